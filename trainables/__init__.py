@@ -1,0 +1,1 @@
+"""What one rank does: model, data, step, timing. Imports torch, never ray; returns values, writes no results."""

@@ -1,0 +1,45 @@
+"""Names that a trial may use, mapped to what they load.
+
+The values are import strings, so that planning and `--help` need not import torch. To add a model, a data set,
+a precision or a parallel strategy: one function somewhere and one line here.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+MODELS: Mapping[str, str] = {
+    "mlp": "trainables.models.mlp:mlp",
+    "resnet18": "trainables.models.resnet:resnet18",
+    "resnet18_small": "trainables.models.resnet:resnet18_small",
+    "resnet50": "trainables.models.resnet:resnet50",
+}
+
+DATASETS: Mapping[str, str] = {
+    "fashion_mnist_sample": "trainables.data.fashion_mnist:sample",
+    "fashion_mnist": "trainables.data.fashion_mnist:full",
+    "cifar10": "trainables.data.cifar10:cifar10",
+    "synthetic": "trainables.data.synthetic:resident",
+}
+
+PRECISIONS: Mapping[str, str] = {
+    "fp32": "trainables.precision:fp32",
+    "tf32": "trainables.precision:tf32",
+    "bf16": "trainables.precision:bf16",
+}
+
+PARALLEL: Mapping[str, str] = {
+    "none": "trainables.parallel:none",
+    "ddp": "trainables.parallel:ddp",
+}
+
+MEMORY_FORMATS = ("contiguous", "channels_last")
+
+
+def load(import_string: str) -> Any:
+    """The object that `package.module:name` names.
+
+    Raises ImportError or AttributeError where the registry itself is wrong.
+    """
+    module, _, name = import_string.partition(":")
+    return getattr(import_module(module), name)

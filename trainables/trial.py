@@ -1,0 +1,122 @@
+"""A trial: one point of a study's grid, as a frozen value with an identity of its own."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from trainables.registry import DATASETS, MEMORY_FORMATS, MODELS, PARALLEL, PRECISIONS
+
+_NAMES: dict[str, Iterable[str]] = {
+    "model": MODELS,
+    "dataset": DATASETS,
+    "precision": PRECISIONS,
+    "parallel": PARALLEL,
+    "memory_format": MEMORY_FORMATS,
+}
+
+
+class Trial(BaseModel):
+    """What to measure, in full: nothing about a measurement is decided elsewhere.
+
+    A rank is one process; with `device="cuda"` it holds one GPU, with `device="cpu"` it stands for one.
+    Unknown names and impossible values raise pydantic's ValidationError; `explain` turns that into one line each.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field("resnet18", description="network to train")
+    dataset: str = Field("fashion_mnist_sample", description="where samples come from")
+    data_dir: str = Field("", description="folder of the data set's files; empty: what the project ships")
+    workload: str = Field("", description="FILE.py:NAME of a user's own workload, in place of model and dataset")
+    workload_digest: str = Field("", description="hash of that file, so that an edited one is another trial")
+    image_size: int = Field(28, ge=8, le=4096, description="image edge in pixels")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="what a rank computes on")
+    world_size: int = Field(1, ge=1, description="ranks, one GPU each")
+    nodes: int = Field(1, ge=1, description="hosts, with world_size / nodes ranks on each")
+    cpus_per_rank: int = Field(1, ge=1, description="CPU cores of one rank: its threads and its loaders' share")
+    batch_per_gpu: int = Field(32, ge=1, description="samples a rank and step")
+    loader_workers: int = Field(0, ge=0, le=256, description="loader processes a rank; 0 loads in the rank itself")
+    prefetch_batches: int = Field(2, ge=1, le=64, description="batches that each loader process keeps ready")
+    pin_memory: bool = Field(True, description="copy batches to page-locked memory (CUDA)")
+    non_blocking: bool = Field(True, description="do not wait for the copy to the device (CUDA)")
+    precision: str = Field("fp32", description="number format of the step")
+    parallel: str = Field("ddp", description="how ranks share the work")
+    memory_format: str = Field("contiguous", description="layout of image tensors")
+    learning_rate: float = Field(0.01, gt=0, description="SGD's constant learning rate")
+    deterministic: bool = Field(False, description="deterministic algorithms only; slower")
+    warmup_steps: int = Field(3, ge=2, description="steps before any timing, at least two: DDP rebuilds its buckets after the first")
+    steps: int = Field(20, ge=1, description="steps of a timed window; windows fed by loader processes may need more")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")
+    repeat: int = Field(0, ge=0, description="which repetition this is")
+
+    @field_validator(*_NAMES)
+    @classmethod
+    def _known_name(cls, value: str, info: Any) -> str:
+        names = list(_NAMES[info.field_name])
+        if value not in names:
+            near = difflib.get_close_matches(value, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"is not known; allowed: {', '.join(names)}{hint}")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.world_size % self.nodes:
+            raise ValueError(f"world_size {self.world_size} does not divide over nodes {self.nodes}: each node gets equally many ranks")
+        if self.parallel == "none" and self.world_size > 1:
+            raise ValueError(f"parallel 'none' trains on one rank; world_size is {self.world_size}: use parallel 'ddp'")
+        if self.dataset == "synthetic" and not self.workload and self.loader_workers:
+            raise ValueError(
+                f"loader_workers {self.loader_workers} has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0"
+            )
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Samples that all ranks together take in one step."""
+        return self.world_size * self.batch_per_gpu
+
+    @property
+    def window_steps(self) -> int:
+        """Steps of each timed window.
+
+        A loader's queues hold `loader_workers * prefetch_batches` batches; a window ten times as long keeps what was
+        ready before it began below a tenth of what it takes.
+        """
+        return max(self.steps, 10 * self.loader_workers * self.prefetch_batches)
+
+    @property
+    def trial_id(self) -> str:
+        """A readable slug and eight hex digits of a hash over every field. For people and folders: nothing parses it."""
+        digest = hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:8]
+        what = self.workload.rpartition(":")[2] if self.workload else self.model
+        return (
+            f"{what}-{self.parallel}-{self.precision}-n{self.nodes}x{self.world_size // self.nodes}"
+            f"-b{self.batch_per_gpu}-w{self.loader_workers}-r{self.repeat}-{digest}"
+        )
+
+    def but(self, **changes: Any) -> "Trial":
+        """This trial with other values in some fields, validated again."""
+        return Trial.model_validate(self.model_dump() | changes)
+
+
+def explain(error: ValidationError) -> list[str]:
+    """One line for each thing wrong with a trial: the field, the value, and what is allowed."""
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(field, Trial.model_fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; fields: {', '.join(Trial.model_fields)}"
+            lines.append(f"{field!r} is not a field of a trial{hint}")
+        elif problem["type"] == "value_error":
+            message = str(problem["ctx"]["error"])
+            lines.append(f"{field} {problem['input']!r} {message}" if field else message)
+        else:
+            what = problem["msg"][0].lower() + problem["msg"][1:]
+            lines.append(f"{field} {problem['input']!r}: {what}")
+    return lines
