@@ -1,0 +1,42 @@
+"""What a machine can hold: nodes with CPUs and GPUs, counted without starting anything."""
+
+import os
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeCapacity:
+    """One host: its identity in the cluster (empty before there is one), address, CPU cores and GPUs."""
+
+    node_id: str
+    address: str
+    cpus: int
+    gpus: int
+
+
+def count_gpus() -> int:
+    """GPUs of this host that a process may use, by NVML; `CUDA_VISIBLE_DEVICES` narrows them. 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def count_cpus() -> int:
+    """CPU cores that this process may run on: its affinity, not the machine's number."""
+    return len(os.sched_getaffinity(0))
+
+
+def local_capacity() -> list[NodeCapacity]:
+    """This host as the only node."""
+    return [NodeCapacity(node_id="", address=socket.gethostname(), cpus=count_cpus(), gpus=count_gpus())]
