@@ -48,7 +48,9 @@ class Trial(BaseModel):
     memory_format: str = Field("contiguous", description="layout of image tensors")
     learning_rate: float = Field(0.01, gt=0, description="SGD's constant learning rate")
     deterministic: bool = Field(False, description="deterministic algorithms only; slower")
-    warmup_steps: int = Field(3, ge=2, description="steps before any timing, at least two: DDP rebuilds its buckets after the first")
+    warmup_steps: int = Field(
+        3, ge=2, description="steps before any timing, at least two: DDP rebuilds its buckets after the first"
+    )
     steps: int = Field(20, ge=1, description="steps of a timed window; windows fed by loader processes may need more")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")
     repeat: int = Field(0, ge=0, description="which repetition this is")
@@ -66,7 +68,9 @@ class Trial(BaseModel):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.world_size % self.nodes:
-            raise ValueError(f"world_size {self.world_size} does not divide over nodes {self.nodes}: each node gets equally many ranks")
+            raise ValueError(
+                f"world_size {self.world_size} does not divide over nodes {self.nodes}: each node gets equally many ranks"
+            )
         if self.parallel == "none" and self.world_size > 1:
             raise ValueError(f"parallel 'none' trains on one rank; world_size is {self.world_size}: use parallel 'ddp'")
         if self.dataset == "synthetic" and not self.workload and self.loader_workers:

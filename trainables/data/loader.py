@@ -1,0 +1,64 @@
+"""From a data set to an endless stream of batches, one stream a rank."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from trainables.data import DataError
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+
+class EndlessBatches(Sampler[list[int]]):
+    """Index batches of one rank, epoch after epoch without a pause.
+
+    Every epoch is one shuffle shared by all ranks (seed + epoch, as DistributedSampler's set_epoch does); rank r takes
+    each world_size-th index from r, and the few left over are dropped. Batches run on across the end of an epoch, so
+    that loader processes never drain and every batch has the same size.
+    """
+
+    def __init__(self, length: int, batch: int, rank: int, world_size: int, seed: int):
+        if length < world_size:
+            raise DataError(
+                f"the data set has {length} samples, fewer than its {world_size} ranks; use a larger one or fewer ranks"
+            )
+        self.length, self.batch, self.rank, self.world_size, self.seed = length, batch, rank, world_size, seed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        even = self.length - self.length % self.world_size
+        for epoch in itertools.count():
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            order = torch.randperm(self.length, generator=generator)[self.rank : even : self.world_size].tolist()
+            for index in order:
+                batch.append(index)
+                if len(batch) == self.batch:
+                    yield batch
+                    batch = []
+
+
+def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any]:
+    """Batches (inputs, targets) for ever; on the host, in pinned memory where the trial says so, unless resident.
+
+    Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank.
+    """
+    if workload.resident:
+        assert isinstance(workload.dataset, TensorDataset)
+        return itertools.repeat(workload.dataset.tensors)
+    length = len(workload.dataset)  # type: ignore[arg-type]
+    workers: dict[str, Any] = {}
+    if trial.loader_workers:
+        workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
+    loader: DataLoader[Any] = DataLoader(
+        workload.dataset,
+        batch_sampler=EndlessBatches(length, trial.batch_per_gpu, rank, trial.world_size, trial.seed),
+        num_workers=trial.loader_workers,
+        collate_fn=workload.collate,
+        pin_memory=trial.pin_memory and trial.device == "cuda",
+        generator=torch.Generator().manual_seed(trial.seed),
+        **workers,
+    )
+    return iter(loader)

@@ -1,0 +1,63 @@
+"""The state of the process that outlives a trial: set for each trial, put back after it.
+
+A rank serves trial after trial. Whatever one of them leaves behind (seeds, threads, arithmetic modes, compiled code,
+cached memory) would make the next one's numbers depend on the order of the grid.
+"""
+
+import gc
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from trainables.precision import Precision
+from trainables.trial import Trial
+
+
+@contextmanager
+def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
+    """The trial's seeds, threads and arithmetic for the length of a trial; a clean process afterwards."""
+    _reset()
+    seed = trial.seed + 1_000_003 * trial.repeat
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    torch.set_num_threads(trial.cpus_per_rank)
+    torch.backends.cudnn.benchmark = not trial.deterministic
+    torch.backends.cudnn.deterministic = trial.deterministic
+    torch.use_deterministic_algorithms(trial.deterministic)
+    torch.backends.cuda.matmul.fp32_precision = precision.fp32_arithmetic
+    torch.backends.cudnn.conv.fp32_precision = precision.fp32_arithmetic
+    try:
+        yield
+    finally:
+        _reset()
+        release_memory()
+
+
+def release_memory() -> None:
+    """Frees what no one holds any more, on the host and in CUDA's caching allocator."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _reset() -> None:
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+    torch.autograd.set_detect_anomaly(False)
+    torch.clear_autocast_cache()
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.enabled = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = False
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

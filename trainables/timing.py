@@ -1,0 +1,204 @@
+"""Clocks that time phases without disturbing them, and the windows of a trial.
+
+A mark on CUDA is an event recorded on the stream: about 2.5 us of host time and no synchronisation. Marks are read
+after the window. On the CPU a mark is `time.perf_counter()`. A window never mixes the two clocks: on CUDA every phase
+is device time between two events, the load wait included (the device's idle gap before the batch arrived).
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+
+Mark = Any
+Row = dict[str, Any]
+"""One step's columns, as `steps.parquet` has them; a column that does not apply is left out"""
+
+PHASES = ("load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s")
+"""the parts of a step, in order; together they are step_s"""
+
+
+class Clock(Protocol):
+    """Marks points in the work of a device and tells the seconds between them."""
+
+    def mark(self) -> Mark: ...
+
+    def seconds(self, first: Mark, second: Mark) -> float: ...
+
+    def passed(self, mark: Mark) -> bool | None:
+        """Whether the device has come past the mark already; None where host and device are one."""
+
+    def synchronize(self) -> None: ...
+
+
+class CpuClock:
+    """The host's monotonic clock: a CPU step is over when its call returns."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, first: float, second: float) -> float:
+        return second - first
+
+    def passed(self, mark: float) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+
+class CudaClock:
+    """Events on the current stream of one device; resolution about 0.5 us (CUDA runtime API, cudaEventElapsedTime)."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+        return first.elapsed_time(second) / 1e3
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return CudaClock(device) if device.type == "cuda" else CpuClock()
+
+
+@dataclass
+class StepMarks:
+    """What one instrumented step leaves behind: marks in the order of PHASES, and host facts."""
+
+    marks: list[Mark] = field(default_factory=list)
+    host_stamps_s: list[float] = field(default_factory=list)
+    host_load_s: float = 0.0
+    host_to_device_bytes: int | None = None
+    previous_step_done: bool | None = None
+    loss: torch.Tensor | None = None
+
+
+Step = Callable[[Any, Callable[[], None]], tuple[torch.Tensor, int | None]]
+"""`step(batch, mark)` trains one step and calls `mark` after the copy, the forward and the backward pass and the
+optimizer; it gives the detached loss and the bytes that it copied to the device (None: nothing to copy)"""
+
+
+def no_mark() -> None:
+    """The mark of a window without instruments."""
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Python's collector, whose pauses hit ranks at different times, runs before the window and not in it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def plain_window(
+    step: Step, batches: Iterator[Any], steps: int, clock: Clock, barrier: Callable[[], None]
+) -> tuple[float, list[torch.Tensor]]:
+    """Wall seconds of `steps` bare steps, the device synchronised at both ends, and each step's loss, still unread."""
+    losses = []
+    clock.synchronize()
+    barrier()
+    begin_s = time.perf_counter()
+    for _ in range(steps):
+        loss, _bytes = step(next(batches), no_mark)
+        losses.append(loss)
+    clock.synchronize()
+    return time.perf_counter() - begin_s, losses
+
+
+def phase_window(
+    step: Step, batches: Iterator[Any], steps: int, clock: Clock, barrier: Callable[[], None]
+) -> tuple[float, list[StepMarks]]:
+    """Wall seconds of `steps` instrumented, free-running steps and their marks. Nothing synchronises inside."""
+    kept = []
+    clock.synchronize()
+    barrier()
+    begin_s = time.perf_counter()
+    end_of_step = clock.mark()
+    for _ in range(steps):
+        taken = StepMarks(marks=[end_of_step])
+        load_began_s = time.perf_counter()
+        batch = next(batches)
+        taken.host_load_s = time.perf_counter() - load_began_s
+        taken.marks.append(clock.mark())
+        taken.loss, taken.host_to_device_bytes = step(batch, lambda: taken.marks.append(clock.mark()))  # noqa: B023
+        taken.previous_step_done = clock.passed(end_of_step)
+        end_of_step = taken.marks[-1]
+        kept.append(taken)
+    clock.synchronize()
+    return time.perf_counter() - begin_s, kept
+
+
+def issue_window(step: Step, batches: Iterator[Any], steps: int, clock: Clock) -> list[StepMarks]:
+    """Single steps, each issued onto an idle device: host stamps tell the time to issue, marks what the device took.
+
+    In free running the launch queue fills up and the time to issue converges to the device's; only an idle device
+    tells the two apart.
+    """
+    kept = []
+    for _ in range(steps):
+        taken = StepMarks()
+        batch = next(batches)
+        clock.synchronize()
+
+        def mark() -> None:
+            taken.host_stamps_s.append(time.perf_counter())  # noqa: B023
+            taken.marks.append(clock.mark())  # noqa: B023
+
+        mark()
+        taken.loss, taken.host_to_device_bytes = step(batch, mark)
+        kept.append(taken)
+    clock.synchronize()
+    return kept
+
+
+def phase_row(taken: StepMarks, clock: Clock) -> Row:
+    """The columns of one step of `phase_window`. Call it when the device has passed all marks."""
+    row: Row = {
+        name: clock.seconds(first, second) for name, (first, second) in zip(PHASES, pairwise(taken.marks), strict=True)
+    }
+    row["step_s"] = clock.seconds(taken.marks[0], taken.marks[-1])
+    row["host_load_s"] = taken.host_load_s
+    row["previous_step_done"] = taken.previous_step_done
+    return _copied(row, taken)
+
+
+def issue_row(taken: StepMarks, clock: Clock) -> Row:
+    """The columns of one step of `issue_window`: device spans as in `phase_row`, and `*_launch_s` of the host."""
+    row: Row = {
+        name: clock.seconds(first, second)
+        for name, (first, second) in zip(PHASES[1:], pairwise(taken.marks), strict=True)
+    }
+    row["step_s"] = clock.seconds(taken.marks[0], taken.marks[-1])
+    stamps_s = taken.host_stamps_s
+    for name, (first_s, second_s) in zip(PHASES[2:], pairwise(stamps_s[1:]), strict=True):
+        row[name.removesuffix("_s") + "_launch_s"] = second_s - first_s
+    row["step_launch_s"] = stamps_s[-1] - stamps_s[0]
+    return _copied(row, taken)
+
+
+def _copied(row: Row, taken: StepMarks) -> Row:
+    """Where nothing was copied the copy took no time that means anything: null, not the gap between two marks."""
+    row["host_to_device_bytes"] = taken.host_to_device_bytes
+    if taken.host_to_device_bytes is None:
+        row["host_to_device_s"] = None
+    return row
