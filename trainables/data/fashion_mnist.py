@@ -1,0 +1,147 @@
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf, arXiv:1708.07747): 28 x 28 grey images in 10 classes."""
+
+import gzip
+import math
+import struct
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trainables.data import DataError, DataSource, ImageArrays, ImageDataset
+from trainables.trial import Trial
+
+CLASSES = 10
+IMAGE_SIZE = 28
+SAMPLE = Path(__file__).with_name("fashion_mnist_sample.parquet")
+
+_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+def sample(trial: Trial, split: str = "train") -> DataSource:
+    """The sample that the project ships: 10,000 images to train on and 2,000 to test. `trial.data_dir` is not used."""
+    return _source(ImageDataset(read_sample, str(SAMPLE), split, trial.image_size))
+
+
+def full(trial: Trial, split: str = "train") -> DataSource:
+    """The whole data set from `trial.data_dir`, in torchvision's layout or with the idx files directly in it.
+
+    Raises DataError where the files are missing; damaged ones raise it when they are first read.
+    """
+    folder = _find(trial.data_dir, split)
+    return _source(ImageDataset(read_idx_folder, str(folder), split, trial.image_size))
+
+
+def _source(dataset: ImageDataset) -> DataSource:
+    return DataSource(dataset, classes=CLASSES, channels=1, image_size=dataset.image_size)
+
+
+@lru_cache(maxsize=2)
+def read_sample(path: str, split: str) -> ImageArrays:
+    """Images uint8 [N, 1, 28, 28] and labels int64 [N] of one split of the sample file. Raises DataError."""
+    try:
+        # One thread: every loader process of every rank reads this at the same moment.
+        table = pq.ParquetFile(path).read(use_threads=False)
+        table = table.filter(pc.equal(table["split"], split)).combine_chunks()
+        images = np.frombuffer(table["image"].chunk(0).buffers()[1], dtype=np.uint8)
+        images = images.reshape(table.num_rows, 1, IMAGE_SIZE, IMAGE_SIZE)
+        return images, table["label"].to_numpy().astype(np.int64)
+    except (OSError, pa.ArrowException, KeyError, IndexError, ValueError) as error:
+        raise DataError(
+            f"the shipped Fashion-MNIST sample {path} cannot be read ({_one_line(error)}): "
+            "restore it from the repository, or make it with scripts/make_fashion_mnist_sample.py"
+        ) from error
+
+
+@lru_cache(maxsize=2)
+def read_idx_folder(folder: str, split: str) -> ImageArrays:
+    """Images uint8 [N, 1, 28, 28] and labels int64 [N] of one split from a folder of idx files. Raises DataError.
+
+    An uncompressed image file is memory-mapped, so that all loader processes of a host share it.
+    """
+    image_path, label_path = (_existing(Path(folder), name) for name in _FILES[split])
+    images, labels = read_idx(image_path, dimensions=3), read_idx(label_path, dimensions=1)
+    if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
+        raise DataError(
+            f"{image_path} holds images of {images.shape[1]} x {images.shape[2]} pixels; "
+            f"Fashion-MNIST has {IMAGE_SIZE} x {IMAGE_SIZE}: is it another data set's file?"
+        )
+    if len(images) != len(labels):
+        raise DataError(
+            f"{image_path} holds {len(images)} images but {label_path} {len(labels)} labels: "
+            "the two files do not belong together; download them again"
+        )
+    if len(labels) and labels.max() >= CLASSES:
+        raise DataError(f"{label_path} holds label {labels.max()}; Fashion-MNIST has labels 0 to {CLASSES - 1}")
+    return images[:, None], labels.astype(np.int64)
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The uint8 array in an idx file, plain or gzip, as its header shapes it. Raises DataError.
+
+    The format is described at http://yann.lecun.com/exdb/mnist: two zero bytes, the type (8 is uint8), the number of
+    dimensions, each dimension as a big-endian 32-bit number, then the values.
+    """
+    header_bytes = 4 + 4 * dimensions
+    try:
+        if path.suffix == ".gz":
+            content = np.frombuffer(gzip.decompress(path.read_bytes()), dtype=np.uint8)
+        else:
+            content = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise _damaged(path, _one_line(error)) from error
+    if len(content) < header_bytes:
+        raise _damaged(path, f"{len(content)} bytes are too few for its header of {header_bytes}")
+    magic, *shape = struct.unpack(f">{1 + dimensions}I", content[:header_bytes].tobytes())
+    expected = 0x0800 + dimensions
+    if magic != expected:
+        raise _damaged(path, f"it begins with {magic:#010x}, an idx file of this kind with {expected:#010x}")
+    values = len(content) - header_bytes
+    if values != math.prod(shape):
+        raise _damaged(path, f"its header promises {math.prod(shape)} values of shape {shape}, it holds {values}")
+    return content[header_bytes:].reshape(shape)
+
+
+def _find(data_dir: str, split: str) -> Path:
+    """The folder that holds a split's idx files."""
+    layout = f"DIR/FashionMNIST/raw/{_FILES[split][0]}[.gz] and {_FILES[split][1]}[.gz], or both directly in DIR"
+    if not data_dir:
+        raise DataError(
+            f"dataset 'fashion_mnist' needs --data-dir DIR with {layout}; "
+            "without it use dataset 'fashion_mnist_sample', which the project ships"
+        )
+    folders = [Path(data_dir) / "FashionMNIST" / "raw", Path(data_dir)]
+    for folder in folders:
+        if all(_either(folder, name) for name in _FILES[split]):
+            return folder
+    raise DataError(
+        f"no Fashion-MNIST in {data_dir}: expected {layout}; download it with "
+        "torchvision.datasets.FashionMNIST(DIR, download=True) and give --data-dir DIR"
+    )
+
+
+def _either(folder: Path, name: str) -> Path | None:
+    candidates = (folder / name, folder / f"{name}.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _existing(folder: Path, name: str) -> Path:
+    path = _either(folder, name)
+    if path is None:
+        raise DataError(f"{folder / name}[.gz] is missing: download Fashion-MNIST again, or correct --data-dir")
+    return path
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(f"{path} is not a whole idx file: {what}; download it again")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
