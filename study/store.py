@@ -1,0 +1,345 @@
+"""The results folder: one folder a trial, its `trial.json` last. What is in it is the truth about what has been run.
+
+    DIR/study.json                       name, question, configuration, versions, command
+    DIR/trials/<trial_id>/steps.parquet  a row per rank, window and step (`STEPS_SCHEMA`)
+    DIR/trials/<trial_id>/error.log      tracebacks of the ranks, where there are any
+    DIR/trials/<trial_id>/trial.json     the trial's fields, status, reason, environment
+    DIR/.partial/                        folders being written; those of killed writers are cleared when it is opened
+
+DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+from pyarrow import fs
+
+from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from trainables.trial import Trial
+
+SCHEMA_VERSION = 1
+STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
+
+STEPS_SCHEMA = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("window", pa.string(), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("samples", pa.int32(), nullable=False),
+        ("window_s", pa.float64()),
+        ("loss", pa.float64()),
+        ("load_wait_s", pa.float64()),
+        ("host_to_device_s", pa.float64()),
+        ("forward_s", pa.float64()),
+        ("backward_s", pa.float64()),
+        ("optimizer_s", pa.float64()),
+        ("step_s", pa.float64()),
+        ("host_to_device_bytes", pa.int64()),
+        ("host_load_s", pa.float64()),
+        ("previous_step_done", pa.bool_()),
+        ("forward_launch_s", pa.float64()),
+        ("backward_launch_s", pa.float64()),
+        ("optimizer_launch_s", pa.float64()),
+        ("step_launch_s", pa.float64()),
+        ("peak_memory_bytes", pa.int64()),
+    ]
+)
+"""Columns of steps.parquet. What was not measured is null."""
+
+
+class StoreError(Exception):
+    """A results folder cannot be used. One line: which folder, what is wrong, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What came of a trial. `steps` has columns of `STEPS_SCHEMA`; `log` is the text of all ranks' tracebacks.
+
+    `started_at` is in seconds since 1970 (UTC). `worker_group` names the warm worker group that ran it; it and
+    `environment` are empty where nothing ran.
+    """
+
+    trial: Trial
+    status: str
+    reason: str = ""
+    steps: pa.Table | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    worker_group: str = ""
+    started_at: float
+    duration_s: float
+    log: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is not known; allowed: {', '.join(STATUSES)}")
+        if self.status == "done" and self.steps is None:
+            raise ValueError("a trial with status 'done' has steps")
+
+
+@dataclass(frozen=True)
+class Store:
+    """A results folder. Make one with `Store.open` to write or `Store.at` to read.
+
+    Every method raises StoreError where the folder cannot be read or written.
+    """
+
+    out: str
+    filesystem: fs.FileSystem
+    root: str
+
+    @classmethod
+    def open(
+        cls,
+        out: str,
+        *,
+        name: str,
+        question: str,
+        configuration: Mapping[str, Any],
+        versions: Mapping[str, str],
+        command: str,
+        filesystem: fs.FileSystem | None = None,
+    ) -> Self:
+        """Makes the results folder of study `name`, or opens it again: trials are kept, study.json is renewed.
+
+        With `filesystem`, `out` is a path in it. Refuses another study's folder, a folder of something else, and one
+        that is corrupt or was written by a newer version.
+        """
+        store = cls._locate(out, filesystem)
+        with _explained(f"{out} cannot be used"):
+            existing = store._read_study()
+            if existing is None and store._holds_something_else():
+                raise StoreError(
+                    f"{out} is not empty and has no study.json, so it is no results folder: choose another --out"
+                )
+            if existing is not None and existing["name"] != name:
+                raise StoreError(
+                    f"{out} holds results of study {existing['name']!r}, not {name!r}: "
+                    f"choose another --out, or run study {existing['name']!r}"
+                )
+            study = {
+                "schema_version": SCHEMA_VERSION,
+                "name": name,
+                "question": question,
+                "configuration": dict(configuration),
+                "versions": dict(versions),
+                "command": command,
+            }
+            store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
+            store._replace_file("study.json", _json_bytes(study))
+            if store._is_local:
+                clear_partial(Path(store.root))
+        return store
+
+    @classmethod
+    def at(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
+        """The results that are in `out`; changes nothing."""
+        store = cls._locate(out, filesystem)
+        with _explained(f"{out} cannot be used"):
+            if store._read_study() is None:
+                raise StoreError(f"{out} holds no results: there is no study.json in it; give the folder of a study")
+        return store
+
+    def study(self) -> dict[str, Any]:
+        """The content of study.json."""
+        with _explained(f"{self.out} cannot be read"):
+            study = self._read_study()
+        if study is None:
+            raise StoreError(f"{self.out} holds no results: its study.json is gone")
+        return study
+
+    def records(self) -> list[dict[str, Any]]:
+        """The content of every whole trial.json, in the order of trial ids."""
+        return self._scan()[0]
+
+    def statuses(self) -> dict[str, str]:
+        """Status by trial id. Trials that are half-written or corrupt are missing from it, and so will run again."""
+        return {record["trial_id"]: record["status"] for record in self.records()}
+
+    def corrupt(self) -> list[str]:
+        """Ids of trials whose folder is damaged: trial.json unreadable, or measurements of a done trial missing."""
+        return self._scan()[1]
+
+    def trial_folder(self, trial_id: str) -> str:
+        """Where a trial's files are, as a person would name it."""
+        return f"{self.out.rstrip('/')}/trials/{trial_id}"
+
+    def save(self, result: TrialResult) -> None:
+        """Keeps a trial's result in place of an earlier one. If this is killed, there is all of it or nothing.
+
+        A local folder is written beside and renamed. Elsewhere a rename is no single step: there trial.json, without
+        which nothing counts, is removed first and written last.
+        """
+        trial_id = result.trial.trial_id
+        if not is_plain_name(trial_id):
+            raise StoreError(
+                f"trial {trial_id!r} cannot be a folder's name: a workload's name may hold letters, digits and _"
+            )
+        files = {}
+        if result.steps is not None:
+            files["steps.parquet"] = _steps_bytes(result.steps)
+        if result.log:
+            files["error.log"] = result.log.encode(errors="backslashreplace")
+        files["trial.json"] = _json_bytes(_record(result))
+        with _explained(f"trial {trial_id} cannot be saved in {self.out}"):
+            if self._is_local:
+                replace_folder(Path(self.root), trial_id, files)
+            else:
+                self._save_remote(trial_id, files)
+
+    @classmethod
+    def _locate(cls, out: str, filesystem: fs.FileSystem | None) -> Self:
+        if filesystem is not None:
+            return cls(out, filesystem, out.strip("/"))
+        if "://" not in out:
+            return cls(out, fs.LocalFileSystem(), os.path.abspath(out))
+        try:
+            filesystem, root = fs.FileSystem.from_uri(out)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise StoreError(f"{out} is no place for results ({_one_line(error)}): give a folder or a URI") from error
+        return cls(out, filesystem, root.rstrip("/"))
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    def _read_study(self) -> dict[str, Any] | None:
+        """The checked content of study.json; None where there is none."""
+        if self.filesystem.get_file_info(f"{self.root}/study.json").type != fs.FileType.File:
+            return None
+        try:
+            study = json.loads(self._read_file("study.json"))
+            if not (isinstance(study["name"], str) and isinstance(study["schema_version"], int)):
+                raise TypeError("its name or schema_version is of the wrong kind")
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else _one_line(error)
+            raise StoreError(
+                f"{self.out}/study.json is corrupt ({what}): restore it from a copy, or choose another --out"
+            ) from error
+        if study["schema_version"] > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.out} was written by a newer version of this tool (schema {study['schema_version']}, "
+                f"this one knows up to {SCHEMA_VERSION}): update the tool, or choose another --out"
+            )
+        return dict(study)
+
+    def _holds_something_else(self) -> bool:
+        """Is there anything in the folder? Hidden files do not count: a writer killed at the start leaves one."""
+        info = self.filesystem.get_file_info(self.root)
+        if info.type == fs.FileType.File:
+            raise StoreError(f"{self.out} is a file: --out needs a folder")
+        entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
+        return any(not entry.base_name.startswith(".") for entry in entries)
+
+    def _scan(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """The records of whole trials, and the ids of corrupt ones."""
+        with _explained(f"{self.out} cannot be read"):
+            selector = fs.FileSelector(f"{self.root}/trials", allow_not_found=True, recursive=True)
+            entries = self.filesystem.get_file_info(selector)
+            paths = {entry.path for entry in entries if entry.type == fs.FileType.File}
+            top = sorted(entry.path for entry in entries if entry.path.rpartition("/")[0] == selector.base_dir)
+            folders = [folder for folder in top if f"{folder}/trial.json" in paths]
+            with ThreadPoolExecutor(16) as readers:  # each read of an object store waits for the network
+                read = list(readers.map(lambda folder: self._read_record(folder, paths), folders))
+        records = [record for record in read if record is not None]
+        corrupt = [folder.rpartition("/")[2] for folder, record in zip(folders, read, strict=True) if record is None]
+        return records, corrupt
+
+    def _read_record(self, folder: str, paths: set[str]) -> dict[str, Any] | None:
+        """A trial's record, or None where it is corrupt."""
+        try:
+            with self.filesystem.open_input_file(f"{folder}/trial.json") as file:
+                record = json.loads(file.read())
+            whole = (
+                record["schema_version"] == SCHEMA_VERSION
+                and record["trial_id"] == folder.rpartition("/")[2]
+                and record["status"] in STATUSES
+                and isinstance(record["trial"], dict)
+                and (record["status"] != "done" or f"{folder}/steps.parquet" in paths)
+            )
+        except (ValueError, TypeError, KeyError, FileNotFoundError):
+            return None
+        return record if whole else None
+
+    def _read_file(self, name: str) -> bytes:
+        with self.filesystem.open_input_file(f"{self.root}/{name}") as file:
+            return bytes(file.read())
+
+    def _replace_file(self, name: str, content: bytes) -> None:
+        """Writes a file of the folder so that a reader sees the old or the new one, whole."""
+        if self._is_local:
+            replace_file(Path(self.root, name), content)
+        else:
+            self._put(f"{self.root}/{name}", content)
+
+    def _put(self, path: str, content: bytes) -> None:
+        with self.filesystem.open_output_stream(path) as file:
+            file.write(content)
+
+    def _save_remote(self, trial_id: str, files: Mapping[str, bytes]) -> None:
+        folder = f"{self.root}/trials/{trial_id}"
+        marker = f"{folder}/trial.json"
+        if self.filesystem.get_file_info(marker).type == fs.FileType.File:
+            self.filesystem.delete_file(marker)
+        if self.filesystem.get_file_info(folder).type == fs.FileType.Directory:
+            self.filesystem.delete_dir_contents(folder)
+        self.filesystem.create_dir(folder, recursive=True)
+        for name, content in files.items():  # trial.json is the last one
+            self._put(f"{folder}/{name}", content)
+
+
+def _record(result: TrialResult) -> dict[str, Any]:
+    """The content of trial.json."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "trial_id": result.trial.trial_id,
+        "trial": result.trial.model_dump(),
+        "status": result.status,
+        "reason": result.reason,
+        "worker_group": result.worker_group,
+        "started_at": result.started_at,
+        "duration_s": result.duration_s,
+        "environment": dict(result.environment),
+        "log": "error.log" if result.log else None,
+    }
+
+
+def _steps_bytes(steps: pa.Table) -> bytes:
+    """A Parquet file of `STEPS_SCHEMA`; columns that `steps` lacks become null. Raises ValueError for unknown ones."""
+    import pyarrow.parquet as pq  # a third of this module's import time, and planning never writes
+
+    unknown = set(steps.column_names) - set(STEPS_SCHEMA.names)
+    if unknown:
+        raise ValueError(f"steps have columns that STEPS_SCHEMA does not know: {', '.join(sorted(unknown))}")
+    columns = [
+        steps[column.name].cast(column.type)
+        if column.name in steps.column_names
+        else pa.nulls(steps.num_rows, column.type)
+        for column in STEPS_SCHEMA
+    ]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(columns, schema=STEPS_SCHEMA), sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _json_bytes(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turns what a file system raises into one line."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{what}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
