@@ -241,27 +241,26 @@ class Store:
         """The records of whole trials, and the ids of corrupt ones."""
         with _explained(f"{self.out} cannot be read"):
             selector = fs.FileSelector(f"{self.root}/trials", allow_not_found=True, recursive=True)
+            base = selector.base_dir.strip("/") + "/"
             entries = self.filesystem.get_file_info(selector)
-            paths = {entry.path for entry in entries if entry.type == fs.FileType.File}
-            top = sorted(entry.path for entry in entries if entry.path.rpartition("/")[0] == selector.base_dir)
-            folders = [folder for folder in top if f"{folder}/trial.json" in paths]
+            files = {e.path.strip("/").removeprefix(base) for e in entries if e.type == fs.FileType.File}
+            marked = sorted(folder for folder, _, name in (f.partition("/") for f in files) if name == "trial.json")
             with ThreadPoolExecutor(16) as readers:  # each read of an object store waits for the network
-                read = list(readers.map(lambda folder: self._read_record(folder, paths), folders))
+                read = list(readers.map(lambda trial_id: self._read_record(trial_id, files), marked))
         records = [record for record in read if record is not None]
-        corrupt = [folder.rpartition("/")[2] for folder, record in zip(folders, read, strict=True) if record is None]
+        corrupt = [trial_id for trial_id, record in zip(marked, read, strict=True) if record is None]
         return records, corrupt
 
-    def _read_record(self, folder: str, paths: set[str]) -> dict[str, Any] | None:
-        """A trial's record, or None where it is corrupt."""
+    def _read_record(self, trial_id: str, files: set[str]) -> dict[str, Any] | None:
+        """A trial's record, or None where it is corrupt. `files` are those there are, relative to trials/."""
         try:
-            with self.filesystem.open_input_file(f"{folder}/trial.json") as file:
-                record = json.loads(file.read())
+            record = json.loads(self._read_file(f"trials/{trial_id}/trial.json"))
             whole = (
                 record["schema_version"] == SCHEMA_VERSION
-                and record["trial_id"] == folder.rpartition("/")[2]
+                and record["trial_id"] == trial_id
                 and record["status"] in STATUSES
                 and isinstance(record["trial"], dict)
-                and (record["status"] != "done" or f"{folder}/steps.parquet" in paths)
+                and (record["status"] != "done" or f"{trial_id}/steps.parquet" in files)
             )
         except (ValueError, TypeError, KeyError, FileNotFoundError):
             return None
