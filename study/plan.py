@@ -1,0 +1,269 @@
+"""What a study will run: every combination once, each with a status; in which order; how long; for how much."""
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from study.studies import Capacity, Study
+from trainables.trial import Trial, explain
+
+SETTLED = ("done", "out_of_memory", "pruned")
+"""statuses in a results folder that are not run again; failed and timed out trials are"""
+
+LAYOUT_FIELDS = ("world_size", "nodes", "cpus_per_rank", "device")
+"""fields that decide whether a trial fits a cluster"""
+
+MOST_TRIALS = 100_000
+
+NATIVE_IMAGE_SIZE = {"cifar10": 32}
+"""pixels; a data set's images are not resized unless image_size is asked for"""
+
+
+class PlanError(Exception):
+    """A plan that cannot be made, in one line: what is wrong and what is allowed."""
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """One combination and repeat. `trial` is None where the combination is no valid trial (`skipped`)."""
+
+    trial: Trial | None
+    fields: Mapping[str, Any]
+    status: str
+    """pending, skipped, infeasible, or what the results folder says: done, out_of_memory, pruned"""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is still to run costs this much; None is unknown. `basis` says what it was estimated from.
+
+    GPU-hours count every GPU that a worker group holds, also while a trial uses fewer.
+    """
+
+    duration_s: float | None
+    gpu_hours: float | None
+    cost: float | None
+    basis: str
+
+
+def plan_trials(
+    study: Study,
+    capacity: Capacity,
+    statuses: Mapping[str, str] | None = None,
+    out_of_memory: Sequence[Trial] = (),
+) -> list[PlannedTrial]:
+    """Every combination of the study's axes and repeats, exactly once, in the order of the axes.
+
+    `statuses`: status by trial id of what has been run; `out_of_memory`: trials that ran out of it before.
+    Raises PlanError where there are no or too many combinations.
+    """
+    count = math.prod(len(values) for values in study.axes.values()) * study.repeats
+    if not 0 < count <= MOST_TRIALS:
+        raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
+    rows = []
+    for values in itertools.product(*study.axes.values()):
+        fields = dict(study.base) | dict(zip(study.axes, values, strict=True))
+        for repeat in range(study.repeats):
+            row = _row(study, fields | {"repeat": repeat}, capacity)
+            rows.append(_with_history(row, statuses or {}, out_of_memory))
+    return rows
+
+
+def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTrial:
+    reason = next((reason for rule in study.skip if (reason := rule(fields))), None)
+    if reason:
+        return PlannedTrial(None, fields, "skipped", reason)
+    resolved = {name: value for name, value in fields.items() if name != "global_batch"}
+    if "global_batch" in fields:
+        batch, rest = divmod(fields["global_batch"], fields["world_size"])
+        if rest or not batch:
+            reason = f"global batch {fields['global_batch']} does not divide over world_size {fields['world_size']}"
+            return PlannedTrial(None, fields, "skipped", reason)
+        resolved["batch_per_gpu"] = batch
+    if "image_size" not in fields and fields.get("dataset") in NATIVE_IMAGE_SIZE:
+        resolved["image_size"] = NATIVE_IMAGE_SIZE[fields["dataset"]]
+    resolved.setdefault("cpus_per_rank", default_cpus_per_rank(resolved["device"], capacity))
+    nodes, unfit = fit(resolved, capacity)
+    resolved["nodes"] = nodes
+    try:
+        trial = Trial.model_validate(resolved)
+    except ValidationError as error:
+        return PlannedTrial(None, resolved, "skipped", "; ".join(explain(error)))
+    return PlannedTrial(trial, resolved, "infeasible" if unfit else "pending", unfit or "")
+
+
+def _with_history(row: PlannedTrial, statuses: Mapping[str, str], out_of_memory: Sequence[Trial]) -> PlannedTrial:
+    """The row with what is known from earlier runs: settled results stay, whatever fits today."""
+    if row.trial is None:
+        return row
+    status = statuses.get(row.trial.trial_id)
+    if status in SETTLED:
+        return PlannedTrial(row.trial, row.fields, status)
+    if row.status != "pending":
+        return row
+    pruned = pruned_by(row.trial, out_of_memory)
+    if pruned:
+        return PlannedTrial(row.trial, row.fields, "pruned", pruned)
+    again = f"ended as {status} before; runs again" if status in ("failed", "timeout") else ""
+    return PlannedTrial(row.trial, row.fields, "pending", again)
+
+
+# ------------------------------------------------------------------------------------------------------ what fits
+
+
+def default_cpus_per_rank(device: str, capacity: Capacity) -> int:
+    """One core for a CPU rank; for a GPU its share of its node's cores, the smallest share in the cluster."""
+    shares = [node.cpus // node.gpus for node in capacity if node.gpus]
+    return max(1, min(shares, default=1)) if device == "cuda" else 1
+
+
+def fit(fields: Mapping[str, Any], capacity: Capacity) -> tuple[int, str | None]:
+    """Over how many nodes a trial spreads, and None or the reason why it does not fit.
+
+    Every node gets equally many ranks. Without `nodes` in the fields it is the smallest number that fits.
+    """
+    ranks = fields["world_size"]
+    rooms = [_ranks_in(node, fields) for node in capacity]
+    asked = fields.get("nodes")
+    for nodes in [asked] if asked else range(1, min(ranks, len(rooms)) + 1):
+        if ranks % nodes == 0 and sum(room >= ranks // nodes for room in rooms) >= nodes:
+            return nodes, None
+    return asked or 1, _unfit(fields, capacity, rooms)
+
+
+def _ranks_in(node: Any, fields: Mapping[str, Any]) -> int:
+    by_cpus = node.cpus // fields["cpus_per_rank"]
+    return min(node.gpus, by_cpus) if fields["device"] == "cuda" else by_cpus
+
+
+def _unfit(fields: Mapping[str, Any], capacity: Capacity, rooms: Sequence[int]) -> str:
+    ranks, asked = fields["world_size"], fields.get("nodes")
+    on_gpus, cores = fields["device"] == "cuda", fields["cpus_per_rank"]
+    counts = [node.gpus if on_gpus else node.cpus for node in capacity]
+    have = [_counted(count, "GPU" if on_gpus else "CPU core") for count in counts]
+
+    def need(ranks: int) -> str:
+        if on_gpus:
+            return _counted(ranks, "GPU")
+        return f"{_counted(ranks * cores, 'CPU core')} for {_counted(ranks, 'rank')}"
+
+    enough_gpus = on_gpus and sum(counts) >= ranks and max(counts) >= -(-ranks // (asked or len(counts)))
+    if enough_gpus and sum(node.cpus // cores for node in capacity) < ranks:
+        return f"needs {cores} CPU cores for each of {_counted(ranks, 'GPU')}; the nodes have {', '.join(_counted(node.cpus, 'CPU core') for node in capacity)}"
+    if asked and asked > len(capacity):
+        return f"needs {asked} nodes; there {'is' if len(capacity) == 1 else 'are'} {len(capacity)}"
+    if asked and asked > 1:
+        return f"needs {need(ranks // asked)} on each of {asked} nodes; the nodes have {', '.join(have)}"
+    if asked or len(capacity) == 1:
+        return f"needs {need(ranks)} on one node; the largest node has {max(zip(counts, have, strict=True))[1]}"
+    if sum(rooms) < ranks:
+        return f"needs {need(ranks)}; the {len(capacity)} nodes have {', '.join(have)}"
+    return f"needs {need(ranks)}, equally many on each node that takes part; the nodes have {', '.join(have)}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+# ---------------------------------------------------------------------------------------------------------- pruning
+
+
+def row_of(trial: Trial) -> tuple[Any, ...]:
+    """What trials of one row share: every field but the batch and the repeat."""
+    return tuple(value for name, value in trial.model_dump().items() if name not in ("batch_per_gpu", "repeat"))
+
+
+def pruned_by(trial: Trial, out_of_memory: Sequence[Trial]) -> str | None:
+    """Why a trial need not be run: its row ran out of memory at this batch or a smaller one. None where it did not."""
+    row = row_of(trial)
+    batches = [other.batch_per_gpu for other in out_of_memory if row_of(other) == row]
+    if not batches or trial.batch_per_gpu < min(batches):
+        return None
+    return f"batch_per_gpu {min(batches)} of this row ran out of memory"
+
+
+# ------------------------------------------------------------------------------------------------------------ order
+
+
+def blocks(trials: Sequence[Trial], repeats: int, seed: int) -> list[list[Trial]]:
+    """The order of a run: each list is what one lifetime of warm worker groups may hold.
+
+    Two or more repeats are divided over two lists, so that the difference between worker groups shows. In a list
+    trials of one layout stay together, for another layout needs another group; within them come the repeats, each
+    with its trials in a random order of its own (`seed`), so that drift does not look like an effect of an axis.
+    """
+    order = random.Random(seed)
+    shuffled = order.sample(list(trials), len(trials))
+    layouts = list(dict.fromkeys(_layout(trial) for trial in shuffled))
+    shuffled.sort(key=lambda trial: (layouts.index(_layout(trial)), trial.repeat))
+    if repeats < 2:
+        return [shuffled] if shuffled else []
+    first = -(-repeats // 2)
+    halves = (
+        [trial for trial in shuffled if trial.repeat < first],
+        [trial for trial in shuffled if trial.repeat >= first],
+    )
+    return [half for half in halves if half]
+
+
+def _layout(trial: Trial) -> tuple[Any, ...]:
+    return (trial.device, trial.nodes, trial.cpus_per_rank, trial.deterministic)
+
+
+# --------------------------------------------------------------------------------------------------- time and money
+
+
+def estimate(
+    rows: Sequence[PlannedTrial], records: Sequence[Mapping[str, Any]], price_per_gpu_hour: float | None
+) -> Estimate:
+    """Time, GPU-hours and cost of the pending rows, from the durations in `records` (contents of trial.json).
+
+    A trial takes the median of recorded repeats of the same configuration, else of trials that differ in batch,
+    loader workers and precision too. Where one pending trial has neither, everything is unknown.
+    """
+    pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
+    if not pending:
+        return Estimate(0.0, 0.0, None if price_per_gpu_hour is None else 0.0, "nothing is left to run")
+    done = [record for record in records if record.get("status") == "done" and record.get("duration_s")]
+    same, like = _durations(done, _SAME_BUT), _durations(done, _LIKE_BUT)
+    held: dict[tuple[Any, ...], int] = {}
+    for trial in pending:
+        held[_layout(trial)] = max(held.get(_layout(trial), 0), trial.world_size)
+    total_s = gpu_s = 0.0
+    from_like = 0
+    for trial in pending:
+        known = same.get(_key(trial.model_dump(), _SAME_BUT))
+        if known is None:
+            known = like.get(_key(trial.model_dump(), _LIKE_BUT))
+            from_like += 1
+        if known is None:
+            return Estimate(None, None, None, "no trial like these has been recorded in this results folder")
+        total_s += known
+        gpu_s += known * held[_layout(trial)] if trial.device == "cuda" else 0.0
+    basis = f"{_counted(len(done), 'recorded trial')}; the start of worker groups is not in it"
+    if from_like:
+        basis = f"{from_like} of {len(pending)} from trials of another batch, loader workers or precision; {basis}"
+    gpu_hours = gpu_s / 3600
+    return Estimate(total_s, gpu_hours, None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour, basis)
+
+
+_SAME_BUT = frozenset({"repeat"})
+_LIKE_BUT = frozenset({"repeat", "batch_per_gpu", "loader_workers", "precision"})
+
+
+def _key(fields: Mapping[str, Any], but: frozenset[str]) -> tuple[Any, ...]:
+    return tuple(sorted((name, value) for name, value in fields.items() if name not in but))
+
+
+def _durations(records: Sequence[Mapping[str, Any]], but: frozenset[str]) -> dict[tuple[Any, ...], float]:
+    grouped: dict[tuple[Any, ...], list[float]] = {}
+    for record in records:
+        grouped.setdefault(_key(record["trial"], but), []).append(record["duration_s"])
+    return {key: statistics.median(durations) for key, durations in grouped.items()}
