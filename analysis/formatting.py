@@ -1,0 +1,100 @@
+"""How values read: names of fields, ranks and configurations, and numbers rounded alike throughout a column."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+MISSING = "–"
+
+_UNITS_AFTER = {
+    "loader_workers": ("loader worker", "loader workers"),
+    "nodes": ("node", "nodes"),
+    "prefetch_batches": ("prefetched batch", "prefetched batches"),
+    "cpus_per_rank": ("CPU core per rank", "CPU cores per rank"),
+}
+_BARE = ("precision", "model", "dataset", "parallel", "memory_format", "device", "device_name")
+
+
+def rank_noun(devices: Iterable[str]) -> tuple[str, str]:
+    """What ranks are called, one and several: GPUs only where every one of them held a GPU."""
+    kinds = set(devices)
+    if kinds == {"cuda"}:
+        return "GPU", "GPUs"
+    if kinds == {"cpu"}:
+        return "CPU rank", "CPU ranks"
+    return "rank", "ranks"
+
+
+def field_label(field: str, ranks: tuple[str, str]) -> str:
+    """A field's name for a column head."""
+    one, several = ranks
+    labels = {
+        "world_size": several,
+        "batch_per_gpu": f"batch per {one}",
+        "global_batch": "global batch",
+        "device_name": "device",
+    }
+    return labels.get(field, field.replace("_", " "))
+
+
+def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
+    """A field with its value, for prose and pictures: "4 GPUs", "batch 32 per GPU", "bf16", "2 loader workers"."""
+    if field == "world_size":
+        return f"{value} {ranks[0] if value == 1 else ranks[1]}"
+    if field == "batch_per_gpu":
+        return f"batch {value} per {ranks[0]}"
+    if field == "global_batch":
+        return f"global batch {value}"
+    if field in _UNITS_AFTER:
+        one, several = _UNITS_AFTER[field]
+        return f"{value} {one if value == 1 else several}"
+    if field in _BARE:
+        return text(value)
+    return f"{field.replace('_', ' ')} {text(value)}"
+
+
+def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
+    """The named fields of a configuration in one phrase, separated by commas."""
+    return ", ".join(value_label(name, row[name], ranks) for name in fields)
+
+
+def text(value: Any) -> str:
+    """A value as a cell shows it; missing values are a dash."""
+    if value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def number(value: float | None, decimals: int) -> str:
+    """A number with thousands separated, a dash where it is missing."""
+    return MISSING if value is None or pd.isna(value) else f"{value:,.{decimals}f}"
+
+
+def with_interval(value: float, low: float, high: float, decimals: int) -> str:
+    """`12.3 [11.9, 12.8]`; the number alone where there is no interval."""
+    if pd.isna(low) or pd.isna(high):
+        return number(value, decimals)
+    return f"{number(value, decimals)} [{number(low, decimals)}, {number(high, decimals)}]"
+
+
+def decimals_for(values: pd.Series, digits: int = 3) -> int:
+    """Decimals, 0 to 6, that give the smallest value of a column `digits` significant digits, and so all of them."""
+    sizes = values.dropna().abs()
+    sizes = sizes[sizes > 0]
+    if sizes.empty:
+        return 0
+    return min(6, max(0, digits - 1 - math.floor(math.log10(sizes.min()))))
+
+
+def percent(share: float, decimals: int = 0) -> str:
+    """A share as a percentage, with a no-break space before the sign."""
+    return f"{number(100 * share, decimals)}\u00a0%"
+
+
+def join(parts: list[str], last: str = "and") -> str:
+    """`a, b and c`."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}" if parts else ""

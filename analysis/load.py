@@ -1,0 +1,246 @@
+"""Reads a results folder into data frames: one row a trial, and one row a rank, window and step.
+
+The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI such as `s3://bucket/study`.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA_VERSION = 1
+
+OUTCOME_COLUMNS = (
+    "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment", "log",
+)  # fmt: skip
+"""Columns of `Results.trials` that say how a trial went; every other column is a field of the trial."""
+
+REQUIRED_STEP_COLUMNS = ("rank", "window", "step", "samples", "window_s")
+
+_SECONDS = (
+    "window_s", "load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s", "step_s", "host_load_s",
+    "forward_launch_s", "backward_launch_s", "optimizer_launch_s", "step_launch_s",
+)  # fmt: skip
+
+STEP_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("rank", pa.int32()),
+        ("window", pa.string()),
+        ("step", pa.int32()),
+        ("samples", pa.int32()),
+        ("loss", pa.float64()),
+        *((name, pa.float64()) for name in _SECONDS),
+        ("host_to_device_bytes", pa.int64()),
+        ("previous_step_done", pa.bool_()),
+        ("peak_memory_bytes", pa.int64()),
+    ]
+)
+"""What is read of each steps.parquet; a column that a file lacks is null."""
+
+
+class ResultsError(ValueError):
+    """A results folder cannot be read: one line with what is wrong, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study as measured.
+
+    `study` is study.json. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
+    `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step.
+    """
+
+    study: dict[str, Any]
+    trials: pd.DataFrame
+    steps: pd.DataFrame
+
+
+class _TrialFile(BaseModel):
+    """What trial.json must hold, as far as the analysis reads it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int
+    trial_id: str
+    trial: dict[str, Any]
+    status: str
+    reason: str | None = None
+    worker_group: str | None = None
+    started_at: float | None = None
+    duration_s: float | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+    log: str | None = None
+
+
+def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]:
+    """The file system that a path or URI names, and the path in it."""
+    text = os.fspath(directory)
+    if "://" not in text:
+        return pafs.LocalFileSystem(), os.path.abspath(text)
+    try:
+        return pafs.FileSystem.from_uri(text)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ResultsError(
+            f"{text}: no file system answers for this address ({_line(error)}); give a folder or a URI"
+        ) from None
+
+
+def load(directory: str | os.PathLike[str]) -> Results:
+    """Reads study.json and every finished trial below `directory`.
+
+    A trial's folder without trial.json is half written and left out. Raises ResultsError where study.json is missing
+    or a file is corrupt.
+    """
+    system, root = filesystem(directory)
+    study = _read_study(system, root)
+    listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
+    paths = {info.path for info in listing if info.type == pafs.FileType.File}
+    markers = sorted(path for path in paths if path.endswith("/trial.json"))
+    with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, and many at once
+        files = list(pool.map(lambda path: _read_trial(system, path), markers))
+    with_steps = []
+    for file, marker in zip(files, markers, strict=True):
+        steps_path = marker.removesuffix("trial.json") + "steps.parquet"
+        if steps_path in paths:
+            with_steps.append(steps_path)
+        elif file.status == "done":
+            raise ResultsError(
+                f"{steps_path}: missing, though trial.json beside it says done; remove that trial's folder and run the study again"
+            )
+    return Results(study, _trials(files), _read_steps(system, f"{root}/trials", with_steps))
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _read_json(system: pafs.FileSystem, path: str) -> dict[str, Any]:
+    try:
+        with system.open_input_stream(path) as stream:
+            value = json.loads(stream.read())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path}: not valid JSON ({_line(error)}); remove it and run the study again") from None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({_line(error)})") from None
+    if not isinstance(value, dict):
+        raise ResultsError(
+            f"{path}: holds {type(value).__name__} where a mapping belongs; remove it and run the study again"
+        )
+    version = value.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that this program reads; update it"
+        )
+    return value
+
+
+def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
+    path = f"{root}/study.json"
+    if system.get_file_info(path).type != pafs.FileType.File:
+        raise ResultsError(
+            f"{root}: no study.json, so this is not a results folder; give the folder that a study was run into"
+        )
+    return _read_json(system, path)
+
+
+def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
+    try:
+        file = _TrialFile.model_validate(_read_json(system, path))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(
+            f"{path}: {where}: {problem['msg']}; remove that trial's folder and run the study again"
+        ) from None
+    folder = path.split("/")[-2]
+    if file.trial_id != folder:
+        raise ResultsError(
+            f"{path}: says trial_id {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
+        )
+    return file
+
+
+def _read_steps(system: pafs.FileSystem, base: str, paths: Sequence[str]) -> pd.DataFrame:
+    """All steps.parquet files as one frame; the trial's id comes from the folder's name."""
+    if not paths:
+        return STEP_SCHEMA.empty_table().to_pandas()
+    folder = ds.DirectoryPartitioning(pa.schema([("trial_id", pa.string())]), segment_encoding="none")
+    dataset = ds.dataset(
+        list(paths),
+        schema=STEP_SCHEMA,
+        filesystem=system,
+        format="parquet",
+        partitioning=folder,
+        partition_base_dir=base,
+    )
+    for fragment in dataset.get_fragments():
+        try:
+            present = fragment.physical_schema.names
+        except (pa.ArrowException, OSError) as error:
+            raise _corrupt(fragment.path, error) from None
+        lacking = [name for name in REQUIRED_STEP_COLUMNS if name not in present]
+        if lacking:
+            raise ResultsError(
+                f"{fragment.path}: lacks {', '.join(lacking)}; remove that trial's folder and run the study again"
+            )
+    try:
+        return dataset.to_table().to_pandas(split_blocks=True, self_destruct=True)
+    except (pa.ArrowException, OSError):
+        for fragment in dataset.get_fragments():
+            try:
+                fragment.to_table(schema=STEP_SCHEMA)
+            except (pa.ArrowException, OSError) as error:
+                raise _corrupt(fragment.path, error) from None
+        raise
+
+
+def _corrupt(path: str, error: Exception) -> ResultsError:
+    return ResultsError(
+        f"{path}: not readable as Parquet ({_line(error)}); remove that trial's folder and run the study again"
+    )
+
+
+def _trials(files: Sequence[_TrialFile]) -> pd.DataFrame:
+    rows = [
+        file.trial
+        | file.model_dump(exclude={"trial", "schema_version"})
+        | {"device_name": device_name(file.environment), "hosts": host_names(file.environment)}
+        for file in files
+    ]
+    if not rows:
+        return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
+    frame = pd.DataFrame(rows)
+    return frame[[*OUTCOME_COLUMNS, *(name for name in frame.columns if name not in OUTCOME_COLUMNS)]]
+
+
+def device_name(environment: dict[str, Any]) -> str | None:
+    """What the ranks computed on: GPU names, or CPU models for ranks without one; unlike ones joined by " + "."""
+    nodes = {node.get("node_id"): node for node in environment.get("nodes", [])}
+    gpus = {gpu.get("uuid"): gpu.get("name") for node in nodes.values() for gpu in node.get("gpus") or []}
+    names = set()
+    for rank in environment.get("ranks", []):
+        on_gpu = str(rank.get("device", "")).startswith("cuda")
+        node = nodes.get(rank.get("node_id"), {})
+        own = gpus.get(rank.get("gpu_uuid")) if on_gpu else node.get("cpu_model")
+        candidates = {gpu.get("name") for gpu in node.get("gpus") or []} if on_gpu and own is None else {own}
+        names |= candidates
+    known = sorted(str(name) for name in names if name)
+    return " + ".join(known) or None
+
+
+def host_names(environment: dict[str, Any]) -> str | None:
+    """Hosts that held a rank, sorted and joined by commas."""
+    used = {rank.get("node_id") for rank in environment.get("ranks", [])}
+    hosts = {
+        str(node["host"]) for node in environment.get("nodes", []) if node.get("host") and node.get("node_id") in used
+    }
+    return ", ".join(sorted(hosts)) or None

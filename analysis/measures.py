@@ -1,0 +1,135 @@
+"""From the steps of a trial to its measures: one number each for throughput, step time, phases and memory.
+
+Order of aggregation: medians over the steps of a rank first, ranks afterwards; repeats are left to `statistics`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+PHASES = ("load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s")
+"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce."""
+
+REQUIRED_COLUMNS = (
+    "rank", "window", "step", "samples", "window_s", *PHASES, "step_s", "host_to_device_bytes", "previous_step_done",
+    "step_launch_s", "peak_memory_bytes",
+)  # fmt: skip
+
+MEASURES = (
+    "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "rank_window_ratio", *PHASES, "phases_step_s",
+    "host_to_device_bytes_per_s", "instruments_ratio", "step_launch_s", "issue_step_s", "previous_step_done_share",
+    "host_bound", "peak_memory_bytes",
+)  # fmt: skip
+
+HOST_BOUND_LAUNCH_RATIO = 0.9
+"""On an idle device a host that needs this share of the step's span to issue it cannot run ahead of the device."""
+
+
+def require(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
+    """Raises ValueError naming the columns that `frame` lacks."""
+    lacking = [name for name in columns if name not in frame.columns]
+    if lacking:
+        raise ValueError(f"{what} lacks the columns {', '.join(lacking)}")
+
+
+def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
+    """The measures of one trial, by the names in `MEASURES`; what was not measured is None.
+
+    steps: rows of one trial, in the layout of steps.parquet. Raises ValueError naming missing columns.
+
+    throughput_samples_per_s: samples of all ranks in the plain window / the slowest rank's wall time for it.
+    step_s: the slowest rank's plain wall time / its steps. rank_window_ratio: slowest / fastest rank's plain wall time.
+    Phases and phases_step_s: per rank the median over the steps of the phases window, then the mean over ranks, so
+    that the parts add up to the step as nearly as medians do.
+    host_to_device_bytes_per_s: per rank the median of bytes / seconds of a step, then the mean over ranks.
+    instruments_ratio: wall time a step with instruments / without (slowest rank each); 1.01 means they cost 1 %.
+    step_launch_s, issue_step_s: on an idle device, host time to issue a step and the step's span between device events.
+    previous_step_done_share: steps in free running at whose end the previous step had already left the device.
+    host_bound: True where issuing takes at least 0.9 of the span on an idle device and most previous steps had ended
+    in free running: then the device waits for the host. None where either was not measured.
+    peak_memory_bytes: maximum over ranks.
+    """
+    row = _measure(steps.assign(trial_id="")).iloc[0] if len(steps) else pd.Series(dtype=object)
+    return {name: _plain_value(row.get(name)) for name in MEASURES}
+
+
+def summaries(trials: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """A row for each done trial: the columns of `trials` and its measures (see `summarise`), NaN or None where unknown."""
+    require(trials, ("trial_id", "status"), "the frame of trials")
+    done = trials[trials["status"] == "done"]
+    measured = (
+        _measure(steps[steps["trial_id"].isin(done["trial_id"])])
+        if len(steps)
+        else pd.DataFrame(columns=list(MEASURES))
+    )
+    return done.join(measured.reindex(done["trial_id"]).set_axis(done.index)).reset_index(drop=True)
+
+
+def _plain_value(value: Any) -> float | int | bool | None:
+    if value is None or (not isinstance(value, bool) and pd.isna(value)):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _measure(steps: pd.DataFrame) -> pd.DataFrame:
+    """`MEASURES` for every trial in `steps`, indexed by trial_id."""
+    require(steps, ("trial_id", *REQUIRED_COLUMNS), "the frame of steps")
+    plain = _windows(steps[steps["window"] == "plain"])
+    phases = steps[steps["window"] == "phases"]
+    instrumented = _windows(phases)
+    issue = steps[steps["window"] == "issue"]
+    result = pd.DataFrame(index=pd.Index(steps["trial_id"].unique(), name="trial_id"))
+
+    by_trial = plain.groupby(level="trial_id")
+    complete = ~plain["window_s"].isna().groupby(level="trial_id").any()  # one rank's time unknown: so is the slowest
+    window_s = by_trial["window_s"].max().where(complete)
+    result["throughput_samples_per_s"] = by_trial["samples"].sum() / window_s
+    result["step_s"] = by_trial["window_per_step_s"].max().where(complete)
+    ranks = (
+        plain.dropna(subset="window_s").reset_index().sort_values("window_s", kind="stable").groupby("trial_id")["rank"]
+    )
+    result["slowest_rank"] = ranks.last().where(complete)
+    result["fastest_rank"] = ranks.first().where(complete)
+    result["rank_window_ratio"] = window_s / by_trial["window_s"].min()
+
+    columns = [*PHASES, "step_s"]
+    transfer = phases["host_to_device_bytes"].astype(float) / phases["host_to_device_s"].where(
+        phases["host_to_device_s"] > 0
+    )
+    medians = _median_per_rank(phases.assign(bytes_per_s=transfer), [*columns, "bytes_per_s"])
+    result[list(PHASES)] = medians[list(PHASES)]
+    result["phases_step_s"] = medians["step_s"]
+    result["host_to_device_bytes_per_s"] = medians["bytes_per_s"]
+    result["instruments_ratio"] = instrumented.groupby(level="trial_id")["window_per_step_s"].max() / result["step_s"]
+
+    ratio = issue["step_launch_s"] / issue["step_s"].where(issue["step_s"] > 0)
+    launches = _median_per_rank(issue.assign(launch_ratio=ratio), ["step_launch_s", "step_s", "launch_ratio"])
+    result["step_launch_s"] = launches["step_launch_s"]
+    result["issue_step_s"] = launches["step_s"]
+    # The step before a window's first ended at the synchronisation that opened it, so the first says nothing.
+    first = phases.groupby(["trial_id", "rank"])["step"].transform("min")
+    running = phases[phases["step"] > first]
+    result["previous_step_done_share"] = running["previous_step_done"].astype(float).groupby(running["trial_id"]).mean()
+    share = result["previous_step_done_share"]
+    launch_ratio = launches["launch_ratio"].reindex(result.index)
+    known = share.notna() & launch_ratio.notna()
+    bound = (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5)
+    result["host_bound"] = bound.astype(object).where(known, None)
+    result["peak_memory_bytes"] = steps.groupby("trial_id")["peak_memory_bytes"].max()
+    return result[list(MEASURES)]
+
+
+def _windows(steps: pd.DataFrame) -> pd.DataFrame:
+    """A row for each (trial_id, rank): samples and wall seconds of its window, and wall seconds a step."""
+    frame = steps.groupby(["trial_id", "rank"]).agg(
+        samples=("samples", "sum"), window_s=("window_s", "first"), steps=("step", "count")
+    )
+    frame["window_per_step_s"] = frame["window_s"] / frame["steps"]
+    return frame
+
+
+def _median_per_rank(steps: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Medians over the steps of each rank, then means over ranks, indexed by trial_id."""
+    return steps.groupby(["trial_id", "rank"])[columns].median().groupby(level="trial_id").mean()

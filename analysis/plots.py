@@ -1,0 +1,250 @@
+"""Figures: speed-up with its ideal, efficiency, and where a step's time goes.
+
+To add a figure: a function from `Analysis` to a matplotlib figure (None where there is nothing to draw), and a line in
+`PLOTS`. Colours are seaborn's colour-blind palette; text is one ink, so that a page can show it on light and dark.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from analysis.formatting import configuration_label, field_label, percent, value_label
+from analysis.measures import PHASES
+from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.tables import PHASE_LABELS, study_ranks
+
+INK, GRID = "#2a2f36", "#c9ced6"
+"""Colours of text and of grid lines; the report puts its own, light or dark, in their place."""
+
+MAX_FACETS = 24
+"""Panels of one figure; a grid with more shows its first ones, and says so."""
+
+_STYLE = {
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK,
+    "grid.color": GRID, "grid.linewidth": 0.6, "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False,
+    "svg.fonttype": "none", "svg.hashsalt": "scaling-study", "figure.facecolor": "none", "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}  # fmt: skip
+
+_MARKERS = "oDs^vPX*"
+
+
+def speed_up_weak(analysis: Analysis) -> Figure | None:
+    """Speed-up over the number of ranks with the batch per rank held, with the ideal line and 95 % intervals."""
+    return _scaling_figure(analysis, WEAK, "speed_up")
+
+
+def speed_up_strong(analysis: Analysis) -> Figure | None:
+    """Speed-up over the number of ranks with the global batch held, with the ideal line and 95 % intervals."""
+    return _scaling_figure(analysis, STRONG, "speed_up")
+
+
+def efficiency_weak(analysis: Analysis) -> Figure | None:
+    """Efficiency over the number of ranks with the batch per rank held; 100 % is ideal."""
+    return _scaling_figure(analysis, WEAK, "efficiency")
+
+
+def efficiency_strong(analysis: Analysis) -> Figure | None:
+    """Efficiency over the number of ranks with the global batch held; 100 % is ideal."""
+    return _scaling_figure(analysis, STRONG, "efficiency")
+
+
+def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None:
+    rows = analysis.scaling[analysis.scaling["scaling"] == label]
+    if rows.empty:
+        return None
+    ranks = study_ranks(analysis)
+    batch = "batch_per_gpu" if label == WEAK else "global_batch"
+    rows = rows.join(analysis.configurations.drop(columns=["n", "world_size"]), on="configuration")
+    rest = _facet_fields(analysis)
+    facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
+    batches = sorted(rows[batch].unique())
+    colours = dict(zip(batches, sns.color_palette("colorblind", len(batches)), strict=True))
+    sizes = sorted(rows["world_size"].unique())
+    scale = 100.0 if value == "efficiency" else 1.0
+    with plt.rc_context(_STYLE):
+        figure, axes = _grid_of_axes(len(facets), sharey=True)
+        for axis, (key, facet) in zip(axes, facets, strict=False):
+            _ideal(axis, facet, value)
+            for i, (number_of_samples, lines) in enumerate(facet.groupby(batch)):
+                # Points that overlap stay visible beside each other: a nudge of up to 4 % along the logarithmic axis.
+                nudge = 2 ** (0.06 * (i - (facet[batch].nunique() - 1) / 2))
+                style: dict[str, Any] = {
+                    "color": colours[number_of_samples],
+                    "marker": _MARKERS[batches.index(number_of_samples) % 8],
+                }
+                for _, line in lines.groupby("series"):
+                    _line(axis, line, value, scale, nudge, style)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.minorticks_off()
+            axis.set_xlim(min(sizes) / 1.25, max(sizes) * 1.25)
+            axis.set_title(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks))
+            if value == "efficiency":
+                axis.set_ylim(bottom=0)
+        _outer_labels(axes, field_label("world_size", ranks), "efficiency (%)" if scale > 1 else "speed-up")
+        handles = [
+            plt.Line2D(
+                [], [], color=colours[b], marker=_MARKERS[i % 8], markersize=5, label=value_label(batch, b, ranks)
+            )
+            for i, b in enumerate(batches)
+        ]
+        handles.append(plt.Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
+        _legend(figure, handles)
+    return figure
+
+
+def _line(axis: Any, line: pd.DataFrame, value: str, scale: float, nudge: float, style: dict[str, Any]) -> None:
+    """One series: its points with intervals, joined through the layouts on the fewest nodes."""
+    line = line.sort_values(["world_size", "nodes"])
+    low, high = (line[f"{value}_{end}"] for end in ("low", "high"))
+    below = (line[value] - low).clip(lower=0).fillna(0) * scale
+    above = (high - line[value]).clip(lower=0).fillna(0) * scale
+    x = line["world_size"] * nudge
+    axis.errorbar(
+        x,
+        line[value] * scale,
+        yerr=[below, above],
+        linestyle="none",
+        markersize=4.5,
+        capsize=2.5,
+        elinewidth=1,
+        **style,
+    )
+    main = line.drop_duplicates("world_size")
+    axis.plot(main["world_size"] * nudge, main[value] * scale, color=style["color"], linewidth=1.3)
+
+
+def _ideal(axis: Any, facet: pd.DataFrame, value: str) -> None:
+    style = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1.0}
+    if value == "efficiency":
+        axis.axhline(100, **style)
+        return
+    for reference in sorted(facet["reference_world_size"].unique()):
+        sizes = np.geomspace(reference, facet["world_size"].max(), 50)
+        axis.plot(sizes, sizes / reference, **style)
+
+
+def phases(analysis: Analysis) -> Figure | None:
+    """Phases of a step in milliseconds, stacked, a bar for each configuration; a panel for each batch, on its own scale."""
+    found = analysis.configurations
+    if found.empty:
+        return None
+    values = found[list(PHASES)].astype(float) * 1e3
+    found = found[values.notna().any(axis=1)]
+    if found.empty:
+        return None
+    values = values.loc[found.index].fillna(0.0)
+    drawn = [name for name in PHASES if (values[name] > 0).any()]
+    ranks = study_ranks(analysis)
+    names = [*(name for name in _facet_fields(analysis)), "world_size"]
+    colours = dict(zip(PHASES, sns.color_palette("colorblind", len(PHASES)), strict=True))
+    panels = list(found.groupby("batch_per_gpu"))[:MAX_FACETS]
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    most = max(len(panel) for _, panel in panels)
+    with plt.rc_context(_STYLE):
+        figure, grid = plt.subplots(
+            rows, columns, figsize=(9.6, 0.9 + rows * (0.75 + 0.2 * most)), squeeze=False, layout="constrained"
+        )
+        axes = list(grid.flat)
+        for axis, (batch, panel) in zip(axes, panels, strict=False):
+            panel = panel.sort_values(names, kind="stable")
+            left = np.zeros(len(panel))
+            labels = [configuration_label(row, names, ranks) for _, row in panel.iterrows()]
+            for name in drawn:
+                width = values.loc[panel.index, name].to_numpy()
+                axis.barh(range(len(panel)), width, left=left, height=0.72, color=colours[name])
+                left += width
+            axis.set_yticks(range(len(panel)), labels)
+            axis.invert_yaxis()
+            axis.grid(visible=False, axis="y")
+            axis.set_title(value_label("batch_per_gpu", batch, ranks))
+            axis.set_xlabel("time of a step (ms)")
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+        _legend(figure, [plt.Rectangle((0, 0), 1, 1, color=colours[name], label=PHASE_LABELS[name]) for name in drawn])
+    return figure
+
+
+PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
+    "speed_up_weak": speed_up_weak,
+    "efficiency_weak": efficiency_weak,
+    "speed_up_strong": speed_up_strong,
+    "efficiency_strong": efficiency_strong,
+    "phases": phases,
+}
+
+
+def caption(name: str) -> str:
+    """What a figure shows, in one sentence."""
+    return (PLOTS[name].__doc__ or "").strip()
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as SVG, the same text for the same figure."""
+    buffer = io.StringIO()
+    with plt.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as PNG on white, 160 dots an inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, facecolor="white")
+    return buffer.getvalue()
+
+
+def _facet_fields(analysis: Analysis) -> list[str]:
+    """Fields that vary and are neither on the axis nor a colour."""
+    axes = [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]
+    return [*(["device_name"] if "device" in analysis.unlike else []), *axes]
+
+
+def _grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
+    shown = min(count, MAX_FACETS)
+    columns = min(shown, 4)
+    rows = -(-shown // columns)
+    width = 9.6 if columns > 2 else 4.8 if columns == 1 else 7.2
+    figure, grid = plt.subplots(
+        rows,
+        columns,
+        figsize=(width, 0.7 + 2.5 * rows),
+        sharex=True,
+        sharey=sharey,
+        squeeze=False,
+        layout="constrained",
+    )
+    axes = list(grid.flat)
+    for axis in axes[shown:]:
+        axis.set_visible(False)
+    if count > shown:
+        figure.suptitle(f"the first {shown} of {count} panels ({percent(shown / count)})")
+    return figure, axes[:shown]
+
+
+def _outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
+    for axis in axes:
+        place = axis.get_subplotspec()
+        below = place.rowspan.stop * place.get_gridspec().ncols + place.colspan.start
+        if below >= len(axes):  # nothing under it: the last of its column
+            axis.set_xlabel(x_label)
+            axis.tick_params(labelbottom=True)
+        if place.is_first_col():
+            axis.set_ylabel(y_label)
+
+
+def _legend(figure: Figure, handles: list[Any]) -> None:
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5))

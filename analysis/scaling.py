@@ -1,0 +1,199 @@
+"""From trials to configurations and scaling series: what was held constant, speed-up, efficiency, their intervals.
+
+A configuration is a trial without its repeat. A series is a set of configurations that differ only in the number of
+ranks (and the nodes that hold them) and, in strong scaling, in the batch per rank that keeps the global batch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.load import OUTCOME_COLUMNS, Results
+from analysis.measures import MEASURES, PHASES, require, summaries
+from analysis.statistics import intervals, log_estimates, ratios
+
+WEAK, STRONG, NEITHER = "weak", "strong", "neither"
+
+_LAYOUT = ("world_size", "nodes")
+_NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "device_name", "worker_group")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A study, computed: what every table, figure and sentence of the report is made from.
+
+    trials: a row a trial, whatever its status. configurations: see `configurations`. scaling: see `scaling_rows`.
+    axes: fields that vary among configurations. fixed: fields that do not, with their value. unlike: environment keys
+    that differ among done trials, with the trials' number for each value.
+    """
+
+    study: dict[str, Any]
+    trials: pd.DataFrame
+    configurations: pd.DataFrame
+    scaling: pd.DataFrame
+    axes: tuple[str, ...]
+    fixed: dict[str, Any]
+    unlike: dict[str, dict[str, int]]
+
+
+def analyse(results: Results) -> Analysis:
+    """Everything that the report compares. Raises ValueError naming a column that a frame lacks."""
+    rows = summaries(results.trials, results.steps)
+    fields = trial_fields(rows)
+    found = configurations(rows)
+    varying = tuple(name for name in fields if name != "repeat" and found[name].nunique(dropna=False) > 1)
+    fixed = {name: found[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(found) else {}
+    return Analysis(
+        results.study, results.trials, found, scaling_rows(found), varying, fixed, unlike_environments(rows)
+    )
+
+
+def trial_fields(frame: pd.DataFrame) -> list[str]:
+    """The columns of `frame` that are fields of a trial."""
+    return [name for name in frame.columns if name not in OUTCOME_COLUMNS and name not in MEASURES]
+
+
+def configurations(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each configuration on each kind of device, from `measures.summaries`; the index numbers them from 0.
+
+    Columns: the fields of a trial but repeat; device_name; global_batch (samples); n (repeats), groups (worker groups)
+    and groups_differ; throughput_samples_per_s and step_s (medians across repeats) with `_low` and `_high` (95 %
+    interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
+    host_bound (what most repeats say, None if none does); peak_memory_bytes (maximum); trial_ids.
+    """
+    if rows.empty:
+        return pd.DataFrame(columns=[*trial_fields(rows), *MEASURES, *_NEEDED, "global_batch", "n", "groups"])
+    require(rows, _NEEDED, "the frame of trials")
+    fields = [name for name in trial_fields(rows) if name != "repeat"]
+    keys = [*fields, "device_name"]
+    varying = [
+        name for name in fields if name not in ("batch_per_gpu", *_LAYOUT) and rows[name].nunique(dropna=False) > 1
+    ]
+    order = ["device_name", "batch_per_gpu", *varying, *_LAYOUT]
+    rows = rows.dropna(subset="throughput_samples_per_s").sort_values(order, kind="stable")
+    rows = rows.assign(configuration=rows.groupby(keys, dropna=False, sort=False).ngroup())
+    grouped = rows.groupby("configuration")
+    result = grouped[keys].first()
+    result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
+    throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
+    result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
+    result["throughput_samples_per_s"] = throughput["median"]
+    result[["throughput_samples_per_s_low", "throughput_samples_per_s_high"]] = intervals(throughput)
+    for name in ("log_mean", "log_variance", "degrees"):
+        result[f"throughput_{name}"] = throughput[name]
+    step = log_estimates(rows, "configuration", "step_s")
+    result["step_s"] = step["median"]
+    result[["step_s_low", "step_s_high"]] = intervals(step)
+    medians = [
+        *PHASES, "phases_step_s", "host_to_device_bytes_per_s", "instruments_ratio", "rank_window_ratio", "step_launch_s",
+        "issue_step_s", "previous_step_done_share",
+    ]  # fmt: skip
+    result[medians] = rows[medians].astype(float).groupby(rows["configuration"]).median()
+    votes = rows["host_bound"].astype(float).groupby(rows["configuration"]).mean()
+    result["host_bound"] = (votes > 0.5).astype(object).where(votes.notna(), None)
+    result["peak_memory_bytes"] = rows["peak_memory_bytes"].astype(float).groupby(rows["configuration"]).max()
+    result["trial_ids"] = grouped["trial_id"].agg(tuple)
+    return result
+
+
+def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
+    """Speed-up and efficiency of every configuration, once for each series that it belongs to.
+
+    Columns: scaling ("weak" where the batch per rank is held, "strong" where the global batch is, "neither" where no
+    other number of ranks was measured like it), series (number), configuration (index into `found`), world_size,
+    reference (configuration) and reference_world_size, ideal (speed-up), speed_up and efficiency with `_low` and
+    `_high`, n, reference_n.
+
+    With N₀ the smallest world size of the series and thr its throughput: speed-up = thr(N) / thr(N₀), ideal N / N₀,
+    efficiency = thr(N) N₀ / (thr(N₀) N). For the same global batch this is T(N₀) N₀ / (T(N) N), and for the same batch
+    per rank T(N₀) / T(N). The reference itself is 1 by definition and has no interval.
+    """
+    shared = [
+        name for name in trial_fields(found) if name in found and name not in _RESULT_COLUMNS and name not in _LAYOUT
+    ]
+    held = {
+        WEAK: [*shared, "device_name"],
+        STRONG: [*(n for n in shared if n != "batch_per_gpu"), "global_batch", "device_name"],
+    }
+    parts, first_series = [], 0
+    for label, keys in held.items():
+        if found.empty:
+            break
+        series = found.groupby(keys, dropna=False, sort=False).ngroup()
+        members = found.assign(series=series)[found["world_size"].groupby(series).transform("nunique") > 1]
+        part = _against_reference(members.sort_values(["series", *_LAYOUT], kind="stable"))
+        part["series"] = part.groupby("series", sort=False).ngroup() + first_series
+        first_series += part["series"].nunique()
+        parts.append(part.assign(scaling=label))
+    covered: Iterable[Any] = pd.concat(parts)["configuration"].unique() if parts else []
+    alone = found[~found.index.isin(covered)]
+    parts.append(
+        pd.DataFrame(
+            {"configuration": alone.index, "world_size": alone["world_size"].to_numpy(), "n": alone["n"].to_numpy()}
+        ).assign(scaling=NEITHER)
+    )
+    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
+
+
+SCALING_COLUMNS = [
+    "scaling", "series", "configuration", "world_size", "reference", "reference_world_size", "ideal", "speed_up",
+    "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
+]  # fmt: skip
+
+_RESULT_COLUMNS = {
+    "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
+    "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
+}  # fmt: skip
+
+
+def _against_reference(members: pd.DataFrame) -> pd.DataFrame:
+    """Ratios of each member to the first of its series; `members` is sorted by series and size, indexed by configuration."""
+    first = members.index.to_series().groupby(members["series"]).transform("first")
+    reference = members.loc[first].set_axis(members.index)
+    ratio = ratios(throughput_estimates(members), throughput_estimates(reference))
+    is_reference = first == members.index
+    ratio.loc[is_reference, ["low", "high"]] = float("nan")
+    ideal = members["world_size"] / reference["world_size"]
+    return pd.DataFrame(
+        {
+            "series": members["series"],
+            "configuration": members.index,
+            "world_size": members["world_size"],
+            "reference": first,
+            "reference_world_size": reference["world_size"],
+            "ideal": ideal,
+            "speed_up": ratio["ratio"],
+            "speed_up_low": ratio["low"],
+            "speed_up_high": ratio["high"],
+            "efficiency": ratio["ratio"] / ideal,
+            "efficiency_low": ratio["low"] / ideal,
+            "efficiency_high": ratio["high"] / ideal,
+            "n": members["n"],
+            "reference_n": reference["n"],
+        }
+    ).reset_index(drop=True)
+
+
+def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
+    """The throughput columns of `configurations` in the shape that `statistics.ratios` takes."""
+    names = {
+        "throughput_samples_per_s": "median",
+        "throughput_log_mean": "log_mean",
+        "throughput_log_variance": "log_variance",
+        "throughput_degrees": "degrees",
+    }
+    return found[list(names)].rename(columns=names)
+
+
+def unlike_environments(rows: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Parts of the environment that are not the same in every done trial: name -> {value: trials}."""
+    seen: dict[str, dict[str, int]] = {}
+    for environment, device_name in zip(rows["environment"], rows["device_name"], strict=True):
+        git = environment.get("git") or {}
+        parts = {"device": device_name} | (environment.get("versions") or {}) | {"git commit": git.get("commit")}
+        for name, value in parts.items():
+            counts = seen.setdefault(name, {})
+            counts[str(value)] = counts.get(str(value), 0) + 1
+    return {name: counts for name, counts in seen.items() if len(counts) > 1}

@@ -1,0 +1,102 @@
+"""Medians across repeats, and 95 % intervals for them and for their ratios.
+
+Times and throughputs spread by factors, so everything is done on logarithms: a ratio of two medians is a difference of
+logs, and its interval is Welch's t. The point is the median across repeats; the interval is that of the geometric mean,
+which estimates the same value wherever the logs spread evenly to both sides.
+
+Repeats come from several worker groups (processes started afresh). Where groups differ by more than chance, repeats of
+one group are no independent evidence, and the groups themselves become the sample.
+"""
+
+import numpy as np
+import pandas as pd
+from scipy.special import fdtrc, stdtrit
+
+CONFIDENCE = 0.95
+GROUPS_DIFFER_P = 0.05
+"""Level of the one-way F test at which worker groups count as different."""
+
+
+def log_estimates(frame: pd.DataFrame, by: str, value: str, group: str = "worker_group") -> pd.DataFrame:
+    """What the repeats of each configuration say about the log of `value`, indexed by `by`.
+
+    frame: a row a trial; `value` in any unit, positive. Null values are left out; a null group counts as one group.
+    Columns: n (repeats), groups, median (unit of `value`), log_mean, log_variance (of log_mean; NaN for one repeat),
+    degrees (of freedom), groups_differ.
+
+    Within groups that agree: variance s²/n with n-1 degrees. Where the one-way F test says that groups differ
+    (p < 0.05): the random-effects variance, that of the groups' means over their number, with groups-1 degrees
+    (Searle, Casella and McCulloch, Variance Components, 1992, chapter 3).
+    """
+    data = pd.DataFrame(
+        {"by": frame[by], "group": frame[group].fillna(""), "value": frame[value].astype(float)}
+    ).dropna(subset=["value"])
+    if (data["value"] <= 0).any():
+        raise ValueError(f"{value} holds values of 0 or less, which have no logarithm")
+    data["y"] = np.log(data["value"])
+    by_config = data.groupby("by")
+    cells = data.groupby(["by", "group"])["y"].agg(["mean", "count"])
+    of_cells = cells["mean"].groupby(level="by")
+    n = by_config["y"].count()
+    groups = of_cells.count()
+    mean = by_config["y"].mean()
+    within = (data["y"] - data.groupby(["by", "group"])["y"].transform("mean")).pow(2).groupby(data["by"]).sum()
+    # Differences at the level of rounding are none: equal values must not pass for groups that differ.
+    within = within.where(within > 1e-24, 0.0)
+    between = (
+        (cells["count"] * (cells["mean"] - mean.reindex(cells.index, level="by")).pow(2)).groupby(level="by").sum()
+    )
+    between = between.where(between > 1e-24, 0.0)
+    testable = (groups > 1) & (n > groups)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        f_value = (between / (groups - 1)) / (within / (n - groups))
+    p = pd.Series(fdtrc(groups - 1, n - groups, f_value), index=n.index)
+    differ = testable & ((p < GROUPS_DIFFER_P) | ((within == 0) & (between > 0)))
+    return pd.DataFrame(
+        {
+            "n": n,
+            "groups": groups,
+            "median": by_config["value"].median(),
+            "log_mean": of_cells.mean().where(differ, mean),
+            "log_variance": (of_cells.var() / groups).where(differ, by_config["y"].var() / n),
+            "degrees": (groups - 1).where(differ, n - 1),
+            "groups_differ": differ,
+        }
+    ).rename_axis(by)
+
+
+def intervals(estimates: pd.DataFrame) -> pd.DataFrame:
+    """The 95 % interval of each row of `log_estimates`: columns low and high in the unit of the values.
+
+    Student's t on the logs; NaN where one repeat leaves nothing to tell the spread from.
+    """
+    return _t_interval(estimates["log_mean"], estimates["log_variance"], estimates["degrees"])
+
+
+def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
+    """Ratio of medians, row by row, with its 95 % interval: columns ratio, low, high, without unit.
+
+    Both frames come from `log_estimates` and have the same index. Welch's t on log means with the degrees of Welch and
+    Satterthwaite (Welch, Biometrika 34, 1947); NaN where either side has one repeat. The two sides are treated as
+    independent, which is the safe side where they share worker groups that were slow or fast as a whole.
+
+    Coverage of the nominal 95 %, by simulation of 4,000 studies with equal log-normal spread and groups that agree:
+    tests/test_statistics.py holds it for 2, 3, 5 and 10 repeats.
+    """
+    va, vb = numerator["log_variance"], denominator["log_variance"]
+    variance = va + vb
+    with np.errstate(divide="ignore", invalid="ignore"):
+        degrees = variance**2 / (va**2 / numerator["degrees"] + vb**2 / denominator["degrees"])
+    known = va.notna() & vb.notna()
+    degrees = degrees.where(variance > 0, numerator["degrees"] + denominator["degrees"]).where(known)
+    result = _t_interval(numerator["log_mean"] - denominator["log_mean"], variance, degrees)
+    result.insert(0, "ratio", numerator["median"] / denominator["median"])
+    return result
+
+
+def _t_interval(center: pd.Series, variance: pd.Series, degrees: pd.Series) -> pd.DataFrame:
+    known = (variance.notna() & (degrees > 0)).to_numpy()
+    t = np.where(known, stdtrit(np.where(known, degrees, 1.0).astype(float), 0.5 + CONFIDENCE / 2), np.nan)
+    half = t * np.sqrt(variance.to_numpy(dtype=float))
+    middle = center.to_numpy(dtype=float)
+    return pd.DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)}, index=center.index)

@@ -1,0 +1,218 @@
+"""The answer in words: how efficiency goes, what is fastest, what bounds it, and whether the numbers suffice.
+
+Each sentence is one function of the analysis, and None where the study has nothing to say about it.
+"""
+
+import pandas as pd
+
+from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
+from analysis.measures import PHASES
+from analysis.scaling import NEITHER, STRONG, WEAK, Analysis, throughput_estimates
+from analysis.statistics import ratios
+from analysis.tables import PHASE_LABELS, study_ranks
+
+INPUT_BOUND_SHARE = 0.2
+"""Share of a step from which waiting for and copying its batch is called a bound (TraceML's critical threshold)."""
+
+WIDE_INTERVAL = 0.05
+"""Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
+
+INSTRUMENTS_COST = 0.03
+"""Cost of the instruments from which the phases may not be those of the plain step."""
+
+
+def bound_by(row: pd.Series) -> str | None:
+    """What holds back a configuration: "host", "input" or "compute"; None where its phases are not known.
+
+    host: the device waits for the host to issue work (see `measures.summarise`). input: waiting for a batch and copying
+    it take at least `INPUT_BOUND_SHARE` of the step. compute: what is left, communication that is not hidden included.
+    """
+    if row["host_bound"] is True:
+        return "host"
+    parts = row[list(PHASES)].astype(float)
+    if pd.isna(row["phases_step_s"]) or not parts.sum() > 0:
+        return None
+    share = parts[["load_wait_s", "host_to_device_s"]].sum() / parts.sum()
+    return "input" if share >= INPUT_BOUND_SHARE else "compute"
+
+
+def answer(analysis: Analysis) -> list[str]:
+    """Sentences that answer the study's question; empty where no trial is done."""
+    if analysis.configurations.empty:
+        return []
+    found = (
+        efficiency(analysis, WEAK),
+        efficiency(analysis, STRONG),
+        best(analysis),
+        bounds(analysis),
+        growth(analysis),
+    )
+    return [sentence for sentence in found if sentence]
+
+
+def efficiency(analysis: Analysis, label: str) -> str | None:
+    """How the largest number of ranks compares with the smallest, from the best series to the worst."""
+    rows = analysis.scaling[(analysis.scaling["scaling"] == label) & (analysis.scaling["ideal"] > 1)]
+    if rows.empty:
+        return None
+    ranks = study_ranks(analysis)
+    largest = rows["world_size"].max()
+    rows = rows[rows["world_size"] == largest].sort_values("efficiency", ascending=False)
+    references = sorted(rows["reference_world_size"].astype(int).unique())
+    held = f"the batch per {ranks[0]}" if label == WEAK else "the global batch"
+    reference = join([value_label("world_size", size, ranks) for size in references], "or")
+    head = f"With {held} held ({label} scaling), {value_label('world_size', int(largest), ranks)}"
+    top, bottom = rows.iloc[0], rows.iloc[-1]
+    if len(rows) == 1:
+        return f"{head} reach {_speed_up(top)} the throughput of {reference}, an efficiency of {_efficiency(top)}."
+    return (
+        f"{head} reach {_speed_up(top)} the throughput of {reference} at best, an efficiency of {_efficiency(top)} "
+        f"({_series_label(analysis, top, label)}), and {_speed_up(bottom)} at worst, {_efficiency(bottom)} "
+        f"({_series_label(analysis, bottom, label)})."
+    )
+
+
+def _speed_up(row: pd.Series) -> str:
+    return f"{number(row['speed_up'], 2)} times"
+
+
+def _efficiency(row: pd.Series) -> str:
+    shown = [100 * float(row[name]) for name in ("efficiency", "efficiency_low", "efficiency_high")]
+    value, _, interval = with_interval(*shown, 1).partition(" ")
+    return f"{value}\u00a0% {interval}".rstrip()
+
+
+def _series_label(analysis: Analysis, row: pd.Series, label: str) -> str:
+    fields = [name for name in analysis.axes if name not in ("world_size", "nodes")]
+    if label == STRONG:
+        fields = ["global_batch", *(name for name in fields if name != "batch_per_gpu")]
+    return configuration_label(analysis.configurations.loc[row["configuration"]], fields, study_ranks(analysis))
+
+
+def best(analysis: Analysis) -> str | None:
+    """The highest throughput, and whether the next differs beyond noise."""
+    found = analysis.configurations.sort_values("throughput_samples_per_s", ascending=False)
+    ranks = study_ranks(analysis)
+    first = found.iloc[0]
+    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
+    columns = ["throughput_samples_per_s", "throughput_samples_per_s_low", "throughput_samples_per_s_high"]
+    value = first[columns].astype(float)
+    decimals = 0 if value.iloc[0] >= 1000 else 1
+    text = f"The highest throughput is {with_interval(*value, decimals)} samples/s, with {configuration_label(first, names, ranks)}"
+    if len(found) == 1:
+        return f"{text}."
+    second = found.iloc[1]
+    ratio = ratios(
+        throughput_estimates(found.iloc[[0]]), throughput_estimates(found.iloc[[1]]).set_axis(found.index[[0]])
+    ).iloc[0]
+    changed = [name for name in names if second[name] != first[name]]
+    other = configuration_label(second, changed, ranks) or "the next"
+    if pd.isna(ratio["low"]):
+        return f"{text}; one repeat cannot tell whether the next ({other}) differs."
+    slower = percent(1 - 1 / ratio["ratio"], 1)
+    if ratio["low"] <= 1 <= ratio["high"]:
+        return f"{text}; the next ({other}) is {slower} slower, which is within noise."
+    return f"{text}; the next ({other}) is {slower} slower, beyond noise."
+
+
+def bounds(analysis: Analysis) -> str | None:
+    """What bounds the fastest configuration, with the number that shows it, and how many others share each bound."""
+    found = analysis.configurations
+    kinds = found.apply(bound_by, axis=1)
+    row = found.loc[found["throughput_samples_per_s"].idxmax()]
+    kind = bound_by(row)
+    if kind is None:
+        return None
+    parts = row[list(PHASES)].astype(float)
+    shares = {name: percent(value) for name, value in (parts / parts.sum()).items()}
+    if kind == "host":
+        shown = f"by the host, which takes {number(1e3 * row['step_launch_s'], 1)} ms to issue a step"
+    elif kind == "input":
+        shown = f"by its input: {percent(parts[['load_wait_s', 'host_to_device_s']].sum() / parts.sum())} of a step waits for or copies the batch"
+    else:
+        several = " (with the all-reduce in it)" if row["world_size"] > 1 else ""
+        shown = (
+            f"by compute and communication: forward takes {shares['forward_s']}, backward{several} {shares['backward_s']} and "
+            f"the wait for a batch {shares['load_wait_s']} of a step"
+        )
+    names = {"host": "the host", "input": "their input", "compute": "compute and communication"}
+    counts = kinds.value_counts()
+    if len(counts) == 1:
+        others = f"All {len(kinds)} configurations are" if len(kinds) > 1 else ""
+        return f"That one is bound {shown}." + (f" {others} bound by {names[kind]}." if others else "")
+    listed = join([f"{count} by {names[name]}" for name, count in counts.items()])
+    return f"That one is bound {shown}. Of all {len(kinds)} configurations, {listed}."
+
+
+def growth(analysis: Analysis) -> str | None:
+    """Which phase grows most where ranks are added at the same batch per rank, in the series that lost most."""
+    rows = analysis.scaling[(analysis.scaling["scaling"] == WEAK) & (analysis.scaling["ideal"] > 1)]
+    rows = rows[rows["world_size"] == rows["world_size"].max()]
+    if rows.empty:
+        return None
+    worst = rows.loc[rows["efficiency"].idxmin()]
+    large, small = analysis.configurations.loc[worst["configuration"]], analysis.configurations.loc[worst["reference"]]
+    longer = (large[list(PHASES)].astype(float) - small[list(PHASES)].astype(float)).dropna()
+    total = large["phases_step_s"] - small["phases_step_s"]
+    if longer.empty or pd.isna(total) or total <= 0.02 * small["phases_step_s"]:
+        return None
+    name = str(longer.idxmax())
+    ranks = study_ranks(analysis)
+    why = ", which holds the all-reduce and the wait for slower ranks" if name == "backward_s" else ""
+    issue = large["step_launch_s"] - small["step_launch_s"]
+    note = ""
+    if large["host_bound"] is True and issue > 0:
+        note = f" The device waits for the host there, whose time to issue a step grows by {number(1e3 * issue, 1)} ms."
+    return (
+        f"Where weak scaling loses most ({_series_label(analysis, worst, WEAK)}), a step takes {number(1e3 * total, 1)} ms longer on "
+        f"{value_label('world_size', int(worst['world_size']), ranks)}; the phase that grows most is {PHASE_LABELS[name]}, "
+        f"by {number(1e3 * longer[name], 1)} ms{why}.{note}"
+    )
+
+
+def trust(analysis: Analysis) -> list[str]:
+    """Whether to believe the numbers: repeats, spread, worker groups, instruments, environments, rows left out."""
+    found = analysis.configurations
+    if found.empty:
+        return []
+    lines = []
+    lone = int((found["n"] == 1).sum())
+    fewest, most = int(found["n"].min()), int(found["n"].max())
+    repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    if lone:
+        lines.append(
+            f"{lone} of {len(found)} configurations ran once, so they have no interval: run the study with more repeats."
+        )
+    columns = ["throughput_samples_per_s_low", "throughput_samples_per_s_high"]
+    half = (found[columns[1]] - found[columns[0]]) / 2 / found["throughput_samples_per_s"]
+    if half.notna().any():
+        wide = int((half > WIDE_INTERVAL).sum())
+        advice = (
+            f"{wide} of {len(found)} are wider than ±{percent(WIDE_INTERVAL)}: compare those with care, or add repeats."
+            if wide
+            else f"None is wider than ±{percent(WIDE_INTERVAL)}."
+        )
+        count = f"{repeats} repeat{'' if repeats == '1' else 's'} of each configuration"
+        lines.append(f"{count}; the middle one's 95 % interval of throughput is ±{percent(half.median(), 1)}. {advice}")
+    differ = int(found["groups_differ"].sum())
+    if differ:
+        lines.append(
+            f"In {differ} of {len(found)} configurations worker groups differ by more than chance, so their intervals count groups, "
+            "not repeats, and are wide; more groups would narrow them."
+        )
+    cost = found["instruments_ratio"] - 1
+    if (cost > INSTRUMENTS_COST).any():
+        lines.append(
+            f"Instruments cost up to {percent(cost.max(), 1)} of a step (median {percent(cost.median(), 1)}): phases of those "
+            "configurations are not quite those of the plain step. Throughput is measured without instruments."
+        )
+    for name, counts in analysis.unlike.items():
+        split = "series are kept apart by device" if name == "device" else "series mix them"
+        listed = join([f"{value} ({count} trials)" for value, count in counts.items()])
+        lines.append(f"Trials ran with unlike {name}: {listed}; {split}.")
+    alone = int((analysis.scaling["scaling"] == NEITHER).sum())
+    if alone:
+        lines.append(
+            f"{alone} of {len(found)} configurations are neither weak nor strong scaling: nothing like them ran on other sizes."
+        )
+    return lines

@@ -1,0 +1,289 @@
+"""Results folders made by hand: trials whose step times follow a stated law, with noise."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+H200 = "NVIDIA H200"
+CPU = "AMD EPYC 9554 64-Core Processor"
+
+FIELDS: dict[str, Any] = {
+    "model": "resnet18_small",
+    "dataset": "fashion_mnist_sample",
+    "data_dir": "",
+    "workload": "",
+    "workload_digest": "",
+    "image_size": 28,
+    "device": "cpu",
+    "world_size": 1,
+    "nodes": 1,
+    "cpus_per_rank": 1,
+    "batch_per_gpu": 32,
+    "loader_workers": 0,
+    "prefetch_batches": 2,
+    "pin_memory": True,
+    "non_blocking": True,
+    "precision": "fp32",
+    "parallel": "ddp",
+    "memory_format": "contiguous",
+    "learning_rate": 0.01,
+    "deterministic": False,
+    "warmup_steps": 3,
+    "steps": 20,
+    "seed": 0,
+    "repeat": 0,
+}
+
+
+def grid(base: dict[str, Any], **axes: Iterable[Any]) -> list[dict[str, Any]]:
+    """The product of the axes over `base`."""
+    return [FIELDS | base | dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def trial_id(fields: dict[str, Any]) -> str:
+    names = ("model", "precision", "world_size", "batch_per_gpu", "loader_workers", "repeat")
+    return "-".join(str(fields[name]) for name in names)
+
+
+def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -> dict[str, Any]:
+    cuda = fields["device"] == "cuda"
+    per_node = fields["world_size"] // fields["nodes"]
+    nodes = [
+        {
+            "node_id": f"node{i}",
+            "host": f"{host}{i}",
+            "cpu_model": CPU,
+            "cpu_count": 16,
+            "memory_bytes": 128 * 2**30,
+            "gpus": [
+                {"name": gpu, "uuid": f"GPU-{i}-{k}", "driver": "570.86", "memory_bytes": 141 * 10**9}
+                for k in range(8 if cuda else 0)
+            ],
+        }
+        for i in range(fields["nodes"])
+    ]
+    ranks = [
+        {
+            "rank": rank,
+            "node_id": f"node{rank // per_node}",
+            "device": f"cuda:{rank % per_node}" if cuda else "cpu",
+            "gpu_uuid": f"GPU-{rank // per_node}-{rank % per_node}" if cuda else None,
+            "threads": fields["cpus_per_rank"],
+        }
+        for rank in range(fields["world_size"])
+    ]
+    versions = {"python": "3.11.9", "torch": "2.11.0", "cuda": "13.0" if cuda else None, "nccl": None, "ray": "2.56.0"}
+    return {
+        "nodes": nodes,
+        "ranks": ranks,
+        "versions": versions,
+        "variables": {"OMP_NUM_THREADS": "1"},
+        "git": {"commit": "0123abcd", "dirty": False},
+    }
+
+
+def steps(
+    fields: dict[str, Any],
+    step_s: float,
+    shares: tuple[float, float, float, float, float] = (0.02, 0.01, 0.3, 0.6, 0.07),
+    *,
+    instruments: float = 1.004,
+    launch_ratio: float = 0.5,
+    previous_done: float = 0.1,
+    noise: float = 0.0,
+    rng: np.random.Generator | None = None,
+) -> pd.DataFrame:
+    """steps.parquet of a trial: every rank takes `step_s` a step, of which `shares` go to the five phases in order.
+
+    launch_ratio: host time to issue a step / its span on an idle device. previous_done: share of steps at whose end
+    the previous one had left the device. CPU trials have neither, nor transfers or memory; their transfer share is 0.
+    """
+    rng = rng or np.random.default_rng(0)
+    cuda = fields["device"] == "cuda"
+    frames = []
+    counts = {
+        "warmup": fields["warmup_steps"],
+        "plain": fields["steps"],
+        "phases": fields["steps"],
+        "issue": 5 if cuda else 0,
+    }
+    for rank in range(fields["world_size"]):
+        first = 0
+        for window, count in counts.items():
+            if not count:
+                continue
+            base = step_s * (instruments if window == "phases" else 1.0)
+            each = base * np.exp(noise * rng.standard_normal(count))
+            frame = pd.DataFrame(
+                {
+                    "rank": np.int32(rank),
+                    "window": window,
+                    "step": np.arange(first, first + count, dtype=np.int32),
+                    "samples": np.int32(fields["batch_per_gpu"]),
+                    "window_s": each.sum() if window in ("plain", "phases") else np.nan,
+                    "loss": 2.3 * np.exp(-0.01 * np.arange(first, first + count)),
+                }
+            )
+            first += count
+            names = ["load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s"]
+            for name, share in zip(names, shares, strict=True):
+                frame[name] = np.nan if window == "plain" else each * share
+            frame["step_s"] = np.nan if window == "plain" else each * sum(shares)
+            if not cuda:
+                frame["host_to_device_s"] = np.nan
+                frame["step_s"] -= 0.0 if window == "plain" else each * shares[1]
+            copied = cuda and window != "plain" and shares[1] > 0
+            frame["host_to_device_bytes"] = pd.array(
+                [fields["batch_per_gpu"] * fields["image_size"] ** 2 * 4 if copied else None] * count, dtype="Int64"
+            )
+            frame["host_load_s"] = np.nan if window == "plain" else each * shares[0]
+            done = rng.random(count) < previous_done if cuda and window == "phases" else [None] * count
+            frame["previous_step_done"] = pd.array(done, dtype="boolean")
+            for name, part in (("forward", 0.4), ("backward", 0.4), ("optimizer", 0.2), ("step", 1.0)):
+                frame[f"{name}_launch_s"] = each * launch_ratio * part if window == "issue" else np.nan
+            frame["peak_memory_bytes"] = pd.array(
+                [2**30 + 12 * 2**20 * fields["batch_per_gpu"] if cuda else None] * count, dtype="Int64"
+            )
+            frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def record(fields: dict[str, Any], status: str = "done", reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """trial.json of a trial."""
+    ran = status not in ("infeasible", "pruned")
+    return {
+        "schema_version": 1,
+        "trial_id": trial_id(fields),
+        "trial": fields,
+        "status": status,
+        "reason": reason,
+        "worker_group": f"group-{fields['repeat'] % 2}" if ran else None,
+        "started_at": 1.7e9 + 10.0 * fields["repeat"] if ran else None,
+        "duration_s": 4.2 if ran else None,
+        "environment": environment(fields) if ran else {},
+        "log": "error.log" if status in ("failed", "timeout") else None,
+    } | more
+
+
+def write_study(
+    directory: Path, name: str = "default", question: str = "How does training scale?", **more: Any
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    study = {
+        "schema_version": 1,
+        "name": name,
+        "question": question,
+        "configuration": {"repeats": 3},
+        "versions": {"python": "3.11.9", "torch": "2.11.0"},
+        "command": f"python -m study.scaling run {name}",
+    } | more
+    (directory / "study.json").write_text(json.dumps(study))
+    return directory
+
+
+def write_trial(directory: Path, trial: dict[str, Any], frame: pd.DataFrame | None = None) -> Path:
+    folder = directory / "trials" / trial["trial_id"]
+    folder.mkdir(parents=True)
+    if frame is not None:
+        frame.to_parquet(folder / "steps.parquet")
+    (folder / "trial.json").write_text(json.dumps(trial))
+    return folder
+
+
+def write_results(
+    directory: Path,
+    trials: list[dict[str, Any]],
+    law: Callable[[dict[str, Any]], dict[str, Any]],
+    spread: float = 0.006,
+    seed: int = 0,
+) -> Path:
+    """A folder of done trials; `law` gives the keyword arguments of `steps`, and each repeat is off by a factor e^±spread."""
+    rng = np.random.default_rng(seed)
+    write_study(directory)
+    for fields in trials:
+        arguments = law(fields)
+        arguments["step_s"] *= float(np.exp(spread * rng.standard_normal()))
+        write_trial(directory, record(fields), steps(fields, **arguments, noise=0.02, rng=rng))
+    return directory
+
+
+def cpu_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """Two ranks on two cores: compute grows with the batch, bf16 is slower, the all-reduce costs 25 ms."""
+    compute = 0.004 * fields["batch_per_gpu"] * (1.35 if fields["precision"] == "bf16" else 1.0)
+    load = {1: 0.010, 2: 0.004}.get(fields["loader_workers"], 0.02)
+    communication = 0.025 if fields["world_size"] > 1 else 0.0
+    step_s = compute + load + communication
+    parts = np.array([load, 0.0, 0.33 * compute, 0.6 * compute + communication, 0.07 * compute]) / step_s
+    return {"step_s": step_s, "shares": tuple(parts)}
+
+
+def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """ResNet-50 like: the host needs 14 ms to issue a step (20 ms with DDP over several GPUs), the rest grows with the batch."""
+    several = fields["world_size"] > 1
+    compute = 0.0002 * fields["batch_per_gpu"] * (1.9 if fields["precision"] == "fp32" else 1.0) + 0.001
+    host = 0.020 if several else 0.014
+    load = max(0.0003, 0.00009 * fields["batch_per_gpu"] / fields["loader_workers"] * 2 - compute * 0.2)
+    communication = 0.0006 * fields["world_size"] if several else 0.0
+    device = compute + communication + 0.0004
+    step_s = max(host, device) + load
+    parts = np.array(
+        [load, 0.0004, 0.3 * (step_s - load - 0.0004), 0.62 * (step_s - load - 0.0004), 0.08 * (step_s - load - 0.0004)]
+    )
+    bound = host >= device
+    return {
+        "step_s": step_s,
+        "shares": tuple(parts / step_s),
+        "launch_ratio": 0.99 if bound else host / device,
+        "previous_done": 0.95 if bound else 0.02,
+    }
+
+
+def cpu_study(directory: Path) -> Path:
+    """48 trials: 1 and 2 CPU ranks x 2 batches x 2 loader worker counts x 2 precisions x 3 repeats."""
+    trials = grid(
+        {},
+        world_size=[1, 2],
+        batch_per_gpu=[32, 64],
+        loader_workers=[1, 2],
+        precision=["fp32", "bf16"],
+        repeat=range(3),
+    )
+    return write_results(directory, trials, cpu_law, spread=0.02)
+
+
+def gpu_study(directory: Path) -> Path:
+    """180 trials: 1, 2 and 4 GPUs x 3 batches x 2 loader worker counts x 2 precisions x 5 repeats; some did not finish."""
+    base = {"device": "cuda", "model": "resnet50", "image_size": 224, "cpus_per_rank": 8, "steps": 30}
+    trials = grid(
+        base,
+        world_size=[1, 2, 4],
+        batch_per_gpu=[32, 128, 512],
+        loader_workers=[4, 8],
+        precision=["bf16", "fp32"],
+        repeat=range(5),
+    )
+    lost = [t for t in trials if t["batch_per_gpu"] == 512 and t["precision"] == "fp32" and t["loader_workers"] == 8]
+    write_results(directory, [t for t in trials if t not in lost], gpu_law)
+    for fields in lost:
+        if fields["repeat"] == 0:
+            reason = "rank 0: CUDA out of memory. Tried to allocate 3.06 GiB"
+            write_trial(directory, record(fields, "out_of_memory", reason))
+        elif fields["repeat"] == 1:
+            write_trial(directory, record(fields, "failed", "rank 2: RuntimeError: <b>loader</b> died & left"))
+        else:
+            write_trial(directory, record(fields, "pruned", "batch 512 ran out of memory before"))
+    infeasible = FIELDS | base | {"world_size": 8, "batch_per_gpu": 32, "loader_workers": 4, "precision": "bf16"}
+    write_trial(directory, record(infeasible, "infeasible", "needs 8 GPUs; the cluster has 4"))
+    return directory
+
+
+if __name__ == "__main__":
+    import sys
+
+    cpu_study(Path(sys.argv[1]) / "cpu")
+    gpu_study(Path(sys.argv[1]) / "gpu")
