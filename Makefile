@@ -1,0 +1,37 @@
+# Set-up happens once, and again when a lock file changes. README.md has the plain commands that these stand for.
+PYTHON ?= python3
+# cuda or cpu: which build of torch. Once installed, it stays until the other one is asked for.
+TORCH ?= $(or $(shell cat .venv/torch-build 2>/dev/null),cuda)
+# What the main job is told: make study ARGS="--gpus 1,2"
+ARGS ?=
+
+RUN := .venv/installed-$(TORCH)-requirements.lock
+DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
+
+.PHONY: study test lint lock clean
+
+study: $(RUN)
+	.venv/bin/python -m study.scaling $(ARGS)
+
+test: lint
+	.venv/bin/python -m pytest -q
+
+lint: $(DEVELOP)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+.venv/installed-$(TORCH)-%: %
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/set_up.sh $<
+	touch $@
+
+# Keeps the versions that are locked, where they still fit; UPGRADE=--upgrade takes the newest.
+lock:
+	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+		pyproject.toml --output-file requirements.lock --quiet
+	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+		pyproject.toml --group dev --constraint requirements.lock --output-file requirements-dev.lock --quiet
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

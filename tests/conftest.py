@@ -1,0 +1,37 @@
+"""What all tests share. With FORBID_SKIPS=1, as in continuous integration, a skipped test fails."""
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turns a skip into a failure that shows its reason; expected failures stay what they are."""
+    if os.environ.get("FORBID_SKIPS") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: FORBID_SKIPS=1, but: {reason}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _forbid_skip(report)
+    return report
+
+
+@pytest.fixture
+def results_folder(tmp_path: Any) -> str:
+    """A results folder that does not exist yet."""
+    return str(tmp_path / "results")
