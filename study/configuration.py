@@ -1,0 +1,379 @@
+"""One resolved, validated configuration from the command line and a YAML file; the command line beats the file."""
+
+import ast
+import difflib
+import hashlib
+import math
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from study.studies import STUDIES, Study
+from trainables.trial import Trial, explain
+
+AXIS_OPTIONS = {
+    "gpus": "world_size",
+    "nodes": "nodes",
+    "batch-per-gpu": "batch_per_gpu",
+    "global-batch": "global_batch",
+    "loader-workers": "loader_workers",
+    "precision": "precision",
+    "model": "model",
+    "steps": "steps",
+    "seed": "seed",
+}
+"""options that take a comma list, and the field of a trial that each sets"""
+
+PLAIN_OPTIONS = {
+    "study": "study",
+    "out": "out",
+    "repeats": "repeats",
+    "address": "address",
+    "isolate": "isolate",
+    "trial-timeout": "trial_timeout_s",
+    "price-per-gpu-hour": "price_per_gpu_hour",
+}
+"""options with one value, and the field of `Configuration` that each sets"""
+
+OWN_OPTION = {
+    "repeat": "--repeats N",
+    "data_dir": "--data-dir DIR",
+    "workload": "--workload FILE.py:NAME",
+    "workload_digest": "--workload FILE.py:NAME",
+}
+"""fields of a trial that --set does not set, and what does"""
+
+_KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "set")
+
+
+class ConfigurationError(Exception):
+    """What a user asked for cannot be: one line with where, what, and what is allowed."""
+
+
+class Configuration(BaseModel):
+    """All that a user may decide. `axes` holds only what was asked for; the study decides the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    study: str = "default"
+    out: str = ""
+    axes: dict[str, tuple[Any, ...]] = {}
+    repeats: int | None = Field(None, ge=1, le=1000)
+    address: str | None = Field(None, pattern=r"^(auto|local|[^\s/]+:\d{1,5})$")
+    isolate: bool = False
+    trial_timeout_s: float = Field(600.0, gt=0)
+    price_per_gpu_hour: float | None = Field(None, ge=0)
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the random order of trials: the first of the trials' own seeds."""
+        return int(self.axes.get("seed", (0,))[0])
+
+
+def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> Configuration:
+    """The configuration that options and a YAML file together ask for.
+
+    `command_line`: option names without dashes, and their values as given; options that were not given are left out.
+    Raises ConfigurationError.
+    """
+    plain: dict[str, Any] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
+    sources: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [(command_line, "--{}".format)]
+    if config_file is not None:
+        sources.insert(0, (_read_yaml(config_file), f"{config_file}: {{}}".format))
+    for options, where in sources:
+        asked, asked_axes = _read_options(options, where)
+        if {"batch_per_gpu", "global_batch"} & set(asked_axes):
+            axes = {name: values for name, values in axes.items() if name not in ("batch_per_gpu", "global_batch")}
+        if "data_dir" in asked_axes and "dataset" not in asked_axes and "dataset" in axes:
+            asked_axes["dataset"] = axes["dataset"]
+        plain |= asked
+        axes |= asked_axes
+    if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
+        axes["dataset"] = (_dataset_in(axes["data_dir"][0]),)
+    if "workload" not in axes and "data_dir" not in axes:
+        for dataset in {"fashion_mnist", "cifar10"} & set(axes.get("dataset", ())):
+            raise ConfigurationError(
+                f"--set dataset: {dataset!r} needs --data-dir DIR with its files; 'fashion_mnist_sample' needs none"
+            )
+    configuration = Configuration(**plain, axes=axes)
+    return configuration.model_copy(update={"out": _out(configuration)})
+
+
+def to_yaml(configuration: Configuration, study: Study) -> str:
+    """The YAML that asks for all of it again, the study's own axes included."""
+    options: dict[str, Any] = {
+        option: getattr(configuration, field)
+        for option, field in PLAIN_OPTIONS.items()
+        if getattr(configuration, field) is not None
+    }
+    options["repeats"] = study.repeats
+    fields = {name: list(values) for name, values in study.axes.items()}
+    fields = {name: [value] for name, value in study.base.items()} | fields
+    fields.pop("workload_digest", None)
+    for option, field in AXIS_OPTIONS.items():
+        if field in fields:
+            options[option] = fields.pop(field)
+    for option, field in (("data-dir", "data_dir"), ("workload", "workload")):
+        if field in fields:
+            options[option] = fields.pop(field)[0]
+    if fields:
+        options["set"] = fields
+    return yaml.safe_dump(options, sort_keys=False, default_flow_style=None)
+
+
+# ------------------------------------------------------------------------------------------------- options to values
+
+
+def _read_options(
+    options: Mapping[str, Any], where: Callable[[str], str]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Plain values and axes of one source, each checked by itself."""
+    plain: dict[str, Any] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
+
+    def add(field: str, values: tuple[Any, ...], source: str) -> None:
+        if field in axes:
+            raise ConfigurationError(f"{source}: {field} is asked for twice; give it once")
+        axes[field] = values
+
+    for option, value in options.items():
+        source = where(option)
+        if option in AXIS_OPTIONS:
+            add(AXIS_OPTIONS[option], _values(AXIS_OPTIONS[option], value, source), source)
+        elif option == "set":
+            for field, values in _settings(value, source):
+                add(field, _values(field, values, source), source)
+        elif option == "data-dir":
+            add("data_dir", (_data_dir(value, source),), source)
+        elif option == "workload":
+            spec, digest = _workload(value, source)
+            axes |= {"workload": (spec,), "workload_digest": (digest,)}
+        else:
+            plain[PLAIN_OPTIONS[option]] = _plain(option, value, source)
+    if {"batch_per_gpu", "global_batch"} <= set(axes):
+        raise ConfigurationError(
+            f"{where('global-batch')}: the batch is given per GPU or for all GPUs together; leave out batch-per-gpu or global-batch"
+        )
+    return plain, axes
+
+
+def _plain(option: str, value: Any, source: str) -> Any:
+    field = PLAIN_OPTIONS[option]
+    if option == "study":
+        if not isinstance(value, str) or value not in STUDIES:
+            raise ConfigurationError(
+                f"unknown study {_shown(value)}{_near(value, STUDIES)}; studies: {', '.join(STUDIES)}"
+            )
+        return value
+    try:
+        if isinstance(value, bool) and field != "isolate":
+            raise ConfigurationError(f"{source} {_shown(value)}: input should not be true or false")
+        return getattr(Configuration.model_validate({field: value}), field)
+    except ValidationError as error:
+        if option == "address":
+            raise ConfigurationError(
+                f"{source} {_shown(value)} is not an address; allowed: auto, local, HOST:PORT"
+            ) from None
+        message = error.errors()[0]["msg"]
+        raise ConfigurationError(f"{source} {_shown(value)}: {message[0].lower()}{message[1:]}") from None
+
+
+def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
+    """(field, values) of every `--set field=a,b`, or of the mapping that stands for them in a file."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        pairs = []
+        for setting in value if isinstance(value, (list, tuple)) else [value]:
+            field, equals, values = setting.partition("=") if isinstance(setting, str) else ("", "", "")
+            if not equals or not field.strip():
+                raise ConfigurationError(f"{source} {_shown(setting)}: give field=value or field=value,value")
+            pairs.append((field.strip(), values))
+    for field, values in pairs:
+        if field in OWN_OPTION:
+            raise ConfigurationError(f"{source}: {field} is not set here; use {OWN_OPTION[field]}")
+        if field != "global_batch" and field not in Trial.model_fields:
+            raise ConfigurationError(
+                f"{source}: {_shown(field)} is not a field of a trial{_near(field, Trial.model_fields)}; fields: {', '.join(name for name in Trial.model_fields if name not in OWN_OPTION)}"
+            )
+        yield field, values
+
+
+def _values(field: str, value: Any, source: str) -> tuple[Any, ...]:
+    """A comma list, a YAML list or one value: each checked by the trial's own rules, duplicates dropped."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+    if not parts:
+        raise ConfigurationError(f"{source}: {field} has no values")
+    return tuple(
+        dict.fromkeys(_typed(field, part.strip() if isinstance(part, str) else part, source) for part in parts)
+    )
+
+
+def _typed(field: str, value: Any, source: str) -> Any:
+    if value == "":
+        raise ConfigurationError(f"{source}: {field} has an empty value")
+    known = "batch_per_gpu" if field == "global_batch" else field
+    if isinstance(value, bool) and Trial.model_fields[known].annotation is not bool:
+        raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
+    alone = {"world_size": value} if known == "nodes" else {}  # which nodes need ranks for
+    try:
+        typed = getattr(Trial.model_validate(alone | {known: value}), known)
+    except ValidationError as error:
+        lines = [line for line in explain(error) if line.startswith(f"{known} ")]
+        line = (lines or explain(error))[0].replace(known, field, 1)
+        raise ConfigurationError(f"{source}: {_clipped(line)}") from None
+    if isinstance(typed, float) and not math.isfinite(typed):
+        raise ConfigurationError(f"{source}: {field} {value!r}: input should be a finite number")
+    return typed
+
+
+# --------------------------------------------------------------------------------------------------- files and folders
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    """The options in a YAML file, under the names that the command line uses; `_` may stand for `-`."""
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigurationError(f"--config: {path} cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigurationError(f"{path}{place} is not YAML: {_one_line(error.problem or error)}") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not YAML: {_one_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{path} holds a {type(content).__name__}; it must be a mapping of option names to values, such as `gpus: [1, 2]`"
+        )
+    options: dict[str, Any] = {}
+    for key, value in content.items():
+        option = str(key).replace("_", "-") if isinstance(key, str) else None
+        if option not in _KEYS:
+            name = str(key).replace("-", "_")
+            is_field = name in Trial.model_fields and name not in OWN_OPTION
+            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else _near(option, _KEYS)
+            raise ConfigurationError(f"{path}: unknown key {_shown(key)}{hint}; keys: {', '.join(_KEYS)}")
+        if option in options:
+            raise ConfigurationError(f"{path}: {option} is given twice")
+        options[option] = value
+    return options
+
+
+def _data_dir(value: Any, source: str) -> str:
+    """The absolute path of a folder that can be read."""
+    path = _path(value, source)
+    if not path.exists():
+        raise ConfigurationError(f"{source}: folder {path} does not exist")
+    if not path.is_dir():
+        raise ConfigurationError(f"{source}: {path} is not a folder")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigurationError(f"{source}: folder {path} cannot be read; check its permissions")
+    return str(path)
+
+
+def _dataset_in(folder: str) -> str:
+    """The data set whose files lie in a folder, in torchvision's layout."""
+    signs = {
+        "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
+        "cifar10": ("cifar-10-batches-py",),
+    }
+    found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
+        )
+    if not found:
+        raise ConfigurationError(
+            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
+        )
+    return found[0]
+
+
+def _workload(value: Any, source: str) -> tuple[str, str]:
+    """`FILE.py:NAME` with an absolute path, and the file's digest. The file is parsed, not run."""
+    text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not text.endswith(".py") or not name.isidentifier():
+        raise ConfigurationError(f"{source} {_shown(value)}: give path/to/file.py:name")
+    path = _path(text, source)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigurationError(f"{source}: file {path} does not exist") from None
+    except OSError as error:
+        raise ConfigurationError(f"{source}: {path} cannot be read: {error.strerror}") from None
+    try:
+        module = ast.parse(content)
+    except SyntaxError as error:
+        raise ConfigurationError(f"{source}: {path} line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ConfigurationError(f"{source}: {path} is not Python: {_one_line(error)}") from None
+    names, complete = _defined_names(module.body)
+    if complete and name not in names:
+        functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+        raise ConfigurationError(
+            f"{source}: {path} defines no {name!r}{_near(name, functions)}; its functions: {', '.join(functions) or 'none'}"
+        )
+    return f"{path}:{name}", hashlib.sha256(content).hexdigest()[:8]
+
+
+def _defined_names(body: Iterable[ast.stmt]) -> tuple[set[str], bool]:
+    """Names that a module's top level binds, and whether these are all: after `import *` nobody knows."""
+    names: set[str] = set()
+    complete = True
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(statement.name)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.alias):
+                complete = complete and node.name != "*"
+                names.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+    return names, complete
+
+
+def _out(configuration: Configuration) -> str:
+    out = configuration.out or f"results/{configuration.study}"
+    if "\0" in out:
+        raise ConfigurationError(f"--out {_shown(out)} is not a path")
+    return out
+
+
+def _path(value: Any, source: str) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigurationError(f"{source} {_shown(value)} is not a path")
+    return Path(os.path.abspath(os.path.expanduser(value)))
+
+
+# -------------------------------------------------------------------------------------------------------- messages
+
+
+def _near(value: Any, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(value, list(names), n=1) if isinstance(value, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    return _clipped(reprlib.repr(value), 80)
+
+
+def _one_line(error: object) -> str:
+    return _clipped(" ".join(str(error).split()) or type(error).__name__)
+
+
+def _clipped(text: str, length: int = 300) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -1,0 +1,175 @@
+"""How does data-parallel training scale here, what holds it back, what should change?
+
+Examples:
+
+  python -m study.scaling                                  the default study on what is here
+
+  python -m study.scaling plan strong --gpus 1,2,4         what would run, and how long
+
+  python -m study.scaling run --model resnet50 --batch-per-gpu 64,256 --out results/resnet50
+
+  python -m study.scaling report results/resnet50          the report again, from the results alone
+"""
+
+import json
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from study.options import Address, Debug, Json, Quiet, with_study_options
+
+DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 4, 130
+"""exit codes"""
+
+app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
+
+
+@app.command("list")
+def list_studies(json_: Json = False) -> None:
+    """The studies, each with the question that it answers."""
+    from study.capacity import local_capacity
+    from study.studies import STUDIES
+
+    questions = {name: study(local_capacity()).question for name, study in STUDIES.items()}
+    if json_:
+        return _print_json([{"name": name, "question": question} for name, question in questions.items()])
+    width = max(map(len, questions))
+    for name, question in questions.items():
+        print(f"{name:{width}}  {question}")
+
+
+@app.command()
+@with_study_options
+def plan(json_: Json = False, **options: Any) -> int:
+    """Dry run: every trial with its status, the time and the money that is left to spend."""
+    from study import display, session
+
+    configuration = session.configure(options)
+    prepared = session.prepare(configuration, session.planning_nodes(configuration.address))
+    if options["print_config"]:
+        print(prepared.yaml, end="")
+        return DONE
+    if json_:
+        _print_json(session.plan_as_json(prepared))
+    else:
+        display.print_plan(prepared)
+    session.say_what_does_not_fit(prepared)
+    return DOES_NOT_FIT if prepared.unfit else DONE
+
+
+@app.command("run")
+@with_study_options
+def run_study(**options: Any) -> int:
+    """Run what is missing in the results folder, then write the report."""
+    from study import session
+
+    configuration = session.configure(options)
+    if options["print_config"]:
+        print(session.prepare(configuration, session.planning_nodes(configuration.address)).yaml, end="")
+        return DONE
+    return session.run(configuration, command=_command(), quiet=options["quiet"])
+
+
+@app.command()
+def status(directory: Directory, json_: Json = False, debug: Debug = False) -> None:
+    """What is in a results folder: counts, failures with reason and log, what is left."""
+    from study import display
+    from study.session import status_of
+
+    found = status_of(directory)
+    if json_:
+        return _print_json(found)
+    display.print_status(found)
+
+
+@app.command()
+def report(
+    directory: Directory,
+    out: Annotated[str | None, typer.Option(metavar="DIR2", help="Where to; left out: DIR/report.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write tables, figures and report again, from the results alone."""
+    from analysis.report import write_report
+
+    print(write_report(directory, out))
+
+
+@app.command()
+def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
+    """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
+    from study import display
+    from study.doctor import examine
+
+    checks = examine(address)
+    if json_:
+        _print_json([check.__dict__ for check in checks])
+    else:
+        display.print_checks(checks, only_troubles=quiet)
+    return NO_CLUSTER if any(check.name == "cluster" and check.status == "fail" for check in checks) else DONE
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line and gives its exit code. A user's mistake is one line on stderr."""
+    is_command = arguments and (not arguments[0].startswith("-") or arguments[0] == "--help")
+    try:
+        return int(
+            app(
+                list(arguments) if is_command else ["run", *arguments],
+                standalone_mode=False,
+                prog_name="python -m study.scaling",
+            )
+            or 0
+        )
+    except KeyboardInterrupt:
+        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
+        return _explained(error, arguments)
+
+
+def _explained(error: Exception, arguments: Sequence[str]) -> int:
+    """The exit code of an error, which is told in one line; an internal error's traceback goes to a file."""
+    if hasattr(error, "format_message") and hasattr(
+        error, "exit_code"
+    ):  # of the option parser, in whichever package it is
+        print(f"{error.format_message()}; see --help", file=sys.stderr)
+        return USAGE
+    # by name, for importing every room to compare classes would cost each command a second
+    exit_code = {
+        "ConfigurationError": USAGE,
+        "PlanError": USAGE,
+        "StoreError": USAGE,
+        "ResultsError": USAGE,
+        "WorkloadError": USAGE,
+        "ClusterError": NO_CLUSTER,
+    }.get(type(error).__name__)
+    if exit_code is not None:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_code
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+        return SOME_FAILED
+    with tempfile.NamedTemporaryFile("w", prefix="scaling-study-error-", suffix=".log", delete=False) as file:
+        traceback.print_exception(error, file=file)
+    first_line = next(iter(str(error).splitlines()), "")
+    print(f"internal error: {type(error).__name__}: {first_line}; traceback in {file.name}", file=sys.stderr)
+    return SOME_FAILED
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "study.scaling", *sys.argv[1:]])
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

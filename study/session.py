@@ -1,0 +1,330 @@
+"""What the commands do: from a configuration to a plan, from a plan to results and their report."""
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from study.capacity import NodeCapacity, local_capacity
+from study.configuration import Configuration, resolve, to_yaml
+from study.options import given
+from study.plan import LAYOUT_FIELDS, Estimate, PlannedTrial, blocks, estimate, plan_trials
+from study.studies import STUDIES, Study
+from trainables.trial import Trial
+
+if TYPE_CHECKING:
+    from study.store import Store
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan with all that a command says about it. `unfit` are the rows that keep it from starting."""
+
+    configuration: Configuration
+    study: Study
+    rows: Sequence[PlannedTrial]
+    unfit: Sequence[PlannedTrial]
+    estimate: Estimate
+
+    @property
+    def pending(self) -> list[Trial]:
+        """Trials still to run."""
+        return [row.trial for row in self.rows if row.status == "pending" and row.trial is not None]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of rows by status."""
+        return dict(Counter(row.status for row in self.rows))
+
+    @property
+    def yaml(self) -> str:
+        """The configuration that asks for this plan again."""
+        return to_yaml(self.configuration, self.study)
+
+    def label(self, row: PlannedTrial) -> str:
+        """What sets a row apart in its study, without its repeat."""
+        names = [name for name in self.study.axes if len(self.study.axes[name]) > 1] or ["world_size"]
+        return ", ".join(f"{name} {row.fields[name]}" for name in names)
+
+
+def configure(options: Mapping[str, Any]) -> Configuration:
+    """The configuration that a command's options ask for."""
+    return resolve(given(dict(options)), options["config"])
+
+
+def is_local(address: str | None) -> bool:
+    """Is it certain, without asking anybody, that a local Ray would be started?"""
+    from study.cluster import BOOTSTRAP_FILE
+
+    return address == "local" or (address is None and not os.environ.get("RAY_ADDRESS") and not BOOTSTRAP_FILE.exists())
+
+
+def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
+    """The nodes that a run would use: this host's without ray, or those of the cluster, which is asked."""
+    if is_local(address):
+        return local_capacity()
+    from study.cluster import ClusterError, connect
+
+    try:
+        with connect(address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
+            say(f"planned for {cluster.description}")
+            return cluster.nodes
+    except ClusterError:
+        if address or os.environ.get("RAY_ADDRESS"):
+            raise
+        return local_capacity()  # what an ended cluster left behind; a run would start a local Ray
+
+
+def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prepared:
+    """The plan of a configuration on these nodes, with what its results folder already holds."""
+    study = STUDIES[configuration.study](nodes).asking(configuration.axes, configuration.repeats)
+    store = existing_store(configuration.out, study.name)
+    records = store.records() if store else []
+    if store and (corrupt := store.corrupt()):
+        say(f"{configuration.out}: damaged, so run again: {', '.join(corrupt)}")
+    statuses = {record["trial_id"]: record["status"] for record in records}
+    rows = plan_trials(study, nodes, statuses, _out_of_memory(records))
+    asked_layout = set(configuration.axes) & set(LAYOUT_FIELDS)
+    unfit = [row for row in rows if row.status == "infeasible"]
+    if not asked_layout and len(unfit) < len(rows):
+        unfit = []
+    if all(row.status in ("skipped", "infeasible") for row in rows):
+        unfit = list(rows)
+    return Prepared(configuration, study, rows, unfit, estimate(rows, records, configuration.price_per_gpu_hour))
+
+
+def existing_store(out: str, study_name: str) -> "Store | None":
+    """The results that are in `out`; None where there are none yet. Raises StoreError, also for another study's."""
+    if "://" not in out and not os.path.exists(os.path.join(out, "study.json")):
+        return None
+    from study.store import Store, StoreError
+
+    try:
+        store = Store.at(out)
+    except StoreError:
+        if "://" in out:
+            return None  # nothing there yet, or what opening it for writing will explain
+        raise
+    name = store.study()["name"]
+    if name != study_name:
+        raise StoreError(
+            f"{out} holds results of study {name!r}, not {study_name!r}: choose another --out, or run study {name!r}"
+        )
+    return store
+
+
+def say_what_does_not_fit(prepared: Prepared) -> None:
+    """Every combination that keeps a plan from starting, and why, once each."""
+    for line in dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in prepared.unfit):
+        say(f"does not fit: {line}")
+
+
+def run(configuration: Configuration, command: str, quiet: bool) -> int:
+    """Runs what is missing, writes the report, prints the summary; gives the exit code."""
+    from study.cluster import connect
+    from study.scaling import DOES_NOT_FIT, INTERRUPTED
+
+    store: Store | None = None
+    interrupted = False
+    try:
+        if is_local(configuration.address):
+            prepared = prepare(configuration, local_capacity())
+            if prepared.unfit:
+                say_what_does_not_fit(prepared)
+                return DOES_NOT_FIT
+            _check_workload(configuration)
+            store = _open(prepared, command)
+            if prepared.pending:
+                with connect(configuration.address) as cluster:
+                    interrupted = _measure(prepared, store, cluster, quiet)
+        else:
+            _check_workload(configuration)
+            with connect(configuration.address) as cluster:
+                prepared = prepare(configuration, cluster.nodes)
+                if prepared.unfit:
+                    say_what_does_not_fit(prepared)
+                    return DOES_NOT_FIT
+                store = _open(prepared, command)
+                interrupted = bool(prepared.pending) and _measure(prepared, store, cluster, quiet)
+    except KeyboardInterrupt:
+        if store is None:
+            raise
+        interrupted = True
+    exit_code = _finish(prepared, store, interrupted, quiet)
+    if interrupted:
+        say(f"interrupted; resume with: {command}")
+        return INTERRUPTED
+    return exit_code
+
+
+def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> bool:
+    """Runs the pending trials. True where Ctrl-C ended it."""
+    from study.progress import Progress
+    from study.tuning import run_trials
+
+    if not quiet:
+        say(f"cluster: {cluster.description}")
+        if cluster.dashboard_url:
+            say(f"dashboard: {cluster.dashboard_url}")
+        on_gpus = prepared.pending[0].device == "cuda"
+        if not on_gpus and "world_size" in prepared.configuration.axes:
+            say("no GPUs are used: --gpus counts CPU ranks")
+    configuration = prepared.configuration
+    with Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress:
+        return run_trials(
+            prepared.study.name,
+            blocks(prepared.pending, prepared.study.repeats, configuration.order_seed),
+            store,
+            cluster,
+            isolate=configuration.isolate,
+            trial_timeout_s=configuration.trial_timeout_s,
+            on_event=progress.on_event,
+        )
+
+
+def _open(prepared: Prepared, command: str) -> "Store":
+    """The results folder, with what is known without running anything saved in it."""
+    import yaml
+
+    from study.store import Store, TrialResult
+
+    planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
+    store = Store.open(
+        prepared.configuration.out,
+        name=prepared.study.name,
+        question=prepared.study.question,
+        configuration=yaml.safe_load(prepared.yaml) | {"planned_trials": planned},
+        versions=_versions(),
+        command=command,
+    )
+    known = store.statuses()
+    for row in prepared.rows:
+        if (
+            row.trial is not None
+            and row.status in ("infeasible", "pruned")
+            and known.get(row.trial.trial_id) != row.status
+        ):
+            store.save(
+                TrialResult(
+                    trial=row.trial, status=row.status, reason=row.reason, started_at=time.time(), duration_s=0.0
+                )
+            )
+    return store
+
+
+def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> int:
+    """Writes the report, prints the summary and the report's path; gives the exit code."""
+    from analysis.report import summary_table, write_report
+    from study.display import print_summary
+    from study.scaling import DONE, SOME_FAILED
+
+    out = prepared.configuration.out
+    path = write_report(out, partial=partial)
+    statuses = store.statuses()
+    left = Counter(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
+    if not quiet:
+        print_summary(*summary_table(out))
+        say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
+        for record in store.records():
+            if record["status"] in ("failed", "timeout"):
+                say(
+                    f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"
+                )
+    print(path)
+    return SOME_FAILED if left["failed"] or left["timeout"] or left["missing"] else DONE
+
+
+def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
+    """Where a trial's error log lies."""
+    return f"{store.trial_folder(record['trial_id'])}/{record['log']}" if record.get("log") else None
+
+
+def status_of(directory: str) -> dict[str, Any]:
+    """Counts by status, failures, and planned trials that have not been run."""
+    from study.store import Store
+
+    store = Store.at(directory)
+    study, records = store.study(), store.records()
+    known = {record["trial_id"] for record in records}
+    configuration = study.get("configuration")
+    planned = configuration.get("planned_trials", []) if isinstance(configuration, dict) else []
+    return {
+        "study": study["name"],
+        "question": study.get("question"),
+        "counts": dict(Counter(record["status"] for record in records)),
+        "failures": [
+            {
+                "trial_id": record["trial_id"],
+                "status": record["status"],
+                "reason": record.get("reason"),
+                "log": log_path(store, record),
+            }
+            for record in records
+            if record["status"] in ("failed", "timeout")
+        ],
+        "left": [trial_id for trial_id in planned if trial_id not in known],
+        "damaged": store.corrupt(),
+        "command": study.get("command"),
+    }
+
+
+def plan_as_json(prepared: Prepared) -> dict[str, Any]:
+    """A plan as plain values."""
+    return {
+        "study": prepared.study.name,
+        "question": prepared.study.question,
+        "out": prepared.configuration.out,
+        "counts": prepared.counts,
+        "estimate": prepared.estimate.__dict__,
+        "trials": [
+            {
+                "trial_id": row.trial.trial_id if row.trial else None,
+                "status": row.status,
+                "reason": row.reason,
+                "fields": row.trial.model_dump() if row.trial else dict(row.fields),
+            }
+            for row in prepared.rows
+        ],
+    }
+
+
+def say(line: str) -> None:
+    """A line for people, on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check_workload(configuration: Configuration) -> None:
+    """Imports a user's workload file here, where its error is one line, and not in every rank."""
+    for spec in configuration.axes.get("workload", ()):
+        from trainables.workload import load_user_workload
+
+        load_user_workload(spec)
+
+
+def _out_of_memory(records: Sequence[Mapping[str, Any]]) -> list[Trial]:
+    trials = []
+    for record in records:
+        if record["status"] == "out_of_memory":
+            try:
+                trials.append(Trial.model_validate(record["trial"]))
+            except ValidationError:  # of a version with other fields: no trial of today is of its row
+                continue
+    return trials
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for package in ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
