@@ -38,6 +38,16 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
         release_memory()
 
 
+def rehearse(device: torch.device) -> None:
+    """One step of a one-weight model: what torch imports and sets up on first use is not left to the first trial."""
+    model = torch.nn.Linear(1, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = model(torch.ones(1, 1, device=device)).sum()
+    loss.backward()
+    optimizer.step()
+
+
 def release_memory() -> None:
     """Frees what no one holds any more, on the host and in CUDA's caching allocator."""
     gc.collect()

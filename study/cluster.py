@@ -1,0 +1,150 @@
+"""Which Ray cluster a study runs on: finds it, or starts a local one, and says which."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.capacity import NodeCapacity, count_cpus, count_gpus
+
+BOOTSTRAP_FILE = Path("/tmp/ray/ray_current_cluster")
+"""where `ray start` leaves the address of the cluster that this host belongs to"""
+
+
+class ClusterError(Exception):
+    """No cluster, or no access to it, in one line: what was tried and what to do."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A connected cluster. `driver_resource` is what pins an actor to this host without taking a CPU."""
+
+    nodes: list[NodeCapacity]
+    description: str
+    dashboard_url: str | None
+    driver_resource: dict[str, float]
+    log_dir: str
+
+
+@contextmanager
+def connect(address: str | None = None) -> Iterator[Cluster]:
+    """Connects for the length of a study.
+
+    `address`: "local" starts a Ray of our own; "HOST:PORT" joins that cluster; "auto" a running one; None means
+    RAY_ADDRESS, else a running cluster that this host belongs to, else a local Ray. Raises ClusterError.
+    """
+    _set_environment()
+    import ray
+
+    wanted = address or os.environ.get("RAY_ADDRESS") or _running_cluster() or "local"
+    if wanted == "auto":
+        found = _running_cluster()
+        if found is None:
+            raise ClusterError(
+                "no running Ray cluster on this host (--address auto); start one with `ray start --head`, or use --address local"
+            )
+        wanted = found
+    try:
+        if wanted == "local":
+            context = ray.init(
+                address="local",
+                num_cpus=count_cpus(),
+                num_gpus=count_gpus(),
+                include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
+                dashboard_host="127.0.0.1",
+                log_to_driver=False,
+                logging_level="error",
+            )
+        else:
+            _probe(wanted)
+            context = ray.init(address=wanted, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ClusterError(
+            f"cannot use the Ray cluster at {wanted}: {first_line}; check that it runs Ray {ray.__version__}, "
+            "and that RAY_AUTH_MODE=token and its token (~/.ray/auth_token) are the cluster's"
+        ) from error
+    try:
+        nodes = _nodes()
+        driver_address = ray.util.get_node_ip_address()
+        what = "a local Ray" if wanted == "local" else f"the Ray cluster at {wanted}"
+        gpus, cpus = sum(node.gpus for node in nodes), sum(node.cpus for node in nodes)
+        url = context.address_info.get("webui_url")
+        yield Cluster(
+            nodes=nodes,
+            description=f"{what}: {_count(len(nodes), 'node')}, {_count(gpus, 'GPU')}, {_count(cpus, 'CPU')}, Ray {ray.__version__}",
+            dashboard_url=f"http://{url}" if url else None,
+            driver_resource={f"node:{driver_address}": 0.001},
+            log_dir=str(Path(context.address_info["session_dir"]) / "logs"),
+        )
+    finally:
+        ray.shutdown()
+
+
+def _set_environment() -> None:
+    """What Ray reads when it is imported or started; what the user has set stays."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"
+    )  # under `uv run` each worker would resolve its own environment
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "1")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    # workers import this project: from its own folder, wherever the command was started
+    root = str(Path(__file__).resolve().parent.parent)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+
+
+def _running_cluster() -> str | None:
+    """The address that `ray start` left on this host, if somebody still answers there."""
+    try:
+        address = BOOTSTRAP_FILE.read_text().strip()
+    except OSError:
+        return None
+    try:
+        _probe(address)
+    except ClusterError:
+        return None
+    return address
+
+
+def _probe(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://") or not host or not port.isdigit():
+        raise ClusterError(
+            f"--address {address!r} is not an address; use auto, local or HOST:PORT (Ray's GCS port, 6379 unless changed)"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address} ({error.strerror or error}); start it with `ray up cluster.yaml` or `ray start --head`, or use --address local"
+        ) from error
+
+
+def _nodes() -> list[NodeCapacity]:
+    """Alive nodes in a fixed order, so that a layout always takes the same ones."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(
+        (
+            NodeCapacity(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                cpus=int(node["Resources"].get("CPU", 0)),
+                gpus=int(node["Resources"].get("GPU", 0)),
+            )
+            for node in alive
+        ),
+        key=lambda node: (node.address, node.node_id),
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

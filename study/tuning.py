@@ -1,0 +1,232 @@
+"""The grid under Ray Tune: one Tune trial a Trial, each a thin driver that asks the keeper for its measurement.
+
+Tune schedules and shows; the store is the truth. A Tune trial holds no CPU and no GPU: it is pinned to the driver's
+host by a sliver of that node's own resource, so that the driver alone needs to reach the results folder.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import ray
+from ray import tune
+from ray.tune.logger import JsonLoggerCallback
+
+from analysis.measures import summarise
+from study.cluster import Cluster
+from study.plan import pruned_by
+from study.store import Store, TrialResult
+from study.worker_group import Keeper, Layout, layout_key, layouts, members
+from trainables.trial import Trial
+
+CLOSE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a person who watches wants to know."""
+
+    kind: Literal["group_starting", "trial_started", "trial_ended"]
+    trial: Trial | None = None
+    status: str = ""
+    reason: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+    log: str = ""
+
+
+def run_trials(
+    study_name: str,
+    blocks: Sequence[Sequence[Trial]],
+    store: Store,
+    cluster: Cluster,
+    *,
+    isolate: bool = False,
+    trial_timeout_s: float = 600.0,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> bool:
+    """Runs all trials and saves each as it ends. True where Ctrl-C ended it early.
+
+    `blocks`: the trials of one element may share a warm worker group, in their order; with `isolate` none do.
+    """
+    try:
+        tune_grid(study_name, blocks, store, cluster, isolate, trial_timeout_s, on_event)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def tune_grid(
+    study_name: str,
+    blocks: Sequence[Sequence[Trial]],
+    store: Store,
+    cluster: Cluster,
+    isolate: bool = False,
+    trial_timeout_s: float = 600.0,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> tune.ResultGrid:
+    """Tune's own result grid: a row a trial, its fields under `config/trial/...`, throughput and phase medians beside."""
+    trials = [trial for block in blocks for trial in block]
+    points = []
+    for number, block in enumerate(blocks):
+        for trial in block:
+            lone = f"isolated-{len(points)}" if isolate else None
+            points.append({"trial": trial.model_dump(), "block": lone or f"block-{number}"})
+    exhausted = [record["trial"] for record in store.records() if record["status"] == "out_of_memory"]
+    options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
+    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted)
+    task = _Task(
+        keeper=keeper,
+        store=store,
+        layouts=layouts(trials, cluster.nodes),
+        isolate=isolate,
+        trial_timeout_s=trial_timeout_s,
+        sources=_workload_sources(trials),
+    )
+    # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
+    state_dir = tempfile.mkdtemp(prefix="scaling-study-tune-")
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
+    try:
+        return tune.Tuner(
+            tune.with_resources(tune.with_parameters(measure_point, task=task), cluster.driver_resource),
+            param_space={"point": tune.grid_search(points)},
+            tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
+            run_config=tune.RunConfig(
+                name=study_name,
+                storage_path=state_dir,
+                verbose=0,
+                callbacks=[JsonLoggerCallback(), _Narrator(on_event)],
+            ),
+        ).fit()
+    finally:
+        _close(keeper)
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+@dataclass
+class _Task:
+    """What every Tune trial of a study needs besides its point of the grid."""
+
+    keeper: Any
+    store: Store
+    layouts: dict[tuple[Any, ...], Layout]
+    isolate: bool
+    trial_timeout_s: float
+    sources: dict[str, str]
+
+
+def measure_point(config: dict[str, Any], task: _Task) -> None:
+    """A Tune trial: measure one point of the grid, save it, report it.
+
+    Reports `status`, `reason` and every number of `analysis.measures.summarise` that is not null.
+    """
+    trial = Trial.model_validate(config["point"]["trial"])
+    result = _pruned(trial, task.keeper) or _measured(trial, config["point"]["block"], task)
+    task.store.save(result)
+    summary = {}
+    if result.steps is not None:
+        summary = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
+        ray.get(task.keeper.export.remote(trial.trial_id, {k: float(v) for k, v in summary.items()}))
+    report = {"trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
+    tune.report(
+        report | {"log": f"{task.store.trial_folder(trial.trial_id)}/error.log" if result.log else "", **summary}
+    )
+
+
+def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
+    exhausted = [Trial.model_validate(fields) for fields in ray.get(keeper.exhausted_trials.remote())]
+    reason = pruned_by(trial, exhausted)
+    if reason is None:
+        return None
+    return TrialResult(
+        trial=trial, status="pruned", reason=reason, environment={}, started_at=time.time(), duration_s=0.0
+    )
+
+
+def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
+    job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
+    layout = task.layouts[layout_key(trial)]
+    if task.isolate:
+        layout = dataclasses.replace(layout, world_sizes=(trial.world_size,))
+    outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))
+    payloads = outcome.pop("payloads")
+    environment = outcome.pop("environment")
+    if payloads:
+        ranks = [
+            facts | {"memory": payload["memory"], "threads": payload["threads"]}
+            for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
+        ]
+        environment = environment | {"ranks": ranks}
+    steps = pa.concat_tables([payload["steps"] for payload in payloads]) if payloads else None
+    return TrialResult(trial=trial, steps=steps, environment=environment, **outcome)
+
+
+def _ranks_of(environment: dict[str, Any], trial: Trial) -> list[dict[str, Any]]:
+    """The facts of the group's ranks that took part in a trial, in the order of the trial's own ranks."""
+    by_node: dict[str, list[int]] = {}
+    for facts in environment["ranks"]:
+        by_node.setdefault(facts["node_id"], []).append(facts["rank"])
+    return [environment["ranks"][rank] for rank in members(list(by_node.values()), trial.world_size)]
+
+
+def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:
+    """The text of users' workload files, for nodes on which the files are not."""
+    return {trial.workload: Path(trial.workload.rpartition(":")[0]).read_text() for trial in trials if trial.workload}
+
+
+def _close(keeper: Any) -> None:
+    """Ends the live worker group and the keeper; whatever does not end in time is killed."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(keeper.close.remote(), timeout=CLOSE_TIMEOUT_S)
+    ray.kill(keeper)
+
+
+class _Narrator(tune.Callback):
+    """Turns Tune's callbacks in the driver into events."""
+
+    def __init__(self, on_event: Callable[[Event], None]):
+        self.on_event = on_event
+        self.block: str | None = None
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        point = trial.config["point"]
+        if point["block"] != self.block:
+            self.block = point["block"]
+            self.on_event(Event("group_starting"))
+        self.on_event(Event("trial_started", Trial.model_validate(point["trial"])))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if "status" not in result:
+            return
+        if result["status"] not in ("done", "pruned"):
+            self.block = None  # a failure ends the group
+        self.on_event(
+            Event(
+                "trial_ended",
+                Trial.model_validate(trial.config["point"]["trial"]),
+                status=result["status"],
+                reason=result["reason"],
+                summary=result,
+                log=result["log"],
+            )
+        )
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.on_event(
+            Event(
+                "trial_ended",
+                Trial.model_validate(trial.config["point"]["trial"]),
+                status="failed",
+                reason="the trial's driver failed; it is not saved and runs again next time",
+                log=trial.error_file or "",
+            )
+        )
