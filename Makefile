@@ -1,7 +1,7 @@
 # Set-up happens once, and again when a lock file changes. README.md has the plain commands that these stand for.
 PYTHON ?= python3
 # cuda or cpu: which build of torch. Once installed, it stays until the other one is asked for.
-TORCH ?= $(or $(shell cat .venv/torch-build 2>/dev/null),cuda)
+TORCH ?= $(if $(wildcard .venv/installed-cpu-*),cpu,cuda)
 # What the main job is told: make study ARGS="--gpus 1,2"
 ARGS ?=
 

@@ -65,6 +65,7 @@ else
         uv=.venv/bin/uv
     fi
     # uv knows where PyTorch publishes its CPU builds; all that they depend on is installed by now.
-    mapfile -t builds < <(grep -oE '^(torch|torchvision)==[^ ;\\]+' "$lock")
-    "$uv" pip install --quiet --python .venv/bin/python --torch-backend cpu --no-deps "${builds[@]}"
+    # shellcheck disable=SC2046  # two words are wanted
+    "$uv" pip install --quiet --python .venv/bin/python --torch-backend cpu --no-deps \
+        $(grep -oE '^(torch|torchvision)==[^ ;\\]+' "$lock")
 fi
