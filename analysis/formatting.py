@@ -60,13 +60,11 @@ def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str
     return ", ".join(value_label(name, row[name], ranks) for name in fields)
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A value as a cell shows it; missing values are a dash."""
-    if value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA or value == "":
-        return MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return MISSING if value in (None, "") or value is pd.NA or value != value else str(value)
 
 
 def number(value: float | None, decimals: int) -> str:

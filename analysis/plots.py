@@ -17,6 +17,9 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from analysis.formatting import configuration_label, field_label, percent, value_label
 from analysis.measures import PHASES
@@ -29,15 +32,18 @@ INK, GRID = "#2a2f36", "#c9ced6"
 MAX_FACETS = 24
 """Panels of one figure; a grid with more shows its first ones, and says so."""
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK,
-    "grid.color": GRID, "grid.linewidth": 0.6, "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False,
-    "axes.spines.right": False, "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False,
-    "svg.fonttype": "none", "svg.hashsalt": "scaling-study", "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "none",
+    "grid.color": GRID, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.facecolor": "none", "axes.facecolor": "none",
+}  # fmt: skip
+_TEXT: Any = {
+    "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False, "svg.fonttype": "none",
+    "svg.hashsalt": "scaling-study", "savefig.facecolor": "none",
 }  # fmt: skip
 
 _MARKERS = "oDs^vPX*"
+_LAYOUT = ["world_size", "nodes"]
 
 
 def speed_up_weak(analysis: Analysis) -> Figure | None:
@@ -71,21 +77,23 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
     facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
     batches = sorted(rows[batch].unique())
     colours = dict(zip(batches, sns.color_palette("colorblind", len(batches)), strict=True))
+    markers = {samples: _MARKERS[i % len(_MARKERS)] for i, samples in enumerate(batches)}
     sizes = sorted(rows["world_size"].unique())
     scale = 100.0 if value == "efficiency" else 1.0
-    with plt.rc_context(_STYLE):
+    with sns.axes_style("whitegrid", rc=_STYLE), plt.rc_context(_TEXT):
         figure, axes = _grid_of_axes(len(facets), sharey=True)
         for axis, (key, facet) in zip(axes, facets, strict=False):
             _ideal(axis, facet, value)
-            for i, (number_of_samples, lines) in enumerate(facet.groupby(batch)):
-                # Points that overlap stay visible beside each other: a nudge of up to 4 % along the logarithmic axis.
-                nudge = 2 ** (0.06 * (i - (facet[batch].nunique() - 1) / 2))
-                style: dict[str, Any] = {
-                    "color": colours[number_of_samples],
-                    "marker": _MARKERS[batches.index(number_of_samples) % 8],
-                }
-                for _, line in lines.groupby("series"):
-                    _line(axis, line, value, scale, nudge, style)
+            present = sorted(facet[batch].unique())
+            # Points that overlap stay visible beside each other: each batch is nudged along the logarithmic axis.
+            nudge = {samples: 2 ** (0.06 * (i - (len(present) - 1) / 2)) for i, samples in enumerate(present)}
+            shown = facet.assign(x=facet["world_size"] * facet[batch].map(nudge), y=scale * facet[value])
+            _errors(axis, shown, value, scale, shown[batch].map(colours))
+            sns.lineplot(
+                shown.sort_values(["series", *_LAYOUT]).drop_duplicates(["series", "world_size"]),
+                x="x", y="y", hue=batch, palette=colours, style=batch, markers=markers, dashes=False, units="series",
+                estimator=None, linewidth=1.3, markersize=5.5, markeredgewidth=0, legend=False, ax=axis,
+            )  # fmt: skip
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.minorticks_off()
@@ -93,37 +101,26 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             axis.set_title(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks))
             if value == "efficiency":
                 axis.set_ylim(bottom=0)
+            else:  # both axes logarithmic: the ideal is a straight line
+                axis.set_yscale("log", base=2)
+                axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axis.yaxis.set_minor_locator(NullLocator())
         _outer_labels(axes, field_label("world_size", ranks), "efficiency (%)" if scale > 1 else "speed-up")
         handles = [
-            plt.Line2D(
-                [], [], color=colours[b], marker=_MARKERS[i % 8], markersize=5, label=value_label(batch, b, ranks)
-            )
-            for i, b in enumerate(batches)
+            Line2D([], [], color=colours[b], marker=markers[b], markersize=5, label=value_label(batch, b, ranks))
+            for b in batches
         ]
-        handles.append(plt.Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
+        handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
         _legend(figure, handles)
     return figure
 
 
-def _line(axis: Any, line: pd.DataFrame, value: str, scale: float, nudge: float, style: dict[str, Any]) -> None:
-    """One series: its points with intervals, joined through the layouts on the fewest nodes."""
-    line = line.sort_values(["world_size", "nodes"])
-    low, high = (line[f"{value}_{end}"] for end in ("low", "high"))
-    below = (line[value] - low).clip(lower=0).fillna(0) * scale
-    above = (high - line[value]).clip(lower=0).fillna(0) * scale
-    x = line["world_size"] * nudge
-    axis.errorbar(
-        x,
-        line[value] * scale,
-        yerr=[below, above],
-        linestyle="none",
-        markersize=4.5,
-        capsize=2.5,
-        elinewidth=1,
-        **style,
-    )
-    main = line.drop_duplicates("world_size")
-    axis.plot(main["world_size"] * nudge, main[value] * scale, color=style["color"], linewidth=1.3)
+def _errors(axis: Any, points: pd.DataFrame, value: str, scale: float, colours: pd.Series) -> None:
+    """The 95 % intervals, and a small mark for each point: also for layouts on more nodes, which no line joins."""
+    for (_, point), colour in zip(points.iterrows(), colours, strict=True):
+        low, high = scale * point[f"{value}_low"], scale * point[f"{value}_high"]
+        ends = [[max(0.0, point["y"] - low)], [max(0.0, high - point["y"])]] if low <= high else None
+        axis.errorbar(point["x"], point["y"], yerr=ends, color=colour, marker=".", capsize=2.5, elinewidth=1)
 
 
 def _ideal(axis: Any, facet: pd.DataFrame, value: str) -> None:
@@ -154,7 +151,7 @@ def phases(analysis: Analysis) -> Figure | None:
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
     most = max(len(panel) for _, panel in panels)
-    with plt.rc_context(_STYLE):
+    with sns.axes_style("whitegrid", rc=_STYLE), plt.rc_context(_TEXT):
         figure, grid = plt.subplots(
             rows, columns, figsize=(9.6, 0.9 + rows * (0.75 + 0.2 * most)), squeeze=False, layout="constrained"
         )
@@ -174,7 +171,7 @@ def phases(analysis: Analysis) -> Figure | None:
             axis.set_xlabel("time of a step (ms)")
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
-        _legend(figure, [plt.Rectangle((0, 0), 1, 1, color=colours[name], label=PHASE_LABELS[name]) for name in drawn])
+        _legend(figure, [Rectangle((0, 0), 1, 1, color=colours[name], label=PHASE_LABELS[name]) for name in drawn])
     return figure
 
 
@@ -192,19 +189,16 @@ def caption(name: str) -> str:
     return (PLOTS[name].__doc__ or "").strip()
 
 
-def to_svg(figure: Figure) -> str:
-    """The figure as SVG, the same text for the same figure."""
-    buffer = io.StringIO()
-    with plt.rc_context(_STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
-
-
-def to_png(figure: Figure) -> bytes:
-    """The figure as PNG on white, 160 dots an inch."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, facecolor="white")
-    return buffer.getvalue()
+def render(figure: Figure) -> tuple[str, bytes]:
+    """The figure as SVG (the same text for the same figure) and as PNG on white, 160 dots an inch; closes it."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, for both
+    svg, png = io.StringIO(), io.BytesIO()
+    with plt.rc_context(_TEXT):
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=160, facecolor="white")
+    plt.close(figure)
+    return svg.getvalue(), png.getvalue()
 
 
 def _facet_fields(analysis: Analysis) -> list[str]:

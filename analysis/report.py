@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-import matplotlib.pyplot as plt
 import pandas as pd
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
 from analysis.formatting import field_label, join, text, value_label
 from analysis.load import Results, filesystem, load
-from analysis.plots import GRID, INK, PLOTS, caption, to_png, to_svg
+from analysis.plots import GRID, INK, PLOTS, caption, render
 from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES, Table, study_ranks
-from analysis.verdict import answer, trust
+from analysis.verdict import answer, limits, trust
 
 _STATUSES = {
     "done": "done",
@@ -47,7 +46,7 @@ class _Figure:
         body = body.replace(INK, "currentColor").replace(GRID, "var(--line)")
         # Names are unique within a picture only; on a page with several, links must not meet another's target.
         body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", body)
-        return Markup(body)  # noqa: S704 - drawn by matplotlib, which escapes the text in it
+        return Markup(body)
 
 
 def write_report(
@@ -72,7 +71,7 @@ def write_report(
         files[f"figures/{figure.name}.svg"] = figure.svg.encode()
         files[f"figures/{figure.name}.png"] = figure.png
     files["report.md"] = _render("report.md.jinja", context | {"tables": tables, "figures": figures}).encode()
-    html = {name: Markup(table.to_html(name)) for name, table in tables.items() if len(table.frame)}  # noqa: S704
+    html = {name: Markup(table.to_html(name)) for name, table in tables.items() if len(table.frame)}
     page = _render("index.html.jinja", context | {"tables": tables, "html": html, "figures": figures})
     files["index.html"] = page.encode()
     for folder in ("tables", "figures"):
@@ -105,8 +104,7 @@ def _figures(analysis: Analysis) -> list[_Figure]:
     for name, draw in PLOTS.items():
         figure = draw(analysis)
         if figure is not None:
-            found.append(_Figure(name, caption(name), to_svg(figure), to_png(figure)))
-            plt.close(figure)
+            found.append(_Figure(name, caption(name), *render(figure)))
     return found
 
 
@@ -119,6 +117,7 @@ def _context(results: Results, analysis: Analysis, partial: bool) -> dict[str, A
         "command": results.study.get("command") or "",
         "partial": partial,
         "answer": answer(analysis),
+        "limits": limits(analysis),
         "trust": trust(analysis),
         "counts": status_counts(results),
         "fixed": [

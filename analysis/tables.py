@@ -6,6 +6,7 @@ To add a table: a function from `Analysis` to `Table`, and a line in `TABLES`.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
@@ -95,11 +96,11 @@ class Table:
 
         cells = self.cells()
         numeric = [f"{key}-{i}" for i, c in enumerate(self.shown().columns) if _is_number(self.frame[c.name])]
-        names = {f"{key}-{i}": header for i, header in enumerate(cells.columns)}
+        names: dict[str, Any] = {f"{key}-{i}": header for i, header in enumerate(cells.columns)}
         cells.columns = list(names)
         table = GT(cells).cols_label(cases=names).cols_align("left").cols_align("right", columns=numeric)
         if starts := self._block_starts():
-            table = table.tab_style(style.css("border-top: 1px solid var(--line-strong)"), loc.body(rows=starts))
+            table = table.tab_style(style.css("border-top: 1px solid var(--line)"), loc.body(rows=starts))
         html = re.search(r"<table.*</table>", table.as_raw_html(), flags=re.DOTALL)
         assert html is not None, "great_tables made no table"
         return html.group()
@@ -183,7 +184,7 @@ def throughput(analysis: Analysis) -> Table:
     """Throughput and step time of every configuration."""
     found = analysis.configurations
     labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
-    frame = found.assign(series=found.index.map(labels).astype(object))
+    frame = found.assign(series=labels.reindex(found.index).astype(object))
     axes = axis_columns(analysis)
     return Table(
         "Throughput and step time",

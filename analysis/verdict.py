@@ -37,17 +37,19 @@ def bound_by(row: pd.Series) -> str | None:
 
 
 def answer(analysis: Analysis) -> list[str]:
-    """Sentences that answer the study's question; empty where no trial is done."""
+    """Sentences that answer the study's question: efficiency and what is fastest; empty where no trial is done."""
     if analysis.configurations.empty:
         return []
-    found = (
-        efficiency(analysis, WEAK),
-        efficiency(analysis, STRONG),
-        best(analysis),
-        bounds(analysis),
-        growth(analysis),
-    )
-    return [sentence for sentence in found if sentence]
+    return [
+        sentence for sentence in (efficiency(analysis, WEAK), efficiency(analysis, STRONG), best(analysis)) if sentence
+    ]
+
+
+def limits(analysis: Analysis) -> list[str]:
+    """Sentences on what holds the study's configurations back; empty where no trial is done or no phase is known."""
+    if analysis.configurations.empty:
+        return []
+    return [sentence for sentence in (bounds(analysis), growth(analysis)) if sentence]
 
 
 def efficiency(analysis: Analysis, label: str) -> str | None:
@@ -77,8 +79,8 @@ def _speed_up(row: pd.Series) -> str:
 
 
 def _efficiency(row: pd.Series) -> str:
-    shown = [100 * float(row[name]) for name in ("efficiency", "efficiency_low", "efficiency_high")]
-    value, _, interval = with_interval(*shown, 1).partition(" ")
+    middle, low, high = (100 * float(row[name]) for name in ("efficiency", "efficiency_low", "efficiency_high"))
+    value, _, interval = with_interval(middle, low, high, 1).partition(" ")
     return f"{value}\u00a0% {interval}".rstrip()
 
 
@@ -95,10 +97,11 @@ def best(analysis: Analysis) -> str | None:
     ranks = study_ranks(analysis)
     first = found.iloc[0]
     names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
-    columns = ["throughput_samples_per_s", "throughput_samples_per_s_low", "throughput_samples_per_s_high"]
-    value = first[columns].astype(float)
-    decimals = 0 if value.iloc[0] >= 1000 else 1
-    text = f"The highest throughput is {with_interval(*value, decimals)} samples/s, with {configuration_label(first, names, ranks)}"
+    value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
+    shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
+    text = f"The highest throughput is {shown} samples/s"
+    if label := configuration_label(first, names, ranks):
+        text += f", with {label}"
     if len(found) == 1:
         return f"{text}."
     second = found.iloc[1]
@@ -118,8 +121,8 @@ def best(analysis: Analysis) -> str | None:
 def bounds(analysis: Analysis) -> str | None:
     """What bounds the fastest configuration, with the number that shows it, and how many others share each bound."""
     found = analysis.configurations
-    kinds = found.apply(bound_by, axis=1)
-    row = found.loc[found["throughput_samples_per_s"].idxmax()]
+    kinds = [kind for _, row in found.iterrows() if (kind := bound_by(row))]
+    row = found.sort_values("throughput_samples_per_s").iloc[-1]
     kind = bound_by(row)
     if kind is None:
         return None
@@ -135,13 +138,16 @@ def bounds(analysis: Analysis) -> str | None:
             f"by compute and communication: forward takes {shares['forward_s']}, backward{several} {shares['backward_s']} and "
             f"the wait for a batch {shares['load_wait_s']} of a step"
         )
-    names = {"host": "the host", "input": "their input", "compute": "compute and communication"}
-    counts = kinds.value_counts()
+    names = {"host": "the host", "input": "the input", "compute": "compute and communication"}
+    counts = {name: kinds.count(name) for name in names if name in kinds}
+    text = f"The fastest configuration is bound {shown}."
+    if len(kinds) == 1:
+        return text
     if len(counts) == 1:
-        others = f"All {len(kinds)} configurations are" if len(kinds) > 1 else ""
-        return f"That one is bound {shown}." + (f" {others} bound by {names[kind]}." if others else "")
-    listed = join([f"{count} by {names[name]}" for name, count in counts.items()])
-    return f"That one is bound {shown}. Of all {len(kinds)} configurations, {listed}."
+        return f"{text} All {len(kinds)} configurations are bound by {names[kind]}."
+    first, *others = [f"{names[name]} {{}}{count}" for name, count in counts.items()]
+    listed = join([first.format("bounds "), *(other.format("") for other in others)])
+    return f"{text} Of the {len(kinds)} configurations, {listed}."
 
 
 def growth(analysis: Analysis) -> str | None:
