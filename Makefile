@@ -19,7 +19,7 @@ test: lint
 lint: $(DEVELOP)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/mypy
+	.venv/bin/mypy study trainables analysis scripts tests $(wildcard benchmarks/*.py examples/*.py)
 
 .venv/installed-$(TORCH)-%: %
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/set_up.sh $<
