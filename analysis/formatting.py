@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 MISSING = "–"
@@ -60,11 +61,11 @@ def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str
     return ", ".join(value_label(name, row[name], ranks) for name in fields)
 
 
-def text(value: object) -> str:
+def text(value: Any) -> str:
     """A value as a cell shows it; missing values are a dash."""
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
-    return MISSING if value in (None, "") or value is pd.NA or value != value else str(value)
+    return MISSING if value == "" or pd.isna(value) else str(value)
 
 
 def number(value: float | None, decimals: int) -> str:

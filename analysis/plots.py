@@ -162,7 +162,7 @@ def phases(analysis: Analysis) -> Figure | None:
             labels = [configuration_label(row, names, ranks) for _, row in panel.iterrows()]
             for name in drawn:
                 width = values.loc[panel.index, name].to_numpy()
-                axis.barh(range(len(panel)), width, left=left, height=0.72, color=colours[name])
+                axis.barh(range(len(panel)), width, left=left, height=0.72, color=colours[name], linewidth=0)
                 left += width
             axis.set_yticks(range(len(panel)), labels)
             axis.invert_yaxis()

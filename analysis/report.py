@@ -19,7 +19,8 @@ from analysis.formatting import field_label, join, text, value_label
 from analysis.load import Results, filesystem, load
 from analysis.plots import GRID, INK, PLOTS, caption, render
 from analysis.scaling import Analysis, analyse
-from analysis.tables import TABLES, Table, study_ranks
+from analysis.table import Table
+from analysis.tables import TABLES, study_ranks
 from analysis.verdict import answer, limits, trust
 
 _STATUSES = {

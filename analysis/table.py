@@ -1,0 +1,138 @@
+"""A table as a value: plain numbers in a frame, and how its columns are shown as HTML, Markdown, CSV and LaTeX."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import MISSING, decimals_for, number, percent, text, with_interval
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column as people read it. `name` is that of the frame, whose unit `scale` turns into the header's.
+
+    interval: the frame has `name_low` and `name_high`. share: name of the frame's column with the part of the whole.
+    decimals: fixed, else from the values. optional: left out where the frame has no value at all.
+    """
+
+    name: str
+    header: str
+    meaning: str = ""
+    scale: float = 1.0
+    decimals: int | None = None
+    interval: bool = False
+    share: str | None = None
+    optional: bool = False
+
+    def cells(self, frame: pd.DataFrame) -> list[str]:
+        """The column's cells, rounded alike."""
+        values = frame[self.name]
+        if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+            return [text(value) for value in values]
+        values = values * self.scale
+        decimals = decimals_for(values) if self.decimals is None else self.decimals
+        if self.interval:
+            low, high = frame[f"{self.name}_low"] * self.scale, frame[f"{self.name}_high"] * self.scale
+            return [with_interval(*row, decimals) for row in zip(values, low, high, strict=True)]
+        if self.share:
+            shares = frame[self.share]
+            return [
+                MISSING if pd.isna(value) else f"{number(value, decimals)} ({percent(share)})"
+                for value, share in zip(values, shares, strict=True)
+            ]
+        return [number(value, decimals) for value in values]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: `frame` holds plain values in the units of its column names, `columns` say how they are shown.
+
+    blocks: columns whose change begins a new block of rows, drawn as a line. empty: what to say where there is no row.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    frame: pd.DataFrame
+    note: str = ""
+    blocks: tuple[str, ...] = ()
+    empty: str = "Nothing to show."
+
+    def shown(self) -> "Table":
+        """Without the optional columns that hold nothing."""
+        return replace(
+            self, columns=tuple(c for c in self.columns if not (c.optional and self.frame[c.name].isna().all()))
+        )
+
+    def cells(self) -> pd.DataFrame:
+        """All cells as strings under the headers that people read."""
+        return pd.DataFrame({column.header: column.cells(self.frame) for column in self.shown().columns}, dtype=object)
+
+    def definitions(self) -> list[tuple[str, str]]:
+        """Header and meaning of each column that needs one."""
+        return [(column.header, column.meaning) for column in self.shown().columns if column.meaning]
+
+    def to_html(self, key: str) -> str:
+        """An HTML table; `key` keeps its ids apart from those of other tables on the page. Every cell is escaped."""
+        from great_tables import GT, loc, style
+
+        cells = self.cells()
+        numeric = [f"{key}-{i}" for i, c in enumerate(self.shown().columns) if _is_number(self.frame[c.name])]
+        names: dict[str, Any] = {f"{key}-{i}": header for i, header in enumerate(cells.columns)}
+        cells.columns = list(names)
+        table = GT(cells).cols_label(cases=names).cols_align("left").cols_align("right", columns=numeric)
+        if starts := self._block_starts():
+            table = table.tab_style(style.css("border-top: 1px solid var(--line)"), loc.body(rows=starts))
+        html = re.search(r"<table.*</table>", table.as_raw_html(), flags=re.DOTALL)
+        assert html is not None, "great_tables made no table"
+        return html.group()
+
+    def to_markdown(self) -> str:
+        """A pipe table with its title and the meaning of its columns. Cells cannot break the table."""
+        head = f"### {self.title}\n\n{self.note}".rstrip() + "\n\n"
+        if self.frame.empty:
+            return f"{head}{self.empty}\n"
+        shown = self.shown().columns
+        align = ["right" if _is_number(self.frame[column.name]) else "left" for column in shown]
+        cells = self.cells().map(_markdown_escaped)
+        body = cells.to_markdown(index=False, colalign=align, disable_numparse=True)
+        notes = "".join(f"- *{header}*: {meaning}\n" for header, meaning in self.definitions())
+        return f"{head}{body}\n\n{notes}"
+
+    def to_csv(self) -> str:
+        """Plain values, unrounded, in the units of the column names; intervals as columns of their own; missing is empty."""
+        names: list[str] = []
+        for column in self.columns:
+            names.append(column.name)
+            names += [f"{column.name}_low", f"{column.name}_high"] if column.interval else []
+            names += [column.share] if column.share else []
+        frame = self.frame[names]
+        if "trial_ids" in self.frame:
+            frame = frame.assign(trial_ids=self.frame["trial_ids"].map(" ".join))
+        return frame.to_csv(index=False)
+
+    def to_latex(self) -> str:
+        """A booktabs table; special characters are escaped."""
+        cells = self.cells()
+        cells.columns = [header.replace("%", r"\%").replace("_", r"\_").replace("&", r"\&") for header in cells.columns]
+        align = "".join("r" if _is_number(self.frame[column.name]) else "l" for column in self.shown().columns)
+        styler = cells.style.hide(axis="index").format(escape="latex")
+        return styler.to_latex(hrules=True, column_format=align, caption=self.title)
+
+    def _block_starts(self) -> list[int]:
+        if not self.blocks or self.frame.empty:
+            return []
+        block = self.frame.groupby(list(self.blocks), dropna=False, sort=False).ngroup().to_numpy()
+        return [i for i in range(1, len(block)) if block[i] != block[i - 1]]
+
+
+def _is_number(values: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def _markdown_escaped(cell: str) -> str:
+    """Text that stays in its cell and stays text."""
+    for mark in "\\`*_<>|[]":
+        cell = cell.replace(mark, f"\\{mark}") if mark not in "<>[]" else cell
+    return cell.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
