@@ -11,15 +11,15 @@ from pathlib import Path
 
 import psutil
 
-ABANDONED_AFTER_S = 3600.0  # a partial folder of another host, whose processes cannot be asked
+ABANDONED_AFTER_S = 3600.0  # what another host was writing, whose processes cannot be asked
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees the old or the new one, whole."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+def replace_file(root: Path, name: str, content: bytes) -> None:
+    """Writes root/name so that a reader sees the old or the new one, whole."""
+    beside = _beside(root)
     _write(beside, content)
-    beside.replace(path)
-    _sync_folder(path.parent)
+    beside.replace(root / name)
+    _sync_folder(root)
 
 
 def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> None:
@@ -28,10 +28,9 @@ def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> Non
     A folder cannot be renamed over another, so that an earlier one is moved away first: for that moment there is
     none, and if the writer dies in it, `clear_partial` puts the new one, which is whole, in its place.
     """
-    owner = f"{os.getpid()}-{uuid.uuid4().hex}-{socket.gethostname()}"
-    beside, replaced = root / ".partial" / owner, root / ".partial" / f"replaced-{owner}"
-    final = root / "trials" / trial_id
-    beside.mkdir(parents=True)
+    beside, final = _beside(root), root / "trials" / trial_id
+    replaced = beside.with_name(f"replaced-{beside.name}")
+    beside.mkdir()
     for name, content in files.items():
         _write(beside / name, content)
     _sync_folder(beside)
@@ -44,14 +43,16 @@ def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> Non
 
 def clear_partial(root: Path) -> None:
     """Ends what killed writers began in a results folder: what was complete gets its place, the rest is removed."""
-    for folder in (root / ".partial").glob("*"):
-        if not _is_abandoned(folder):
+    for partial in (root / ".partial").glob("*"):
+        if not _is_abandoned(partial):
             continue
-        trial_id = None if folder.name.startswith("replaced-") else _complete_trial_id(folder)
+        trial_id = None if partial.name.startswith("replaced-") else _complete_trial_id(partial)
         if trial_id is not None and not (root / "trials" / trial_id).exists():
-            folder.rename(root / "trials" / trial_id)
+            partial.rename(root / "trials" / trial_id)
+        elif partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            partial.unlink(missing_ok=True)
 
 
 def is_plain_name(name: str) -> bool:
@@ -59,12 +60,19 @@ def is_plain_name(name: str) -> bool:
     return name.replace("-", "").replace("_", "").replace(".", "").isalnum() and not name.startswith(".")
 
 
-def _is_abandoned(folder: Path) -> bool:
-    """Is the writer of a partial folder gone? On another host that is only known by the folder's age."""
-    pid, _, host = f"{folder.name.removeprefix('replaced-')}--".split("-", 2)
+def _beside(root: Path) -> Path:
+    """A new path in root/.partial that tells who writes there."""
+    partial = root / ".partial"
+    partial.mkdir(parents=True, exist_ok=True)
+    return partial / f"{os.getpid()}-{uuid.uuid4().hex}-{socket.gethostname()}"
+
+
+def _is_abandoned(partial: Path) -> bool:
+    """Is the writer of this gone? On another host that is only known by its age."""
+    pid, _, host = f"{partial.name.removeprefix('replaced-')}--".split("-", 2)
     if host.removesuffix("--") == socket.gethostname() and pid.isdecimal() and not psutil.pid_exists(int(pid)):
         return True
-    return time.time() - folder.stat().st_mtime > ABANDONED_AFTER_S
+    return time.time() - partial.stat().st_mtime > ABANDONED_AFTER_S
 
 
 def _complete_trial_id(folder: Path) -> str | None:

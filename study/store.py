@@ -4,7 +4,7 @@
     DIR/trials/<trial_id>/steps.parquet  a row per rank, window and step (`STEPS_SCHEMA`)
     DIR/trials/<trial_id>/error.log      tracebacks of the ranks, where there are any
     DIR/trials/<trial_id>/trial.json     the trial's fields, status, reason, environment
-    DIR/.partial/                        folders being written; those of killed writers are cleared when it is opened
+    DIR/.partial/                        what is being written; that of killed writers is cleared when DIR is opened
 
 DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
 """
@@ -230,7 +230,7 @@ class Store:
         return dict(study)
 
     def _holds_something_else(self) -> bool:
-        """Is there anything in the folder? Hidden files do not count: a writer killed at the start leaves one."""
+        """Is there anything in the folder? Hidden entries do not count: a writer killed at the start leaves .partial."""
         info = self.filesystem.get_file_info(self.root)
         if info.type == fs.FileType.File:
             raise StoreError(f"{self.out} is a file: --out needs a folder")
@@ -273,7 +273,7 @@ class Store:
     def _replace_file(self, name: str, content: bytes) -> None:
         """Writes a file of the folder so that a reader sees the old or the new one, whole."""
         if self._is_local:
-            replace_file(Path(self.root, name), content)
+            replace_file(Path(self.root), name, content)
         else:
             self._put(f"{self.root}/{name}", content)
 

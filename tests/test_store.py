@@ -427,8 +427,15 @@ def test_partial_folders_are_cleared_when_their_writer_is_gone(
     assert partial.exists() is not cleared
 
 
+def test_a_folder_whose_first_writer_was_killed_at_once_can_be_used(tmp_path: Path) -> None:
+    partial = tmp_path / ".partial" / f"{a_pid_that_is_gone()}-{'0' * 32}-{socket.gethostname()}"
+    partial.parent.mkdir()
+    partial.write_text("{")
+    assert open_store(tmp_path).statuses() == {}
+    assert not partial.exists()
+
+
 def test_a_stray_file_among_partial_folders_does_no_harm(tmp_path: Path) -> None:
     open_store(tmp_path)
-    (tmp_path / ".partial").mkdir()
     (tmp_path / ".partial/notes").write_text("")
     assert open_store(tmp_path).statuses() == {}
