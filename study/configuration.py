@@ -1,11 +1,6 @@
 """One resolved, validated configuration from the command line and a YAML file; the command line beats the file."""
 
-import ast
-import difflib
-import hashlib
 import math
-import os
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +8,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES, Study
+from study.user_files import data_dir_path, dataset_in, workload_spec
 from trainables.trial import Trial, explain
 
 AXIS_OPTIONS = {
@@ -49,10 +46,6 @@ OWN_OPTION = {
 """fields of a trial that --set does not set, and what does"""
 
 _KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "set")
-
-
-class ConfigurationError(Exception):
-    """What a user asked for cannot be: one line with where, what, and what is allowed."""
 
 
 class Configuration(BaseModel):
@@ -95,7 +88,7 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
         plain |= asked
         axes |= asked_axes
     if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
-        axes["dataset"] = (_dataset_in(axes["data_dir"][0]),)
+        axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
     if "workload" not in axes and "data_dir" not in axes:
         for dataset in {"fashion_mnist", "cifar10"} & set(axes.get("dataset", ())):
             raise ConfigurationError(
@@ -150,9 +143,9 @@ def _read_options(
             for field, values in _settings(value, source):
                 add(field, _values(field, values, source), source)
         elif option == "data-dir":
-            add("data_dir", (_data_dir(value, source),), source)
+            add("data_dir", (data_dir_path(value, source),), source)
         elif option == "workload":
-            spec, digest = _workload(value, source)
+            spec, digest = workload_spec(value, source)
             axes |= {"workload": (spec,), "workload_digest": (digest,)}
         else:
             plain[PLAIN_OPTIONS[option]] = _plain(option, value, source)
@@ -168,20 +161,20 @@ def _plain(option: str, value: Any, source: str) -> Any:
     if option == "study":
         if not isinstance(value, str) or value not in STUDIES:
             raise ConfigurationError(
-                f"unknown study {_shown(value)}{_near(value, STUDIES)}; studies: {', '.join(STUDIES)}"
+                f"unknown study {shown(value)}{near(value, STUDIES)}; studies: {', '.join(STUDIES)}"
             )
         return value
     try:
         if isinstance(value, bool) and field != "isolate":
-            raise ConfigurationError(f"{source} {_shown(value)}: input should not be true or false")
+            raise ConfigurationError(f"{source} {shown(value)}: input should not be true or false")
         return getattr(Configuration.model_validate({field: value}), field)
     except ValidationError as error:
         if option == "address":
             raise ConfigurationError(
-                f"{source} {_shown(value)} is not an address; allowed: auto, local, HOST:PORT"
+                f"{source} {shown(value)} is not an address; allowed: auto, local, HOST:PORT"
             ) from None
         message = error.errors()[0]["msg"]
-        raise ConfigurationError(f"{source} {_shown(value)}: {message[0].lower()}{message[1:]}") from None
+        raise ConfigurationError(f"{source} {shown(value)}: {message[0].lower()}{message[1:]}") from None
 
 
 def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
@@ -193,14 +186,14 @@ def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
         for setting in value if isinstance(value, (list, tuple)) else [value]:
             field, equals, values = setting.partition("=") if isinstance(setting, str) else ("", "", "")
             if not equals or not field.strip():
-                raise ConfigurationError(f"{source} {_shown(setting)}: give field=value or field=value,value")
+                raise ConfigurationError(f"{source} {shown(setting)}: give field=value or field=value,value")
             pairs.append((field.strip(), values))
     for field, values in pairs:
         if field in OWN_OPTION:
             raise ConfigurationError(f"{source}: {field} is not set here; use {OWN_OPTION[field]}")
         if field != "global_batch" and field not in Trial.model_fields:
             raise ConfigurationError(
-                f"{source}: {_shown(field)} is not a field of a trial{_near(field, Trial.model_fields)}; fields: {', '.join(name for name in Trial.model_fields if name not in OWN_OPTION)}"
+                f"{source}: {shown(field)} is not a field of a trial{near(field, Trial.model_fields)}; fields: {', '.join(name for name in Trial.model_fields if name not in OWN_OPTION)}"
             )
         yield field, values
 
@@ -229,13 +222,17 @@ def _typed(field: str, value: Any, source: str) -> Any:
     except ValidationError as error:
         lines = [line for line in explain(error) if line.startswith(f"{known} ")]
         line = (lines or explain(error))[0].replace(known, field, 1)
-        raise ConfigurationError(f"{source}: {_clipped(line)}") from None
+        raise ConfigurationError(f"{source}: {clipped(line)}") from None
     if isinstance(typed, float) and not math.isfinite(typed):
         raise ConfigurationError(f"{source}: {field} {value!r}: input should be a finite number")
     return typed
 
 
-# --------------------------------------------------------------------------------------------------- files and folders
+def _out(configuration: Configuration) -> str:
+    out = configuration.out or f"results/{configuration.study}"
+    if "\0" in out:
+        raise ConfigurationError(f"--out {shown(out)} is not a path")
+    return out
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
@@ -247,9 +244,9 @@ def _read_yaml(path: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigurationError(f"{path}{place} is not YAML: {_one_line(error.problem or error)}") from None
+        raise ConfigurationError(f"{path}{place} is not YAML: {one_line(error.problem or error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {_one_line(error)}") from None
+        raise ConfigurationError(f"{path} is not YAML: {one_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -262,118 +259,9 @@ def _read_yaml(path: str) -> dict[str, Any]:
         if option not in _KEYS:
             name = str(key).replace("-", "_")
             is_field = name in Trial.model_fields and name not in OWN_OPTION
-            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else _near(option, _KEYS)
-            raise ConfigurationError(f"{path}: unknown key {_shown(key)}{hint}; keys: {', '.join(_KEYS)}")
+            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, _KEYS)
+            raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(_KEYS)}")
         if option in options:
             raise ConfigurationError(f"{path}: {option} is given twice")
         options[option] = value
     return options
-
-
-def _data_dir(value: Any, source: str) -> str:
-    """The absolute path of a folder that can be read."""
-    path = _path(value, source)
-    if not path.exists():
-        raise ConfigurationError(f"{source}: folder {path} does not exist")
-    if not path.is_dir():
-        raise ConfigurationError(f"{source}: {path} is not a folder")
-    if not os.access(path, os.R_OK | os.X_OK):
-        raise ConfigurationError(f"{source}: folder {path} cannot be read; check its permissions")
-    return str(path)
-
-
-def _dataset_in(folder: str) -> str:
-    """The data set whose files lie in a folder, in torchvision's layout."""
-    signs = {
-        "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
-        "cifar10": ("cifar-10-batches-py",),
-    }
-    found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
-        )
-    if not found:
-        raise ConfigurationError(
-            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
-        )
-    return found[0]
-
-
-def _workload(value: Any, source: str) -> tuple[str, str]:
-    """`FILE.py:NAME` with an absolute path, and the file's digest. The file is parsed, not run."""
-    text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if not text.endswith(".py") or not name.isidentifier():
-        raise ConfigurationError(f"{source} {_shown(value)}: give path/to/file.py:name")
-    path = _path(text, source)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigurationError(f"{source}: file {path} does not exist") from None
-    except OSError as error:
-        raise ConfigurationError(f"{source}: {path} cannot be read: {error.strerror}") from None
-    try:
-        module = ast.parse(content)
-    except SyntaxError as error:
-        raise ConfigurationError(f"{source}: {path} line {error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigurationError(f"{source}: {path} is not Python: {_one_line(error)}") from None
-    names, complete = _defined_names(module.body)
-    if complete and name not in names:
-        functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
-        raise ConfigurationError(
-            f"{source}: {path} defines no {name!r}{_near(name, functions)}; its functions: {', '.join(functions) or 'none'}"
-        )
-    return f"{path}:{name}", hashlib.sha256(content).hexdigest()[:8]
-
-
-def _defined_names(body: Iterable[ast.stmt]) -> tuple[set[str], bool]:
-    """Names that a module's top level binds, and whether these are all: after `import *` nobody knows."""
-    names: set[str] = set()
-    complete = True
-    for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(statement.name)
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, ast.alias):
-                complete = complete and node.name != "*"
-                names.add((node.asname or node.name).partition(".")[0])
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                names.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-    return names, complete
-
-
-def _out(configuration: Configuration) -> str:
-    out = configuration.out or f"results/{configuration.study}"
-    if "\0" in out:
-        raise ConfigurationError(f"--out {_shown(out)} is not a path")
-    return out
-
-
-def _path(value: Any, source: str) -> Path:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ConfigurationError(f"{source} {_shown(value)} is not a path")
-    return Path(os.path.abspath(os.path.expanduser(value)))
-
-
-# -------------------------------------------------------------------------------------------------------- messages
-
-
-def _near(value: Any, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(value, list(names), n=1) if isinstance(value, str) else []
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _shown(value: Any) -> str:
-    return _clipped(reprlib.repr(value), 80)
-
-
-def _one_line(error: object) -> str:
-    return _clipped(" ".join(str(error).split()) or type(error).__name__)
-
-
-def _clipped(text: str, length: int = 300) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."

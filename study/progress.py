@@ -50,6 +50,9 @@ class Progress:
     ) -> None:
         self.live.stop()
 
+    def __getstate__(self) -> dict[str, object]:
+        return {}  # Tune pickles its callbacks into a state of its own, and with them who listens: a screen is not kept
+
     def on_event(self, event: "Event") -> None:
         """Takes in what happened, and shows it."""
         if event.kind == "group_starting":

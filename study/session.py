@@ -1,7 +1,9 @@
 """What the commands do: from a configuration to a plan, from a plan to results and their report."""
 
+import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -175,7 +177,12 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
         if not on_gpus and "world_size" in prepared.configuration.axes:
             say("no GPUs are used: --gpus counts CPU ranks")
     configuration = prepared.configuration
-    with Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress:
+    chatter = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
+    with (
+        open(chatter, "a") as file,
+        contextlib.redirect_stdout(file),  # Tune prints its own tables, and stdout is for results
+        Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
+    ):
         return run_trials(
             prepared.study.name,
             blocks(prepared.pending, prepared.study.repeats, configuration.order_seed),

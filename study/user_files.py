@@ -1,0 +1,92 @@
+"""Files and folders that a user names, checked before anything starts: data, and workloads of their own."""
+
+import ast
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from study.messages import ConfigurationError, near, one_line, shown
+
+
+def data_dir_path(value: Any, source: str) -> str:
+    """The absolute path of a folder that can be read."""
+    path = _path(value, source)
+    if not path.exists():
+        raise ConfigurationError(f"{source}: folder {path} does not exist")
+    if not path.is_dir():
+        raise ConfigurationError(f"{source}: {path} is not a folder")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigurationError(f"{source}: folder {path} cannot be read; check its permissions")
+    return str(path)
+
+
+def dataset_in(folder: str) -> str:
+    """The data set whose files lie in a folder, in torchvision's layout."""
+    signs = {
+        "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
+        "cifar10": ("cifar-10-batches-py",),
+    }
+    found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
+        )
+    if not found:
+        raise ConfigurationError(
+            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
+        )
+    return found[0]
+
+
+def workload_spec(value: Any, source: str) -> tuple[str, str]:
+    """`FILE.py:NAME` with an absolute path, and the file's digest. The file is parsed, not run."""
+    text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not text.endswith(".py") or not name.isidentifier():
+        raise ConfigurationError(f"{source} {shown(value)}: give path/to/file.py:name")
+    path = _path(text, source)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigurationError(f"{source}: file {path} does not exist") from None
+    except OSError as error:
+        raise ConfigurationError(f"{source}: {path} cannot be read: {error.strerror}") from None
+    try:
+        module = ast.parse(content)
+    except SyntaxError as error:
+        raise ConfigurationError(f"{source}: {path} line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ConfigurationError(f"{source}: {path} is not Python: {one_line(error)}") from None
+    names, complete = _defined_names(module.body)
+    if complete and name not in names:
+        functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+        raise ConfigurationError(
+            f"{source}: {path} defines no {name!r}{near(name, functions)}; its functions: {', '.join(functions) or 'none'}"
+        )
+    return f"{path}:{name}", hashlib.sha256(content).hexdigest()[:8]
+
+
+def _defined_names(body: Iterable[ast.stmt]) -> tuple[set[str], bool]:
+    """Names that a module's top level binds, and whether these are all: after `import *` nobody knows."""
+    names: set[str] = set()
+    complete = True
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(statement.name)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.alias):
+                complete = complete and node.name != "*"
+                names.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+    return names, complete
+
+
+def _path(value: Any, source: str) -> Path:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigurationError(f"{source} {shown(value)} is not a path")
+    return Path(os.path.abspath(os.path.expanduser(value)))
