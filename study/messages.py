@@ -10,7 +10,8 @@ class ConfigurationError(Exception):
     """What a user asked for cannot be: one line with where, what, and what is allowed."""
 
 
-_REPR = reprlib.Repr(maxstring=80, maxother=80)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
 
 
 def near(value: Any, names: Iterable[str]) -> str:
