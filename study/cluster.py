@@ -1,5 +1,6 @@
 """Which Ray cluster a study runs on: finds it, or starts a local one, and says which."""
 
+import logging
 import os
 import socket
 import sys
@@ -56,11 +57,11 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                 include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
                 dashboard_host="127.0.0.1",
                 log_to_driver=False,
-                logging_level="error",
+                logging_level=logging.ERROR,
             )
         else:
             _probe(wanted)
-            context = ray.init(address=wanted, log_to_driver=False, logging_level="error")
+            context = ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClusterError(

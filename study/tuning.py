@@ -22,9 +22,10 @@ from ray.tune.logger import JsonLoggerCallback
 
 from analysis.measures import summarise
 from study.cluster import Cluster
+from study.layout import Layout, ProcessKind, layouts, members
 from study.plan import pruned_by
 from study.store import Store, TrialResult
-from study.worker_group import Keeper, Layout, layout_key, layouts, members
+from study.worker_group import Keeper
 from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 60.0
@@ -74,7 +75,7 @@ def tune_grid(
 ) -> tune.ResultGrid:
     """Tune's own result grid: a row a trial, its fields under `config/trial/...`, throughput and phase medians beside."""
     trials = [trial for block in blocks for trial in block]
-    points = []
+    points: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
         for trial in block:
             lone = f"isolated-{len(points)}" if isolate else None
@@ -116,7 +117,7 @@ class _Task:
 
     keeper: Any
     store: Store
-    layouts: dict[tuple[Any, ...], Layout]
+    layouts: dict[ProcessKind, Layout]
     isolate: bool
     trial_timeout_s: float
     sources: dict[str, str]
@@ -152,7 +153,7 @@ def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
 
 def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
     job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
-    layout = task.layouts[layout_key(trial)]
+    layout = task.layouts[ProcessKind.of(trial)]
     if task.isolate:
         layout = dataclasses.replace(layout, world_sizes=(trial.world_size,))
     outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))
@@ -164,16 +165,15 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
             for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
         ]
         environment = environment | {"ranks": ranks}
-    steps = pa.concat_tables([payload["steps"] for payload in payloads]) if payloads else None
+    tables = [pa.ipc.open_stream(payload["steps"]).read_all() for payload in payloads]
+    steps = pa.concat_tables(tables) if tables else None
     return TrialResult(trial=trial, steps=steps, environment=environment, **outcome)
 
 
 def _ranks_of(environment: dict[str, Any], trial: Trial) -> list[dict[str, Any]]:
     """The facts of the group's ranks that took part in a trial, in the order of the trial's own ranks."""
-    by_node: dict[str, list[int]] = {}
-    for facts in environment["ranks"]:
-        by_node.setdefault(facts["node_id"], []).append(facts["rank"])
-    return [environment["ranks"][rank] for rank in members(list(by_node.values()), trial.world_size)]
+    ranks = environment["ranks"]
+    return [ranks[rank] for rank in members([facts["node_id"] for facts in ranks], trial.world_size)]
 
 
 def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:

@@ -1,0 +1,32 @@
+"""What an exception in a rank says about a trial: did memory run out, and one line for people."""
+
+import traceback
+from typing import Any
+
+
+def describe_failure(rank: int, node_id: str, error: BaseException) -> dict[str, Any]:
+    """What a rank's exception says: which rank, whether memory ran out, one line, and the traceback."""
+    return {
+        "rank": rank,
+        "node_id": node_id,
+        "out_of_memory": is_out_of_memory(error),
+        "line": first_line(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def first_line(error: BaseException | None) -> str:
+    """An exception as one line: its kind and the first line of what it says."""
+    if error is None:
+        return "no reason given"
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out: the device's, or the host's as Python or torch's allocator says it."""
+    import torch  # here: only a process that met such an error needs it, and it has it already
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

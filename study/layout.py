@@ -1,0 +1,73 @@
+"""Where ranks sit: which nodes a worker group takes, and which of its ranks a smaller trial uses."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from study.capacity import NodeCapacity
+from trainables.trial import Trial
+
+
+class ProcessKind(NamedTuple):
+    """What a trial needs of its ranks' processes, beyond their number; trials that differ in it share no worker group."""
+
+    device: str
+    nodes: int
+    cpus_per_rank: int
+    deterministic: bool
+
+    @classmethod
+    def of(cls, trial: Trial) -> "ProcessKind":
+        return cls(trial.device, trial.nodes, trial.cpus_per_rank, trial.deterministic)
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that must be there before a rank's process starts."""
+        # cuBLAS is deterministic only with a fixed workspace (NVIDIA, cuBLAS: "Results Reproducibility")
+        return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if self.deterministic else {}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A worker group's ranks: `node_ids` has one entry a rank; it serves trials of `world_sizes` on nested subsets."""
+
+    kind: ProcessKind
+    node_ids: tuple[str, ...]
+    world_sizes: tuple[int, ...]
+
+
+def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[ProcessKind, Layout]:
+    """One layout for each kind of process that the trials need, as large as its largest trial.
+
+    It takes the first nodes that fit, so that every group of a study sits on the same ones.
+    Raises ValueError where too few nodes fit.
+    """
+    wanted: dict[ProcessKind, set[int]] = {}
+    for trial in trials:
+        wanted.setdefault(ProcessKind.of(trial), set()).add(trial.world_size)
+    return {kind: _layout(kind, sizes, capacity) for kind, sizes in wanted.items()}
+
+
+def _layout(kind: ProcessKind, sizes: set[int], capacity: Sequence[NodeCapacity]) -> Layout:
+    per_node = max(sizes) // kind.nodes
+    fitting = [
+        node
+        for node in capacity
+        if node.cpus >= per_node * kind.cpus_per_rank and (kind.device == "cpu" or node.gpus >= per_node)
+    ]
+    if len(fitting) < kind.nodes:
+        raise ValueError(
+            f"{kind.nodes} nodes with {per_node} ranks of {kind.cpus_per_rank} CPUs each are needed; {len(fitting)} fit"
+        )
+    node_ids = tuple(node.node_id for node in fitting[: kind.nodes] for _ in range(per_node))
+    return Layout(kind, node_ids, tuple(sorted(sizes)))
+
+
+def ranks_by_node(node_ids: Sequence[str]) -> list[list[int]]:
+    """Ranks grouped by the node they sit on, nodes in the order of their first rank; `node_ids` is one entry a rank."""
+    return [[rank for rank, at in enumerate(node_ids) if at == node] for node in dict.fromkeys(node_ids)]
+
+
+def members(node_ids: Sequence[str], world_size: int) -> list[int]:
+    """The ranks that a trial of `world_size` uses: the first ones of every node, so that smaller trials are nested."""
+    nodes = ranks_by_node(node_ids)
+    return [rank for ranks in nodes for rank in ranks[: world_size // len(nodes)]]

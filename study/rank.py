@@ -1,0 +1,141 @@
+"""A rank's life in a warm worker group: connect, then one trial after another until there is none.
+
+Knows torch.distributed but no cluster: what reaches the keeper comes in as functions. Control traffic (jobs, barriers,
+rows) goes over gloo, so that waiting ranks sleep and NCCL is left to the gradients.
+"""
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from study.environment import git_state, node_facts, rank_facts, variables, versions
+from study.failures import describe_failure
+from study.layout import Layout, members
+from study.store import STEPS_SCHEMA
+from trainables.process import rehearse, release_memory
+from trainables.registry import DATASETS
+from trainables.run import run
+from trainables.trial import Trial
+
+PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
+FORKSERVER_PRELOAD = ["torch", "pyarrow.dataset", *{target.partition(":")[0] for target in DATASETS.values()}]
+"""what a loader process needs before its first batch; without it each start imports for seconds"""
+
+PATIENCE = timedelta(days=30)
+"""how long a rank without work waits for the next job; it sleeps meanwhile"""
+
+
+class Reports(Protocol):
+    """The keeper's side, as a rank sees it. Only rank 0 opens, takes jobs and hands in; any rank may fail."""
+
+    def opened(self, environment: dict[str, Any], handles: list[Any]) -> None: ...
+
+    def next_job(self) -> dict[str, Any] | None: ...
+
+    def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None: ...
+
+    def failed(self, job_id: str, failure: dict[str, Any]) -> None: ...
+
+
+def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, reports: Reports) -> None:
+    """Serves trials on this rank until `next_job` gives None. The default process group is there already.
+
+    `handle` is what ends this rank from outside. Raises what a trial raises, after reporting it.
+    """
+    start_forkserver()
+    rehearse(device)
+    release_memory()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    control = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    everyone: list[Any] = [None] * world_size
+    mine = {"rank": rank_facts(rank, node_id, device), "node": node_facts(node_id), "handle": handle}
+    dist.all_gather_object(everyone, mine, group=control)
+    node_ids = [facts["rank"]["node_id"] for facts in everyone]
+    if sorted(node_ids) != sorted(layout.node_ids):
+        raise RuntimeError(f"ranks were placed on nodes {sorted(node_ids)}, not on {sorted(layout.node_ids)}")
+    # every rank makes every group, in the same order, as torch.distributed demands
+    groups = {size: _groups(members(node_ids, size)) for size in layout.world_sizes}
+    if rank == 0:
+        reports.opened(_environment(everyone), [facts["handle"] for facts in everyone])
+
+    while True:
+        job = [reports.next_job() if rank == 0 else None]
+        dist.broadcast_object_list(job, src=0, group=control)
+        if job[0] is None:
+            return
+        chosen, group, group_control = groups[job[0]["trial"]["world_size"]]
+        if rank not in chosen:
+            continue
+        try:
+            payload = measure(job[0], chosen.index(rank), device, group, group_control)
+        except BaseException as error:
+            reports.failed(job[0]["id"], describe_failure(rank, node_id, error))
+            raise
+        payloads: list[Any] | None = [None] * len(chosen) if rank == 0 else None
+        dist.gather_object(payload, payloads, dst=0, group=group_control)
+        if payloads is not None:
+            reports.finished(job[0]["id"], payloads)
+
+
+def measure(job: dict[str, Any], trial_rank: int, device: torch.device, group: Any, control: Any) -> dict[str, Any]:
+    """Runs a trial on this rank. Gives its rows as an Arrow stream, the span of its windows, and memory before and after."""
+
+    def allocated_bytes() -> int | None:
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+    trial = Trial.model_validate(job["trial"])
+    before_bytes = allocated_bytes()
+    measured = run(trial, rank=trial_rank, device=device, group=group, control=control, source=job["source"])
+    return {
+        "steps": _packed(pa.Table.from_pylist(measured.rows, schema=STEPS_SCHEMA)),
+        "warmup_began_at": measured.warmup_began_at,
+        "windows_ended_at": measured.windows_ended_at,
+        "memory": {"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
+        "threads": trial.cpus_per_rank,
+    }
+
+
+def _packed(table: pa.Table) -> bytes:
+    """An Arrow stream: bytes pass through the keeper as they are, where a table would be built anew."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def start_forkserver() -> None:
+    """The parent of this rank's loader processes, started once with torch imported: a loader then starts at once.
+
+    A loader process imports `__main__` again, which in a Ray worker is Ray's own start script and takes seconds;
+    without a file name there is nothing to import.
+    """
+    vars(sys.modules["__main__"]).pop("__file__", None)
+    # the server is a new interpreter: it finds this project only through its environment
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH")]))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(FORKSERVER_PRELOAD)
+    multiprocessing.forkserver.ensure_running()
+
+
+def _groups(chosen: list[int]) -> tuple[list[int], Any, Any]:
+    """These ranks, their group for gradients (the default backend's), and their gloo group for control."""
+    return chosen, dist.new_group(chosen), dist.new_group(chosen, backend="gloo", timeout=PATIENCE)
+
+
+def _environment(everyone: list[dict[str, Any]]) -> dict[str, Any]:
+    nodes = {facts["node"]["node_id"]: facts["node"] for facts in everyone}
+    return {
+        "nodes": list(nodes.values()),
+        "ranks": [facts["rank"] for facts in everyone],
+        "versions": versions(),
+        "variables": variables(),
+        "git": git_state(),
+    }
