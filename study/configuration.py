@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from study.messages import ConfigurationError, clipped, near, one_line, shown
@@ -117,6 +116,8 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
             options[option] = fields.pop(field)[0]
     if fields:
         options["set"] = fields
+    import yaml
+
     return yaml.safe_dump(options, sort_keys=False, default_flow_style=None)
 
 
@@ -161,7 +162,7 @@ def _plain(option: str, value: Any, source: str) -> Any:
     if option == "study":
         if not isinstance(value, str) or value not in STUDIES:
             raise ConfigurationError(
-                f"unknown study {shown(value)}{near(value, STUDIES)}; studies: {', '.join(STUDIES)}"
+                f"unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES)}"
             )
         return value
     try:
@@ -237,6 +238,8 @@ def _out(configuration: Configuration) -> str:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     """The options in a YAML file, under the names that the command line uses; `_` may stand for `-`."""
+    import yaml  # planning without a file should not wait for it
+
     try:
         content = yaml.safe_load(Path(path).read_text())
     except OSError as error:

@@ -34,10 +34,9 @@ Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of
 @app.command("list")
 def list_studies(json_: Json = False) -> None:
     """The studies, each with the question that it answers."""
-    from study.capacity import local_capacity
     from study.studies import STUDIES
 
-    questions = {name: study(local_capacity()).question for name, study in STUDIES.items()}
+    questions = {name: study([]).question for name, study in STUDIES.items()}
     if json_:
         return _print_json([{"name": name, "question": question} for name, question in questions.items()])
     width = max(map(len, questions))
