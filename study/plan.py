@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from study.capacity import NodeCapacity
 from study.studies import Capacity, Study
 from trainables.trial import Trial, explain
 
@@ -129,41 +130,44 @@ def fit(fields: Mapping[str, Any], capacity: Capacity) -> tuple[int, str | None]
 
     Every node gets equally many ranks. Without `nodes` in the fields it is the smallest number that fits.
     """
-    ranks = fields["world_size"]
-    rooms = [_ranks_in(node, fields) for node in capacity]
     asked = fields.get("nodes")
+    nodes = _nodes_with_room(fields["world_size"], asked, [_ranks_in(node, fields) for node in capacity])
+    return (nodes, None) if nodes else (asked or 1, _unfit(fields, capacity))
+
+
+def _nodes_with_room(ranks: int, asked: int | None, rooms: Sequence[int]) -> int | None:
+    """The asked number of nodes, or the smallest one, over which ranks divide equally; `rooms`: ranks a node holds."""
     for nodes in [asked] if asked else range(1, min(ranks, len(rooms)) + 1):
         if ranks % nodes == 0 and sum(room >= ranks // nodes for room in rooms) >= nodes:
-            return nodes, None
-    return asked or 1, _unfit(fields, capacity, rooms)
+            return nodes
+    return None
 
 
-def _ranks_in(node: Any, fields: Mapping[str, Any]) -> int:
+def _ranks_in(node: NodeCapacity, fields: Mapping[str, Any]) -> int:
     by_cpus = node.cpus // fields["cpus_per_rank"]
     return min(node.gpus, by_cpus) if fields["device"] == "cuda" else by_cpus
 
 
-def _unfit(fields: Mapping[str, Any], capacity: Capacity, rooms: Sequence[int]) -> str:
-    ranks, asked = fields["world_size"], fields.get("nodes")
-    on_gpus, cores = fields["device"] == "cuda", fields["cpus_per_rank"]
+def _unfit(fields: Mapping[str, Any], capacity: Capacity) -> str:
+    ranks, asked, cores = fields["world_size"], fields.get("nodes"), fields["cpus_per_rank"]
+    on_gpus = fields["device"] == "cuda"
     counts = [node.gpus if on_gpus else node.cpus for node in capacity]
     have = [_counted(count, "GPU" if on_gpus else "CPU core") for count in counts]
-
-    def need(ranks: int) -> str:
-        if on_gpus:
-            return _counted(ranks, "GPU")
-        return f"{_counted(ranks * cores, 'CPU core')} for {_counted(ranks, 'rank')}"
-
-    enough_gpus = on_gpus and sum(counts) >= ranks and max(counts) >= -(-ranks // (asked or len(counts)))
-    if enough_gpus and sum(node.cpus // cores for node in capacity) < ranks:
-        return f"needs {cores} CPU cores for each of {_counted(ranks, 'GPU')}; the nodes have {', '.join(_counted(node.cpus, 'CPU core') for node in capacity)}"
+    if on_gpus and _nodes_with_room(ranks, asked, counts):
+        cpus = ", ".join(_counted(node.cpus, "CPU core") for node in capacity)
+        return f"needs {_counted(cores, 'CPU core')} for each of {_counted(ranks, 'GPU')}; the nodes have {cpus}"
     if asked and asked > len(capacity):
         return f"needs {asked} nodes; there {'is' if len(capacity) == 1 else 'are'} {len(capacity)}"
+
+    def need(ranks: int) -> str:
+        cpus = f"{_counted(ranks * cores, 'CPU core')} for {_counted(ranks, 'rank')}"
+        return _counted(ranks, "GPU") if on_gpus else cpus
+
     if asked and asked > 1:
         return f"needs {need(ranks // asked)} on each of {asked} nodes; the nodes have {', '.join(have)}"
     if asked or len(capacity) == 1:
         return f"needs {need(ranks)} on one node; the largest node has {max(zip(counts, have, strict=True))[1]}"
-    if sum(rooms) < ranks:
+    if sum(counts) < (ranks if on_gpus else ranks * cores):
         return f"needs {need(ranks)}; the {len(capacity)} nodes have {', '.join(have)}"
     return f"needs {need(ranks)}, equally many on each node that takes part; the nodes have {', '.join(have)}"
 
