@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 SCHEMA_VERSION = 1
 
@@ -46,6 +46,8 @@ STEP_SCHEMA = pa.schema(
 )
 """What is read of each steps.parquet; a column that a file lacks is null."""
 
+_RUN_AGAIN = "remove that trial's folder and run the study again"
+
 
 class ResultsError(ValueError):
     """A results folder cannot be read: one line with what is wrong, where, and what to do."""
@@ -64,6 +66,39 @@ class Results:
     steps: pd.DataFrame
 
 
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Fields(_Part):
+    """Fields of a trial that the analysis cannot do without; it takes any other as it is."""
+
+    world_size: PositiveInt
+    nodes: PositiveInt
+    batch_per_gpu: PositiveInt
+    device: str
+
+    __pydantic_extra__: dict[str, str | int | float | bool | None]
+
+
+class _Node(_Part):
+    node_id: str | None = None
+    gpus: list[dict[str, Any]] | None = None
+
+
+class _Rank(_Part):
+    node_id: str | None = None
+    gpu_uuid: str | None = None
+
+
+class _Environment(_Part):
+    nodes: list[_Node] = []
+    ranks: list[_Rank] = []
+    versions: dict[str, Any] | None = None
+    variables: dict[str, Any] | None = None
+    git: dict[str, Any] | None = None
+
+
 class _TrialFile(BaseModel):
     """What trial.json must hold, as far as the analysis reads it."""
 
@@ -71,13 +106,13 @@ class _TrialFile(BaseModel):
 
     schema_version: int
     trial_id: str
-    trial: dict[str, Any]
+    trial: _Fields
     status: str
     reason: str | None = None
     worker_group: str | None = None
     started_at: float | None = None
     duration_s: float | None = None
-    environment: dict[str, Any] = Field(default_factory=dict)
+    environment: _Environment
     log: str | None = None
 
 
@@ -113,9 +148,7 @@ def load(directory: str | os.PathLike[str]) -> Results:
         if steps_path in paths:
             with_steps.append(steps_path)
         elif file.status == "done":
-            raise ResultsError(
-                f"{steps_path}: missing, though trial.json beside it says done; remove that trial's folder and run the study again"
-            )
+            raise ResultsError(f"{steps_path}: missing, though trial.json beside it says done; {_RUN_AGAIN}")
     return Results(study, _trials(files), _read_steps(system, f"{root}/trials", with_steps))
 
 
@@ -123,18 +156,17 @@ def _line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _read_json(system: pafs.FileSystem, path: str) -> dict[str, Any]:
+def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
+    """A JSON file that holds a mapping, of a version that is known; `mend` says what to do where it does not."""
     try:
         with system.open_input_stream(path) as stream:
             value = json.loads(stream.read())
     except (ValueError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: not valid JSON ({_line(error)}); remove it and run the study again") from None
+        raise ResultsError(f"{path}: not valid JSON ({_line(error)}); {mend}") from None
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read ({_line(error)})") from None
     if not isinstance(value, dict):
-        raise ResultsError(
-            f"{path}: holds {type(value).__name__} where a mapping belongs; remove it and run the study again"
-        )
+        raise ResultsError(f"{path}: holds {type(value).__name__} where a mapping belongs; {mend}")
     version = value.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ResultsError(
@@ -149,18 +181,16 @@ def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
         raise ResultsError(
             f"{root}: no study.json, so this is not a results folder; give the folder that a study was run into"
         )
-    return _read_json(system, path)
+    return _read_json(system, path, "restore it from a copy, or run the study into another folder")
 
 
 def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
     try:
-        file = _TrialFile.model_validate(_read_json(system, path))
+        file = _TrialFile.model_validate(_read_json(system, path, _RUN_AGAIN))
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ResultsError(
-            f"{path}: {where}: {problem['msg']}; remove that trial's folder and run the study again"
-        ) from None
+        raise ResultsError(f"{path}: {where}: {problem['msg']}; {_RUN_AGAIN}") from None
     folder = path.split("/")[-2]
     if file.trial_id != folder:
         raise ResultsError(
@@ -189,9 +219,7 @@ def _read_steps(system: pafs.FileSystem, base: str, paths: Sequence[str]) -> pd.
             raise _corrupt(fragment.path, error) from None
         lacking = [name for name in REQUIRED_STEP_COLUMNS if name not in present]
         if lacking:
-            raise ResultsError(
-                f"{fragment.path}: lacks {', '.join(lacking)}; remove that trial's folder and run the study again"
-            )
+            raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {_RUN_AGAIN}")
     try:
         return dataset.to_table().to_pandas(split_blocks=True, self_destruct=True)
     except (pa.ArrowException, OSError):
@@ -204,18 +232,15 @@ def _read_steps(system: pafs.FileSystem, base: str, paths: Sequence[str]) -> pd.
 
 
 def _corrupt(path: str, error: Exception) -> ResultsError:
-    return ResultsError(
-        f"{path}: not readable as Parquet ({_line(error)}); remove that trial's folder and run the study again"
-    )
+    return ResultsError(f"{path}: not readable as Parquet ({_line(error)}); {_RUN_AGAIN}")
 
 
 def _trials(files: Sequence[_TrialFile]) -> pd.DataFrame:
-    rows = [
-        file.trial
-        | file.model_dump(exclude={"trial", "schema_version"})
-        | {"device_name": device_name(file.environment), "hosts": host_names(file.environment)}
-        for file in files
-    ]
+    rows = []
+    for file in files:
+        outcome = file.model_dump(exclude={"trial", "schema_version"})
+        places = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
+        rows.append(file.trial.model_dump() | outcome | places)
     if not rows:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
     frame = pd.DataFrame(rows)

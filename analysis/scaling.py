@@ -14,7 +14,18 @@ from analysis.load import OUTCOME_COLUMNS, Results
 from analysis.measures import MEASURES, PHASES, require, summaries
 from analysis.statistics import intervals, log_estimates, ratios
 
+_RESULT_COLUMNS = (
+    "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
+    "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
+)  # fmt: skip
+"""What `configurations` adds to a trial's fields and measures."""
+
 WEAK, STRONG, NEITHER = "weak", "strong", "neither"
+
+SCALING_COLUMNS = [
+    "scaling", "series", "configuration", "world_size", "reference", "reference_world_size", "ideal", "speed_up",
+    "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
+]  # fmt: skip
 
 _LAYOUT = ("world_size", "nodes")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "device_name", "worker_group")
@@ -63,16 +74,17 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
     host_bound (what most repeats say, None if none does); peak_memory_bytes (maximum); trial_ids.
     """
-    if rows.empty:
-        return pd.DataFrame(columns=[*trial_fields(rows), *MEASURES, *_NEEDED, "global_batch", "n", "groups"])
-    require(rows, _NEEDED, "the frame of trials")
+    rows = rows.dropna(subset="throughput_samples_per_s")
     fields = [name for name in trial_fields(rows) if name != "repeat"]
     keys = [*fields, "device_name"]
+    if rows.empty:
+        return pd.DataFrame(columns=list(dict.fromkeys([*keys, *_NEEDED, *MEASURES, *_RESULT_COLUMNS])))
+    require(rows, _NEEDED, "the frame of trials")
     varying = [
         name for name in fields if name not in ("batch_per_gpu", *_LAYOUT) and rows[name].nunique(dropna=False) > 1
     ]
     order = ["device_name", "batch_per_gpu", *varying, *_LAYOUT]
-    rows = rows.dropna(subset="throughput_samples_per_s").sort_values(order, kind="stable")
+    rows = rows.sort_values(order, kind="stable")
     rows = rows.assign(configuration=rows.groupby(keys, dropna=False, sort=False).ngroup())
     grouped = rows.groupby("configuration")
     result = grouped[keys].first()
@@ -135,17 +147,6 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
         ).assign(scaling=NEITHER)
     )
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
-
-
-SCALING_COLUMNS = [
-    "scaling", "series", "configuration", "world_size", "reference", "reference_world_size", "ideal", "speed_up",
-    "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
-]  # fmt: skip
-
-_RESULT_COLUMNS = {
-    "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
-    "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
-}  # fmt: skip
 
 
 def _against_reference(members: pd.DataFrame) -> pd.DataFrame:

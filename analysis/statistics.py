@@ -80,8 +80,10 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
     Satterthwaite (Welch, Biometrika 34, 1947); NaN where either side has one repeat. The two sides are treated as
     independent, which is the safe side where they share worker groups that were slow or fast as a whole.
 
-    Coverage of the nominal 95 %, by simulation of 4,000 studies with equal log-normal spread and groups that agree:
-    tests/test_statistics.py holds it for 2, 3, 5 and 10 repeats.
+    Coverage of the nominal 95 %, measured on 12,000 simulated studies with equal log-normal spread: where groups agree
+    98 % with 2 repeats, 96 to 97 % with 3, 95.5 to 97 % with 5, 95 to 96 % with 10 (the F test, wrong once in twenty,
+    widens some). Where two groups differ by as much as repeats do, and independently on both sides of the ratio, 5
+    repeats cover 86 to 89 %: two groups are too few to be found different, and only more groups help (five: 96 %).
     """
     va, vb = numerator["log_variance"], denominator["log_variance"]
     variance = va + vb

@@ -121,9 +121,7 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
     rows = analysis.scaling[analysis.scaling["scaling"] == label]
     shown = [column.name for column in axes if column.name != "world_size"]
     found = analysis.configurations
-    frame = rows.join(
-        found[[*shown, "throughput_samples_per_s", "trial_ids"]] if len(found) else found, on="configuration"
-    )
+    frame = rows.join(found[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
     frame["efficiency_percent"] = 100 * frame["efficiency"]
     for end in ("low", "high"):
         frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]

@@ -199,7 +199,7 @@ def trust(analysis: Analysis) -> list[str]:
             else f"None is wider than ±{percent(WIDE_INTERVAL)}."
         )
         count = f"{repeats} repeat{'' if repeats == '1' else 's'} of each configuration"
-        lines.append(f"{count}; the middle one's 95 % interval of throughput is ±{percent(half.median(), 1)}. {advice}")
+        lines.append(f"{count}; the middle one's 95 % interval of throughput is ±{percent(half.median(), 1)}. {advice}")
     differ = int(found["groups_differ"].sum())
     if differ:
         lines.append(

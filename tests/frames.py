@@ -105,52 +105,48 @@ def steps(
     """
     rng = rng or np.random.default_rng(0)
     cuda = fields["device"] == "cuda"
-    frames = []
-    counts = {
-        "warmup": fields["warmup_steps"],
-        "plain": fields["steps"],
-        "phases": fields["steps"],
-        "issue": 5 if cuda else 0,
+    timed = fields["steps"]
+    counts = {"warmup": fields["warmup_steps"], "plain": timed, "phases": timed, "issue": 5 if cuda else 0}
+    window = np.repeat(list(counts), list(counts.values()))
+    total = len(window)
+    plain, phases, issue = window == "plain", window == "phases", window == "issue"
+    each = step_s * np.exp(noise * rng.standard_normal(total)) * np.where(phases, instruments, 1.0)
+    window_s = np.select([plain, phases], [each[plain].sum(), each[phases].sum()], np.nan)
+    columns: dict[str, Any] = {
+        "rank": np.int32(0),
+        "window": window.astype(object),
+        "step": np.arange(total, dtype=np.int32),
+        "samples": np.int32(fields["batch_per_gpu"]),
+        "window_s": window_s,
+        "loss": 2.3 * np.exp(-0.01 * np.arange(total)),
     }
-    for rank in range(fields["world_size"]):
-        first = 0
-        for window, count in counts.items():
-            if not count:
-                continue
-            base = step_s * (instruments if window == "phases" else 1.0)
-            each = base * np.exp(noise * rng.standard_normal(count))
-            frame = pd.DataFrame(
-                {
-                    "rank": np.int32(rank),
-                    "window": window,
-                    "step": np.arange(first, first + count, dtype=np.int32),
-                    "samples": np.int32(fields["batch_per_gpu"]),
-                    "window_s": each.sum() if window in ("plain", "phases") else np.nan,
-                    "loss": 2.3 * np.exp(-0.01 * np.arange(first, first + count)),
-                }
-            )
-            first += count
-            names = ["load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s"]
-            for name, share in zip(names, shares, strict=True):
-                frame[name] = np.nan if window == "plain" else each * share
-            frame["step_s"] = np.nan if window == "plain" else each * sum(shares)
-            if not cuda:
-                frame["host_to_device_s"] = np.nan
-                frame["step_s"] -= 0.0 if window == "plain" else each * shares[1]
-            copied = cuda and window != "plain" and shares[1] > 0
-            frame["host_to_device_bytes"] = pd.array(
-                [fields["batch_per_gpu"] * fields["image_size"] ** 2 * 4 if copied else None] * count, dtype="Int64"
-            )
-            frame["host_load_s"] = np.nan if window == "plain" else each * shares[0]
-            done = rng.random(count) < previous_done if cuda and window == "phases" else [None] * count
-            frame["previous_step_done"] = pd.array(done, dtype="boolean")
-            for name, part in (("forward", 0.4), ("backward", 0.4), ("optimizer", 0.2), ("step", 1.0)):
-                frame[f"{name}_launch_s"] = each * launch_ratio * part if window == "issue" else np.nan
-            frame["peak_memory_bytes"] = pd.array(
-                [2**30 + 12 * 2**20 * fields["batch_per_gpu"] if cuda else None] * count, dtype="Int64"
-            )
-            frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    instrumented = np.where(plain, np.nan, each)
+    names = ["load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s"]
+    parts = {name: instrumented * share for name, share in zip(names, shares, strict=True)}
+    if not cuda:
+        parts["host_to_device_s"] = np.full(total, np.nan)
+    columns |= parts
+    columns["step_s"] = instrumented * (sum(shares) - (0.0 if cuda else shares[1]))
+    columns["host_to_device_bytes"] = _some(~plain & cuda, fields["batch_per_gpu"] * fields["image_size"] ** 2 * 4)
+    columns["host_load_s"] = instrumented * shares[0]
+    columns["previous_step_done"] = pd.array(
+        [
+            bool(done) if known else None
+            for done, known in zip(rng.random(total) < previous_done, phases & cuda, strict=True)
+        ],
+        dtype="boolean",
+    )
+    for name, part in (("forward", 0.4), ("backward", 0.4), ("optimizer", 0.2), ("step", 1.0)):
+        columns[f"{name}_launch_s"] = np.where(issue, each * launch_ratio * part, np.nan)
+    columns["peak_memory_bytes"] = _some(np.full(total, cuda), 2**30 + 12 * 2**20 * fields["batch_per_gpu"])
+    # Ranks keep step with each other, so the noise of a step is the same on all.
+    frame = pd.DataFrame(columns)
+    return pd.concat([frame.assign(rank=np.int32(rank)) for rank in range(fields["world_size"])], ignore_index=True)
+
+
+def _some(known: Any, value: int) -> Any:
+    """`value` where it is known, null elsewhere."""
+    return pd.array([value if k else None for k in known], dtype="Int64")
 
 
 def record(fields: dict[str, Any], status: str = "done", reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -200,6 +196,7 @@ def write_results(
     trials: list[dict[str, Any]],
     law: Callable[[dict[str, Any]], dict[str, Any]],
     spread: float = 0.006,
+    noise: float = 0.0,
     seed: int = 0,
 ) -> Path:
     """A folder of done trials; `law` gives the keyword arguments of `steps`, and each repeat is off by a factor e^±spread."""
@@ -208,7 +205,7 @@ def write_results(
     for fields in trials:
         arguments = law(fields)
         arguments["step_s"] *= float(np.exp(spread * rng.standard_normal()))
-        write_trial(directory, record(fields), steps(fields, **arguments, noise=0.02, rng=rng))
+        write_trial(directory, record(fields), steps(fields, **arguments, noise=noise, rng=rng))
     return directory
 
 
@@ -253,7 +250,7 @@ def cpu_study(directory: Path) -> Path:
         precision=["fp32", "bf16"],
         repeat=range(3),
     )
-    return write_results(directory, trials, cpu_law, spread=0.02)
+    return write_results(directory, trials, cpu_law, spread=0.02, noise=0.02)
 
 
 def gpu_study(directory: Path) -> Path:
@@ -268,7 +265,7 @@ def gpu_study(directory: Path) -> Path:
         repeat=range(5),
     )
     lost = [t for t in trials if t["batch_per_gpu"] == 512 and t["precision"] == "fp32" and t["loader_workers"] == 8]
-    write_results(directory, [t for t in trials if t not in lost], gpu_law)
+    write_results(directory, [t for t in trials if t not in lost], gpu_law, noise=0.02)
     for fields in lost:
         if fields["repeat"] == 0:
             reason = "rank 0: CUDA out of memory. Tried to allocate 3.06 GiB"

@@ -1,0 +1,69 @@
+"""Figures: what is drawn is what was computed."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from analysis.load import load
+from analysis.plots import PLOTS, phases, render, speed_up_weak
+from analysis.scaling import Analysis, analyse
+from tests.frames import cpu_study, gpu_study, grid, write_results, write_study
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return analyse(load(cpu_study(tmp_path_factory.mktemp("cpu") / "results")))
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return analyse(load(gpu_study(tmp_path_factory.mktemp("gpu") / "results")))
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_large_grid_is_drawn_without_a_warning(gpu: Analysis, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = PLOTS[name](gpu)
+        assert figure is not None
+        svg, png = render(figure)
+    assert svg.rstrip().endswith("</svg>")
+    assert png.startswith(b"\x89PNG")
+
+
+def test_a_study_without_results_has_no_figure(tmp_path: Path) -> None:
+    empty = analyse(load(write_study(tmp_path / "results")))
+    assert [draw(empty) for draw in PLOTS.values()] == [None] * len(PLOTS)
+
+
+def test_the_same_study_is_drawn_to_the_same_svg(cpu: Analysis) -> None:
+    first, second = (render(figure)[0] for _ in range(2) if (figure := speed_up_weak(cpu)) is not None)
+    assert first == second
+
+
+def test_speed_up_is_drawn_at_its_values_beside_the_ideal(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2, 4])
+    law = {1: 0.1, 2: 0.125, 4: 0.2}
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": law[t["world_size"]]}, spread=0.0)
+    figure = speed_up_weak(analyse(load(directory)))
+    assert figure is not None
+    (axis,) = figure.axes
+    drawn = [np.asarray(line.get_xydata()) for line in axis.lines]
+    assert any(np.allclose(line[:, 1], line[:, 0]) for line in drawn if len(line) == 50)  # the ideal
+    measured = np.array([[1, 1], [2, 1.6], [4, 2]])
+    assert any(np.allclose(line, measured) for line in drawn if len(line) == 3)
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("GPUs", "speed-up")
+
+
+def test_bars_of_phases_are_as_long_as_the_step(cpu: Analysis) -> None:
+    figure = phases(cpu)
+    assert figure is not None
+    bars = [[bar for bar in axis.patches if isinstance(bar, Rectangle)] for axis in figure.axes]
+    ends = [max(bar.get_x() + bar.get_width() for bar in panel) for panel in bars]
+    longest = 1e3 * cpu.configurations.groupby("batch_per_gpu")["phases_step_s"].max()
+    assert ends == pytest.approx(longest.tolist(), rel=0.02)  # medians of parts add up to that of the whole, nearly
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[:2] == ["1 loader worker, bf16, 1 CPU rank", "1 loader worker, bf16, 2 CPU ranks"]

@@ -1,0 +1,255 @@
+"""The report: complete, escaped, without network, and right about what ran."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.load import load
+from analysis.plots import PLOTS
+from analysis.report import status_counts, summary_table, write_report
+from analysis.scaling import analyse
+from analysis.tables import TABLES
+from analysis.verdict import answer, bound_by, limits, trust
+from tests.frames import FIELDS, cpu_study, gpu_study, grid, record, steps, write_results, write_study, write_trial
+
+GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
+
+
+class Page(HTMLParser):
+    """Every element of a page with its attributes, its ids, and the text in it."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(Path(path).read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpu_study(tmp_path_factory.mktemp("gpu") / "results")
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cpu_study(tmp_path_factory.mktemp("cpu") / "results")
+
+
+@pytest.fixture(scope="module")
+def gpu_page(gpu: Path) -> Page:
+    return Page(write_report(gpu))
+
+
+@pytest.fixture(scope="module")
+def cpu_page(cpu: Path) -> Page:
+    return Page(write_report(cpu))
+
+
+def small(directory: Path, **more: Any) -> Path:
+    """Two trials: 1 and 2 GPUs."""
+    trials = grid(GPU | more, world_size=[1, 2])
+    return write_results(directory, trials, lambda fields: {"step_s": 0.1}, spread=0.0)
+
+
+def test_all_files_are_there_and_nothing_half_written(gpu: Path, gpu_page: Page) -> None:
+    written = {str(path.relative_to(gpu / "report")) for path in (gpu / "report").rglob("*") if path.is_file()}
+    assert written == {
+        "index.html",
+        "report.md",
+        *(f"tables/{name}.{kind}" for name in TABLES for kind in ("csv", "tex")),
+        *(f"figures/{name}.{kind}" for name in PLOTS for kind in ("svg", "png")),
+    }
+
+
+def test_the_page_needs_no_network_and_no_other_file(gpu_page: Page) -> None:
+    for tag, attributes in gpu_page.elements:
+        assert tag not in ("script", "link", "iframe", "object", "img", "image")
+        assert not attributes.get("src")
+        target = attributes.get("href") or attributes.get("xlink:href") or "#"
+        assert target.startswith("#") or (
+            tag == "a" and re.fullmatch(r"(tables|figures)/\w+\.(csv|tex|svg|png)", target)
+        )
+
+
+def test_ids_are_unique_and_links_within_the_page_arrive(gpu: Path, gpu_page: Page) -> None:
+    ids = [attributes["id"] for _, attributes in gpu_page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'(?:url\(#|href="#)([^)"]+)', (gpu / "report" / "index.html").read_text())
+    assert used
+    assert set(used) <= set(ids)
+
+
+def test_every_string_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    directory = write_study(tmp_path / "results", name=evil, question=evil, command=evil)
+    fields = FIELDS | GPU | {"precision": evil, "data_dir": evil}
+    trial = record(fields) | {"trial_id": "evil"}
+    trial["environment"]["nodes"][0] |= {"host": evil, "cpu_model": evil}
+    trial["environment"]["nodes"][0]["gpus"][0]["name"] = evil
+    trial["environment"]["variables"] = {evil: evil}
+    write_trial(directory, trial, steps(fields, 0.1))
+    other = fields | {"precision": "bf16", "world_size": 2}
+    write_trial(directory, record(other) | {"trial_id": "other"}, steps(other, 0.1))
+    failed = record(FIELDS | GPU | {"repeat": 7}, "failed", evil) | {"trial_id": "<b>id</b>", "log": evil}
+    write_trial(directory, failed | {"trial_id": "b-id"})
+    page = Path(write_report(directory)).read_text()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 8
+
+
+def test_the_counts_say_what_became_of_every_trial(gpu: Path, gpu_page: Page) -> None:
+    counts = {"done": 165, "failed": 3, "timed out": 0, "out of memory": 3, "pruned": 9, "infeasible": 1}
+    assert dict(status_counts(load(gpu))) == counts
+    listed = " ".join(gpu_page.text.split())
+    assert "165 done 3 failed 3 out of memory 9 pruned 1 infeasible" in listed
+
+
+def test_missing_trials_are_counted_where_the_plan_is_known(tmp_path: Path) -> None:
+    directory = small(tmp_path / "results")
+    assert "missing" not in dict(status_counts(load(directory)))
+    write_study(directory, planned_trials=5)
+    assert dict(status_counts(load(directory)))["missing"] == 3
+
+
+def test_a_partial_report_says_so(tmp_path: Path) -> None:
+    directory = small(tmp_path / "results")
+    page = Page(write_report(directory, partial=True))
+    assert "Partial: the study was interrupted" in page.text
+    assert "**Partial: the study was interrupted." in (directory / "report" / "report.md").read_text()
+    assert "artial" not in Page(write_report(directory)).text
+
+
+def test_cpu_ranks_are_never_called_gpus(cpu: Path, cpu_page: Page) -> None:
+    assert "2 CPU ranks" in cpu_page.text
+    assert "GPU" not in cpu_page.text
+    assert "GPU" not in (cpu / "report" / "report.md").read_text()
+
+
+def test_a_study_without_a_done_trial_still_has_a_clear_page(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    assert "No trial is done yet" in Page(write_report(directory)).text
+    write_trial(directory, record(FIELDS, "failed", "no such file: weights.bin"))
+    page = Page(write_report(directory))
+    assert "No trial is done yet" in page.text
+    assert "no such file: weights.bin" in page.text
+
+
+def test_figures_that_no_longer_apply_go_and_foreign_files_stay(tmp_path: Path) -> None:
+    directory = small(tmp_path / "results")
+    write_report(directory)
+    figure, foreign = directory / "report/figures/speed_up_weak.svg", directory / "report/figures/mine.svg"
+    assert figure.exists()
+    foreign.write_text("mine")
+    for folder in (directory / "trials").iterdir():
+        if folder.name.split("-")[2] == "2":
+            shutil.rmtree(folder)
+    write_report(directory)
+    assert not figure.exists()
+    assert foreign.exists()
+
+
+def test_the_report_goes_where_it_is_told(tmp_path: Path) -> None:
+    directory = small(tmp_path / "results")
+    assert write_report(directory, tmp_path / "elsewhere") == f"{tmp_path}/elsewhere/index.html"
+    assert not (directory / "report").exists()
+
+
+def test_the_terminal_gets_a_row_for_each_configuration(tmp_path: Path) -> None:
+    columns, rows = summary_table(small(tmp_path / "results"))
+    assert columns == ["GPUs", "throughput (samples/s)", "step time (ms)", "weak efficiency (%)", "n"]
+    assert rows == [("1", "320", "100", "100.0", "1"), ("2", "640", "100", "100.0", "1")]
+
+
+def test_an_empty_study_has_an_empty_summary(tmp_path: Path) -> None:
+    assert summary_table(write_study(tmp_path / "results"))[1] == []
+
+
+def test_the_answer_gives_efficiency_the_fastest_and_its_bound(tmp_path: Path) -> None:
+    trials = grid(GPU, world_size=[1, 2], batch_per_gpu=[8, 64], repeat=range(3))
+    step_s = {(1, 8): 0.010, (2, 8): 0.020, (1, 64): 0.050, (2, 64): 0.051}
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        small_batch = fields["batch_per_gpu"] == 8
+        return {
+            "step_s": step_s[fields["world_size"], fields["batch_per_gpu"]],
+            "launch_ratio": 1.0 if small_batch else 0.3,
+            "previous_done": 1.0 if small_batch else 0.0,
+        }
+
+    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    assert answer(found) == [
+        (
+            "With the batch per GPU held (weak scaling), 2 GPUs reach 1.96 times the throughput of 1 GPU at best, an efficiency of "
+            "98.0\u00a0% [98.0, 98.0] (batch 64 per GPU), and 1.00 times at worst, 50.0\u00a0% [50.0, 50.0] (batch 8 per GPU)."
+        ),
+        (
+            "The highest throughput is 2,510 [2,510, 2,510] samples/s, with batch 64 per GPU, 2 GPUs; the next (1 GPU) is 49.0\u00a0% "
+            "slower, beyond noise."
+        ),
+    ]
+    assert limits(found) == [
+        (
+            "The fastest configuration is bound by compute and communication: forward takes 30\u00a0%, backward (with the "
+            "all-reduce in it) 60\u00a0% and the wait for a batch 2\u00a0% of a step. Of the 4 configurations, the host bounds 2 and "
+            "compute and communication 2."
+        ),
+        (
+            "Where weak scaling loses most (batch 8 per GPU), a step takes 10.0 ms longer on 2 GPUs; the phase that grows most is "
+            "backward, by 6.0 ms, which holds the all-reduce and the wait for slower ranks. The device waits for the host there, "
+            "whose time to issue a step grows by 10.0 ms."
+        ),
+    ]
+
+
+def test_waiting_for_data_is_named_as_the_bound(tmp_path: Path) -> None:
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"step_s": 0.1, "shares": (0.25, 0.05, 0.3, 0.3, 0.1)}
+
+    found = analyse(load(write_results(tmp_path / "results", grid(GPU, world_size=[1]), law, spread=0.0)))
+    assert bound_by(found.configurations.iloc[0]) == "input"
+    assert limits(found) == [
+        "The fastest configuration is bound by its input: 30\u00a0% of a step waits for or copies the batch."
+    ]
+
+
+def test_a_difference_within_noise_is_called_that(tmp_path: Path) -> None:
+    trials = grid(GPU, loader_workers=[1, 2], repeat=range(3))
+    directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.03)
+    assert answer(analyse(load(directory)))[0].endswith("slower, which is within noise.")
+
+
+def test_trust_names_lone_repeats_costly_instruments_and_unlike_versions(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    for repeat, size in ((0, 1), (1, 1), (0, 2)):
+        fields = FIELDS | GPU | {"repeat": repeat, "world_size": size}
+        trial = record(fields)
+        trial["environment"]["versions"]["torch"] = f"2.1{size}.0"
+        write_trial(directory, trial, steps(fields, 0.1, instruments=1.05))
+    lines = trust(analyse(load(directory)))
+    assert lines[0] == "1 of 2 configurations ran once, so they have no interval: run the study with more repeats."
+    assert any(line.startswith("Instruments cost up to 5.0\u00a0% of a step") for line in lines)
+    assert lines[-1] == "Trials ran with unlike torch: 2.11.0 (2 trials) and 2.12.0 (1 trials); series mix them."
+
+
+def test_a_calm_study_is_given_its_spread_and_no_warning(tmp_path: Path) -> None:
+    trials = grid(GPU, world_size=[1, 2], repeat=range(5))
+    directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.002)
+    (line,) = trust(analyse(load(directory)))
+    assert line.startswith("5 repeats of each configuration; the middle one's 95\u00a0% interval of throughput is ±0.")
+    assert line.endswith("None is wider than ±5\u00a0%.")
+
+
+def test_a_done_trial_whose_throughput_is_unknown_is_left_out(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    write_trial(directory, record(FIELDS), steps(FIELDS, 0.1).assign(window_s=float("nan")))
+    assert "No trial is done yet" in Page(write_report(directory)).text
