@@ -87,7 +87,8 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
 
 def _set_environment() -> None:
     """What Ray reads when it is imported or started; what the user has set stays."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if "ray" not in sys.modules:  # Ray reads it when it is imported; its own default is a token for local clusters only
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault(
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"

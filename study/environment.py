@@ -48,8 +48,7 @@ def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what computes; imports torch and ray."""
-    import ray
+    """Versions of what computes; imports torch."""
     import torch
 
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
@@ -59,7 +58,7 @@ def versions() -> dict[str, str | None]:
         "torchvision": metadata.version("torchvision"),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
-        "ray": ray.__version__,
+        "ray": metadata.version("ray"),
     }
 
 

@@ -54,7 +54,7 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     rehearse(device)
     release_memory()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    control = dist.new_group(backend="gloo", timeout=PATIENCE)
+    control: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     everyone: list[Any] = [None] * world_size
     mine = {"rank": rank_facts(rank, node_id, device), "node": node_facts(node_id), "handle": handle}

@@ -133,7 +133,7 @@ class Keeper:
         """Rank 0 of a group says that all its ranks are connected."""
         if self.group and self.group.name == name:
             self.group.environment, self.group.actors = environment, actors
-            self.group.ready.set()
+            self.group.ready.set_result(None)
 
     async def next_job(self, name: str) -> dict[str, Any] | None:
         """Rank 0 waits here for work; None means the end."""
@@ -168,11 +168,9 @@ class Keeper:
             name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
             group = self.group = _Group(name, layout, block)
             group.start(ray.get_runtime_context().current_actor)
-        ready = asyncio.ensure_future(group.ready.wait())
-        await asyncio.wait({ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if group.ready.is_set():
+        await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if group.ready.done():
             return group
-        ready.cancel()
         timed_out = not group.ended.done()
         await self._end(group, kill=True)
         what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
@@ -207,8 +205,9 @@ class _Group:
     def __init__(self, name: str, layout: Layout, block: Any):
         self.name, self.layout, self.key = name, layout, (layout, block)
         self.jobs: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.ready = asyncio.Event()
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
         self.error: BaseException | None = None
         self.environment: dict[str, Any] = {}
         self.actors: list[Any] = []
@@ -222,9 +221,9 @@ class _Group:
         def fit() -> None:
             try:
                 self._fit(keeper)
-            except BaseException as error:  # the thread's end, whatever it was, is what the keeper waits for
+            except BaseException as error:  # noqa: BLE001  the thread's end, whatever it was, is what the keeper waits for
                 self.error = error
-            loop.call_soon_threadsafe(lambda: self.ended.done() or self.ended.set_result(None))
+            loop.call_soon_threadsafe(self.ended.set_result, None)
 
         threading.Thread(target=fit, name=f"worker group {self.name}", daemon=True).start()
 

@@ -29,8 +29,7 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
     torch.backends.cudnn.benchmark = not trial.deterministic
     torch.backends.cudnn.deterministic = trial.deterministic
     torch.use_deterministic_algorithms(trial.deterministic)
-    torch.backends.cuda.matmul.fp32_precision = precision.fp32_arithmetic
-    torch.backends.cudnn.conv.fp32_precision = precision.fp32_arithmetic
+    _set_fp32_arithmetic(precision.fp32_arithmetic)
     try:
         yield
     finally:
@@ -67,7 +66,13 @@ def _reset() -> None:
     torch.backends.cudnn.enabled = True
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = False
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    _set_fp32_arithmetic("ieee")
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+def _set_fp32_arithmetic(kind: str) -> None:
+    """Arithmetic "ieee" or "tf32" for fp32 matrix products, convolutions and recurrent layers; each has a switch of its own."""
+    torch.backends.cuda.matmul.fp32_precision = kind
+    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = kind  # type: ignore[attr-defined]

@@ -1,0 +1,177 @@
+"""What the study costs the training that it measures: throughput of its windows against a bare torchrun loop.
+
+    python -m benchmarks.overhead --world-sizes 1,4 --cases resnet50:256:bf16,resnet50:32:bf16,resnet18:512:bf16
+
+Both sides stay up for the whole run, on the same GPUs, and are asked in turn (ABBA), each time with a new model and a
+warm-up of its own; the side that is not asked sleeps. Goal: the lower end of plain / bare at least 0.99.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from analysis.measures import summarise
+from benchmarks.common import abba_ratio, figure, write_summary
+from study.cluster import connect
+from study.layout import ProcessKind, layouts
+from study.worker_group import Keeper
+from trainables.trial import Trial
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--world-sizes", default="1")
+    parser.add_argument(
+        "--cases", default="resnet50:256:bf16,resnet50:32:bf16,resnet18:512:bf16", help="model:batch:precision,..."
+    )
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warmup-steps", type=int, default=15)
+    parser.add_argument("--quadruples", type=int, default=4, help="ABBA rounds a case")
+    parser.add_argument("--name", default="overhead", help="folder under benchmarks/results")
+    options = parser.parse_args()
+
+    figures, samples = [], []
+    for world_size in (int(size) for size in options.world_sizes.split(",")):
+        trials = [_trial(case, world_size, options) for case in options.cases.split(",")]
+        with bare_loop(world_size, options.device) as bare, warm_group(trials) as ours:
+            for trial in trials:
+                taken = _interleaved(trial, ours, bare, options.quadruples)
+                samples += [
+                    {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": world_size} | row
+                    for row in taken
+                ]
+                figures += _figures(trial, taken)
+                write_summary(options.name, figures, samples)  # what is measured is not lost to a later failure
+
+
+def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
+    model, batch, precision = case.split(":")
+    return Trial(
+        model=model,
+        dataset="synthetic",
+        image_size=options.image_size,
+        device=options.device,
+        world_size=world_size,
+        cpus_per_rank=max(1, len(os.sched_getaffinity(0)) // max(world_size, _gpus())),
+        batch_per_gpu=int(batch),
+        precision=precision,
+        memory_format="channels_last",
+        warmup_steps=options.warmup_steps,
+        steps=options.steps,
+    )
+
+
+def _gpus() -> int:
+    from study.capacity import count_gpus
+
+    return count_gpus()
+
+
+def _interleaved(
+    trial: Trial, ours: Callable[[Trial], dict[str, Any]], bare: Callable[[Trial], float], quadruples: int
+) -> list[dict[str, Any]]:
+    """Throughputs in samples/s, in the order of running; one pair before that is thrown away (autotuning, allocator)."""
+    bare(trial), ours(trial)
+    taken: list[dict[str, Any]] = []
+    for side in "ABBA" * quadruples:
+        if side == "A":
+            measured = ours(trial)
+            phases = measured["throughput_samples_per_s"] / measured["instruments_ratio"]
+            taken.append({"side": "ours", "plain": measured["throughput_samples_per_s"], "phases": phases})
+        else:
+            taken.append({"side": "bare", "plain": trial.global_batch * trial.steps / bare(trial)})
+    return taken
+
+
+def _figures(trial: Trial, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    name = f"{trial.model} batch {trial.batch_per_gpu} {trial.precision} on {trial.world_size} {trial.device}"
+    bare = [row["plain"] for row in taken if row["side"] == "bare"]
+    found = []
+    for window in ("plain", "phases"):
+        ratio, interval = abba_ratio([row[window] for row in taken if row["side"] == "ours"], bare)
+        goal, holds = (">= 0.99 (lower end)", interval[0] >= 0.99) if window == "plain" else ("none", None)
+        found.append(figure(f"{window}/bare, {name}", ratio, interval, "ratio of samples/s", goal, holds))
+    found.append(figure(f"bare, {name}", sorted(bare)[len(bare) // 2], None, "samples/s", "none", None))
+    return found
+
+
+@contextlib.contextmanager
+def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]]]:
+    """A function that measures a trial in the product's own warm worker group and summarises it."""
+    with connect("local") as cluster:
+        keeper = ray.remote(Keeper).options(num_cpus=0, resources=cluster.driver_resource).remote("benchmark", [])
+        places = layouts(trials, cluster.nodes)
+
+        def measure(trial: Trial) -> dict[str, Any]:
+            job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": None}
+            outcome = ray.get(keeper.measure.remote(job, places[ProcessKind.of(trial)], "block", 300.0))
+            if outcome["status"] != "done":
+                raise RuntimeError(f"{trial.trial_id}: {outcome['reason']}\n{outcome['log']}")
+            tables = [pa.ipc.open_stream(payload["steps"]).read_all() for payload in outcome["payloads"]]
+            return summarise(pa.concat_tables(tables).to_pandas())
+
+        try:
+            yield measure
+        finally:
+            ray.get(keeper.close.remote())
+
+
+@contextlib.contextmanager
+def bare_loop(world_size: int, device: str) -> Iterator[Callable[[Trial], float]]:
+    """A function that asks the bare loop for a trial's wall seconds; the loop runs under torchrun meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="bare-loop-") as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={world_size}",
+            str(ROOT / "benchmarks/bare_loop.py"),
+            folder,
+        ]
+        process = subprocess.Popen(command, env=os.environ | {"BARE_DEVICE": device, "OMP_NUM_THREADS": "1"})
+        numbers = itertools.count()
+
+        def ask(job: dict[str, Any]) -> Path:
+            k = next(numbers)
+            beside = Path(folder) / f"go-{k}.tmp"
+            beside.write_text(json.dumps(job))
+            beside.rename(Path(folder) / f"go-{k}.json")
+            return Path(folder) / f"done-{k}.json"
+
+        def measure(trial: Trial) -> float:
+            fields = trial.model_dump(include={"model", "precision", "image_size", "warmup_steps", "steps"})
+            answer = ask(fields | {"batch": trial.batch_per_gpu})
+            while not answer.exists():
+                if process.poll() is not None:
+                    raise RuntimeError(f"the bare loop ended with status {process.returncode}")
+                time.sleep(0.01)
+            return float(json.loads(answer.read_text())["wall_s"])
+
+        try:
+            yield measure
+        finally:
+            ask({})
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()
