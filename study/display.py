@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _console() -> Console:
     """Plain text, never markup: trial ids and reasons may hold brackets. A pipe gets long lines whole."""
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def print_plan(prepared: "Prepared") -> None:

@@ -31,7 +31,7 @@ class Progress:
         self.doing = "starting"
         self.throughput: float | None = None
         self.started_at_s = time.monotonic()
-        self.console = console or Console(stderr=True, markup=False, highlight=False, quiet=quiet)
+        self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False, quiet=quiet)
         self.live = Live(
             console=self.console,
             get_renderable=self.render,

@@ -26,7 +26,13 @@ from study.options import Address, Debug, Json, Quiet, with_study_options
 DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """exit codes"""
 
-app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    help=__doc__,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
 
@@ -116,7 +122,7 @@ def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, d
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and gives its exit code. A user's mistake is one line on stderr."""
-    is_command = arguments and (not arguments[0].startswith("-") or arguments[0] == "--help")
+    is_command = arguments and (not arguments[0].startswith("-") or arguments[0] in ("-h", "--help"))
     try:
         return int(
             app(
@@ -135,10 +141,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _explained(error: Exception, arguments: Sequence[str]) -> int:
     """The exit code of an error, which is told in one line; an internal error's traceback goes to a file."""
-    if hasattr(error, "format_message") and hasattr(
-        error, "exit_code"
-    ):  # of the option parser, in whichever package it is
-        print(f"{error.format_message()}; see --help", file=sys.stderr)
+    if hasattr(error, "format_message"):  # of the option parser, which typer has brought along or imported by turns
+        print(f"error: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
         return USAGE
     # by name, for importing every room to compare classes would cost each command a second
     exit_code = {

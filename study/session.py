@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +233,7 @@ def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> i
     out = prepared.configuration.out
     path = write_report(out, partial=partial)
     statuses = store.statuses()
-    left = Counter(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
+    left = _ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
     if not quiet:
         print_summary(*summary_table(out))
         say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
@@ -243,7 +243,15 @@ def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> i
                     f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"
                 )
     print(path)
-    return SOME_FAILED if left["failed"] or left["timeout"] or left["missing"] else DONE
+    return SOME_FAILED if {"failed", "timeout", "missing"} & set(left) else DONE
+
+
+def _ordered(statuses: Iterable[str]) -> dict[str, int]:
+    """How many there are of each status, in one order everywhere."""
+    from study.store import STATUSES
+
+    counts = Counter(statuses)
+    return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}
 
 
 def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
@@ -263,7 +271,7 @@ def status_of(directory: str) -> dict[str, Any]:
     return {
         "study": study["name"],
         "question": study.get("question"),
-        "counts": dict(Counter(record["status"] for record in records)),
+        "counts": _ordered(record["status"] for record in records),
         "failures": [
             {
                 "trial_id": record["trial_id"],

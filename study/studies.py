@@ -28,11 +28,9 @@ class Study:
 
     def asking(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
         """This study with other values on some axes. The batch is per GPU or global: asking for one drops the other."""
-        gone = set(axes)
-        if gone & _BATCH:
-            gone |= _BATCH
-        kept = {name: values for name, values in self.axes.items() if name not in gone}
-        base = {name: value for name, value in self.base.items() if name not in gone}
+        gone = _BATCH if _BATCH & set(axes) else set()
+        kept = {name: axes.get(name, values) for name, values in self.axes.items() if name in axes or name not in gone}
+        base = {name: value for name, value in self.base.items() if name not in axes and name not in gone}
         return dataclasses.replace(self, base=base, axes=kept | dict(axes), repeats=repeats or self.repeats)
 
 
