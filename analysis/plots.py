@@ -47,22 +47,22 @@ _LAYOUT = ["world_size", "nodes"]
 
 
 def speed_up_weak(analysis: Analysis) -> Figure | None:
-    """Speed-up over the number of ranks with the batch per rank held, with the ideal line and 95 % intervals."""
+    """Speed-up over the number of ranks with the batch per rank held, with the ideal line and 95 % intervals, cut off at the frame."""
     return _scaling_figure(analysis, WEAK, "speed_up")
 
 
 def speed_up_strong(analysis: Analysis) -> Figure | None:
-    """Speed-up over the number of ranks with the global batch held, with the ideal line and 95 % intervals."""
+    """Speed-up over the number of ranks with the global batch held, with the ideal line and 95 % intervals, cut off at the frame."""
     return _scaling_figure(analysis, STRONG, "speed_up")
 
 
 def efficiency_weak(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks with the batch per rank held; 100 % is ideal."""
+    """Efficiency over the number of ranks with the batch per rank held, with 95 % intervals, cut off at the frame."""
     return _scaling_figure(analysis, WEAK, "efficiency")
 
 
 def efficiency_strong(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks with the global batch held; 100 % is ideal."""
+    """Efficiency over the number of ranks with the global batch held, with 95 % intervals, cut off at the frame."""
     return _scaling_figure(analysis, STRONG, "efficiency")
 
 
@@ -100,9 +100,10 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             axis.set_xlim(min(sizes) / 1.25, max(sizes) * 1.25)
             axis.set_title(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks))
             if value == "efficiency":
-                axis.set_ylim(bottom=0)
+                axis.set_ylim(0, 1.1 * max(100.0, *(100 * rows["efficiency"])))
             else:  # both axes logarithmic: the ideal is a straight line
                 axis.set_yscale("log", base=2)
+                axis.set_ylim(rows["speed_up"].min() / 1.15, 1.15 * max(rows["ideal"].max(), rows["speed_up"].max()))
                 axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 axis.yaxis.set_minor_locator(NullLocator())
         _outer_labels(axes, field_label("world_size", ranks), "efficiency (%)" if scale > 1 else "speed-up")

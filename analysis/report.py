@@ -49,6 +49,13 @@ class _Figure:
         body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", body)
         return Markup(body)
 
+    @property
+    def width_rem(self) -> int:
+        """Width at which its text is as large as the page's tables: 16 pixels to 10.8 points."""
+        width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', self.svg)
+        assert width is not None, "matplotlib gives the width in points"
+        return round(float(width[1]) / 10.8)
+
 
 def write_report(
     results_dir: str | os.PathLike[str], out_dir: str | os.PathLike[str] | None = None, *, partial: bool = False
@@ -137,13 +144,14 @@ def _context(results: Results, analysis: Analysis, partial: bool) -> dict[str, A
 
 
 def status_counts(results: Results) -> list[tuple[str, int]]:
-    """Trials by status, in words; `missing` where study.json says how many were planned (`planned_trials`)."""
+    """Trials by status, in words; `missing` where study.json lists the trials planned (`configuration.planned_trials`)."""
     seen = results.trials["status"].value_counts()
     counts = [(label, int(seen.get(status, 0))) for status, label in _STATUSES.items()]
     counts += [(str(status), int(count)) for status, count in seen.items() if status not in _STATUSES]
-    planned = results.study.get("planned_trials")
-    if isinstance(planned, int):
-        counts.append(("missing", max(0, planned - len(results.trials))))
+    configuration = results.study.get("configuration")
+    planned = configuration.get("planned_trials") if isinstance(configuration, dict) else None
+    if isinstance(planned, list):
+        counts.append(("missing", len(set(map(str, planned)) - set(results.trials["trial_id"]))))
     return counts
 
 

@@ -209,8 +209,14 @@ def trust(analysis: Analysis) -> list[str]:
     cost = found["instruments_ratio"] - 1
     if (cost > INSTRUMENTS_COST).any():
         lines.append(
-            f"Instruments cost up to {percent(cost.max(), 1)} of a step (median {percent(cost.median(), 1)}): phases of those "
-            "configurations are not quite those of the plain step. Throughput is measured without instruments."
+            f"In {int((cost > INSTRUMENTS_COST).sum())} of {len(found)} configurations a step took up to {percent(cost.max(), 1)} "
+            "longer with instruments than without: their phases are not quite those of the plain step. Throughput is "
+            "measured without instruments."
+        )
+    if (cost < -INSTRUMENTS_COST).any():
+        lines.append(
+            f"In {int((cost < -INSTRUMENTS_COST).sum())} of {len(found)} configurations a step took up to {percent(-cost.min(), 1)} "
+            "longer without instruments than with them, which only noise can do: use more steps, or a quieter machine."
         )
     for name, counts in analysis.unlike.items():
         split = "series are kept apart by device" if name == "device" else "series mix them"
