@@ -79,24 +79,23 @@ class Progress:
             return
         rate = event.summary.get("throughput_samples_per_s")
         line += f", {rate:,.0f} samples/s" if rate is not None else ""
-        self.console.print(f"[{self.ended}/{self.ended + self.left}] {line}{self._time_left(', ')}", soft_wrap=True)
+        self.console.print(f"[{self.ended}/{self.ended + self.left}{self._time_left()}] {line}", soft_wrap=True)
 
     def render(self) -> Text:
-        """The live display: a bar with counts and time left, and below it the current trial and the last throughput."""
+        """The live display: a bar with counts, time left and the last throughput, and below it the current trial."""
         total = self.ended + self.left
-        filled = 24 * self.ended // total if total else 24
-        first = f"{self.study_name} {'━' * filled}{'╌' * (24 - filled)} {self.ended}/{total}{self._time_left('  ')}"
-        second = self.doing
+        filled = 20 * self.ended // total if total else 20
+        first = f"{self.study_name} {'━' * filled}{'╌' * (20 - filled)} {self.ended}/{total}{self._time_left()}"
         if self.throughput is not None:
-            second += f"  (last: {self.throughput:,.0f} samples/s)"
+            first += f", last {self.throughput:,.0f} samples/s"
         text = Text(first, style="bold", no_wrap=True, overflow="ellipsis")
-        return text.append("\n" + second, style="not bold")
+        return text.append(f"\n{self.doing}", style="not bold")
 
-    def _time_left(self, separator: str) -> str:
+    def _time_left(self) -> str:
         if not self.ended or not self.left:
             return ""
         left_s = (time.monotonic() - self.started_at_s) / self.ended * self.left
-        return f"{separator}about {duration(left_s)} left"
+        return f", about {duration(left_s)} left"
 
 
 def describe(trial: Trial) -> str:
@@ -107,7 +106,7 @@ def describe(trial: Trial) -> str:
     )
     return (
         f"{what} {trial.precision}, {ranks}, batch {trial.batch_per_gpu}, "
-        f"{trial.loader_workers} workers, repeat {trial.repeat + 1}"
+        f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}, repeat {trial.repeat + 1}"
     )
 
 
