@@ -290,11 +290,15 @@ def cluster(address: str | None) -> list[Check]:
     from study.cluster import ClusterError, connect
     from study.session import is_local
 
+    local = Check("cluster", "ok", "a run starts a local Ray")
     if is_local(address):
-        return [Check("cluster", "ok", "a run starts a local Ray")]
+        return [local]
+    asked = address or os.environ.get("RAY_ADDRESS")
     try:
-        with connect(address) as found:
+        with connect(asked or "auto") as found:
             nodes = [f"{node.address} ({node.gpus} GPUs, {node.cpus} CPUs)" for node in found.nodes]
             return [Check("cluster", "ok", f"{found.description}: {', '.join(nodes)}")]
     except ClusterError as error:
+        if asked is None:  # what an ended cluster left behind, which is a check of its own
+            return [local]
         return [Check("cluster", "fail", str(error), "start the cluster, or give its --address and token")]

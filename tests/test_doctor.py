@@ -114,3 +114,15 @@ def test_the_doctor_ends_with_0_where_no_cluster_is_needed(capsys: pytest.Captur
 def test_the_doctor_ends_with_4_where_the_cluster_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--address", "127.0.0.1:1"]) == 4
     assert "FAIL cluster: no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().out
+
+
+def test_what_an_ended_cluster_left_behind_is_warned_of_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "ray_current_cluster"
+    path.write_text("127.0.0.1:1")
+    monkeypatch.setattr("study.cluster.BOOTSTRAP_FILE", path)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert f"warn stale Ray address: {path} names 127.0.0.1:1, where no Ray answers" in out
+    assert "ok   cluster: a run starts a local Ray" in out
