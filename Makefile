@@ -5,6 +5,9 @@ TORCH ?= $(if $(wildcard .venv/installed-cpu-*),cpu,cuda)
 # What the main job is told: make study ARGS="--gpus 1,2"
 ARGS ?=
 
+# Every rank of every group imports torch; without cached bytecode that takes seconds more each time.
+export PYTHONDONTWRITEBYTECODE :=
+
 RUN := .venv/installed-$(TORCH)-requirements.lock
 DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 

@@ -54,7 +54,7 @@ def versions() -> dict[str, str | None]:
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a subclass of str that only unpickles where torch is
         "torchvision": metadata.version("torchvision"),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,

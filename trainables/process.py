@@ -52,6 +52,7 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # PyTorch's notes on CUDA, "cuBLAS workspaces", name this call
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
