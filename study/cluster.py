@@ -62,7 +62,9 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         else:
             _probe(wanted)
             context = ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except ClusterError:
+        raise
+    except Exception as error:  # Ray raises bare Exceptions too, where a node does not come up in time
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClusterError(
             f"cannot use the Ray cluster at {wanted}: {first_line}; check that it runs Ray {ray.__version__}, "

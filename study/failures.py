@@ -16,7 +16,11 @@ def describe_failure(rank: int, node_id: str, error: BaseException) -> dict[str,
 
 
 def first_line(error: BaseException | None) -> str:
-    """An exception as one line: its kind and the first line of what it says."""
+    """An exception as one line: its kind and the first line of what it says.
+
+    Ray Train wraps what stopped its controller in an error that says no more than that it was stopped.
+    """
+    error = getattr(error, "controller_failure", error)
     if error is None:
         return "no reason given"
     line = next(iter(str(error).strip().splitlines()), "")

@@ -57,8 +57,8 @@ def default(capacity: Capacity) -> Study:
     else:
         # The ImageNet stem divides 28 pixels by four before the first block; without it, a CPU that lacks bf16
         # instructions takes over a second for a bf16 step.
-        base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 3, "steps": 5, "prefetch_batches": 1}
-        axes |= {"batch_per_gpu": (4, 8), "loader_workers": (0, 1), "precision": ("fp32", "bf16")}
+        base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 2, "steps": 5, "prefetch_batches": 1}
+        axes |= {"batch_per_gpu": (2, 4), "loader_workers": (0, 1), "precision": ("fp32", "bf16")}
     return Study(
         name="default",
         question="How does data-parallel training scale here, and what do batch size, loader workers and precision change?",

@@ -32,7 +32,7 @@ def test_the_default_study_without_gpus_is_the_grid_that_ends_in_minutes() -> No
     study = STUDIES["default"](CPU_HOST)
     assert study.axes == {
         "world_size": (1, 2),
-        "batch_per_gpu": (4, 8),
+        "batch_per_gpu": (2, 4),
         "loader_workers": (0, 1),
         "precision": ("fp32", "bf16"),
     }

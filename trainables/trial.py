@@ -46,7 +46,7 @@ class Trial(BaseModel):
     precision: str = Field("fp32", description="number format of the step")
     parallel: str = Field("ddp", description="how ranks share the work")
     memory_format: str = Field("contiguous", description="layout of image tensors")
-    learning_rate: float = Field(0.01, gt=0, description="SGD's constant learning rate")
+    learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="SGD's constant learning rate")
     deterministic: bool = Field(False, description="deterministic algorithms only; slower")
     warmup_steps: int = Field(
         3, ge=2, description="steps before any timing, at least two: DDP rebuilds its buckets after the first"
