@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from trainables.trial import Trial
 def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
     """The trial's seeds, threads and arithmetic for the length of a trial; a clean process afterwards."""
     _reset()
+    threads = torch.get_num_threads()
     seed = trial.seed + 1_000_003 * trial.repeat
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
@@ -34,6 +36,7 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
         yield
     finally:
         _reset()
+        torch.set_num_threads(threads)
         release_memory()
 
 
@@ -74,6 +77,11 @@ def _reset() -> None:
 
 def _set_fp32_arithmetic(kind: str) -> None:
     """Arithmetic "ieee" or "tf32" for fp32 matrix products, convolutions and recurrent layers; each has a switch of its own."""
-    torch.backends.cuda.matmul.fp32_precision = kind
-    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = kind  # type: ignore[attr-defined]
+    backends: Any = torch.backends
+    # a user's set_float32_matmul_precision and the switches above and beside ours would stay; "none" is their default
+    torch.set_float32_matmul_precision("highest")
+    backends.fp32_precision = backends.cudnn.fp32_precision = backends.mkldnn.fp32_precision = "none"
+    for operation in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn):
+        operation.fp32_precision = "none"
+    for operation in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        operation.fp32_precision = kind

@@ -65,6 +65,14 @@ class Trial(BaseModel):
             raise ValueError(f"is not known; allowed: {', '.join(names)}{hint}")
         return value
 
+    @field_validator("workload")
+    @classmethod
+    def _file_and_name(cls, value: str) -> str:
+        file_name, _, name = value.rpartition(":")
+        if value and not (file_name.endswith(".py") and name.isidentifier()):
+            raise ValueError("is not FILE.py:NAME")
+        return value
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.world_size % self.nodes:

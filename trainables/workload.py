@@ -1,12 +1,16 @@
 """What is trained: model, data, loss and optimizer, from the registries or from a user's own file."""
 
+import contextlib
 import hashlib
 import importlib
+import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -107,37 +111,64 @@ def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial]
     if not path.is_file():
         if source is None:
             raise WorkloadError(f"workload file {file_name} does not exist; give --workload path/to/file.py:name")
-        digest = hashlib.sha256(source.encode()).hexdigest()[:8]
-        path = Path(tempfile.gettempdir()) / f"scaling-study-workload-{digest}" / path.name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(source)
+        path = _stand_in(path.name, source)
     if not path.stem.isidentifier():
         raise WorkloadError(
             f"workload file {path} cannot be imported under the name {path.stem!r}; rename it to letters, digits and underscores"
         )
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()
     module = sys.modules.get(path.stem)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if module is None or getattr(module, "_workload_digest", None) != digest:
-        sys.modules.pop(path.stem, None)
-        importlib.invalidate_caches()
-        try:
-            module = importlib.import_module(path.stem)
-        except Exception as error:  # whatever a user's file raises on import is the user's to see in one line
-            raise WorkloadError(f"workload file {path} does not import: {type(error).__name__}: {error}") from error
-        if Path(module.__file__ or "").resolve() != path.resolve():
-            raise WorkloadError(
-                f"workload file {path}: another module named {path.stem!r} is found first ({module.__file__}); rename the file"
-            )
+    if module is None or vars(module).get("_workload_digest") != digest:
+        if module is not None and "_workload_digest" not in vars(module):
+            _refuse_another(path, module)
+        module = _import(path)
+        _refuse_another(path, module)
         vars(module)["_workload_digest"] = digest
     function = getattr(module, name, None)
     if not callable(function):
         offered = [
-            key for key, value in vars(module).items() if callable(value) and value.__module__ == module.__name__
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         raise WorkloadError(
             f"workload file {path} has no function {name!r}; it defines: {', '.join(offered) or 'none'}"
         )
     return function
+
+
+def _stand_in(file_name: str, source: str) -> Path:
+    """The file with this text, in a temporary folder of this user; other ranks of the host may write it at the same time."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+    path = Path(tempfile.gettempdir()) / f"scaling-study-workload-{os.getuid()}-{digest}" / file_name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    partial = path.with_name(f".{file_name}.{os.getpid()}.partial")
+    partial.write_text(source)
+    partial.replace(path)
+    return path
+
+
+def _import(path: Path) -> ModuleType:
+    """Imports a user's file anew, under its own name."""
+    sys.modules.pop(path.stem, None)
+    folder = str(path.parent)
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
+    importlib.invalidate_caches()
+    with contextlib.suppress(OSError):
+        # compiled files are told apart by size and whole seconds only
+        Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
+    try:
+        return importlib.import_module(path.stem)
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to see, in one line
+        line = next(iter(str(error).strip().splitlines()), "")
+        kind = type(error).__name__
+        raise WorkloadError(f"workload file {path} does not import: {f'{kind}: {line}' if line else kind}") from error
+
+
+def _refuse_another(path: Path, module: ModuleType) -> None:
+    """A module of that name which is not this file must stay what it is: others import it too."""
+    where = getattr(module, "__file__", None)
+    if where is None or Path(where).resolve() != path.resolve():
+        raise WorkloadError(
+            f"workload file {path}: another module named {path.stem!r} is found first ({where}); rename the file"
+        )

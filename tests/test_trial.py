@@ -1,0 +1,209 @@
+"""A trial's identity, what it derives, and the one line that says what is wrong with an impossible one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS
+from trainables.trial import Trial, explain
+
+ROOT = Path(__file__).parent.parent
+
+CHANGED: dict[str, Any] = {
+    "model": "mlp",
+    "dataset": "cifar10",
+    "data_dir": "/data",
+    "workload": "mine.py:build",
+    "workload_digest": "0a1b2c3d",
+    "image_size": 32,
+    "device": "cuda",
+    "world_size": 2,
+    "nodes": 2,
+    "cpus_per_rank": 2,
+    "batch_per_gpu": 64,
+    "loader_workers": 1,
+    "prefetch_batches": 3,
+    "pin_memory": False,
+    "non_blocking": False,
+    "precision": "bf16",
+    "parallel": "none",
+    "memory_format": "channels_last",
+    "learning_rate": 0.1,
+    "deterministic": True,
+    "warmup_steps": 4,
+    "steps": 21,
+    "seed": 1,
+    "repeat": 1,
+}
+
+
+def lines(fields: Any) -> list[str]:
+    with pytest.raises(ValidationError) as error:
+        Trial.model_validate(fields)
+    return explain(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------- identity
+
+
+def test_an_id_is_the_same_in_every_process() -> None:
+    trial = Trial(world_size=2, batch_per_gpu=64, precision="bf16", learning_rate=0.1)
+    code = (
+        "from trainables.trial import Trial\n"
+        "print(Trial(learning_rate=0.1, precision='bf16', batch_per_gpu=64, world_size=2).trial_id)"
+    )
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+        assert run.stdout.strip() == trial.trial_id
+
+
+def test_a_change_of_any_field_gives_another_id() -> None:
+    assert set(CHANGED) == set(Trial.model_fields), "a field is missing in this test"
+    for name, value in CHANGED.items():
+        before = Trial(world_size=2) if name == "nodes" else Trial()
+        after = before.but(**{name: value})
+        assert getattr(before, name) != getattr(after, name)
+        assert before.trial_id != after.trial_id, name
+
+
+def test_an_id_reads_as_what_was_measured_and_ends_in_a_hash() -> None:
+    slug, _, digest = Trial(
+        model="mlp", world_size=4, nodes=2, batch_per_gpu=8, loader_workers=1, repeat=2, precision="bf16"
+    ).trial_id.rpartition("-")
+    assert slug == "mlp-ddp-bf16-n2x2-b8-w1-r2"
+    assert len(digest) == 8
+    assert set(digest) <= set("0123456789abcdef")
+
+
+def test_a_users_workload_lends_its_name_to_the_id() -> None:
+    assert Trial(workload="/home/me/my-models/mine.py:build").trial_id.startswith("build-ddp-")
+
+
+def test_a_trial_cannot_be_changed() -> None:
+    trial = Trial()
+    with pytest.raises(ValidationError):
+        trial.steps = 5  # type: ignore[misc]
+
+
+def test_a_changed_copy_is_validated_again() -> None:
+    with pytest.raises(ValidationError) as error:
+        Trial(world_size=2).but(nodes=3)
+    assert explain(error.value) == [
+        "world_size 2 does not divide over nodes 3: each node gets equally many ranks",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ what it derives
+
+
+def test_the_global_batch_is_what_all_ranks_take_together() -> None:
+    assert Trial(world_size=4, nodes=2, batch_per_gpu=8).global_batch == 32
+
+
+@pytest.mark.parametrize(
+    ("steps", "workers", "prefetch", "expected"),
+    [(20, 0, 64, 20), (20, 1, 2, 20), (20, 1, 3, 30), (20, 2, 2, 40), (100, 2, 2, 100), (1, 0, 1, 1)],
+)
+def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
+    steps: int, workers: int, prefetch: int, expected: int
+) -> None:
+    assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"model": "resnet81"},
+            "model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50; did you mean 'resnet18'?",
+        ),
+        ({"model": "zzz"}, "model 'zzz' is not known; allowed: mlp, resnet18, resnet18_small, resnet50"),
+        ({"precision": "b16"}, "precision 'b16' is not known; allowed: fp32, tf32, bf16; did you mean 'bf16'?"),
+        ({"parallel": "dpp"}, "parallel 'dpp' is not known; allowed: none, ddp; did you mean 'ddp'?"),
+        (
+            {"dataset": "cifar100"},
+            "dataset 'cifar100' is not known; allowed: fashion_mnist_sample, fashion_mnist, cifar10, synthetic; did you mean 'cifar10'?",
+        ),
+        (
+            {"memory_format": "channel_last"},
+            "memory_format 'channel_last' is not known; allowed: contiguous, channels_last; did you mean 'channels_last'?",
+        ),
+        ({"batch_per_gpu": 0}, "batch_per_gpu 0: input should be greater than or equal to 1"),
+        ({"warmup_steps": 1}, "warmup_steps 1: input should be greater than or equal to 2"),
+        ({"batch_per_gpu": "many"}, "batch_per_gpu 'many': input should be a valid integer, unable to parse string as an integer"),
+        ({"device": "tpu"}, "device 'tpu': input should be 'cpu' or 'cuda'"),
+        ({"learning_rate": 0.0}, "learning_rate 0.0: input should be greater than 0"),
+        ({"learning_rate": float("inf")}, "learning_rate inf: input should be a finite number"),
+        ({"batch_per_gpus": 8}, "'batch_per_gpus' is not a field of a trial; did you mean 'batch_per_gpu'?"),
+        ({"zzz": 8}, f"'zzz' is not a field of a trial; fields: {', '.join(Trial.model_fields)}"),
+        ({"workload": "mine.py"}, "workload 'mine.py' is not FILE.py:NAME"),
+        ({"workload": "mine.py:a/b"}, "workload 'mine.py:a/b' is not FILE.py:NAME"),
+        (
+            {"world_size": 3, "nodes": 2},
+            "world_size 3 does not divide over nodes 2: each node gets equally many ranks",
+        ),
+        (
+            {"parallel": "none", "world_size": 2},
+            "parallel 'none' trains on one rank; world_size is 2: use parallel 'ddp'",
+        ),
+        (
+            {"dataset": "synthetic", "loader_workers": 2},
+            "loader_workers 2 has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
+    assert lines(fields) == [expected]
+
+
+def test_each_wrong_field_has_a_line_of_its_own() -> None:
+    assert lines({"steps": 0, "batch_per_gpu": 0, "modell": "mlp"}) == [
+        "batch_per_gpu 0: input should be greater than or equal to 1",
+        "steps 0: input should be greater than or equal to 1",
+        "'modell' is not a field of a trial; did you mean 'model'?",
+    ]
+
+
+def test_a_users_workload_may_load_what_a_resident_data_set_may_not() -> None:
+    assert Trial(dataset="synthetic", workload="mine.py:build", loader_workers=2).loader_workers == 2
+
+
+known = st.sampled_from([*MODELS, *DATASETS, *PRECISIONS, *PARALLEL, "contiguous", "channels_last", "cpu", "cuda"])
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), known, st.lists(st.integers(), max_size=2)
+)  # fmt: skip
+names = st.one_of(st.sampled_from(list(Trial.model_fields)), st.text(max_size=20))
+
+
+@given(st.dictionaries(names, anything, max_size=6))
+def test_any_fields_make_a_trial_or_a_line_for_each_mistake(fields: dict[str, Any]) -> None:
+    try:
+        trial = Trial.model_validate(fields)
+    except ValidationError as error:
+        explained = explain(error)
+        assert len(explained) == error.error_count() > 0
+        assert all(line.strip() and "\n" not in line for line in explained)
+        return
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+    assert Path(trial.trial_id).name == trial.trial_id
+    assert trial.trial_id.isprintable()
+
+
+@given(st.sampled_from(sorted(CHANGED)), st.sampled_from(sorted(CHANGED)))
+def test_trials_that_differ_in_two_fields_differ_in_their_ids(first: str, second: str) -> None:
+    base = Trial(world_size=2)
+    allowed = {"parallel": "ddp", "loader_workers": 3}
+    changes = {name: allowed.get(name, CHANGED[name]) for name in {first, second} - {"world_size"}}
+    changed = base.but(**changes)
+    assert (changed == base) == (changed.trial_id == base.trial_id)
