@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from trainables import precision as formats
 from trainables.process import rehearse, settings_for
 from trainables.registry import PRECISIONS, load
 from trainables.trial import Trial
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Spares the garbage collector, which runs with every trial, what was imported long before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def state() -> dict[str, Any]:

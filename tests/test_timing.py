@@ -1,0 +1,232 @@
+"""Windows and rows, on a clock that only moves when it is told to."""
+
+import gc
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import pairwise, repeat
+from typing import Any
+
+import pytest
+import torch
+
+from trainables import timing
+from trainables.timing import (
+    CpuClock,
+    Step,
+    issue_row,
+    issue_window,
+    phase_row,
+    phase_window,
+    plain_window,
+    without_garbage_collection,
+)
+
+LOAD_S, COPY_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.5, 0.25, 2.0, 4.0, 1.0
+STEP_S = COPY_S + FORWARD_S + BACKWARD_S + OPTIMIZER_S
+LAUNCH_S = 0.125
+SYNCHRONIZE_S = 64.0
+"""all are powers of two, so that sums of them are exact"""
+
+
+class Host:
+    """A host whose time passes only where a test lets it; it stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 1024.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class DeviceClock:
+    """A device that runs behind its host: a mark is a time of the device, which waits for nothing but its work."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.device_s = 0.0
+        self.passed_marks: list[float] = []
+        self.synchronizations = 0
+
+    def mark(self) -> float:
+        return self.device_s
+
+    def seconds(self, first: float, second: float) -> float:
+        return second - first
+
+    def passed(self, mark: float) -> bool:
+        self.passed_marks.append(mark)
+        return len(self.passed_marks) % 2 == 0
+
+    def synchronize(self) -> None:
+        self.synchronizations += 1
+        self.host.now_s += SYNCHRONIZE_S
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    host = Host()
+    monkeypatch.setattr(timing, "time", host)
+    return host
+
+
+@pytest.fixture
+def clock(host: Host) -> DeviceClock:
+    return DeviceClock(host)
+
+
+def step_on(clock: DeviceClock, copied_bytes: int | None = 512) -> Step:
+    """A step whose phases take known times on the device, each issued in LAUNCH_S by the host."""
+
+    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
+        for phase_s in (COPY_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S):
+            clock.device_s += phase_s
+            clock.host.now_s += LAUNCH_S
+            mark()
+        return torch.tensor(float(batch)), copied_bytes
+
+    return step
+
+
+def batches_on(clock: DeviceClock) -> Iterator[int]:
+    """Batches 0, 1, 2 ...; the host waits LOAD_S for each, and the device idles for as long."""
+    for number in range(1_000_000):
+        clock.host.now_s += LOAD_S
+        clock.device_s += LOAD_S
+        yield number
+
+
+def no_barrier() -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------------- windows
+
+
+def test_a_plain_window_is_wall_time_between_two_synchronisations(host: Host, clock: DeviceClock) -> None:
+    at_barrier: list[tuple[float, int]] = []
+    wall_s, losses = plain_window(
+        step_on(clock), batches_on(clock), 5, clock, lambda: at_barrier.append((host.now_s, clock.synchronizations))
+    )
+    assert wall_s == 5 * (LOAD_S + 4 * LAUNCH_S) + SYNCHRONIZE_S
+    assert [loss.item() for loss in losses] == [0, 1, 2, 3, 4]
+    assert at_barrier == [(1024.0 + SYNCHRONIZE_S, 1)], "ranks meet once, before the window, with an idle device"
+    assert clock.synchronizations == 2
+
+
+def test_a_plain_window_marks_nothing(clock: DeviceClock) -> None:
+    clock.mark = None  # type: ignore[assignment, method-assign]
+    plain_window(step_on(clock), batches_on(clock), 2, clock, no_barrier)
+    assert clock.passed_marks == []
+
+
+def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
+    wall_s, kept = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
+    assert wall_s == 3 * (LOAD_S + 4 * LAUNCH_S) + SYNCHRONIZE_S
+    assert clock.synchronizations == 2, "nothing synchronises inside the window"
+    for number, taken in enumerate(kept):
+        row = phase_row(taken, clock)
+        assert row == {
+            "load_wait_s": LOAD_S,
+            "host_to_device_s": COPY_S,
+            "forward_s": FORWARD_S,
+            "backward_s": BACKWARD_S,
+            "optimizer_s": OPTIMIZER_S,
+            "step_s": LOAD_S + STEP_S,
+            "host_load_s": LOAD_S,
+            "host_to_device_bytes": 512,
+            "previous_step_done": number % 2 == 1,
+        }
+        assert taken.loss is not None
+        assert taken.loss.item() == number
+
+
+def test_each_steps_end_asks_whether_the_step_before_was_done(clock: DeviceClock) -> None:
+    phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
+    ends = [number * (LOAD_S + STEP_S) for number in range(3)]
+    assert clock.passed_marks == ends
+
+
+def test_steps_of_a_phase_window_leave_no_time_between_them(clock: DeviceClock) -> None:
+    _, kept = phase_window(step_on(clock), batches_on(clock), 4, clock, no_barrier)
+    assert all(first.marks[-1] == second.marks[0] for first, second in pairwise(kept))
+
+
+def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
+    kept = issue_window(step_on(clock), batches_on(clock), 3, clock)
+    assert clock.synchronizations == 4, "each step meets an idle device, and rows are made on one"
+    for taken in kept:
+        assert issue_row(taken, clock) == {
+            "host_to_device_s": COPY_S,
+            "forward_s": FORWARD_S,
+            "backward_s": BACKWARD_S,
+            "optimizer_s": OPTIMIZER_S,
+            "step_s": STEP_S,
+            "forward_launch_s": LAUNCH_S,
+            "backward_launch_s": LAUNCH_S,
+            "optimizer_launch_s": LAUNCH_S,
+            "step_launch_s": 4 * LAUNCH_S,
+            "host_to_device_bytes": 512,
+        }
+
+
+def test_where_nothing_is_copied_the_copy_is_null_and_not_zero(clock: DeviceClock) -> None:
+    _, kept = phase_window(step_on(clock, None), batches_on(clock), 1, clock, no_barrier)
+    issued = issue_window(step_on(clock, None), batches_on(clock), 1, clock)
+    for row in (phase_row(kept[0], clock), issue_row(issued[0], clock)):
+        assert row["host_to_device_s"] is None
+        assert row["host_to_device_bytes"] is None
+        assert row["forward_s"] == FORWARD_S
+
+
+def test_on_the_cpu_nothing_runs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    stamps = iter(range(1000))
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: float(next(stamps))))
+    clock = CpuClock()
+
+    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
+        for _ in range(4):
+            mark()
+        return torch.zeros(()), None
+
+    wall_s, [taken] = phase_window(step, repeat(None), 1, clock, no_barrier)
+    row = phase_row(taken, clock)
+    assert row["previous_step_done"] is None
+    assert row["host_load_s"] == 1
+    # between the step's first mark and the mark after the copy lie the two stamps of the load and of its end
+    assert row["step_s"] == sum(row[name] for name in ("load_wait_s", "forward_s", "backward_s", "optimizer_s")) + (
+        taken.marks[2] - taken.marks[1]
+    )
+    assert wall_s > row["step_s"]
+
+
+# ---------------------------------------------------------------------------------------------- garbage collector
+
+
+def test_the_garbage_collector_rests_in_a_window_and_works_after_it() -> None:
+    with without_garbage_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_the_garbage_collector_works_after_a_step_that_raises(clock: DeviceClock) -> None:
+    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
+        assert not gc.isenabled()
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError), without_garbage_collection():
+        plain_window(step, batches_on(clock), 1, clock, no_barrier)
+    assert gc.isenabled()
+
+
+def test_garbage_from_before_a_window_is_gone_when_it_begins() -> None:
+    class Kept:
+        pass
+
+    first = Kept()
+    first.itself = first  # type: ignore[attr-defined]
+    alive: list[int] = []
+    left = weakref.ref(first, lambda _: alive.append(1))
+    del first
+    with without_garbage_collection():
+        assert left() is None
+    assert alive == [1]
