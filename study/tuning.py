@@ -126,7 +126,7 @@ class _Task:
 def measure_point(config: dict[str, Any], task: _Task) -> None:
     """A Tune trial: measure one point of the grid, save it, report it.
 
-    Reports `status`, `reason` and every number of `analysis.measures.summarise` that is not null.
+    Reports `study_trial_id`, `status`, `reason` and every number of `analysis.measures.summarise` that is not null.
     """
     trial = Trial.model_validate(config["point"]["trial"])
     result = _pruned(trial, task.keeper) or _measured(trial, config["point"]["block"], task)
@@ -135,7 +135,7 @@ def measure_point(config: dict[str, Any], task: _Task) -> None:
     if result.steps is not None:
         summary = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
         ray.get(task.keeper.export.remote(trial.trial_id, {k: float(v) for k, v in summary.items()}))
-    report = {"trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
+    report = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
     tune.report(
         report | {"log": f"{task.store.trial_folder(trial.trial_id)}/error.log" if result.log else "", **summary}
     )

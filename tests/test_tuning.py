@@ -75,7 +75,7 @@ def grid(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Grid:
 
 def test_tunes_result_grid_has_a_row_a_trial_with_throughput_and_every_phase(grid: Grid) -> None:
     frame = grid.frame
-    assert sorted(frame["trial_id"]) == sorted(trial.trial_id for trial in grid.trials)
+    assert sorted(frame["study_trial_id"]) == sorted(trial.trial_id for trial in grid.trials)
     assert set(frame["status"]) == {"done"}
     measured = ["throughput_samples_per_s", "step_s", "load_wait_s", "forward_s", "backward_s", "optimizer_s"]
     assert (frame[measured] > 0).all().all()

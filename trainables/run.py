@@ -1,6 +1,7 @@
 """One rank's part of a trial: build, warm up, measure in separate windows, return every sample."""
 
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -68,10 +69,15 @@ def run(
         step = training_step(trial, workload, precision.autocast, device, group)
         batches = endless_batches(trial, workload, rank)
         try:
-            return _windows(trial, rank, step, batches, clock, barrier)
+            measurement = _windows(trial, rank, step, batches, clock, barrier)
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del batches, step, workload
+        if device.type == "cuda" and trial.parallel != "none":
+            # NCCL's group keeps the last reduced buckets until its next collective
+            gc.collect()
+            dist.barrier(group, device_ids=[device.index])
+    return measurement
 
 
 def training_step(

@@ -173,32 +173,34 @@ def issue_window(step: Step, batches: Iterator[Any], steps: int, clock: Clock) -
 
 def phase_row(taken: StepMarks, clock: Clock) -> Row:
     """The columns of one step of `phase_window`. Call it when the device has passed all marks."""
-    row: Row = {
-        name: clock.seconds(first, second) for name, (first, second) in zip(PHASES, pairwise(taken.marks), strict=True)
-    }
-    row["step_s"] = clock.seconds(taken.marks[0], taken.marks[-1])
+    row = _spans(PHASES, taken, clock)
     row["host_load_s"] = taken.host_load_s
     row["previous_step_done"] = taken.previous_step_done
-    return _copied(row, taken)
+    return row
 
 
 def issue_row(taken: StepMarks, clock: Clock) -> Row:
     """The columns of one step of `issue_window`: device spans as in `phase_row`, and `*_launch_s` of the host."""
-    row: Row = {
-        name: clock.seconds(first, second)
-        for name, (first, second) in zip(PHASES[1:], pairwise(taken.marks), strict=True)
-    }
-    row["step_s"] = clock.seconds(taken.marks[0], taken.marks[-1])
+    row = _spans(PHASES[1:], taken, clock)
     stamps_s = taken.host_stamps_s
     for name, (first_s, second_s) in zip(PHASES[2:], pairwise(stamps_s[1:]), strict=True):
         row[name.removesuffix("_s") + "_launch_s"] = second_s - first_s
     row["step_launch_s"] = stamps_s[-1] - stamps_s[0]
-    return _copied(row, taken)
+    return row
 
 
-def _copied(row: Row, taken: StepMarks) -> Row:
-    """Where nothing was copied the copy took no time that means anything: null, not the gap between two marks."""
-    row["host_to_device_bytes"] = taken.host_to_device_bytes
+def _spans(phases: tuple[str, ...], taken: StepMarks, clock: Clock) -> Row:
+    """Seconds of each phase, which add up to `step_s`.
+
+    Where nothing was copied there is no copy to time: it is null, and the gap between its two marks is the forward
+    pass's.
+    """
+    marks = list(taken.marks)
+    row: Row = {"host_to_device_bytes": taken.host_to_device_bytes}
     if taken.host_to_device_bytes is None:
+        del marks[phases.index("host_to_device_s") + 1]
+        phases = tuple(name for name in phases if name != "host_to_device_s")
         row["host_to_device_s"] = None
+    row |= {name: clock.seconds(first, second) for name, (first, second) in zip(phases, pairwise(marks), strict=True)}
+    row["step_s"] = clock.seconds(marks[0], marks[-1])
     return row
