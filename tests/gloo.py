@@ -33,8 +33,8 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, tim
     The function is one of a module's, its arguments and results are pickled. Raises RankFailed for the first rank that
     fails. No process of it is left afterwards.
     """
+    preload_loader_processes()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     # the store picks a free port itself: nobody can take it between the choice and the use
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     connections, processes = [], []
@@ -53,6 +53,11 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, tim
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def preload_loader_processes() -> None:
+    """The server that processes fork from starts with torch imported, unless it runs already."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
 
 
 def _rank(

@@ -20,6 +20,7 @@ from trainables.trial import Trial
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> Iterator[None]:
     """Spares the garbage collector, which runs with every trial, what was imported long before."""
+    clean_state()
     gc.collect()
     gc.freeze()
     yield
