@@ -169,6 +169,112 @@ def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
         }
 
 
+def test_where_nothing_is_copied_the_copy_is_null_and_its_gap_the_forwards(clock: DeviceClock) -> None:
+    _, kept = phase_window(step_on(clock, None), batches_on(clock), 1, clock, no_barrier)
+    issued = issue_window(step_on(clock, None), batches_on(clock), 1, clock)
+    for row in (phase_row(kept[0], clock), issue_row(issued[0], clock)):
+        assert row["host_to_device_s"] is None
+        assert row["host_to_device_bytes"] is None
+        assert row["forward_s"] == COPY_S + FORWARD_S
+        assert row["step_s"] == row.get("load_wait_s", 0) + row["forward_s"] + row["backward_s"] + row["optimizer_s"]
+
+
+def test_on_the_cpu_each_mark_is_a_stamp_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    stamps = iter(range(1000))
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: float(next(stamps))))
+    clock = CpuClock()
+
+    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
+        for _ in range(4):
+            mark()
+        return torch.zeros(()), None
+
+    wall_s, [taken] = phase_window(step, repeat(None), 1, clock, no_barrier)
+    # stamps: begin 0, step's begin 1, load 2 to 3, loaded 4, copied 5, forward 6, backward 7, optimizer 8, end 9
+    assert wall_s == 9
+    assert phase_row(taken, clock) == {
+        "load_wait_s": 3,
+        "host_to_device_s": None,
+        "forward_s": 2,
+        "backward_s": 1,
+        "optimizer_s": 1,
+        "step_s": 7,
+        "host_load_s": 1,
+        "host_to_device_bytes": None,
+        "previous_step_done": None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- windows
+
+
+def test_a_plain_window_is_wall_time_between_two_synchronisations(host: Host, clock: DeviceClock) -> None:
+    at_barrier: list[tuple[float, int]] = []
+    wall_s, losses = plain_window(
+        step_on(clock), batches_on(clock), 5, clock, lambda: at_barrier.append((host.now_s, clock.synchronizations))
+    )
+    assert wall_s == 5 * (LOAD_S + 4 * LAUNCH_S) + SYNCHRONIZE_S
+    assert [loss.item() for loss in losses] == [0, 1, 2, 3, 4]
+    assert at_barrier == [(1024.0 + SYNCHRONIZE_S, 1)], "ranks meet once, before the window, with an idle device"
+    assert clock.synchronizations == 2
+
+
+def test_a_plain_window_marks_nothing(clock: DeviceClock) -> None:
+    clock.mark = None  # type: ignore[assignment, method-assign]
+    plain_window(step_on(clock), batches_on(clock), 2, clock, no_barrier)
+    assert clock.passed_marks == []
+
+
+def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
+    wall_s, kept = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
+    assert wall_s == 3 * (LOAD_S + 4 * LAUNCH_S) + SYNCHRONIZE_S
+    assert clock.synchronizations == 2, "nothing synchronises inside the window"
+    for number, taken in enumerate(kept):
+        row = phase_row(taken, clock)
+        assert row == {
+            "load_wait_s": LOAD_S,
+            "host_to_device_s": COPY_S,
+            "forward_s": FORWARD_S,
+            "backward_s": BACKWARD_S,
+            "optimizer_s": OPTIMIZER_S,
+            "step_s": LOAD_S + STEP_S,
+            "host_load_s": LOAD_S,
+            "host_to_device_bytes": 512,
+            "previous_step_done": number % 2 == 1,
+        }
+        assert taken.loss is not None
+        assert taken.loss.item() == number
+
+
+def test_each_steps_end_asks_whether_the_step_before_was_done(clock: DeviceClock) -> None:
+    phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
+    ends = [number * (LOAD_S + STEP_S) for number in range(3)]
+    assert clock.passed_marks == ends
+
+
+def test_steps_of_a_phase_window_leave_no_time_between_them(clock: DeviceClock) -> None:
+    _, kept = phase_window(step_on(clock), batches_on(clock), 4, clock, no_barrier)
+    assert all(first.marks[-1] == second.marks[0] for first, second in pairwise(kept))
+
+
+def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
+    kept = issue_window(step_on(clock), batches_on(clock), 3, clock)
+    assert clock.synchronizations == 4, "each step meets an idle device, and rows are made on one"
+    for taken in kept:
+        assert issue_row(taken, clock) == {
+            "host_to_device_s": COPY_S,
+            "forward_s": FORWARD_S,
+            "backward_s": BACKWARD_S,
+            "optimizer_s": OPTIMIZER_S,
+            "step_s": STEP_S,
+            "forward_launch_s": LAUNCH_S,
+            "backward_launch_s": LAUNCH_S,
+            "optimizer_launch_s": LAUNCH_S,
+            "step_launch_s": 4 * LAUNCH_S,
+            "host_to_device_bytes": 512,
+        }
+
+
 def test_where_nothing_is_copied_the_copy_is_null_and_not_zero(clock: DeviceClock) -> None:
     _, kept = phase_window(step_on(clock, None), batches_on(clock), 1, clock, no_barrier)
     issued = issue_window(step_on(clock, None), batches_on(clock), 1, clock)
