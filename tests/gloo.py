@@ -5,6 +5,7 @@ Processes fork from a server that has imported torch already, so that a call cos
 
 import multiprocessing
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def _rank(
         outcome: tuple[Any, str | None] = (function(rank, *arguments), None)
     except Exception:  # noqa: BLE001 - whatever a rank raises is its caller's to see
         outcome = (None, traceback.format_exc())
-    sender.send(outcome)
+    sender.send_bytes(pickle.dumps(outcome))  # bytes, for `send` shares the memory of tensors, which ends with the rank
     if dist.is_initialized() and outcome[1] is None:
         dist.destroy_process_group()
 
@@ -88,7 +89,7 @@ def _collect(connections: list[Connection], deadline_s: float) -> list[Any]:
             assert isinstance(connection, Connection)
             rank = connections.index(connection)
             try:
-                results[rank], failure = connection.recv()
+                results[rank], failure = pickle.loads(connection.recv_bytes())
             except EOFError:
                 failure = "its process ended without an answer"
             if failure is not None:
