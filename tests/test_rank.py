@@ -1,0 +1,286 @@
+"""A rank's life on two real gloo ranks: it serves trials in any order, and says what went wrong before it ends."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+import torch.distributed as dist
+
+from study.failures import describe_failure, first_line, is_out_of_memory
+from study.layout import Layout, ProcessKind
+from study.rank import serve
+from study.store import STEPS_SCHEMA
+from tests.gloo import RankFailed, on_ranks
+from trainables.trial import Trial
+
+CPU = torch.device("cpu")
+PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, deterministic=True)
+ALONE = PAIR.but(world_size=1)
+ORDER = {"first": ALONE, "second": PAIR, "third": PAIR.but(precision="bf16"), "fourth": ALONE, "fifth": PAIR}
+
+WORKLOADS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+from trainables.workload import Workload
+
+def sound(trial, fail=lambda: None):
+    def loss(output, target):
+        fail()
+        return nn.functional.mse_loss(output, target)
+
+    return Workload(
+        model=nn.Linear(4, 1), dataset=TensorDataset(torch.ones(64, 4), torch.ones(64, 1)), loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+def wrong_on_rank_1(trial):
+    def fail():
+        if dist.get_rank() == 1:
+            raise ArithmeticError("these targets are wrong\\nand this is the second line")
+    return sound(trial, fail)
+
+def too_large(trial):
+    return sound(trial, lambda: torch.empty(10**15))
+"""
+
+
+class InMemory:
+    """The keeper's side of one rank, as lists."""
+
+    def __init__(self, jobs: list[dict[str, Any]]) -> None:
+        self.jobs = jobs
+        self.environments: list[dict[str, Any]] = []
+        self.handles: list[Any] = []
+        self.results: dict[str, list[dict[str, Any]]] = {}
+        self.failures: dict[str, dict[str, Any]] = {}
+        self.raised: str | None = None
+
+    def opened(self, environment: dict[str, Any], handles: list[Any]) -> None:
+        self.environments.append(environment)
+        self.handles = handles
+
+    def next_job(self) -> dict[str, Any] | None:
+        return self.jobs.pop(0) if self.jobs else None
+
+    def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
+        self.results[job_id] = payloads
+
+    def failed(self, job_id: str, failure: dict[str, Any]) -> None:
+        self.failures[job_id] = failure
+
+
+def job(job_id: str, trial: Trial, source: str | None = None) -> dict[str, Any]:
+    return {"id": job_id, "trial": trial.model_dump(), "source": source}
+
+
+def serve_jobs(rank: int, jobs: list[dict[str, Any]], node_ids: tuple[str, ...]) -> InMemory:
+    """What the keeper learns from this rank, which sits on node "a"; the layout says `node_ids`."""
+    reports = InMemory(jobs if rank == 0 else [])
+    layout = Layout(ProcessKind.of(PAIR), node_ids, (1, 2))
+    try:
+        serve(layout, "a", f"handle of rank {rank}", CPU, reports)
+    except Exception as error:  # noqa: BLE001 - the keeper ends ranks that wait for one that raised; here they just end
+        reports.raised = first_line(error)
+        dist.destroy_process_group()
+    return reports
+
+
+# --------------------------------------------------------------------------------------------------------- serving
+
+
+@pytest.fixture(scope="module")
+def served() -> list[InMemory]:
+    return on_ranks(2, serve_jobs, [job(name, trial) for name, trial in ORDER.items()], ("a", "a"))
+
+
+def table(payload: dict[str, Any]) -> pa.Table:
+    return pa.ipc.open_stream(payload["steps"]).read_all()
+
+
+def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> None:
+    assert list(served[0].results) == list(ORDER)
+    for name, trial in ORDER.items():
+        payloads = served[0].results[name]
+        assert len(payloads) == trial.world_size
+        for rank, payload in enumerate(payloads):
+            steps = table(payload)
+            assert steps.schema.equals(STEPS_SCHEMA)
+            assert set(steps["rank"].to_pylist()) == {rank}
+            assert steps["window"].to_pylist() == ["warmup"] * 2 + ["plain"] * 3 + ["phases"] * 3
+            assert payload["warmup_began_at"] < payload["windows_ended_at"]
+            assert payload["memory"] == {"before_bytes": None, "after_bytes": None}
+            assert payload["threads"] == 1
+
+
+def test_the_same_trial_gives_the_same_losses_in_any_place(served: list[InMemory]) -> None:
+    losses = {
+        name: [table(payload)["loss"].to_pylist() for payload in payloads]
+        for name, payloads in served[0].results.items()
+    }
+    assert losses["first"] == losses["fourth"]
+    assert losses["second"] == losses["fifth"]
+    assert losses["second"] != losses["third"], "bf16 rounds"
+    assert None not in losses["second"][0]
+
+
+def test_rank_0_alone_talks_to_the_keeper_unless_one_fails(served: list[InMemory]) -> None:
+    assert [len(reports.environments) for reports in served] == [1, 0]
+    assert served[1].results == {}
+    assert [reports.failures for reports in served] == [{}, {}]
+    assert [reports.raised for reports in served] == [None, None]
+    assert served[0].handles == ["handle of rank 0", "handle of rank 1"]
+
+
+def test_the_environment_names_every_rank_and_each_node_once(served: list[InMemory]) -> None:
+    [environment] = served[0].environments
+    assert [(facts["rank"], facts["node_id"], facts["device"]) for facts in environment["ranks"]] == [
+        (0, "a", "cpu"),
+        (1, "a", "cpu"),
+    ]
+    assert len({facts["pid"] for facts in environment["ranks"]}) == 2
+    assert [node["node_id"] for node in environment["nodes"]] == ["a"]
+    assert environment["versions"]["torch"] == str(torch.__version__)
+    assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+# --------------------------------------------------------------------------------------------------------- failing
+
+
+@pytest.fixture
+def users_file(tmp_path: Path) -> str:
+    path = tmp_path / "users_models.py"
+    path.write_text(WORKLOADS)
+    return str(path)
+
+
+def users_job(job_id: str, spec: str, world_size: int, source: str | None = None) -> dict[str, Any]:
+    return job(job_id, Trial(workload=spec, world_size=world_size, batch_per_gpu=4, warmup_steps=2, steps=2), source)
+
+
+def test_ranks_on_other_nodes_than_planned_measure_nothing() -> None:
+    for reports in on_ranks(2, serve_jobs, [job("never", PAIR)], ("a", "b")):
+        assert reports.raised == "RuntimeError: ranks were placed on nodes ['a', 'a'], not on ['a', 'b']"
+        assert reports.environments == []
+        assert reports.results == {}
+
+
+def test_a_failing_rank_says_where_and_why_and_ends(users_file: str) -> None:
+    jobs = [
+        users_job("sound", f"{users_file}:sound", 2),
+        users_job("from text", "/on/another/host/from_text.py:sound", 2, WORKLOADS),
+        users_job("wrong", f"{users_file}:wrong_on_rank_1", 2),
+        users_job("after", f"{users_file}:sound", 2),
+    ]
+    first, second = on_ranks(2, serve_jobs, jobs, ("a", "a"))
+    assert list(first.results) == ["sound", "from text"], "nothing is served after a failure"
+    failure = second.failures.pop("wrong")
+    assert second.failures == {}
+    assert failure["line"] == second.raised == "ArithmeticError: these targets are wrong"
+    assert (failure["rank"], failure["node_id"], failure["out_of_memory"]) == (1, "a", False)
+    assert f'File "{users_file}"' in failure["traceback"]
+    assert "and this is the second line" in failure["traceback"]
+    assert first.raised is not None, "the other rank's collective breaks"
+    assert set(first.failures) == {"wrong"}
+
+
+def test_a_trial_that_runs_out_of_memory_is_told_from_other_failures(users_file: str) -> None:
+    [reports] = on_ranks(1, serve_alone, [users_job("large", f"{users_file}:too_large", 1)])
+    failure = reports.failures["large"]
+    assert failure["out_of_memory"]
+    assert failure["rank"] == 0
+    assert failure["line"].startswith("RuntimeError: ")
+    assert "\n" not in failure["line"]
+
+
+def serve_alone(rank: int, jobs: list[dict[str, Any]]) -> InMemory:
+    """A group of one rank, whose layout knows trials of one rank only."""
+    reports = InMemory(jobs)
+    try:
+        serve(Layout(ProcessKind.of(ALONE), ("a",), (1,)), "a", None, CPU, reports)
+    except Exception as error:  # noqa: BLE001
+        reports.raised = first_line(error)
+    return reports
+
+
+def too_much_memory() -> BaseException:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(10**15)
+    return error.value
+
+
+def test_running_out_of_memory_is_known_in_all_its_forms() -> None:
+    assert is_out_of_memory(too_much_memory())
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    assert not is_out_of_memory(ValueError("DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (ValueError("\n  one\n"), "ValueError: one"),
+        (KeyError(), "KeyError"),
+        (ValueError("  "), "ValueError"),
+        (None, "no reason given"),
+    ],
+)
+def test_an_exception_is_one_line(error: BaseException | None, expected: str) -> None:
+    assert first_line(error) == expected
+
+
+def test_a_failure_keeps_the_whole_traceback_with_its_causes() -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise ValueError("outer") from inner
+    except ValueError as outer:
+        failure = describe_failure(3, "b", outer)
+    assert {name: failure[name] for name in ("rank", "node_id", "out_of_memory", "line")} == {
+        "rank": 3,
+        "node_id": "b",
+        "out_of_memory": False,
+        "line": "ValueError: outer",
+    }
+    assert "KeyError: 'inner'" in failure["traceback"]
+
+
+# ----------------------------------------------------------------------------------------------- the helper itself
+
+
+def raise_on_rank_1(rank: int) -> int:
+    if rank == 1:
+        raise ArithmeticError("on purpose")
+    dist.barrier()
+    return rank
+
+
+def end_at_once(rank: int) -> None:
+    os._exit(3)
+
+
+def test_the_helper_raises_what_a_rank_raises_while_others_wait() -> None:
+    with pytest.raises(RankFailed, match=r"(?s)rank 1: .*ArithmeticError: on purpose"):
+        on_ranks(2, raise_on_rank_1)
+
+
+def test_the_helper_knows_a_rank_that_dies() -> None:
+    with pytest.raises(RankFailed, match="rank 0: its process ended without an answer"):
+        on_ranks(1, end_at_once)
+
+
+def sleep(rank: int) -> None:
+    time.sleep(3600)
+
+
+def test_the_helper_waits_no_longer_than_it_is_told() -> None:
+    with pytest.raises(RankFailed, match=r"no answer in time from ranks \[0, 1\]"):
+        on_ranks(2, sleep, timeout_s=1)
