@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+# Ray reads it when it is imported; a cluster and all who join it must agree
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+
 pytest_plugins = ["pytester"]
 
 

@@ -1,7 +1,6 @@
 """Exact layouts on a Ray cluster of two nodes that was there before the study, joined by its address."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -21,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
     """Two nodes of two CPUs each on this host; they share an address, so only node ids tell them apart."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
     cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()

@@ -116,8 +116,18 @@ def test_a_trials_own_settings_hold_in_it_and_end_with_it(name: str, determinist
         "cuda.matmul.fp32_precision": arithmetic,
         "cudnn.conv.fp32_precision": arithmetic,
         "cudnn.rnn.fp32_precision": arithmetic,
+        "mkldnn.matmul.fp32_precision": "tf32" if name == "tf32" else "none",
     }
     assert state() == clean
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_users_code_may_ask_torchs_older_switches(name: str) -> None:
+    with settings_for(Trial(precision=name), load(PRECISIONS[name])):
+        with torch.backends.cudnn.flags(enabled=False):
+            assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
+        assert torch.get_float32_matmul_precision() == ("high" if name == "tf32" else "highest")
+        assert torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
 
 
 def drawn(trial: Trial) -> list[float]:
