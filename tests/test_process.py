@@ -125,7 +125,8 @@ def test_a_trials_own_settings_hold_in_it_and_end_with_it(name: str, determinist
 def test_a_users_code_may_ask_torchs_older_switches(name: str) -> None:
     with settings_for(Trial(precision=name), load(PRECISIONS[name])):
         with torch.backends.cudnn.flags(enabled=False):
-            assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
+            assert not torch.backends.cudnn.enabled
+        assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
         assert torch.get_float32_matmul_precision() == ("high" if name == "tf32" else "highest")
         assert torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
 

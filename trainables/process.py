@@ -78,10 +78,12 @@ def _reset() -> None:
 def _set_fp32_arithmetic(kind: str) -> None:
     """Arithmetic "ieee" or "tf32" for fp32 matrix products, convolutions and recurrent layers; each has a switch of its own."""
     backends: Any = torch.backends
-    # a user's set_float32_matmul_precision and the switches above and beside ours would stay; "none" is their default
-    torch.set_float32_matmul_precision("highest")
+    # torch has older switches for the same: where they disagree, reading one raises, as `cudnn.flags` does
+    torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
+    backends.cudnn.allow_tf32 = kind == "tf32"
+    # the switches above and beside ours, which a user's code may have flipped; "none" is their default
     backends.fp32_precision = backends.cudnn.fp32_precision = backends.mkldnn.fp32_precision = "none"
-    for operation in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn):
-        operation.fp32_precision = "none"
+    backends.mkldnn.conv.fp32_precision = backends.mkldnn.rnn.fp32_precision = "none"
+    backends.mkldnn.matmul.fp32_precision = "tf32" if kind == "tf32" else "none"
     for operation in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operation.fp32_precision = kind
