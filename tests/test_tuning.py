@@ -196,7 +196,7 @@ def test_resources_that_others_hold_are_not_waited_for_for_ever(cluster: Cluster
         def here(self) -> bool:
             return True
 
-    neighbour = Neighbour.remote()
+    neighbour = Neighbour.remote()  # type: ignore[attr-defined]
     assert ray.get(neighbour.here.remote(), timeout=60)
     began_s = time.monotonic()
     trial = quick_trial()
