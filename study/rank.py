@@ -4,6 +4,7 @@ Knows torch.distributed but no cluster: what reaches the keeper comes in as func
 rows) goes over gloo, so that waiting ranks sleep and NCCL is left to the gradients.
 """
 
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -53,6 +54,7 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     start_forkserver()
     rehearse(device)
     release_memory()
+    gc.freeze()  # what is imported by now stays: each trial's collections need not walk it again
     rank, world_size = dist.get_rank(), dist.get_world_size()
     control: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
