@@ -25,7 +25,7 @@ from study.layout import Layout
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 20.0
-FAILURE_GRACE_S = 2.0
+FAILURE_GRACE_S = 5.0
 """how long after one rank's failure the others may still report theirs"""
 
 
@@ -214,6 +214,7 @@ class _Group:
         self.job_id = ""
         self.job_future: asyncio.Future[Any] | None = None
         self.failures: list[dict[str, Any]] = []
+        self.killed = False
 
     def start(self, keeper: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -257,6 +258,7 @@ class _Group:
             ).fit()
 
     def kill(self) -> None:
+        self.killed = self.killed or not self.ended.done()
         for actor in self.actors:
             with contextlib.suppress(Exception):  # a rank that is gone already
                 ray.kill(actor)
@@ -266,12 +268,15 @@ class _Group:
         ran_out = next((failure for failure in self.failures if failure["out_of_memory"]), None)
         if ran_out:
             return "out_of_memory", f"rank {ran_out['rank']}: {ran_out['line']}", self.log()
-        if self.failures:
+        # a rank that was killed says nothing; those that lost it report a broken connection
+        reported = {failure["rank"] for failure in self.failures}
+        dead = {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
+        if self.failures and (self.killed or not dead):
             first = self.failures[0]
             return "failed", f"rank {first['rank']} on node {first['node_id'][:8]}: {first['line']}", self.log()
         if timed_out:
             return "timeout", f"no result within {timeout_s:g} s (--trial-timeout)", self.log()
-        for rank, error in getattr(self.error, "worker_failures", {}).items():
+        for rank, error in dead.items():
             # Ray's own error where it ended a rank because the host's memory was full
             exhausted = is_out_of_memory(error) or isinstance(error, ray.exceptions.OutOfMemoryError)
             status = "out_of_memory" if exhausted else "failed"
