@@ -73,11 +73,27 @@ def finished(out: Path) -> dict[str, dict[str, object]]:
     return {path.parent.name: json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")}
 
 
+def command_line(process: psutil.Process) -> str:
+    """A process' command line; empty where it has ended meanwhile, as a zombie's is."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """A process' children; none where it has ended meanwhile."""
+    try:
+        return process.children()
+    except psutil.Error:
+        return []
+
+
 def assert_gone(family: list[psutil.Process], timeout_s: float = 180) -> None:
     """No process of these is left. Ray's agents take over a minute to notice that their raylet was killed."""
     _, alive = psutil.wait_procs(family, timeout=timeout_s)
-    left = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-    assert not left, [(process.pid, process.cmdline()[:3]) for process in left]
+    left = {process.pid: command_line(process) for process in alive if command_line(process)}
+    assert not left
 
 
 @pytest.fixture
@@ -93,7 +109,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     first = Command(command, folder, "killed")
     first.wait_for(1, out)
     family = first.family()
-    assert any("raylet" in " ".join(process.cmdline()) for process in family)
+    assert any("raylet" in command_line(process) for process in family)
     kept = finished(out)
     os.kill(first.process.pid, signal.SIGKILL)
     first.wait()
@@ -144,11 +160,9 @@ def _a_rank_that_trains(command: Command) -> psutil.Process:
     deadline_s = time.monotonic() + 200
     while time.monotonic() < deadline_s:
         assert command.process.poll() is None, command.log.read_text()
-        ranks = [process for process in command.family() if "ray::RayTrainWorker" in " ".join(process.cmdline())]
+        ranks = [process for process in command.family() if "ray::RayTrainWorker" in command_line(process)]
         # slow's ranks sleep in their steps: one that serves has a forkserver of its own
-        serving = [
-            rank for rank in ranks if any("forkserver" in " ".join(child.cmdline()) for child in rank.children())
-        ]
+        serving = [rank for rank in ranks if any("forkserver" in command_line(child) for child in children(rank))]
         if serving and "starting a worker group" in command.log.read_text():
             time.sleep(8)
             return serving[0]
