@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray
 
 from analysis.measures import summarise
 from benchmarks.common import abba_ratio, figure, write_summary
+from study.capacity import count_gpus
 from study.cluster import connect
 from study.layout import ProcessKind, layouts
+from study.tuning import steps_of
 from study.worker_group import Keeper
 from trainables.trial import Trial
 
@@ -68,19 +69,13 @@ def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
         image_size=options.image_size,
         device=options.device,
         world_size=world_size,
-        cpus_per_rank=max(1, len(os.sched_getaffinity(0)) // max(world_size, _gpus())),
+        cpus_per_rank=max(1, len(os.sched_getaffinity(0)) // max(world_size, count_gpus())),
         batch_per_gpu=int(batch),
         precision=precision,
         memory_format="channels_last",
         warmup_steps=options.warmup_steps,
         steps=options.steps,
     )
-
-
-def _gpus() -> int:
-    from study.capacity import count_gpus
-
-    return count_gpus()
 
 
 def _interleaved(
@@ -123,8 +118,7 @@ def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]
             outcome = ray.get(keeper.measure.remote(job, places[ProcessKind.of(trial)], "block", 300.0))
             if outcome["status"] != "done":
                 raise RuntimeError(f"{trial.trial_id}: {outcome['reason']}\n{outcome['log']}")
-            tables = [pa.ipc.open_stream(payload["steps"]).read_all() for payload in outcome["payloads"]]
-            return summarise(pa.concat_tables(tables).to_pandas())
+            return summarise(steps_of(outcome["payloads"]).to_pandas())
 
         try:
             yield measure

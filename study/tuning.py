@@ -73,7 +73,7 @@ def tune_grid(
     trial_timeout_s: float = 600.0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> tune.ResultGrid:
-    """Tune's own result grid: a row a trial, its fields under `config/trial/...`, throughput and phase medians beside."""
+    """Tune's own result grid: a row a trial, its fields under `config/point/trial/...`, throughput and phase medians beside."""
     trials = [trial for block in blocks for trial in block]
     points: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
@@ -165,9 +165,13 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
             for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
         ]
         environment = environment | {"ranks": ranks}
-    tables = [pa.ipc.open_stream(payload["steps"]).read_all() for payload in payloads]
-    steps = pa.concat_tables(tables) if tables else None
+    steps = steps_of(payloads) if payloads else None
     return TrialResult(trial=trial, steps=steps, environment=environment, **outcome)
+
+
+def steps_of(payloads: Sequence[dict[str, Any]]) -> pa.Table:
+    """The rows of all ranks, from the Arrow streams that they handed in."""
+    return pa.concat_tables([pa.ipc.open_stream(payload["steps"]).read_all() for payload in payloads])
 
 
 def _ranks_of(environment: dict[str, Any], trial: Trial) -> list[dict[str, Any]]:
