@@ -43,16 +43,19 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--warmup-steps", type=int, default=15)
-    parser.add_argument("--quadruples", type=int, default=4, help="ABBA rounds a case")
+    parser.add_argument("--quadruples", default="4", help="ABBA rounds of each case: one number, or one for each")
     parser.add_argument("--name", default="overhead", help="folder under benchmarks/results")
     options = parser.parse_args()
 
+    cases = options.cases.split(",")
+    rounds = [int(number) for number in options.quadruples.split(",")]
+    rounds = rounds * len(cases) if len(rounds) == 1 else rounds
     figures, samples = [], []
     for world_size in (int(size) for size in options.world_sizes.split(",")):
-        trials = [_trial(case, world_size, options) for case in options.cases.split(",")]
+        trials = [_trial(case, world_size, options) for case in cases]
         with bare_loop(world_size, options.device) as bare, warm_group(trials) as ours:
-            for trial in trials:
-                taken = _interleaved(trial, ours, bare, options.quadruples)
+            for trial, quadruples in zip(trials, rounds, strict=True):
+                taken = _interleaved(trial, ours, bare, quadruples)
                 samples += [
                     {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": world_size} | row
                     for row in taken

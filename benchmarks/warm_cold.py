@@ -38,24 +38,23 @@ def main() -> None:
         precision="bf16" if gpus else "fp32",
         batch_per_gpu=256 if gpus else 8,
         warmup_steps=15 if gpus else 3,
-        steps=60 if gpus else 15,
+        steps=40 if gpus else 15,
     )
     unlike = subject.but(precision="fp32", batch_per_gpu=64 if gpus else 4, steps=5)
     loaded = subject.but(model="resnet18", dataset="fashion_mnist_sample", image_size=28, loader_workers=2, steps=5)
 
-    step_s: dict[str, list[float]] = {"warm": [], "cold": []}
+    warm = [subject.but(repeat=2 * pair) for pair in range(options.pairs)]
+    cold = [subject.but(repeat=2 * pair + 1) for pair in range(options.pairs)]
+    groups = []  # a worker group each, in this order; every other pair the other way round, so that drift cancels
+    for pair in range(options.pairs):
+        both = [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm[pair]], [cold[pair]]]
+        groups += both if pair % 2 == 0 else both[::-1]
     with connect("local") as cluster, tempfile.TemporaryDirectory(prefix="warm-cold-") as out:
         store = Store.open(
             out, name="warm-cold", question="Does warm equal cold?", configuration={}, versions={}, command=""
         )
-        for pair in range(options.pairs):
-            warm, cold = subject.but(repeat=2 * pair), subject.but(repeat=2 * pair + 1)
-            run_trials("warm", [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm]], store, cluster)
-            run_trials("cold", [[cold]], store, cluster, isolate=True)
-            for name, trial in (("warm", warm), ("cold", cold)):
-                steps = pq.read_table(f"{store.trial_folder(trial.trial_id)}/steps.parquet").to_pandas()
-                step_s[name].append(float(summarise(steps)["step_s"] or math.nan))
-            print(f"pair {pair + 1}: warm {step_s['warm'][-1] * 1e3:.3f} ms, cold {step_s['cold'][-1] * 1e3:.3f} ms")
+        run_trials("warm-cold", groups, store, cluster, on_event=lambda event: print(event.kind, event.reason))
+        step_s = {name: [_step_s(store, trial) for trial in side] for name, side in (("warm", warm), ("cold", cold))}
     ratio, interval = ratio_interval([math.log(w / c) for w, c in zip(step_s["warm"], step_s["cold"], strict=True)])
     holds = interval[0] >= 0.98 and interval[1] <= 1.02
     found = figure(
@@ -71,6 +70,11 @@ def main() -> None:
         for i, (w, c) in enumerate(zip(step_s["warm"], step_s["cold"], strict=True))
     ]
     write_summary(options.name, [found], samples)
+
+
+def _step_s(store: Store, trial: Trial) -> float:
+    steps = pq.read_table(f"{store.trial_folder(trial.trial_id)}/steps.parquet").to_pandas()
+    return float(summarise(steps)["step_s"] or math.nan)
 
 
 if __name__ == "__main__":

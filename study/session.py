@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +89,10 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     study = STUDIES[configuration.study](nodes).asking(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records = store.records() if store else []
-    if store and (corrupt := store.corrupt()):
-        say(f"{configuration.out}: damaged, so run again: {', '.join(corrupt)}")
     statuses = {record["trial_id"]: record["status"] for record in records}
     rows = plan_trials(study, nodes, statuses, _out_of_memory(records))
+    if store and (damaged := store.corrupt()):
+        _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
     asked_layout = set(configuration.axes) & set(LAYOUT_FIELDS)
     unfit = [row for row in rows if row.status == "infeasible"]
     if not asked_layout and len(unfit) < len(rows):
@@ -98,6 +100,17 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     if all(row.status in ("skipped", "infeasible") for row in rows):
         unfit = list(rows)
     return Prepared(configuration, study, rows, unfit, estimate(rows, records, configuration.price_per_gpu_hour))
+
+
+def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]) -> None:
+    """Names damaged trials; raises StoreError for those that no run would replace: no report can be made beside them."""
+    from study.store import StoreError
+
+    strays = [trial_id for trial_id in damaged if trial_id not in planned]
+    if strays:
+        folders = ", ".join(store.trial_folder(trial_id) for trial_id in strays)
+        raise StoreError(f"damaged, and not part of this plan: {folders}; remove what cannot be mended")
+    say(f"{store.out}: damaged, so run again: {', '.join(damaged)}")
 
 
 def existing_store(out: str, study_name: str) -> "Store | None":
@@ -182,6 +195,7 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
         open(chatter, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables, and stdout is for results
         Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
+        _sigterm_interrupts(),
     ):
         return run_trials(
             prepared.study.name,
@@ -192,6 +206,26 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
             trial_timeout_s=configuration.trial_timeout_s,
             on_event=progress.on_event,
         )
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Batch systems end a job with SIGTERM: treated as Ctrl-C, it still ends with a report, where Ray's handler aborts.
+
+    To be entered after Ray has connected, which sets a handler of its own.
+    """
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: a handler that is not Python's
 
 
 def _open(prepared: Prepared, command: str) -> "Store":

@@ -1,6 +1,7 @@
 """What all tests share. With FORBID_SKIPS=1, as in continuous integration, a skipped test fails."""
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -8,6 +9,9 @@ import pytest
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+# whoever runs the tests in the background has SIGINT ignored, and the commands that tests start would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["pytester"]
 

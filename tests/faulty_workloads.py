@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +47,14 @@ def dies(trial: Trial) -> Workload:
 
 
 def slow(trial: Trial) -> Workload:
-    """Takes its time in every step, so that a test can interrupt it."""
-    return _workload(lambda: time.sleep(0.1))
+    """Takes its time in every step, so that a test can interrupt it; each rank says in $STEPPING that it got there."""
+
+    def step() -> None:
+        if folder := os.environ.get("STEPPING"):
+            (Path(folder) / str(os.getpid())).touch()
+        time.sleep(0.1)
+
+    return _workload(step)
 
 
 def _on_last_rank(act: Any) -> None:

@@ -255,6 +255,20 @@ def test_a_half_written_trial_runs_again_and_a_damaged_one_is_named(
     assert told.err.splitlines() == [f"{tmp_path}: damaged, so run again: {damaged.trial_id}"]
 
 
+def test_a_damaged_trial_that_no_run_would_replace_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    stray = trials_of("smoke")[0].but(steps=77)
+    store.save(result(stray))
+    folder = tmp_path / "trials" / stray.trial_id
+    (folder / "trial.json").write_text("{")
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: damaged, and not part of this plan: {folder}; remove what cannot be mended"
+    ]
+
+
 def test_a_workload_that_does_not_import_is_told_before_ray_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

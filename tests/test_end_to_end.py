@@ -47,7 +47,7 @@ class Command:
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
-                env=os.environ | {"COLUMNS": "100"},
+                env=os.environ | {"COLUMNS": "100", "STEPPING": str(folder)},
             )
 
     def wait(self, timeout_s: float = 300) -> tuple[int, str, str]:
@@ -128,6 +128,18 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     assert kept.items() <= finished(out).items()
     assert "partial" in (out / "report" / "index.html").read_text().lower()
 
+    third = Command(command, folder, "terminated")
+    third.wait_for(3, out)
+    family = third.family()
+    kept = finished(out)
+    third.process.send_signal(signal.SIGTERM)  # as a batch system ends a job
+    status, _, stderr = third.wait()
+    assert status == 130
+    assert f"--out {out}" in stderr
+    assert "SIGTERM" not in stderr, "a stack trace of Ray's"
+    assert_gone(family)
+    assert kept.items() <= finished(out).items()
+
     status, stdout, stderr = Command(command, folder, "resumed").wait()
     assert status == 0, stderr
     records = finished(out)
@@ -144,7 +156,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
 def test_a_rank_that_is_killed_costs_its_own_trial_only_and_the_exit_status_says_so(folder: Path) -> None:
     out = folder / "results"
     command = Command([*SLOW, "--repeats", "1", "--steps", "40", "--out", str(out)], folder)
-    victim = _a_rank_that_trains(command)
+    victim = _a_rank_that_trains(command, folder)
     victim.send_signal(signal.SIGKILL)
     status, _, stderr = command.wait()
     statuses = sorted(str(record["status"]) for record in finished(out).values())
@@ -156,16 +168,14 @@ def test_a_rank_that_is_killed_costs_its_own_trial_only_and_the_exit_status_says
     assert str(out / "trials" / str(failed["trial_id"]) / "error.log") in stderr.replace("\n", "")
 
 
-def _a_rank_that_trains(command: Command) -> psutil.Process:
+def _a_rank_that_trains(command: Command, folder: Path) -> psutil.Process:
     deadline_s = time.monotonic() + 200
     while time.monotonic() < deadline_s:
         assert command.process.poll() is None, command.log.read_text()
         ranks = [process for process in command.family() if "ray::RayTrainWorker" in command_line(process)]
-        # slow's ranks sleep in their steps: one that serves has a forkserver of its own
-        serving = [rank for rank in ranks if any("forkserver" in command_line(child) for child in children(rank))]
-        if serving and "starting a worker group" in command.log.read_text():
-            time.sleep(8)
-            return serving[0]
+        stepping = [rank for rank in ranks if (folder / str(rank.pid)).exists()]
+        if stepping:
+            return stepping[0]
         time.sleep(0.2)
     raise AssertionError(command.log.read_text())
 
