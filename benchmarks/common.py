@@ -52,12 +52,21 @@ def figure(
     return {"name": name, "value": value, "interval": interval, "unit": unit, "goal": goal, "holds": holds}
 
 
-def write_summary(name: str, figures: Sequence[dict[str, Any]], samples: Sequence[dict[str, Any]]) -> Path:
-    """Writes `results/<name>/summary.json` and the raw samples beside it; gives the folder."""
+def write_summary(
+    name: str,
+    figures: Sequence[dict[str, Any]],
+    samples: Sequence[dict[str, Any]],
+    environment: dict[str, Any] | None = None,
+) -> Path:
+    """Writes `results/<name>/summary.json` and the raw samples beside it; gives the folder.
+
+    `environment` is that of the measurement; None: it was made here and now.
+    """
     folder = RESULTS / name
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {"node": node_facts(""), "versions": versions(), "variables": variables(), "git": git_state()}
-    environment["node"].pop("node_id")
+    if environment is None:
+        environment = {"node": node_facts(""), "versions": versions(), "variables": variables(), "git": git_state()}
+        environment["node"].pop("node_id")
     command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     summary = {"environment": environment, "command": command, "figures": list(figures)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

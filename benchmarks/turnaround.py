@@ -1,6 +1,7 @@
 """Time between trials: from the end of one trial's last window to the start of the next one's warm-up.
 
-    python -m benchmarks.turnaround            # GPUs where there are any, else CPU ranks
+    python -m benchmarks.turnaround                        # GPUs where there are any, else CPU ranks
+    python -m benchmarks.turnaround --of results/default   # of a study that has run already; nothing is measured
 
 The same grid twice: with warm worker groups, and with a fresh group for every trial (`--isolate`). Goal: within one
 warm group at most 1 s. It is read from the results folders that the study itself writes.
@@ -27,23 +28,34 @@ def main() -> None:
     parser.add_argument(
         "--isolated-trials", type=int, default=3, help="how many trials of the grid run isolated; each starts a group"
     )
+    parser.add_argument("--of", metavar="DIR", help="read the warm groups of this results folder instead")
     parser.add_argument("--name", default="turnaround", help="folder under benchmarks/results")
     options = parser.parse_args()
 
+    if options.of:
+        records = Store.at(options.of).records()
+        write_summary(options.name, *_warm_figures(_gaps(records, isolate=False)), records[0]["environment"])
+        return
     trials = grid(count_gpus(), count_cpus())
     with connect("local") as cluster:
         warm = gaps(cluster, trials, isolate=False)
         isolated = gaps(cluster, trials[: options.isolated_trials], isolate=True)
-    for gap in warm + isolated:
-        print(f"{'isolated' if gap['isolated'] else 'warm    '} {gap['gap_s']:7.3f} s  before {gap['trial_id']}")
-    warm_s = [gap["gap_s"] for gap in warm]
+    figures, gaps_taken = _warm_figures(warm)
     isolated_s = [gap["gap_s"] for gap in isolated]
-    figures = [
+    figures.append(figure("median turnaround with --isolate", statistics.median(isolated_s), None, "s", "none", None))
+    write_summary(options.name, figures, gaps_taken + isolated)
+
+
+def _warm_figures(gaps_taken: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Figures of the gaps within warm groups, and those gaps."""
+    warm = [gap for gap in gaps_taken if not gap["new_group"]]
+    for gap in warm:
+        print(f"{gap['gap_s']:7.3f} s  before {gap['trial_id']}")
+    warm_s = [gap["gap_s"] for gap in warm]
+    return [
         figure("longest turnaround in a warm group", max(warm_s), None, "s", f"<= {GOAL_S}", max(warm_s) <= GOAL_S),
         figure("median turnaround in a warm group", statistics.median(warm_s), None, "s", "none", None),
-        figure("median turnaround with --isolate", statistics.median(isolated_s), None, "s", "none", None),
-    ]
-    write_summary(options.name, figures, warm + isolated)
+    ], warm
 
 
 def grid(gpus: int, cpus: int) -> list[Trial]:
@@ -77,17 +89,23 @@ def gaps(cluster: Cluster, trials: list[Trial], isolate: bool) -> list[dict[str,
             out, name="turnaround", question="How long is it between trials?", configuration={}, versions={}, command=""
         )
         run_trials("turnaround", [trials], store, cluster, isolate=isolate)
-        records = sorted(store.records(), key=lambda record: record["started_at"])
+        records = store.records()
     unfinished = [record["trial_id"] for record in records if record["status"] != "done"]
     if unfinished:
         raise RuntimeError(f"not done: {', '.join(unfinished)}")
+    return _gaps(records, isolate)
+
+
+def _gaps(records: list[dict[str, Any]], isolate: bool) -> list[dict[str, Any]]:
+    """The time before each trial but the first, and whether a new worker group began in it."""
     return [
         {
             "trial_id": record["trial_id"],
             "isolated": isolate,
+            "new_group": record["worker_group"] != before["worker_group"],
             "gap_s": record["started_at"] - (before["started_at"] + before["duration_s"]),
         }
-        for before, record in itertools.pairwise(records)
+        for before, record in itertools.pairwise(sorted(records, key=lambda record: record["started_at"]))
     ]
 
 

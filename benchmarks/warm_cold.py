@@ -9,6 +9,7 @@ in a group of its own. Goal: the interval of the step-time ratio warm / cold lie
 import argparse
 import math
 import tempfile
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -43,33 +44,32 @@ def main() -> None:
     unlike = subject.but(precision="fp32", batch_per_gpu=64 if gpus else 4, steps=5)
     loaded = subject.but(model="resnet18", dataset="fashion_mnist_sample", image_size=28, loader_workers=2, steps=5)
 
-    warm = [subject.but(repeat=2 * pair) for pair in range(options.pairs)]
-    cold = [subject.but(repeat=2 * pair + 1) for pair in range(options.pairs)]
-    groups = []  # a worker group each, in this order; every other pair the other way round, so that drift cancels
-    for pair in range(options.pairs):
-        both = [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm[pair]], [cold[pair]]]
-        groups += both if pair % 2 == 0 else both[::-1]
+    taken: list[dict[str, float]] = []
     with connect("local") as cluster, tempfile.TemporaryDirectory(prefix="warm-cold-") as out:
         store = Store.open(
             out, name="warm-cold", question="Does warm equal cold?", configuration={}, versions={}, command=""
         )
-        run_trials("warm-cold", groups, store, cluster, on_event=lambda event: print(event.kind, event.reason))
-        step_s = {name: [_step_s(store, trial) for trial in side] for name, side in (("warm", warm), ("cold", cold))}
-    ratio, interval = ratio_interval([math.log(w / c) for w, c in zip(step_s["warm"], step_s["cold"], strict=True)])
-    holds = interval[0] >= 0.98 and interval[1] <= 1.02
-    found = figure(
+        for pair in range(options.pairs):
+            warm, cold = subject.but(repeat=2 * pair), subject.but(repeat=2 * pair + 1)
+            groups = [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm], [cold]]
+            # every other pair the other way round, so that drift cancels
+            run_trials("warm-cold", groups if pair % 2 == 0 else groups[::-1], store, cluster)
+            taken.append({"pair": pair, "warm_step_s": _step_s(store, warm), "cold_step_s": _step_s(store, cold)})
+            print(taken[-1])
+            if len(taken) > 1:  # what is measured is not lost to a later failure
+                write_summary(options.name, [_ratio(subject, taken)], taken)
+
+
+def _ratio(subject: Trial, taken: list[dict[str, float]]) -> dict[str, Any]:
+    ratio, interval = ratio_interval([math.log(pair["warm_step_s"] / pair["cold_step_s"]) for pair in taken])
+    return figure(
         f"step time warm / cold, {subject.model} on one {subject.device}",
         ratio,
         interval,
         "ratio",
         "interval within 0.98 to 1.02",
-        holds,
+        interval[0] >= 0.98 and interval[1] <= 1.02,
     )
-    samples = [
-        {"pair": i, "warm_step_s": w, "cold_step_s": c}
-        for i, (w, c) in enumerate(zip(step_s["warm"], step_s["cold"], strict=True))
-    ]
-    write_summary(options.name, [found], samples)
 
 
 def _step_s(store: Store, trial: Trial) -> float:
