@@ -52,9 +52,6 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     `handle` is what ends this rank from outside. Raises what a trial raises, after reporting it.
     """
     start_forkserver()
-    rehearse(device)
-    release_memory()
-    gc.freeze()  # what is imported by now stays: each trial's collections need not walk it again
     rank, world_size = dist.get_rank(), dist.get_world_size()
     control: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
@@ -66,6 +63,11 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
         raise RuntimeError(f"ranks were placed on nodes {sorted(node_ids)}, not on {sorted(layout.node_ids)}")
     # every rank makes every group, in the same order, as torch.distributed demands
     groups = {size: _groups(members(node_ids, size)) for size in layout.world_sizes}
+    for chosen, group, _ in groups.values():
+        if rank in chosen:
+            rehearse(device, group)
+    release_memory()
+    gc.freeze()  # what is imported by now stays: each trial's collections need not walk it again
     if rank == 0:
         reports.opened(_environment(everyone), [facts["handle"] for facts in everyone])
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
+from trainables.parallel import ddp
 from trainables.precision import Precision
 from trainables.trial import Trial
 
@@ -40,14 +42,27 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
         release_memory()
 
 
-def rehearse(device: torch.device) -> None:
-    """One step of a one-weight model: what torch imports and sets up on first use is not left to the first trial."""
-    model = torch.nn.Linear(1, 1).to(device)
+def rehearse(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """One step of a one-weight model: what torch imports and sets up on first use is not left to the first trial.
+
+    With `group`, its ranks step together under DDP, which also connects them to each other.
+    """
+    weight = torch.nn.Linear(1, 1).to(device)
+    model = weight if group is None else ddp(weight, group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with torch.autocast(device.type, torch.bfloat16):
         loss = model(torch.ones(1, 1, device=device)).sum()
     loss.backward()
     optimizer.step()
+    if group is not None:
+        drop_buckets(group, device)
+
+
+def drop_buckets(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Makes NCCL's group let go of the last reduced buckets, which it keeps until its next collective."""
+    if device.type == "cuda":
+        gc.collect()
+        dist.barrier(group, device_ids=[device.index])
 
 
 def release_memory() -> None:

@@ -1,7 +1,6 @@
 """One rank's part of a trial: build, warm up, measure in separate windows, return every sample."""
 
 import contextlib
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainables.data.loader import endless_batches
-from trainables.process import settings_for
+from trainables.process import drop_buckets, settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
 from trainables.timing import (
     Clock,
@@ -73,10 +72,8 @@ def run(
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del batches, step, workload
-        if device.type == "cuda" and trial.parallel != "none":
-            # NCCL's group keeps the last reduced buckets until its next collective
-            gc.collect()
-            dist.barrier(group, device_ids=[device.index])
+        if trial.parallel != "none":
+            drop_buckets(group, device)
     return measurement
 
 
