@@ -43,25 +43,31 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--warmup-steps", type=int, default=15)
-    parser.add_argument("--quadruples", default="4", help="ABBA rounds of each case: one number, or one for each")
+    parser.add_argument(
+        "--quadruples", default="4", help="ABBA rounds of each case, at least 2: one number, or one for each"
+    )
     parser.add_argument("--name", default="overhead", help="folder under benchmarks/results")
     options = parser.parse_args()
 
     cases = options.cases.split(",")
     rounds = [int(number) for number in options.quadruples.split(",")]
     rounds = rounds * len(cases) if len(rounds) == 1 else rounds
-    figures, samples = [], []
+    figures: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
     for world_size in (int(size) for size in options.world_sizes.split(",")):
         trials = [_trial(case, world_size, options) for case in cases]
         with bare_loop(world_size, options.device) as bare, warm_group(trials) as ours:
             for trial, quadruples in zip(trials, rounds, strict=True):
-                taken = _interleaved(trial, ours, bare, quadruples)
-                samples += [
-                    {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": world_size} | row
-                    for row in taken
-                ]
-                figures += _figures(trial, taken)
-                write_summary(options.name, figures, samples)  # what is measured is not lost to a later failure
+                bare(trial), ours(trial)  # thrown away: autotuning, allocator
+                taken: list[dict[str, Any]] = []
+                so_far: list[dict[str, Any]] = []
+                for _ in range(quadruples):
+                    taken += _quadruple(trial, ours, bare)
+                    if len(taken) > 4:  # an interval needs two; what is measured is not lost to a later failure
+                        so_far = _figures(trial, taken)
+                        write_summary(options.name, figures + so_far, samples + taken)
+                figures += so_far
+                samples += taken
 
 
 def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
@@ -81,19 +87,19 @@ def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
     )
 
 
-def _interleaved(
-    trial: Trial, ours: Callable[[Trial], dict[str, Any]], bare: Callable[[Trial], float], quadruples: int
+def _quadruple(
+    trial: Trial, ours: Callable[[Trial], dict[str, Any]], bare: Callable[[Trial], float]
 ) -> list[dict[str, Any]]:
-    """Throughputs in samples/s, in the order of running; one pair before that is thrown away (autotuning, allocator)."""
-    bare(trial), ours(trial)
+    """Throughputs in samples/s, in the order of running: ours, bare, bare, ours."""
+    what = {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
     taken: list[dict[str, Any]] = []
-    for side in "ABBA" * quadruples:
+    for side in "ABBA":
         if side == "A":
             measured = ours(trial)
             phases = measured["throughput_samples_per_s"] / measured["instruments_ratio"]
-            taken.append({"side": "ours", "plain": measured["throughput_samples_per_s"], "phases": phases})
+            taken.append(what | {"side": "ours", "plain": measured["throughput_samples_per_s"], "phases": phases})
         else:
-            taken.append({"side": "bare", "plain": trial.global_batch * trial.steps / bare(trial)})
+            taken.append(what | {"side": "bare", "plain": trial.global_batch * trial.steps / bare(trial)})
     return taken
 
 

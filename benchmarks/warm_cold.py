@@ -3,7 +3,7 @@
     python -m benchmarks.warm_cold             # one GPU where there is one, else one CPU rank
 
 Each pair: in a warm group the trial after trials unlike it (other precision, batch, loader workers), and the same trial
-in a group of its own. Goal: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02.
+in a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial leaves GPU memory behind.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
             taken.append({"pair": pair, "warm_step_s": _step_s(store, warm), "cold_step_s": _step_s(store, cold)})
             print(taken[-1])
             if len(taken) > 1:  # what is measured is not lost to a later failure
-                write_summary(options.name, [_ratio(subject, taken)], taken)
+                write_summary(options.name, [_ratio(subject, taken), *_memory(store)], taken)
 
 
 def _ratio(subject: Trial, taken: list[dict[str, float]]) -> dict[str, Any]:
@@ -70,6 +70,19 @@ def _ratio(subject: Trial, taken: list[dict[str, float]]) -> dict[str, Any]:
         "interval within 0.98 to 1.02",
         interval[0] >= 0.98 and interval[1] <= 1.02,
     )
+
+
+def _memory(store: Store) -> list[dict[str, Any]]:
+    """GPU memory after a trial less that before it, the most over trials and ranks; nothing on a CPU."""
+    grown = [
+        rank["memory"]["after_bytes"] - rank["memory"]["before_bytes"]
+        for record in store.records()
+        for rank in record["environment"]["ranks"]
+        if rank["memory"]["before_bytes"] is not None
+    ]
+    if not grown:
+        return []
+    return [figure("GPU memory that a trial leaves behind", max(grown), None, "bytes", "<= 0", max(grown) <= 0)]
 
 
 def _step_s(store: Store, trial: Trial) -> float:

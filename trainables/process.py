@@ -59,9 +59,15 @@ def rehearse(device: torch.device, group: dist.ProcessGroup | None = None) -> No
 
 
 def drop_buckets(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Makes NCCL's group let go of the last reduced buckets, which it keeps until its next collective."""
+    """Makes NCCL's group (None: the default one) let go of the last reduced buckets; every rank of it calls this.
+
+    DDP waits for its futures, not for NCCL's works. Tensors of such works are freed by the first collective after the
+    group's watchdog, which looks every 100 ms, has seen that they are done.
+    """
     if device.type == "cuda":
         gc.collect()
+        nccl: Any = group or dist.group.WORLD
+        nccl._wait_for_pending_works()  # as torch's own destroy_process_group does
         dist.barrier(group, device_ids=[device.index])
 
 
