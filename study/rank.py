@@ -10,6 +10,7 @@ import multiprocessing.forkserver
 import os
 import sys
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,13 +23,16 @@ from study.failures import describe_failure
 from study.layout import Layout, members
 from study.store import STEPS_SCHEMA
 from trainables.process import rehearse, release_memory
-from trainables.registry import DATASETS
+from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS, modules
 from trainables.run import run
 from trainables.trial import Trial
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
-FORKSERVER_PRELOAD = ["torch", "pyarrow.dataset", *{target.partition(":")[0] for target in DATASETS.values()}]
+LOADER_MODULES = ["torch", "pyarrow.dataset", *modules(DATASETS)]
 """what a loader process needs before its first batch; without it each start imports for seconds"""
+
+RANK_MODULES = [*LOADER_MODULES, "torch._dynamo", *modules(MODELS, PRECISIONS, PARALLEL)]
+"""what a rank would else import in the first trial that needs it; making a DDP wrapper imports torch._dynamo"""
 
 PATIENCE = timedelta(days=30)
 """how long a rank without work waits for the next job; it sleeps meanwhile"""
@@ -52,6 +56,9 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     `handle` is what ends this rank from outside. Raises what a trial raises, after reporting it.
     """
     start_forkserver()
+    for module in RANK_MODULES:
+        import_module(module)
+    await_forkserver()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     control: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
@@ -125,8 +132,15 @@ def start_forkserver() -> None:
     vars(sys.modules["__main__"]).pop("__file__", None)
     # the server is a new interpreter: it finds this project only through its environment
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH")]))
-    multiprocessing.get_context("forkserver").set_forkserver_preload(FORKSERVER_PRELOAD)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(LOADER_MODULES)
     multiprocessing.forkserver.ensure_running()
+
+
+def await_forkserver() -> None:
+    """Returns once loader processes can start at once: the server answers after it has imported everything."""
+    process = multiprocessing.get_context("forkserver").Process(target=int)
+    process.start()
+    process.join()
 
 
 def _groups(chosen: list[int]) -> tuple[list[int], Any, Any]:

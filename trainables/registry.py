@@ -36,6 +36,11 @@ PARALLEL: Mapping[str, str] = {
 MEMORY_FORMATS = ("contiguous", "channels_last")
 
 
+def modules(*registries: Mapping[str, str]) -> list[str]:
+    """The modules that these registries load from, each once."""
+    return sorted({target.partition(":")[0] for registry in registries for target in registry.values()})
+
+
 def load(import_string: str) -> Any:
     """The object that `package.module:name` names.
 
