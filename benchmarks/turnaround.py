@@ -34,28 +34,27 @@ def main() -> None:
 
     if options.of:
         records = Store.at(options.of).records()
-        write_summary(options.name, *_warm_figures(_gaps(records, isolate=False)), records[0]["environment"])
+        warm = _gaps(records, isolate=False)
+        write_summary(options.name, _warm_figures(warm), warm, records[0]["environment"])
         return
     trials = grid(count_gpus(), count_cpus())
     with connect("local") as cluster:
         warm = gaps(cluster, trials, isolate=False)
         isolated = gaps(cluster, trials[: options.isolated_trials], isolate=True)
-    figures, gaps_taken = _warm_figures(warm)
+    figures = _warm_figures(warm)
     isolated_s = [gap["gap_s"] for gap in isolated]
     figures.append(figure("median turnaround with --isolate", statistics.median(isolated_s), None, "s", "none", None))
-    write_summary(options.name, figures, gaps_taken + isolated)
+    write_summary(options.name, figures, warm + isolated)
 
 
-def _warm_figures(gaps_taken: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Figures of the gaps within warm groups, and those gaps."""
-    warm = [gap for gap in gaps_taken if not gap["new_group"]]
+def _warm_figures(warm: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for gap in warm:
         print(f"{gap['gap_s']:7.3f} s  before {gap['trial_id']}")
     warm_s = [gap["gap_s"] for gap in warm]
     return [
         figure("longest turnaround in a warm group", max(warm_s), None, "s", f"<= {GOAL_S}", max(warm_s) <= GOAL_S),
         figure("median turnaround in a warm group", statistics.median(warm_s), None, "s", "none", None),
-    ], warm
+    ]
 
 
 def grid(gpus: int, cpus: int) -> list[Trial]:
@@ -83,7 +82,7 @@ def grid(gpus: int, cpus: int) -> list[Trial]:
 
 
 def gaps(cluster: Cluster, trials: list[Trial], isolate: bool) -> list[dict[str, Any]]:
-    """Runs the trials in this order and gives the time before each but the first."""
+    """Runs the trials in this order and gives what lay between them, as `_gaps` does."""
     with tempfile.TemporaryDirectory(prefix="turnaround-") as out:
         store = Store.open(
             out, name="turnaround", question="How long is it between trials?", configuration={}, versions={}, command=""
@@ -97,15 +96,15 @@ def gaps(cluster: Cluster, trials: list[Trial], isolate: bool) -> list[dict[str,
 
 
 def _gaps(records: list[dict[str, Any]], isolate: bool) -> list[dict[str, Any]]:
-    """The time before each trial but the first, and whether a new worker group began in it."""
+    """The time before each trial but the first; without `isolate` only within a worker group, not where one begins."""
     return [
         {
             "trial_id": record["trial_id"],
             "isolated": isolate,
-            "new_group": record["worker_group"] != before["worker_group"],
             "gap_s": record["started_at"] - (before["started_at"] + before["duration_s"]),
         }
         for before, record in itertools.pairwise(sorted(records, key=lambda record: record["started_at"]))
+        if isolate or record["worker_group"] == before["worker_group"]
     ]
 
 

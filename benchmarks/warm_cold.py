@@ -3,7 +3,8 @@
     python -m benchmarks.warm_cold             # one GPU where there is one, else one CPU rank
 
 Each pair: in a warm group the trial after trials unlike it (other precision, batch, loader workers), and the same trial
-in a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial leaves GPU memory behind.
+in a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial
+leaves GPU memory behind.
 """
 
 import argparse
@@ -11,9 +12,8 @@ import math
 import tempfile
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from analysis.measures import summarise
+from analysis.load import load
+from analysis.measures import summaries
 from benchmarks.common import figure, ratio_interval, write_summary
 from study.capacity import count_cpus, count_gpus
 from study.cluster import connect
@@ -54,7 +54,11 @@ def main() -> None:
             groups = [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm], [cold]]
             # every other pair the other way round, so that drift cancels
             run_trials("warm-cold", groups if pair % 2 == 0 else groups[::-1], store, cluster)
-            taken.append({"pair": pair, "warm_step_s": _step_s(store, warm), "cold_step_s": _step_s(store, cold)})
+            results = load(out)
+            step_s = summaries(results.trials, results.steps).set_index("trial_id")["step_s"]
+            taken.append(
+                {"pair": pair, "warm_step_s": float(step_s[warm.trial_id]), "cold_step_s": float(step_s[cold.trial_id])}
+            )
             print(taken[-1])
             if len(taken) > 1:  # what is measured is not lost to a later failure
                 write_summary(options.name, [_ratio(subject, taken), *_memory(store)], taken)
@@ -83,11 +87,6 @@ def _memory(store: Store) -> list[dict[str, Any]]:
     if not grown:
         return []
     return [figure("GPU memory that a trial leaves behind", max(grown), None, "bytes", "<= 0", max(grown) <= 0)]
-
-
-def _step_s(store: Store, trial: Trial) -> float:
-    steps = pq.read_table(f"{store.trial_folder(trial.trial_id)}/steps.parquet").to_pandas()
-    return float(summarise(steps)["step_s"] or math.nan)
 
 
 if __name__ == "__main__":

@@ -81,14 +81,6 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-def children(process: psutil.Process) -> list[psutil.Process]:
-    """A process' children; none where it has ended meanwhile."""
-    try:
-        return process.children()
-    except psutil.Error:
-        return []
-
-
 def assert_gone(family: list[psutil.Process], timeout_s: float = 180) -> None:
     """No process of these is left. Ray's agents take over a minute to notice that their raylet was killed."""
     _, alive = psutil.wait_procs(family, timeout=timeout_s)

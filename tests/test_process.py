@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.gloo import on_ranks
 from trainables import precision as formats
 from trainables.process import rehearse, settings_for
 from trainables.registry import PRECISIONS, load
@@ -154,7 +155,11 @@ def test_what_a_trial_leaves_in_a_cycle_is_freed_when_it_ends() -> None:
     assert left() is None
 
 
-def test_a_rehearsal_changes_no_setting() -> None:
+def _rehearses(rank: int) -> None:
     before = state()
-    rehearse(torch.device("cpu"))
+    rehearse(torch.device("cpu"), None)
     assert state() == before
+
+
+def test_a_rehearsal_changes_no_setting() -> None:
+    on_ranks(2, _rehearses)

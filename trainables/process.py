@@ -42,20 +42,18 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
         release_memory()
 
 
-def rehearse(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-    """One step of a one-weight model: what torch imports and sets up on first use is not left to the first trial.
+def rehearse(device: torch.device, group: dist.ProcessGroup | None) -> None:
+    """One step of a one-weight model under DDP; every rank of `group` (None: the default one) calls this.
 
-    With `group`, its ranks step together under DDP, which also connects them to each other.
+    What is set up on first use, connections between the ranks among it, is not left to the first trial.
     """
-    weight = torch.nn.Linear(1, 1).to(device)
-    model = weight if group is None else ddp(weight, group)
+    model = ddp(torch.nn.Linear(1, 1).to(device), group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with torch.autocast(device.type, torch.bfloat16):
         loss = model(torch.ones(1, 1, device=device)).sum()
     loss.backward()
     optimizer.step()
-    if group is not None:
-        drop_buckets(group, device)
+    drop_buckets(group, device)
 
 
 def drop_buckets(group: dist.ProcessGroup | None, device: torch.device) -> None:
