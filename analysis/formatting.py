@@ -15,7 +15,7 @@ _UNITS_AFTER = {
     "prefetch_batches": ("prefetched batch", "prefetched batches"),
     "cpus_per_rank": ("CPU core per rank", "CPU cores per rank"),
 }
-_BARE = ("precision", "model", "dataset", "parallel", "memory_format", "device", "device_name")
+_BARE = ("precision", "model", "dataset", "parallel", "memory_format", "device")
 
 
 def rank_noun(devices: Iterable[str]) -> tuple[str, str]:
@@ -35,7 +35,6 @@ def field_label(field: str, ranks: tuple[str, str]) -> str:
         "world_size": several,
         "batch_per_gpu": f"batch per {one}",
         "global_batch": "global batch",
-        "device_name": "device",
     }
     return labels.get(field, field.replace("_", " "))
 
@@ -51,6 +50,8 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
     if field in _UNITS_AFTER:
         one, several = _UNITS_AFTER[field]
         return f"{value} {one if value == 1 else several}"
+    if field == "interconnect" and value != "auto":
+        return field_value(field, value)
     if field in _BARE:
         return text(value)
     return f"{field.replace('_', ' ')} {text(value)}"
@@ -59,6 +60,20 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
     """The named fields of a configuration in one phrase, separated by commas."""
     return ", ".join(value_label(name, row[name], ranks) for name in fields)
+
+
+def field_value(field: str, value: Any) -> str:
+    """A field's value as a cell shows it. An interconnect that NCCL did not choose itself is called emulated."""
+    shown = text(value)
+    return f"{shown} (emulated)" if field == "interconnect" and shown not in ("auto", MISSING) else shown
+
+
+def size(value_bytes: float) -> str:
+    """Bytes in binary units, four digits at most: "4 B", "25.4 MiB", "1 GiB"."""
+    for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value_bytes >= least:
+            return f"{value_bytes / least:.1f}".removesuffix(".0") + f"\u00a0{unit}"
+    return f"{value_bytes:.0f}\u00a0B"
 
 
 def text(value: Any) -> str:
@@ -70,7 +85,7 @@ def text(value: Any) -> str:
 
 def number(value: float | None, decimals: int) -> str:
     """A number with thousands separated, a dash where it is missing."""
-    return MISSING if value is None or pd.isna(value) else f"{value:,.{decimals}f}"
+    return MISSING if value is None or pd.isna(value) else f"{round(value, decimals) + 0.0:,.{decimals}f}"  # no "-0"
 
 
 def with_interval(value: float, low: float, high: float, decimals: int) -> str:

@@ -1,11 +1,13 @@
-"""Reads a results folder into data frames: one row a trial, and one row a rank, window and step.
+"""Reads a results folder into data frames: a row a trial; a row a rank, window and step; and what was measured of
+communication.
 
 The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI such as `s3://bucket/study`.
 """
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +22,16 @@ SCHEMA_VERSION = 1
 
 OUTCOME_COLUMNS = (
     "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment", "log",
+    "trace_paths",
 )  # fmt: skip
 """Columns of `Results.trials` that say how a trial went; every other column is a field of the trial."""
 
 REQUIRED_STEP_COLUMNS = ("rank", "window", "step", "samples", "window_s")
 
 _SECONDS = (
-    "window_s", "load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s", "step_s", "host_load_s",
-    "forward_launch_s", "backward_launch_s", "optimizer_launch_s", "step_launch_s",
+    "window_s", "load_wait_s", "host_to_device_s", "forward_s", "loss_s", "backward_s", "optimizer_s", "step_s",
+    "host_load_s", "host_transfer_s", "forward_launch_s", "loss_launch_s", "backward_launch_s", "optimizer_launch_s",
+    "step_launch_s", "last_gradient_s",
 )  # fmt: skip
 
 STEP_SCHEMA = pa.schema(
@@ -42,9 +46,37 @@ STEP_SCHEMA = pa.schema(
         ("host_to_device_bytes", pa.int64()),
         ("previous_step_done", pa.bool_()),
         ("peak_memory_bytes", pa.int64()),
+        ("peak_reserved_bytes", pa.int64()),
     ]
 )
 """What is read of each steps.parquet; a column that a file lacks is null."""
+
+BUCKET_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("rank", pa.int32()),
+        ("window", pa.string()),
+        ("step", pa.int32()),
+        ("bucket", pa.int32()),
+        ("bytes", pa.int64()),
+        ("ready_s", pa.float64()),
+        ("end_s", pa.float64()),
+    ]
+)
+"""What is read of each buckets.parquet: a gradient bucket of a rank's step; seconds from the begin of that step."""
+
+SWEEP_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("rank", pa.int32()),
+        ("bytes", pa.int64()),
+        ("repetition", pa.int32()),
+        ("seconds", pa.float64()),
+    ]
+)
+"""What is read of each sweep.parquet: seconds of one all-reduce of so many bytes."""
+
+_TRACE = re.compile(r"(.*)/traces/rank(\d+)\.json\.gz")
 
 _RUN_AGAIN = "remove that trial's folder and run the study again"
 
@@ -58,12 +90,15 @@ class Results:
     """A study as measured.
 
     `study` is study.json. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
-    `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step.
+    `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
+    `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and no row of a trial that has no such file.
     """
 
     study: dict[str, Any]
     trials: pd.DataFrame
     steps: pd.DataFrame
+    buckets: pd.DataFrame
+    sweep: pd.DataFrame
 
 
 class _Part(BaseModel):
@@ -142,14 +177,34 @@ def load(directory: str | os.PathLike[str]) -> Results:
     markers = sorted(path for path in paths if path.endswith("/trial.json"))
     with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, and many at once
         files = list(pool.map(lambda path: _read_trial(system, path), markers))
-    with_steps = []
-    for file, marker in zip(files, markers, strict=True):
-        steps_path = marker.removesuffix("trial.json") + "steps.parquet"
-        if steps_path in paths:
-            with_steps.append(steps_path)
-        elif file.status == "done":
-            raise ResultsError(f"{steps_path}: missing, though trial.json beside it says done; {_RUN_AGAIN}")
-    return Results(study, _trials(files), _read_steps(system, f"{root}/trials", with_steps))
+    folders = [marker.removesuffix("/trial.json") for marker in markers]
+    for file, folder in zip(files, folders, strict=True):
+        if file.status == "done" and f"{folder}/steps.parquet" not in paths:
+            raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json beside it says done; {_RUN_AGAIN}")
+
+    address = os.fspath(directory)
+    traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
+
+    def read(name: str, schema: pa.Schema, required: Sequence[str]) -> pd.DataFrame:
+        present = [path for folder in folders if (path := f"{folder}/{name}") in paths]
+        return _read_parquet(system, f"{root}/trials", present, schema, required)
+
+    return Results(
+        study,
+        _trials(files, [traces.get(folder, ()) for folder in folders]),
+        read("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS),
+        read("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:]),
+        read("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:]),
+    )
+
+
+def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+    """Profiler traces by their trial's folder, in the order of their ranks, as addresses that `filesystem` opens."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for path in paths:
+        if match := _TRACE.fullmatch(path):
+            found.setdefault(match[1], []).append((int(match[2]), address(path)))
+    return {folder: tuple(path for _, path in sorted(traces)) for folder, traces in found.items()}
 
 
 def _line(error: Exception) -> str:
@@ -199,14 +254,16 @@ def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
     return file
 
 
-def _read_steps(system: pafs.FileSystem, base: str, paths: Sequence[str]) -> pd.DataFrame:
-    """All steps.parquet files as one frame; the trial's id comes from the folder's name."""
+def _read_parquet(
+    system: pafs.FileSystem, base: str, paths: Sequence[str], schema: pa.Schema, required: Sequence[str]
+) -> pd.DataFrame:
+    """All these files as one frame; the trial's id comes from the folder's name."""
     if not paths:
-        return STEP_SCHEMA.empty_table().to_pandas()
+        return schema.empty_table().to_pandas()
     folder = ds.DirectoryPartitioning(pa.schema([("trial_id", pa.string())]), segment_encoding="none")
     dataset = ds.dataset(
         list(paths),
-        schema=STEP_SCHEMA,
+        schema=schema,
         filesystem=system,
         format="parquet",
         partitioning=folder,
@@ -217,7 +274,7 @@ def _read_steps(system: pafs.FileSystem, base: str, paths: Sequence[str]) -> pd.
             present = fragment.physical_schema.names
         except (pa.ArrowException, OSError) as error:
             raise _corrupt(fragment.path, error) from None
-        lacking = [name for name in REQUIRED_STEP_COLUMNS if name not in present]
+        lacking = [name for name in required if name not in present]
         if lacking:
             raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {_RUN_AGAIN}")
     try:
@@ -225,7 +282,7 @@ def _read_steps(system: pafs.FileSystem, base: str, paths: Sequence[str]) -> pd.
     except (pa.ArrowException, OSError):
         for fragment in dataset.get_fragments():
             try:
-                fragment.to_table(schema=STEP_SCHEMA)
+                fragment.to_table(schema=schema)
             except (pa.ArrowException, OSError) as error:
                 raise _corrupt(fragment.path, error) from None
         raise
@@ -235,12 +292,12 @@ def _corrupt(path: str, error: Exception) -> ResultsError:
     return ResultsError(f"{path}: not readable as Parquet ({_line(error)}); {_RUN_AGAIN}")
 
 
-def _trials(files: Sequence[_TrialFile]) -> pd.DataFrame:
+def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:
     rows = []
-    for file in files:
+    for file, traces in zip(files, trace_paths, strict=True):
         outcome = file.model_dump(exclude={"trial", "schema_version"})
         places = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
-        rows.append(file.trial.model_dump() | outcome | places)
+        rows.append(file.trial.model_dump() | outcome | places | {"trace_paths": traces})
     if not rows:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
     frame = pd.DataFrame(rows)
@@ -251,15 +308,13 @@ def device_name(environment: dict[str, Any]) -> str | None:
     """What the ranks computed on: GPU names, or CPU models for ranks without one; unlike ones joined by " + "."""
     nodes = {node.get("node_id"): node for node in environment.get("nodes", [])}
     gpus = {gpu.get("uuid"): gpu.get("name") for node in nodes.values() for gpu in node.get("gpus") or []}
-    names = set()
-    for rank in environment.get("ranks", []):
-        on_gpu = str(rank.get("device", "")).startswith("cuda")
-        node = nodes.get(rank.get("node_id"), {})
-        own = gpus.get(rank.get("gpu_uuid")) if on_gpu else node.get("cpu_model")
-        candidates = {gpu.get("name") for gpu in node.get("gpus") or []} if on_gpu and own is None else {own}
-        names |= candidates
-    known = sorted(str(name) for name in names if name)
-    return " + ".join(known) or None
+    names = {
+        gpus.get(uuid) or rank.get("device")
+        if (uuid := rank.get("gpu_uuid"))
+        else nodes.get(rank.get("node_id"), {}).get("cpu_model")
+        for rank in environment.get("ranks", [])
+    }
+    return " + ".join(sorted(str(name) for name in names if name)) or None
 
 
 def host_names(environment: dict[str, Any]) -> str | None:

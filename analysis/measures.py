@@ -9,18 +9,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-PHASES = ("load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s")
-"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce."""
+PHASES = ("load_wait_s", "host_to_device_s", "forward_s", "loss_s", "backward_s", "optimizer_s")
+"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce. Results that are
+older than `loss_s` have no value there: their forward holds the loss."""
+
+LAUNCHED = PHASES[2:]
+"""The parts that the host issues to the device as kernels."""
+
+LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
+BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
 
 REQUIRED_COLUMNS = (
-    "rank", "window", "step", "samples", "window_s", *PHASES, "step_s", "host_to_device_bytes", "previous_step_done",
-    "step_launch_s", "peak_memory_bytes",
+    "rank", "window", "step", "samples", "window_s", *PHASES, "step_s", "host_to_device_bytes", "host_transfer_s",
+    "previous_step_done", *LAUNCHES, "step_launch_s", "peak_memory_bytes", "peak_reserved_bytes",
 )  # fmt: skip
+
+SYNCED = ("synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_step_s")
 
 MEASURES = (
     "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "rank_window_ratio", *PHASES, "phases_step_s",
-    "host_to_device_bytes_per_s", "instruments_ratio", "step_launch_s", "issue_step_s", "previous_step_done_share",
-    "host_bound", "peak_memory_bytes",
+    "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s", *SYNCED, "instruments_ratio",
+    "communication_ratio", *LAUNCHES, "step_launch_s", "issue_step_s", *BUSY, "busy_s", "busy_fraction",
+    "previous_step_done_share", "host_bound", "peak_memory_bytes", "peak_reserved_bytes",
 )  # fmt: skip
 
 HOST_BOUND_LAUNCH_RATIO = 0.9
@@ -43,13 +53,21 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     step_s: the slowest rank's plain wall time / its steps. rank_window_ratio: slowest / fastest rank's plain wall time.
     Phases and phases_step_s: per rank the median over the steps of the phases window, then the mean over ranks, so
     that the parts add up to the step as nearly as medians do.
-    host_to_device_bytes_per_s: per rank the median of bytes / seconds of a step, then the mean over ranks.
+    host_to_device_bytes, host_to_device_bytes_per_s: of one step, the latter bytes / seconds; aggregated like phases.
+    host_transfer_s: for how long the call that copies the batch keeps the host; aggregated like phases.
+    synced_*: the same, host to device, forward and the step where the host waits for every copy.
     instruments_ratio: wall time a step with instruments / without (slowest rank each); 1.01 means they cost 1 %.
-    step_launch_s, issue_step_s: on an idle device, host time to issue a step and the step's span between device events.
+    communication_ratio: the same for the window with DDP's communication hook, null where there is none.
+    *_launch_s, issue_step_s: on an idle device, host time to issue a phase or the step, and the step's span between
+    device events.
+    *_busy_s: device time of a phase whose kernels run back to back, without communication; an upper bound of what they
+    need, for the gaps of about 1 us between kernels are in it. busy_s: their sum. Aggregated like phases.
+    busy_fraction: (busy_s + host_to_device_s) / step_s, the share of a plain step for which the device has kernels or the
+    batch's copy to run. What is left is waiting: for the host, a batch, or gradients (exposed communication is no part of it).
     previous_step_done_share: steps in free running at whose end the previous step had already left the device.
     host_bound: True where issuing takes at least 0.9 of the span on an idle device and most previous steps had ended
     in free running: then the device waits for the host. None where either was not measured.
-    peak_memory_bytes: maximum over ranks.
+    peak_memory_bytes, peak_reserved_bytes: allocated, and held by the allocator; maximum over ranks.
     """
     row = _measure(steps.assign(trial_id="")).iloc[0] if len(steps) else pd.Series(dtype=object)
     return {name: _plain_value(row.get(name)) for name in MEASURES}
@@ -79,6 +97,7 @@ def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     plain = _windows(steps[steps["window"] == "plain"])
     phases = steps[steps["window"] == "phases"]
     instrumented = _windows(phases)
+    accounted = _windows(steps[steps["window"] == "communication"])
     issue = steps[steps["window"] == "issue"]
     result = pd.DataFrame(index=pd.Index(steps["trial_id"].unique(), name="trial_id"))
 
@@ -94,20 +113,34 @@ def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     result["fastest_rank"] = ranks.first().where(complete)
     result["rank_window_ratio"] = window_s / by_trial["window_s"].min()
 
-    columns = [*PHASES, "step_s"]
+    columns = [*PHASES, "step_s", "host_transfer_s"]
     transfer = phases["host_to_device_bytes"].astype(float) / phases["host_to_device_s"].where(
         phases["host_to_device_s"] > 0
     )
-    medians = _median_per_rank(phases.assign(bytes_per_s=transfer), [*columns, "bytes_per_s"])
+    medians = _median_per_rank(
+        phases.assign(bytes=phases["host_to_device_bytes"].astype(float), bytes_per_s=transfer),
+        [*columns, "bytes", "bytes_per_s"],
+    )
     result[list(PHASES)] = medians[list(PHASES)]
     result["phases_step_s"] = medians["step_s"]
+    result["host_transfer_s"] = medians["host_transfer_s"]
+    result["host_to_device_bytes"] = medians["bytes"]
     result["host_to_device_bytes_per_s"] = medians["bytes_per_s"]
-    result["instruments_ratio"] = instrumented.groupby(level="trial_id")["window_per_step_s"].max() / result["step_s"]
+    synced = [name.removeprefix("synced_") for name in SYNCED]
+    result[list(SYNCED)] = _median_per_rank(steps[steps["window"] == "transfer_synced"], synced)[synced]
+    for name, window in (("instruments_ratio", instrumented), ("communication_ratio", accounted)):
+        result[name] = window.groupby(level="trial_id")["window_per_step_s"].max() / result["step_s"]
 
     ratio = issue["step_launch_s"] / issue["step_s"].where(issue["step_s"] > 0)
-    launches = _median_per_rank(issue.assign(launch_ratio=ratio), ["step_launch_s", "step_s", "launch_ratio"])
-    result["step_launch_s"] = launches["step_launch_s"]
+    launches = _median_per_rank(
+        issue.assign(launch_ratio=ratio), [*LAUNCHES, "step_launch_s", "step_s", "launch_ratio"]
+    )
+    result[[*LAUNCHES, "step_launch_s"]] = launches[[*LAUNCHES, "step_launch_s"]]
     result["issue_step_s"] = launches["step_s"]
+    busy = _median_per_rank(steps[steps["window"] == "busy"], list(LAUNCHED))
+    result[list(BUSY)] = busy[list(LAUNCHED)]
+    result["busy_s"] = result[list(BUSY)].sum(axis=1, min_count=len(BUSY))
+    result["busy_fraction"] = (result["busy_s"] + result["host_to_device_s"].fillna(0.0)) / result["step_s"]
     # The step before a window's first ended at the synchronisation that opened it, so the first says nothing.
     first = phases.groupby(["trial_id", "rank"])["step"].transform("min")
     running = phases[phases["step"] > first]
@@ -117,7 +150,8 @@ def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     known = share.notna() & launch_ratio.notna()
     bound = (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5)
     result["host_bound"] = bound.astype(object).where(known, None)
-    result["peak_memory_bytes"] = steps.groupby("trial_id")["peak_memory_bytes"].max()
+    peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
+    result[peaks] = steps.groupby("trial_id")[peaks].max()
     return result[list(MEASURES)]
 
 

@@ -6,7 +6,7 @@ tables as CSV and LaTeX and the figures as SVG and PNG. Each file is written bes
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,16 @@ import pandas as pd
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
-from analysis.formatting import field_label, join, text, value_label
+from analysis.columns import study_ranks
+from analysis.communication_verdict import sentences
+from analysis.drawing import GRID, INK, render
+from analysis.environments import difference
+from analysis.formatting import field_label, field_value, join, text, value_label
 from analysis.load import Results, filesystem, load
-from analysis.plots import GRID, INK, PLOTS, caption, render
-from analysis.scaling import Analysis, analyse
+from analysis.plots import PLOTS, caption
+from analysis.scaling import Analysis, analyses
 from analysis.table import Table
-from analysis.tables import TABLES, study_ranks
+from analysis.tables import TABLES
 from analysis.verdict import answer, limits, trust
 
 _STATUSES = {
@@ -65,23 +69,22 @@ def write_report(
     partial: the study was interrupted, and the report says so. Raises ResultsError where the results cannot be read.
     """
     results = load(results_dir)
-    analysis = analyse(results)
+    first, *others = analyses(results)
     target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
     system, root = filesystem(target)
-    tables = {name: make(analysis) for name, make in TABLES.items()}
-    figures = _figures(analysis)
-    context = _context(results, analysis, partial)
+    figures = _figures(first)
+    parts = [_part(first), *(_part(other, number, first) for number, other in enumerate(others, 2))]
+    context = _context(results, first, others, partial) | {"figures": figures, "first": parts[0], "others": parts[1:]}
     files: dict[str, bytes] = {}
-    for name, table in tables.items():
-        files[f"tables/{name}.csv"] = table.to_csv().encode()
-        files[f"tables/{name}.tex"] = table.to_latex().encode()
+    for part in parts:
+        for name, table in part["tables"].items():
+            files[f"tables/{name}{part['suffix']}.csv"] = table.to_csv().encode()
+            files[f"tables/{name}{part['suffix']}.tex"] = table.to_latex().encode()
     for figure in figures:
         files[f"figures/{figure.name}.svg"] = figure.svg.encode()
         files[f"figures/{figure.name}.png"] = figure.png
-    files["report.md"] = _render("report.md.jinja", context | {"tables": tables, "figures": figures}).encode()
-    html = {name: Markup(table.to_html(name)) for name, table in tables.items() if len(table.frame)}
-    page = _render("index.html.jinja", context | {"tables": tables, "html": html, "figures": figures})
-    files["index.html"] = page.encode()
+    files["report.md"] = _render("report.md.jinja", context).encode()
+    files["index.html"] = _render("index.html.jinja", context).encode()
     for folder in ("tables", "figures"):
         system.create_dir(f"{root}/{folder}", recursive=True)
     _remove_stale(system, root, files)
@@ -90,12 +93,13 @@ def write_report(
     return f"{target.rstrip('/')}/index.html"
 
 
-def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The study in a few columns for a terminal: heads, and a row of strings for each configuration.
+def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[tuple[str, ...]], str | None]:
+    """The study in a few columns for a terminal: heads, a row of strings for each configuration, and a line on the rest.
 
+    The rows are of one environment, that with most done trials; the line says what ran under others (None: nothing).
     Raises ResultsError where the results cannot be read.
     """
-    analysis = analyse(load(results_dir))
+    analysis, *others = analyses(load(results_dir))
     table = TABLES["throughput"](analysis)
     names = {*analysis.axes, "world_size", "throughput_samples_per_s", "step_s", "n"}
     cells = Table(table.title, tuple(column for column in table.columns if column.name in names), table.frame).cells()
@@ -104,7 +108,7 @@ def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[
         lambda value: text(value if pd.isna(value) else f"{value:.1f}")
     )
     cells.insert(len(cells.columns) - 1, "weak efficiency (%)", shown.to_numpy())
-    return list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]
+    return list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)], left_out(analysis, others)
 
 
 def _figures(analysis: Analysis) -> list[_Figure]:
@@ -116,7 +120,44 @@ def _figures(analysis: Analysis) -> list[_Figure]:
     return found
 
 
-def _context(results: Results, analysis: Analysis, partial: bool) -> dict[str, Any]:
+def _part(analysis: Analysis, number: int = 1, first: Analysis | None = None) -> dict[str, Any]:
+    """What the report says of the trials of one environment; `number` keeps its ids and files apart from other parts'.
+
+    Where the part is not the `first`, its title says what differs from that; trials without a result are all in the first.
+    """
+    prefix = f"environment-{number}-" if first else ""
+    tables = {name: make(analysis) for name, make in TABLES.items() if first is None or name != "failures"}
+    tables = {name: table for name, table in tables.items() if len(table.frame) or table.empty}
+    return {
+        "prefix": prefix,
+        "suffix": f"-{number}" if first else "",
+        "title": f"Trials under another environment: {difference(analysis.environment, first.environment)}"
+        if first
+        else "",
+        "tables": tables,
+        "html": {name: Markup(table.to_html(prefix + name)) for name, table in tables.items() if len(table.frame)},
+        "environment": environment_rows(analysis),
+        "answer": answer(analysis),
+        "limits": limits(analysis),
+        "communication": sentences(analysis),
+        "trust": trust(analysis),
+    }
+
+
+def left_out(first: Analysis, others: Sequence[Analysis]) -> str | None:
+    """A line on the trials of other environments, which are not in the numbers of the first; None where there are none."""
+    if not others:
+        return None
+    listed = [
+        f"{len(other.results.trials)} with {difference(other.environment, first.environment)}" for other in others
+    ]
+    return (
+        f"Trials also ran under {'another environment' if len(others) == 1 else 'other environments'}, and are not mixed "
+        f"with these: {'; '.join(listed)}."
+    )
+
+
+def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
     """What both the page and the Markdown say besides tables and figures."""
     ranks = study_ranks(analysis)
     return {
@@ -124,18 +165,20 @@ def _context(results: Results, analysis: Analysis, partial: bool) -> dict[str, A
         "question": results.study.get("question") or "",
         "command": results.study.get("command") or "",
         "partial": partial,
-        "answer": answer(analysis),
-        "limits": limits(analysis),
-        "trust": trust(analysis),
+        "left_out": left_out(analysis, others),
         "counts": status_counts(results),
         "fixed": [
-            (field_label(name, ranks), text(value)) for name, value in analysis.fixed.items() if value not in ("", None)
+            (field_label(name, ranks), field_value(name, value))
+            for name, value in analysis.fixed.items()
+            if value not in ("", None)
         ],
         "axes": [
-            (field_label(name, ranks), ", ".join(text(v) for v in sorted(analysis.configurations[name].unique())))
+            (
+                field_label(name, ranks),
+                ", ".join(field_value(name, v) for v in sorted(analysis.configurations[name].unique())),
+            )
             for name in analysis.axes
         ],
-        "environment": environment_rows(results.trials),
         "configuration_count": len(analysis.configurations),
         "ranks": value_label("world_size", int(analysis.configurations["world_size"].max()), ranks)
         if len(analysis.configurations)
@@ -155,43 +198,15 @@ def status_counts(results: Results) -> list[tuple[str, int]]:
     return counts
 
 
-def environment_rows(trials: pd.DataFrame) -> list[tuple[str, str]]:
-    """What the trials ran on: each property with every value that was seen."""
-    seen: dict[str, list[str]] = {}
-
-    def note(key: str, value: Any) -> None:
-        values = seen.setdefault(key, [])
-        if value not in (None, "") and str(value) not in values:
-            values.append(str(value))
-
-    for environment in trials["environment"]:
-        used = {rank.get("node_id") for rank in environment.get("ranks", [])}
-        for node in environment.get("nodes", []):
-            if node.get("node_id") not in used:
-                continue
-            note("host", node.get("host"))
-            note(
-                "CPU",
-                f"{node.get('cpu_model') or 'unknown model'}, {node.get('cpu_count') or 'unknown number of'} cores",
-            )
-            if node.get("memory_bytes"):
-                note("host memory", f"{node['memory_bytes'] / 2**30:.0f} GiB")
-            gpus = node.get("gpus") or []
-            for gpu in gpus:
-                note("GPU", gpu.get("name"))
-                note("GPU driver", gpu.get("driver"))
-                if gpu.get("memory_bytes"):
-                    note("GPU memory", f"{gpu['memory_bytes'] / 2**30:.0f} GiB")
-        for rank in environment.get("ranks", []):
-            note("threads per rank", rank.get("threads"))
-        for name, version in (environment.get("versions") or {}).items():
-            note(name, version)
+def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
+    """What the trials ran under: their common fingerprint, and variables that trials set for themselves, with each value."""
+    own: dict[str, list[str]] = {}
+    for environment in analysis.results.trials["environment"]:
         for name, value in (environment.get("variables") or {}).items():
-            note(name, value)
-        git = environment.get("git") or {}
-        if git.get("commit"):
-            note("git commit", f"{git['commit']}{' with local changes' if git.get('dirty') else ''}")
-    return [(key, join(values, "and")) for key, values in seen.items() if values]
+            values = own.setdefault(name, [])
+            if name not in analysis.environment and str(value) not in values:
+                values.append(str(value))
+    return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in own.items() if values)]
 
 
 _TEMPLATES = jinja2.Environment(
@@ -207,14 +222,14 @@ def _render(template: str, context: dict[str, Any]) -> str:
     return _TEMPLATES.get_template(template).render(context)
 
 
-def _remove_stale(system: pafs.FileSystem, root: str, files: Sequence[str] | dict[str, bytes]) -> None:
+def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]) -> None:
     """Removes what an earlier report drew and this one does not; files of other names are left alone."""
-    ours = [f"figures/{name}.{kind}" for name in PLOTS for kind in ("svg", "png")]
-    ours += [f"tables/{name}.{kind}" for name in TABLES for kind in ("csv", "tex")]
-    for name in ours:
-        path = f"{root}/{name}"
-        if name not in files and system.get_file_info(path).type == pafs.FileType.File:
-            system.delete_file(path)
+    ours = re.compile(rf"figures/({'|'.join(PLOTS)})\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)")
+    for folder in ("figures", "tables"):
+        for info in system.get_file_info(pafs.FileSelector(f"{root}/{folder}")):
+            name = f"{folder}/{info.base_name}"
+            if name not in files and ours.fullmatch(name):
+                system.delete_file(info.path)
 
 
 def _write(system: pafs.FileSystem, path: str, content: bytes) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.communication import Communication, communication
+from analysis.environments import by_environment, difference, fingerprint
 from analysis.load import OUTCOME_COLUMNS, Results
-from analysis.measures import MEASURES, PHASES, require, summaries
+from analysis.measures import MEASURES, require, summaries
 from analysis.statistics import intervals, log_estimates, ratios
 
 _RESULT_COLUMNS = (
@@ -19,6 +21,12 @@ _RESULT_COLUMNS = (
     "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
 )  # fmt: skip
 """What `configurations` adds to a trial's fields and measures."""
+
+_NOT_MEDIANS = (
+    "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "host_bound", "peak_memory_bytes",
+    "peak_reserved_bytes",
+)  # fmt: skip
+"""Measures of which a configuration has something else than the median across repeats, or nothing."""
 
 WEAK, STRONG, NEITHER = "weak", "strong", "neither"
 
@@ -28,37 +36,51 @@ SCALING_COLUMNS = [
 ]  # fmt: skip
 
 _LAYOUT = ("world_size", "nodes")
-_NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "device_name", "worker_group")
+_NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A study, computed: what every table, figure and sentence of the report is made from.
+    """The trials of one environment, computed: what every table, figure and sentence of the report is made from.
 
-    trials: a row a trial, whatever its status. configurations: see `configurations`. scaling: see `scaling_rows`.
-    axes: fields that vary among configurations. fixed: fields that do not, with their value. unlike: environment keys
-    that differ among done trials, with the trials' number for each value.
+    results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
+    that vary among configurations. fixed: fields that do not, with their value. environment: the fingerprint that all
+    done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
+    `measures.summaries`. communication: see `communication.Communication`.
     """
 
-    study: dict[str, Any]
-    trials: pd.DataFrame
+    results: Results
     configurations: pd.DataFrame
     scaling: pd.DataFrame
     axes: tuple[str, ...]
     fixed: dict[str, Any]
-    unlike: dict[str, dict[str, int]]
+    environment: dict[str, str]
+    measured: pd.DataFrame
+    communication: Communication
+
+
+def analyses(results: Results) -> list[Analysis]:
+    """An analysis of each environment, that with most done trials first. Raises ValueError naming a missing column."""
+    return [analyse(part) for part in by_environment(results)]
 
 
 def analyse(results: Results) -> Analysis:
-    """Everything that the report compares. Raises ValueError naming a column that a frame lacks."""
+    """Everything that the report compares, of trials that ran under one environment.
+
+    Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
+    """
     rows = summaries(results.trials, results.steps)
+    seen = [fingerprint(trial) for _, trial in rows.iterrows()]
+    environment = seen[0] if seen else {}
+    if unlike := next((other for other in seen if other != environment), None):
+        raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")
     fields = trial_fields(rows)
     found = configurations(rows)
     varying = tuple(name for name in fields if name != "repeat" and found[name].nunique(dropna=False) > 1)
     fixed = {name: found[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(found) else {}
-    return Analysis(
-        results.study, results.trials, found, scaling_rows(found), varying, fixed, unlike_environments(rows)
-    )
+    scaling = scaling_rows(found)
+    traffic = communication(results, found, scaling)
+    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic)
 
 
 def trial_fields(frame: pd.DataFrame) -> list[str]:
@@ -67,27 +89,26 @@ def trial_fields(frame: pd.DataFrame) -> list[str]:
 
 
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each configuration on each kind of device, from `measures.summaries`; the index numbers them from 0.
+    """A row for each configuration, from `measures.summaries`; the index numbers them from 0.
 
-    Columns: the fields of a trial but repeat; device_name; global_batch (samples); n (repeats), groups (worker groups)
+    Columns: the fields of a trial but repeat; global_batch (samples); n (repeats), groups (worker groups)
     and groups_differ; throughput_samples_per_s and step_s (medians across repeats) with `_low` and `_high` (95 %
     interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
-    host_bound (what most repeats say, None if none does); peak_memory_bytes (maximum); trial_ids.
+    host_bound (what most repeats say, None if none does); peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids.
     """
     rows = rows.dropna(subset="throughput_samples_per_s")
     fields = [name for name in trial_fields(rows) if name != "repeat"]
-    keys = [*fields, "device_name"]
     if rows.empty:
-        return pd.DataFrame(columns=list(dict.fromkeys([*keys, *_NEEDED, *MEASURES, *_RESULT_COLUMNS])))
+        return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *_RESULT_COLUMNS])))
     require(rows, _NEEDED, "the frame of trials")
     varying = [
         name for name in fields if name not in ("batch_per_gpu", *_LAYOUT) and rows[name].nunique(dropna=False) > 1
     ]
-    order = ["device_name", "batch_per_gpu", *varying, *_LAYOUT]
+    order = ["batch_per_gpu", *varying, *_LAYOUT]
     rows = rows.sort_values(order, kind="stable")
-    rows = rows.assign(configuration=rows.groupby(keys, dropna=False, sort=False).ngroup())
+    rows = rows.assign(configuration=rows.groupby(fields, dropna=False, sort=False).ngroup())
     grouped = rows.groupby("configuration")
-    result = grouped[keys].first()
+    result = grouped[fields].first()
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
     throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
     result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
@@ -98,14 +119,12 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     step = log_estimates(rows, "configuration", "step_s")
     result["step_s"] = step["median"]
     result[["step_s_low", "step_s_high"]] = intervals(step)
-    medians = [
-        *PHASES, "phases_step_s", "host_to_device_bytes_per_s", "instruments_ratio", "rank_window_ratio", "step_launch_s",
-        "issue_step_s", "previous_step_done_share",
-    ]  # fmt: skip
+    medians = [name for name in MEASURES if name not in _NOT_MEDIANS]
     result[medians] = rows[medians].astype(float).groupby(rows["configuration"]).median()
     votes = rows["host_bound"].astype(float).groupby(rows["configuration"]).mean()
     result["host_bound"] = (votes > 0.5).astype(object).where(votes.notna(), None)
-    result["peak_memory_bytes"] = rows["peak_memory_bytes"].astype(float).groupby(rows["configuration"]).max()
+    peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
+    result[peaks] = rows[peaks].astype(float).groupby(rows["configuration"]).max()
     result["trial_ids"] = grouped["trial_id"].agg(tuple)
     return result
 
@@ -126,8 +145,8 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
         name for name in trial_fields(found) if name in found and name not in _RESULT_COLUMNS and name not in _LAYOUT
     ]
     held = {
-        WEAK: [*shared, "device_name"],
-        STRONG: [*(n for n in shared if n != "batch_per_gpu"), "global_batch", "device_name"],
+        WEAK: shared,
+        STRONG: [*(n for n in shared if n != "batch_per_gpu"), "global_batch"],
     }
     parts, first_series = [], 0
     for label, keys in held.items():
@@ -186,15 +205,3 @@ def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
         "throughput_degrees": "degrees",
     }
     return found[list(names)].rename(columns=names)
-
-
-def unlike_environments(rows: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Parts of the environment that are not the same in every done trial: name -> {value: trials}."""
-    seen: dict[str, dict[str, int]] = {}
-    for environment, device_name in zip(rows["environment"], rows["device_name"], strict=True):
-        git = environment.get("git") or {}
-        parts = {"device": device_name} | (environment.get("versions") or {}) | {"git commit": git.get("commit")}
-        for name, value in parts.items():
-            counts = seen.setdefault(name, {})
-            counts[str(value)] = counts.get(str(value), 0) + 1
-    return {name: counts for name, counts in seen.items() if len(counts) > 1}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.formatting import MISSING, decimals_for, number, percent, text, with_interval
+from analysis.formatting import MISSING, decimals_for, field_value, number, percent, with_interval
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,8 @@ class Column:
     """One column as people read it. `name` is that of the frame, whose unit `scale` turns into the header's.
 
     interval: the frame has `name_low` and `name_high`. share: name of the frame's column with the part of the whole.
+    beside: name of a column of the same unit that is shown in the same cell, as "1.2 / 3.4"; up_to: the same for a range,
+    "1.2–3.4", which is one number where both ends read alike.
     decimals: fixed, else from the values. optional: left out where the frame has no value at all.
     """
 
@@ -24,32 +26,44 @@ class Column:
     decimals: int | None = None
     interval: bool = False
     share: str | None = None
+    beside: str | None = None
+    up_to: str | None = None
     optional: bool = False
 
     def cells(self, frame: pd.DataFrame) -> list[str]:
         """The column's cells, rounded alike."""
         values = frame[self.name]
         if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
-            return [text(value) for value in values]
+            return [field_value(self.name, value) for value in values]
         values = values * self.scale
-        decimals = decimals_for(values) if self.decimals is None else self.decimals
+        second = self.beside or self.up_to
+        others = frame[second] * self.scale if second else None
+        shown = values if others is None else pd.concat([values, others])
+        decimals = decimals_for(shown) if self.decimals is None else self.decimals
         if self.interval:
             low, high = frame[f"{self.name}_low"] * self.scale, frame[f"{self.name}_high"] * self.scale
             return [with_interval(*row, decimals) for row in zip(values, low, high, strict=True)]
         if self.share:
             shares = frame[self.share]
             return [
-                MISSING if pd.isna(value) else f"{number(value, decimals)} ({percent(share)})"
+                number(value, decimals) if pd.isna(share) else f"{number(value, decimals)} ({percent(share)})"
                 for value, share in zip(values, shares, strict=True)
             ]
-        return [number(value, decimals) for value in values]
+        first = [number(value, decimals) for value in values]
+        if others is None:
+            return first
+        pairs = zip(first, [number(other, decimals) for other in others], strict=True)
+        if self.up_to:
+            return [low if low == high else f"{low}–{high}" for low, high in pairs]
+        return [MISSING if a == b == MISSING else f"{a} / {b}" for a, b in pairs]
 
 
 @dataclass(frozen=True)
 class Table:
     """A table: `frame` holds plain values in the units of its column names, `columns` say how they are shown.
 
-    blocks: columns whose change begins a new block of rows, drawn as a line. empty: what to say where there is no row.
+    blocks: columns whose change begins a new block of rows, drawn as a line. empty: what to say where there is no row;
+    with nothing to say a report leaves the table out.
     """
 
     title: str
@@ -106,10 +120,12 @@ class Table:
         for column in self.columns:
             names.append(column.name)
             names += [f"{column.name}_low", f"{column.name}_high"] if column.interval else []
-            names += [column.share] if column.share else []
+            names += [name for name in (column.share, column.beside, column.up_to) if name]
         frame = self.frame[names]
         if "trial_ids" in self.frame:
             frame = frame.assign(trial_ids=self.frame["trial_ids"].map(" ".join))
+        if "interconnect" in frame:  # labelled in every table, also where it goes on into another
+            frame = frame.assign(interconnect=[field_value("interconnect", value) for value in frame["interconnect"]])
         return frame.to_csv(index=False)
 
     def to_latex(self) -> str:

@@ -8,46 +8,23 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.formatting import decimals_for, field_label, rank_noun
+from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
+from analysis.communication_tables import (
+    audit,
+    bucket_utilisation,
+    ceiling,
+    communication,
+    exposed_cost,
+    slowdown,
+    sweep,
+)
+from analysis.evidence import gpus, hosts, ranks
+from analysis.formatting import decimals_for
+from analysis.host_tables import host, transfer
 from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.table import Column, Table
-
-GIB = 2**30
-GB = 1e9
-
-PHASE_LABELS = {
-    "load_wait_s": "load wait",
-    "host_to_device_s": "host to device",
-    "forward_s": "forward",
-    "backward_s": "backward",
-    "optimizer_s": "optimizer",
-}
-
-
-def axis_columns(
-    analysis: Analysis, last: tuple[str, ...] = ("world_size",), without: tuple[str, ...] = ()
-) -> list[Column]:
-    """A column for each field that varies, those in `last` at the end; the number of ranks always."""
-    ranks = study_ranks(analysis)
-    names = [*(["device_name"] if "device" in analysis.unlike else []), *analysis.axes]
-    first = [name for name in names if name not in (*last, *without)]
-    return [
-        Column(name, field_label(name, ranks), decimals=_exact(analysis.configurations, name))
-        for name in (*first, *last)
-    ]
-
-
-def _exact(frame: pd.DataFrame, name: str) -> int | None:
-    return 0 if name in frame and pd.api.types.is_integer_dtype(frame[name]) else None
-
-
-def study_ranks(analysis: Analysis) -> tuple[str, str]:
-    """What this study's ranks are called, one and several."""
-    return rank_noun(analysis.trials["device"].dropna() if "device" in analysis.trials else ())
-
-
-N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; one repeat has no interval.", decimals=0)
+from analysis.trace_table import trace
 
 
 def throughput(analysis: Analysis) -> Table:
@@ -88,7 +65,7 @@ def throughput(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        blocks=_block(axes),
+        blocks=blocks(axes),
         empty="No trial is done yet.",
     )
 
@@ -163,10 +140,6 @@ def _ideal_decimals(ideal: pd.Series) -> int:
     return 0 if (ideal.dropna() % 1 == 0).all() else 2
 
 
-def _block(axes: list[Column]) -> tuple[str, ...]:
-    return tuple(column.name for column in axes if column.name != "world_size")
-
-
 def phases(analysis: Analysis) -> Table:
     """Where the time of a step goes."""
     found = analysis.configurations
@@ -175,7 +148,8 @@ def phases(analysis: Analysis) -> Table:
     meanings = {
         "load_wait_s": "the step waits for its batch.",
         "host_to_device_s": "copy of the batch to the device.",
-        "forward_s": "forward pass and loss.",
+        "forward_s": "forward pass." if found["loss_s"].notna().any() else "forward pass and loss.",
+        "loss_s": "loss function.",
         "backward_s": "backward pass, with DDP's all-reduce that overlaps it and the wait for slower ranks.",
         "optimizer_s": "update of the weights.",
     }
@@ -192,29 +166,6 @@ def phases(analysis: Analysis) -> Table:
             Column("phases_step_s", "step (ms)", "the step in this window, which carries instruments.", 1e3, decimals),
             *(replace(column, decimals=decimals) for column in parts),
             Column(
-                "host_bound",
-                "host-bound",
-                "yes: issuing takes at least 0.9 of the step on an idle device, and most steps in free running found the "
-                "device already idle.",
-                optional=True,
-            ),
-            Column(
-                "step_launch_s",
-                "issue (ms)",
-                "host time to issue one step onto an idle device.",
-                1e3,
-                decimals,
-                optional=True,
-            ),
-            Column(
-                "host_to_device_bytes_per_s",
-                "copy (GB/s)",
-                "bytes copied / time; 1 GB = 10⁹ bytes.",
-                1 / GB,
-                1,
-                optional=True,
-            ),
-            Column(
                 "instruments_ratio",
                 "instruments",
                 "wall time a step with instruments / without; 1.01 means that they cost 1 %.",
@@ -223,14 +174,15 @@ def phases(analysis: Analysis) -> Table:
         ),
         frame,
         "Median over the steps of a rank, mean over ranks, median over repeats; in brackets the share of the step.",
-        blocks=_block(axes),
+        blocks=blocks(axes),
         empty="No trial is done yet.",
     )
 
 
 def failures(analysis: Analysis) -> Table:
     """Every trial without a result, and why."""
-    frame = analysis.trials[analysis.trials["status"] != "done"].copy()
+    trials = analysis.results.trials
+    frame = trials[trials["status"] != "done"].copy()
     order = {name: i for i, name in enumerate(("failed", "timeout", "out_of_memory", "pruned", "infeasible"))}
     frame = frame.sort_values("status", key=lambda s: s.map(order).fillna(len(order)), kind="stable")
     frame["status"] = frame["status"].str.replace("_", " ")
@@ -256,5 +208,18 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "weak_scaling": weak_scaling,
     "strong_scaling": strong_scaling,
     "phases": phases,
+    "host": host,
+    "transfer": transfer,
+    "slowdown": slowdown,
+    "exposed_cost": exposed_cost,
+    "communication": communication,
+    "bucket_utilisation": bucket_utilisation,
+    "ceiling": ceiling,
+    "sweep": sweep,
+    "trace": trace,
+    "audit": audit,
     "failures": failures,
+    "hosts": hosts,
+    "gpus": gpus,
+    "ranks": ranks,
 }

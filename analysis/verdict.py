@@ -5,11 +5,14 @@ Each sentence is one function of the analysis, and None where the study has noth
 
 import pandas as pd
 
+from analysis.columns import PHASE_LABELS, study_ranks
+from analysis.communication_verdict import audit, slowdown
+from analysis.evidence import doubts
 from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
+from analysis.host import advice
 from analysis.measures import PHASES
 from analysis.scaling import NEITHER, STRONG, WEAK, Analysis, throughput_estimates
 from analysis.statistics import ratios
-from analysis.tables import PHASE_LABELS, study_ranks
 
 INPUT_BOUND_SHARE = 0.2
 """Share of a step from which waiting for and copying its batch is called a bound (TraceML's critical threshold)."""
@@ -17,8 +20,8 @@ INPUT_BOUND_SHARE = 0.2
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
 
-INSTRUMENTS_COST = 0.03
-"""Cost of the instruments from which the phases may not be those of the plain step."""
+NOISE = 0.03
+"""Gain by the instruments, which there cannot be, from which a machine is called noisy."""
 
 
 def bound_by(row: pd.Series) -> str | None:
@@ -49,7 +52,7 @@ def limits(analysis: Analysis) -> list[str]:
     """Sentences on what holds the study's configurations back; empty where no trial is done or no phase is known."""
     if analysis.configurations.empty:
         return []
-    return [sentence for sentence in (bounds(analysis), growth(analysis)) if sentence]
+    return [sentence for sentence in (bounds(analysis), advice(analysis), growth(analysis)) if sentence]
 
 
 def efficiency(analysis: Analysis, label: str) -> str | None:
@@ -154,7 +157,7 @@ def growth(analysis: Analysis) -> str | None:
     """Which phase grows most where ranks are added at the same batch per rank, in the series that lost most."""
     rows = analysis.scaling[(analysis.scaling["scaling"] == WEAK) & (analysis.scaling["ideal"] > 1)]
     rows = rows[rows["world_size"] == rows["world_size"].max()]
-    if rows.empty:
+    if rows.empty or slowdown(analysis):  # which explains the same difference better
         return None
     worst = rows.loc[rows["efficiency"].idxmin()]
     large, small = analysis.configurations.loc[worst["configuration"]], analysis.configurations.loc[worst["reference"]]
@@ -177,7 +180,7 @@ def growth(analysis: Analysis) -> str | None:
 
 
 def trust(analysis: Analysis) -> list[str]:
-    """Whether to believe the numbers: repeats, spread, worker groups, instruments, environments, rows left out."""
+    """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
     if found.empty:
         return []
@@ -207,21 +210,14 @@ def trust(analysis: Analysis) -> list[str]:
             "not repeats, and are wide; more groups would narrow them."
         )
     cost = found["instruments_ratio"] - 1
-    if (cost > INSTRUMENTS_COST).any():
+    if costly := audit(analysis):
+        lines.append(costly)
+    if (cost < -NOISE).any():
         lines.append(
-            f"In {int((cost > INSTRUMENTS_COST).sum())} of {len(found)} configurations a step took up to {percent(cost.max(), 1)} "
-            "longer with instruments than without: their phases are not quite those of the plain step. Throughput is "
-            "measured without instruments."
-        )
-    if (cost < -INSTRUMENTS_COST).any():
-        lines.append(
-            f"In {int((cost < -INSTRUMENTS_COST).sum())} of {len(found)} configurations a step took up to {percent(-cost.min(), 1)} "
+            f"In {int((cost < -NOISE).sum())} of {len(found)} configurations a step took up to {percent(-cost.min(), 1)} "
             "longer without instruments than with them, which only noise can do: use more steps, or a quieter machine."
         )
-    for name, counts in analysis.unlike.items():
-        split = "series are kept apart by device" if name == "device" else "series mix them"
-        listed = join([f"{value} ({count} trials)" for value, count in counts.items()])
-        lines.append(f"Trials ran with unlike {name}: {listed}; {split}.")
+    lines += doubts(analysis)
     alone = int((analysis.scaling["scaling"] == NEITHER).sum())
     if alone:
         lines.append(

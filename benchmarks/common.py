@@ -52,6 +52,11 @@ def figure(
     return {"name": name, "value": value, "interval": interval, "unit": unit, "goal": goal, "holds": holds}
 
 
+def command() -> str:
+    """What was typed to run this benchmark."""
+    return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+
+
 def write_summary(
     name: str,
     figures: Sequence[dict[str, Any]],
@@ -67,8 +72,7 @@ def write_summary(
     if environment is None:
         environment = {"node": node_facts(""), "versions": versions(), "variables": variables(), "git": git_state()}
         environment["node"].pop("node_id")
-    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
-    summary = {"environment": environment, "command": command, "figures": list(figures)}
+    summary = {"environment": environment, "command": command(), "figures": list(figures)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     return folder

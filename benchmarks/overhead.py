@@ -26,7 +26,7 @@ from benchmarks.common import abba_ratio, figure, write_summary
 from study.capacity import count_gpus
 from study.cluster import connect
 from study.layout import ProcessKind, layouts
-from study.tuning import steps_of
+from study.tuning import table_of
 from study.worker_group import Keeper
 from trainables.trial import Trial
 
@@ -127,7 +127,7 @@ def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]
             outcome = ray.get(keeper.measure.remote(job, places[ProcessKind.of(trial)], "block", 300.0))
             if outcome["status"] != "done":
                 raise RuntimeError(f"{trial.trial_id}: {outcome['reason']}\n{outcome['log']}")
-            return summarise(steps_of(outcome["payloads"]).to_pandas())
+            return summarise(table_of("steps", outcome["payloads"]).to_pandas())
 
         try:
             yield measure

@@ -20,6 +20,7 @@ AXIS_OPTIONS = {
     "loader-workers": "loader_workers",
     "precision": "precision",
     "model": "model",
+    "interconnect": "interconnect",
     "steps": "steps",
     "seed": "seed",
 }
@@ -44,7 +45,10 @@ OWN_OPTION = {
 }
 """fields of a trial that --set does not set, and what does"""
 
-_KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "set")
+PROFILED_RANKS = ("0",)
+"""what --profile stands for; --set profile_ranks names others"""
+
+_KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "profile", "set")
 
 
 class Configuration(BaseModel):
@@ -148,12 +152,17 @@ def _read_options(
         elif option == "workload":
             spec, digest = workload_spec(value, source)
             axes |= {"workload": (spec,), "workload_digest": (digest,)}
+        elif option == "profile":
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{source} {shown(value)}: give true or false; set profile_ranks names ranks")
         else:
             plain[PLAIN_OPTIONS[option]] = _plain(option, value, source)
     if {"batch_per_gpu", "global_batch"} <= set(axes):
         raise ConfigurationError(
             f"{where('global-batch')}: the batch is given per GPU or for all GPUs together; leave out batch-per-gpu or global-batch"
         )
+    if options.get("profile"):
+        axes.setdefault("profile_ranks", PROFILED_RANKS)
     return plain, axes
 
 
@@ -217,9 +226,10 @@ def _typed(field: str, value: Any, source: str) -> Any:
         raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
-    alone = {"world_size": value} if known == "nodes" else {}  # which nodes need ranks for
+    # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
+    beside = {"nodes": {"world_size": value}, "interconnect": {"device": "cuda"}, "model": {"image_size": 4096}}
     try:
-        typed = getattr(Trial.model_validate(alone | {known: value}), known)
+        typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:
         lines = [line for line in explain(error) if line.startswith(f"{known} ")]
         line = (lines or explain(error))[0].replace(known, field, 1)

@@ -6,13 +6,15 @@ import socket
 import stat
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+import pynvml
+
+from study import nvml
 from study.capacity import count_cpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,96 +97,56 @@ def shipped_data(sample: Path = ROOT / "trainables" / "data" / "fashion_mnist_sa
 
 def gpus() -> Iterable[Check]:
     """Every GPU by NVML: name, driver, clocks, what throttles it, free memory, links."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        yield Check("GPUs", "ok", f"none ({error}); studies use CPU ranks")
+    if trouble := nvml.trouble():
+        yield Check("GPUs", "ok", f"none ({trouble}); studies use CPU ranks")
         return
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        narrowed = f", CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    count = pynvml.nvmlDeviceGetCount()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    narrowed = f", CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    yield Check("GPUs", "ok" if count else "warn", f"{count}, driver {pynvml.nvmlSystemGetDriverVersion()}{narrowed}")
+    if count and "+cpu" in _torch_version():
         yield Check(
-            "GPUs", "ok" if count else "warn", f"{count}, driver {pynvml.nvmlSystemGetDriverVersion()}{narrowed}"
+            "torch build",
+            "fail",
+            f"torch {_torch_version()} cannot use GPUs",
+            "install the CUDA build: make clean study",
         )
-        if count and "+cpu" in _torch_version():
-            yield Check(
-                "torch build",
-                "fail",
-                f"torch {_torch_version()} cannot use GPUs",
-                "install the CUDA build: make clean study",
-            )
-        for index in range(count):
-            yield from _gpu(pynvml, index)
-    finally:
-        pynvml.nvmlShutdown()
+    for index in range(count):
+        yield from _gpu(index)
 
 
-def _gpu(nvml: Any, index: int) -> Iterable[Check]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    clock_mhz = _asked(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    most_mhz = _asked(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
-    reasons = _throttled_by(_asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
+def _gpu(index: int) -> Iterable[Check]:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    now = nvml.state(pynvml.nvmlDeviceGetUUID(handle))
+    most_mhz = nvml.asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM)
     found = (
-        f"{nvml.nvmlDeviceGetName(handle)}, SM clock {_known(clock_mhz)} of {_known(most_mhz)} MHz, "
+        f"{pynvml.nvmlDeviceGetName(handle)}, SM clock {_known(now['sm_clock_mhz'])} of {_known(most_mhz)} MHz, "
         f"{memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     )
     name = f"GPU {index}"
     if memory.free < 0.9 * memory.total:
         yield Check(name, "warn", found, "another process holds its memory and will disturb timings: see nvidia-smi")
-    elif reasons:
+    elif now["throttle_reasons"]:
         mend = "cool the GPU or raise its power limit; timings of throttled GPUs drift: nvidia-smi -q -d PERFORMANCE"
-        yield Check(name, "warn", f"{found}, throttled: {', '.join(reasons)}", mend)
+        yield Check(name, "warn", f"{found}, throttled: {', '.join(now['throttle_reasons'])}", mend)
     else:
         yield Check(name, "ok", found)
-    width = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
-    most_width = _asked(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
-    generation = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
-    nvlinks = _active_nvlinks(nvml, handle)
-    links = f"PCIe generation {_known(generation)} x{_known(width)}, " + (
-        f"{nvlinks} NVLinks active" if nvlinks is not None else "no NVLink"
+    links = nvml.links(handle)
+    width = nvml.asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    generation = nvml.asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
+    nvlinks = "no NVLink" if links["nvlinks"] is None else f"{links['nvlinks']} NVLinks active"
+    if links["nvlink_version"]:
+        nvlinks += f" (version {links['nvlink_version']})"
+    told = (
+        f"PCIe generation {_known(generation)} of {_known(links['pcie_generation'])}, "
+        f"x{_known(width)} of x{_known(links['pcie_width'])}, {nvlinks}"
     )
-    if width is not None and most_width is not None and width < most_width:
-        yield Check(
-            f"{name} links",
-            "warn",
-            f"{links}, of x{most_width}",
-            "a narrow slot or riser halves copies to the GPU: nvidia-smi topo -m",
-        )
+    if width is not None and links["pcie_width"] is not None and width < links["pcie_width"]:
+        mend = "a narrow slot or riser halves copies to the GPU: nvidia-smi topo -m"
+        yield Check(f"{name} links", "warn", told, mend)
     else:
-        yield Check(f"{name} links", "ok", links)
-
-
-def _throttled_by(mask: int | None) -> list[str]:
-    """The reasons in NVML's bit mask that slow a working GPU; idle and settings that the owner made are none."""
-    named = {
-        0x4: "power limit",
-        0x8: "hardware slowdown",
-        0x20: "temperature (software)",
-        0x40: "temperature (hardware)",
-        0x80: "power brake",
-    }  # nvml.h, nvmlClocksEventReasons
-    return [name for bit, name in named.items() if (mask or 0) & bit]
-
-
-def _active_nvlinks(nvml: Any, handle: Any) -> int | None:
-    """Number of NVLinks that are up; None on a GPU without any."""
-    states = [
-        _asked(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) for link in range(nvml.NVML_NVLINK_MAX_LINKS)
-    ]
-    known = [state for state in states if state is not None]
-    return sum(known) if known else None
-
-
-def _asked(nvml: Any, question: Callable[[], Any]) -> Any:
-    """NVML's answer, or None where this GPU does not know."""
-    try:
-        return question()
-    except nvml.NVMLError:
-        return None
+        yield Check(f"{name} links", "ok", told)
 
 
 def _known(value: Any) -> str:

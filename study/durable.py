@@ -25,15 +25,20 @@ def replace_file(root: Path, name: str, content: bytes) -> None:
 def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> None:
     """Makes root/trials/trial_id hold exactly `files`, with trial.json as the last of them, by writing beside.
 
+    A name may have folders in it (traces/rank0.json.gz).
+
     A folder cannot be renamed over another, so that an earlier one is moved away first: for that moment there is
     none, and if the writer dies in it, `clear_partial` puts the new one, which is whole, in its place.
     """
     beside, final = _beside(root), root / "trials" / trial_id
     replaced = beside.with_name(f"replaced-{beside.name}")
-    beside.mkdir()
+    folders = dict.fromkeys((beside / name).parent for name in files)
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         _write(beside / name, content)
-    _sync_folder(beside)
+    for folder in folders:
+        _sync_folder(folder)
     if final.exists():
         final.rename(replaced)
     beside.rename(final)

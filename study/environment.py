@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml
+
+from study import nvml
 
 RECORDED_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -33,18 +36,25 @@ def node_facts(node_id: str) -> dict[str, Any]:
 
 
 def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
-    """One rank's device (name and UUID on CUDA, else "cpu") and process."""
+    """One rank's device (name and UUID on CUDA, else "cpu") and process, with the CPUs that it may run on."""
     import torch
 
-    cuda = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if cuda else None
     return {
         "rank": rank,
         "node_id": node_id,
-        "device": properties.name if properties else "cpu",
-        "gpu_uuid": f"GPU-{properties.uuid}" if properties else None,
+        "device": torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu",
+        "gpu_uuid": _uuid(device),
         "pid": os.getpid(),
+        "affinity": sorted(os.sched_getaffinity(0)),
     }
+
+
+def readings(device: Any) -> dict[str, Any]:
+    """The state of a rank's GPU (null on CPU ranks, and where the driver does not say) and of its host right now.
+
+    `load_average_1min` counts processes that run or wait to, as getloadavg(3) has it; those of the study are in it.
+    """
+    return nvml.state(_uuid(device)) | {"load_average_1min": os.getloadavg()[0]}
 
 
 def versions() -> dict[str, str | None]:
@@ -97,26 +107,29 @@ def _cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def _gpus() -> list[dict[str, Any]]:
-    import pynvml
+def _uuid(device: Any) -> str | None:
+    """The name by which CUDA and NVML know the same GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    import torch
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def _gpus() -> list[dict[str, Any]]:
+    if nvml.trouble():
         return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.append(
-                {
-                    "name": pynvml.nvmlDeviceGetName(handle),
-                    "uuid": pynvml.nvmlDeviceGetUUID(handle),
-                    "driver": driver,
-                    "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                }
-            )
-        return gpus
-    finally:
-        pynvml.nvmlShutdown()
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    gpus = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        gpus.append(
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "uuid": pynvml.nvmlDeviceGetUUID(handle),
+                "driver": driver,
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            }
+            | nvml.links(handle)
+        )
+    return gpus

@@ -1,29 +1,51 @@
 """Where ranks sit: which nodes a worker group takes, and which of its ranks a smaller trial uses."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from study.capacity import NodeCapacity
 from trainables.trial import Trial
 
+INTERCONNECT_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "auto": {},
+    "no_p2p": {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"},
+    "socket": {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"},
+}
+"""What makes NCCL leave out direct copies between GPUs and NVLink's multicast, and then also the host's shared memory
+and InfiniBand, so that sockets are left (NVIDIA, NCCL: "Environment Variables"). NCCL reads them once, when a process
+makes its first communicator."""
+
 
 class ProcessKind(NamedTuple):
-    """What a trial needs of its ranks' processes, beyond their number; trials that differ in it share no worker group."""
+    """What a trial needs of its ranks' processes, beyond their number; trials that differ in it share no worker group.
+
+    `profiled`: the profiler leaves its library loaded in a process, and trials without it are not to run beside that.
+    """
 
     device: str
     nodes: int
     cpus_per_rank: int
     deterministic: bool
+    interconnect: str
+    profiled: bool
 
     @classmethod
     def of(cls, trial: Trial) -> "ProcessKind":
-        return cls(trial.device, trial.nodes, trial.cpus_per_rank, trial.deterministic)
+        return cls(
+            device=trial.device,
+            nodes=trial.nodes,
+            cpus_per_rank=trial.cpus_per_rank,
+            deterministic=trial.deterministic,
+            interconnect=trial.interconnect,
+            profiled=bool(trial.profile_ranks),
+        )
 
     def environment(self) -> dict[str, str]:
         """Environment variables that must be there before a rank's process starts."""
         # cuBLAS is deterministic only with a fixed workspace (NVIDIA, cuBLAS: "Results Reproducibility")
-        return {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if self.deterministic else {}
+        cublas = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if self.deterministic else {}
+        return cublas | dict(INTERCONNECT_VARIABLES[self.interconnect])
 
 
 @dataclass(frozen=True)

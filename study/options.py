@@ -42,6 +42,10 @@ def study_options(
     loader_workers: Annotated[str | None, _axis("Loader processes a rank; 0 loads in the rank itself.")] = None,
     precision: Annotated[str | None, _axis("fp32, tf32, bf16.")] = None,
     model: Annotated[str | None, _axis("Networks, such as resnet50.")] = None,
+    interconnect: Annotated[
+        str | None,
+        _axis("auto, no_p2p, socket: slow ones are emulated, by forbidding NCCL direct copies, then shared memory."),
+    ] = None,
     steps: Annotated[str | None, _axis("Steps of a timed window.")] = None,
     seed: Annotated[str | None, _axis("Seeds of weights and data; the first also orders the trials.")] = None,
     set_: Annotated[
@@ -55,6 +59,14 @@ def study_options(
     data_dir: Annotated[
         str | None, _axis("Folder with Fashion-MNIST or CIFAR-10 in torchvision's layout.", "DIR")
     ] = None,
+    profile: Annotated[
+        bool,
+        Option(
+            "--profile",
+            help="Keep a profiler trace of rank 0; of others: --set profile_ranks=0+3, or all.",
+            rich_help_panel=_AXES,
+        ),
+    ] = False,
     out: Annotated[str | None, _run("Results folder or URI; left out: results/STUDY.", "DIR")] = None,
     config: Annotated[str | None, _run("YAML file with these options, under the same names.", "FILE")] = None,
     print_config: Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.capacity import NodeCapacity
+from study.layout import ProcessKind
 from study.studies import Capacity, Study
 from trainables.trial import Trial, explain
 
@@ -63,7 +64,7 @@ def plan_trials(
     """Every combination of the study's axes and repeats, exactly once, in the order of the axes.
 
     `statuses`: status by trial id of what has been run; `out_of_memory`: trials that ran out of it before.
-    Raises PlanError where there are no or too many combinations.
+    Raises PlanError where there are no or too many combinations, and for a rank to profile that no trial has.
     """
     count = math.prod(len(values) for values in study.axes.values()) * study.repeats
     if not 0 < count <= MOST_TRIALS:
@@ -74,7 +75,22 @@ def plan_trials(
         for repeat in range(study.repeats):
             row = _row(study, fields | {"repeat": repeat}, capacity)
             rows.append(_with_history(row, statuses or {}, out_of_memory))
+    _refuse_absent_ranks(rows)
     return rows
+
+
+def _refuse_absent_ranks(rows: Sequence[PlannedTrial]) -> None:
+    """Raises PlanError where a rank that shall keep a trace is in no trial; in a grid over world sizes some may lack it."""
+    largest: dict[str, int] = {}
+    for trial in (row.trial for row in rows if row.trial is not None):
+        largest[trial.profile_ranks] = max(largest.get(trial.profile_ranks, 0), trial.world_size)
+    for asked, world_size in largest.items():
+        ranks = [int(rank) for rank in asked.split("+")] if asked not in ("", "all") else []
+        if ranks and max(ranks) >= world_size:
+            raise PlanError(
+                f"profile_ranks {asked!r}: no trial of this plan has a rank {max(ranks)}; "
+                f"ranks of the largest: 0 to {world_size - 1}"
+            )
 
 
 def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTrial:
@@ -200,13 +216,13 @@ def blocks(trials: Sequence[Trial], repeats: int, seed: int) -> list[list[Trial]
     """The order of a run: each list is what one lifetime of warm worker groups may hold.
 
     Two or more repeats are divided over two lists, so that the difference between worker groups shows. In a list
-    trials of one layout stay together, for another layout needs another group; within them come the repeats, each
-    with its trials in a random order of its own (`seed`), so that drift does not look like an effect of an axis.
+    trials of one kind of process stay together, for another kind needs another group; within them come the repeats,
+    each with its trials in a random order of its own (`seed`), so that drift does not look like an effect of an axis.
     """
     order = random.Random(seed)
     shuffled = order.sample(list(trials), len(trials))
-    layouts = list(dict.fromkeys(_layout(trial) for trial in shuffled))
-    shuffled.sort(key=lambda trial: (layouts.index(_layout(trial)), trial.repeat))
+    kinds = list(dict.fromkeys(ProcessKind.of(trial) for trial in shuffled))
+    shuffled.sort(key=lambda trial: (kinds.index(ProcessKind.of(trial)), trial.repeat))
     if repeats < 2:
         return [shuffled] if shuffled else []
     first = -(-repeats // 2)
@@ -215,10 +231,6 @@ def blocks(trials: Sequence[Trial], repeats: int, seed: int) -> list[list[Trial]
         [trial for trial in shuffled if trial.repeat >= first],
     )
     return [half for half in halves if half]
-
-
-def _layout(trial: Trial) -> tuple[Any, ...]:
-    return (trial.device, trial.nodes, trial.cpus_per_rank, trial.deterministic)
 
 
 # --------------------------------------------------------------------------------------------------- time and money
@@ -237,9 +249,9 @@ def estimate(
         return Estimate(0.0, 0.0, None if price_per_gpu_hour is None else 0.0, "nothing is left to run")
     done = [record for record in records if record.get("status") == "done" and record.get("duration_s")]
     same, like = _durations(done, _SAME_BUT), _durations(done, _LIKE_BUT)
-    held: dict[tuple[Any, ...], int] = {}
+    held: dict[ProcessKind, int] = {}
     for trial in pending:
-        held[_layout(trial)] = max(held.get(_layout(trial), 0), trial.world_size)
+        held[ProcessKind.of(trial)] = max(held.get(ProcessKind.of(trial), 0), trial.world_size)
     total_s = gpu_s = 0.0
     from_like = 0
     for trial in pending:
@@ -250,7 +262,7 @@ def estimate(
         if known is None:
             return Estimate(None, None, None, "no trial like these has been recorded in this results folder")
         total_s += known
-        gpu_s += known * held[_layout(trial)] if trial.device == "cuda" else 0.0
+        gpu_s += known * held[ProcessKind.of(trial)] if trial.device == "cuda" else 0.0
     basis = f"{_counted(len(done), 'recorded trial')}; the start of worker groups is not in it"
     if from_like:
         basis = f"{from_like} of {len(pending)} from trials of another batch, loader workers or precision; {basis}"

@@ -14,14 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 import torch
 import torch.distributed as dist
 
-from study.environment import git_state, node_facts, rank_facts, variables, versions
+from study.environment import git_state, node_facts, rank_facts, readings, variables, versions
 from study.failures import describe_failure
-from study.layout import Layout, members
-from study.store import STEPS_SCHEMA
+from study.layout import Layout, ProcessKind, members
+from study.tables import packed
 from trainables.process import rehearse, release_memory
 from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS, modules
 from trainables.run import run
@@ -76,7 +75,7 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     release_memory()
     gc.freeze()  # what is imported by now stays: each trial's collections need not walk it again
     if rank == 0:
-        reports.opened(_environment(everyone), [facts["handle"] for facts in everyone])
+        reports.opened(_environment(everyone, layout.kind), [facts["handle"] for facts in everyone])
 
     while True:
         job = [reports.next_job() if rank == 0 else None]
@@ -98,29 +97,41 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
 
 
 def measure(job: dict[str, Any], trial_rank: int, device: torch.device, group: Any, control: Any) -> dict[str, Any]:
-    """Runs a trial on this rank. Gives its rows as an Arrow stream, the span of its windows, and memory before and after."""
+    """Runs a trial on this rank, and gives what the keeper hands on.
+
+    That is: its tables as Arrow streams, the profiler's trace where it kept one, the span of its windows, and as
+    evidence its memory and `readings` before and after.
+    """
 
     def allocated_bytes() -> int | None:
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
     trial = Trial.model_validate(job["trial"])
     before_bytes = allocated_bytes()
-    measured = run(trial, rank=trial_rank, device=device, group=group, control=control, source=job["source"])
+    measured = run(
+        trial,
+        rank=trial_rank,
+        device=device,
+        group=group,
+        control=control,
+        source=job["source"],
+        observe=lambda: readings(device),
+    )
+    before, after = measured.observations
     return {
-        "steps": _packed(pa.Table.from_pylist(measured.rows, schema=STEPS_SCHEMA)),
+        "steps": packed("steps", measured.rows),
+        "buckets": packed("buckets", measured.buckets),
+        "sweep": packed("sweep", measured.sweep),
+        "trace": measured.trace,
         "warmup_began_at": measured.warmup_began_at,
         "windows_ended_at": measured.windows_ended_at,
-        "memory": {"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
-        "threads": trial.cpus_per_rank,
+        "evidence": {
+            "before": before,
+            "after": after,
+            "memory": {"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
+            "threads": trial.cpus_per_rank,
+        },
     }
-
-
-def _packed(table: pa.Table) -> bytes:
-    """An Arrow stream: bytes pass through the keeper as they are, where a table would be built anew."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
 
 
 def start_forkserver() -> None:
@@ -148,12 +159,17 @@ def _groups(chosen: list[int]) -> tuple[list[int], Any, Any]:
     return chosen, dist.new_group(chosen), dist.new_group(chosen, backend="gloo", timeout=PATIENCE)
 
 
-def _environment(everyone: list[dict[str, Any]]) -> dict[str, Any]:
+def _environment(everyone: list[dict[str, Any]], kind: ProcessKind) -> dict[str, Any]:
+    """What is the same for all trials of a group. `set_by_study` names variables whose values follow from their fields."""
+    set_by_study = set(kind.environment())
+    if os.environ.get("OMP_NUM_THREADS") == str(kind.cpus_per_rank):  # Ray's doing, where the shell said nothing
+        set_by_study.add("OMP_NUM_THREADS")
     nodes = {facts["node"]["node_id"]: facts["node"] for facts in everyone}
     return {
         "nodes": list(nodes.values()),
         "ranks": [facts["rank"] for facts in everyone],
         "versions": versions(),
         "variables": variables(),
+        "set_by_study": sorted(set_by_study),
         "git": git_state(),
     }

@@ -269,7 +269,10 @@ def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> i
     statuses = store.statuses()
     left = _ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
     if not quiet:
-        print_summary(*summary_table(out))
+        columns, rows, left_out = summary_table(out)
+        print_summary(columns, rows)
+        if left_out:
+            say(left_out)
         say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
         for record in store.records():
             if record["status"] in ("failed", "timeout"):

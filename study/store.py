@@ -1,12 +1,16 @@
 """The results folder: one folder a trial, its `trial.json` last. What is in it is the truth about what has been run.
 
     DIR/study.json                       name, question, configuration, versions, command
-    DIR/trials/<trial_id>/steps.parquet  a row per rank, window and step (`STEPS_SCHEMA`)
-    DIR/trials/<trial_id>/error.log      tracebacks of the ranks, where there are any
-    DIR/trials/<trial_id>/trial.json     the trial's fields, status, reason, environment
+    DIR/trials/<trial_id>/               of these files there are those that the trial brought, and trial.json
+        steps.parquet                    a row per rank, window and step
+        buckets.parquet                  a row per rank, window, step and gradient bucket
+        sweep.parquet                    a row per rank, message size and repetition of the all-reduce sweep
+        traces/rank<R>.json.gz           a rank's profiler trace, in Chrome's format
+        error.log                        tracebacks of the ranks
+        trial.json                       the trial's fields, status, reason, environment
     DIR/.partial/                        what is being written; that of killed writers is cleared when DIR is opened
 
-DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
+`study/tables.py` has the columns. DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
 """
 
 import json
@@ -22,36 +26,11 @@ import pyarrow as pa
 from pyarrow import fs
 
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from study.tables import parquet_bytes
 from trainables.trial import Trial
 
 SCHEMA_VERSION = 1
 STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
-
-STEPS_SCHEMA = pa.schema(
-    [
-        pa.field("rank", pa.int32(), nullable=False),
-        pa.field("window", pa.string(), nullable=False),
-        pa.field("step", pa.int32(), nullable=False),
-        pa.field("samples", pa.int32(), nullable=False),
-        ("window_s", pa.float64()),
-        ("loss", pa.float64()),
-        ("load_wait_s", pa.float64()),
-        ("host_to_device_s", pa.float64()),
-        ("forward_s", pa.float64()),
-        ("backward_s", pa.float64()),
-        ("optimizer_s", pa.float64()),
-        ("step_s", pa.float64()),
-        ("host_to_device_bytes", pa.int64()),
-        ("host_load_s", pa.float64()),
-        ("previous_step_done", pa.bool_()),
-        ("forward_launch_s", pa.float64()),
-        ("backward_launch_s", pa.float64()),
-        ("optimizer_launch_s", pa.float64()),
-        ("step_launch_s", pa.float64()),
-        ("peak_memory_bytes", pa.int64()),
-    ]
-)
-"""Columns of steps.parquet. What was not measured is null."""
 
 
 class StoreError(Exception):
@@ -60,16 +39,20 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What came of a trial. `steps` has columns of `STEPS_SCHEMA`; `log` is the text of all ranks' tracebacks.
+    """What came of a trial. `log` is the text of all ranks' tracebacks.
 
-    `started_at` is in seconds since 1970 (UTC). `worker_group` names the warm worker group that ran it; it and
-    `environment` are empty where nothing ran.
+    `steps`, `buckets` and `sweep` have the columns that `study.tables` says; None where nothing of the kind was
+    measured. `traces` holds the profiler's trace of a rank as gzip'd JSON. `started_at` is in seconds since 1970 (UTC).
+    `worker_group` names the warm worker group that ran it; it and `environment` are empty where nothing ran.
     """
 
     trial: Trial
     status: str
     reason: str = ""
     steps: pa.Table | None = None
+    buckets: pa.Table | None = None
+    sweep: pa.Table | None = None
+    traces: Mapping[int, bytes] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     worker_group: str = ""
     started_at: float
@@ -181,9 +164,9 @@ class Store:
             raise StoreError(
                 f"trial {trial_id!r} cannot be a folder's name: a workload's name may hold letters, digits and _"
             )
-        files = {}
-        if result.steps is not None:
-            files["steps.parquet"] = _steps_bytes(result.steps)
+        tables = {"steps": result.steps, "buckets": result.buckets, "sweep": result.sweep}
+        files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items() if table is not None}
+        files |= {f"traces/rank{rank}.json.gz": trace for rank, trace in result.traces.items()}
         if result.log:
             files["error.log"] = result.log.encode(errors="backslashreplace")
         files["trial.json"] = _json_bytes(_record(result))
@@ -288,7 +271,8 @@ class Store:
             self.filesystem.delete_file(marker)
         if self.filesystem.get_file_info(folder).type == fs.FileType.Directory:
             self.filesystem.delete_dir_contents(folder)
-        self.filesystem.create_dir(folder, recursive=True)
+        for place in dict.fromkeys(f"{folder}/{name}".rpartition("/")[0] for name in files):
+            self.filesystem.create_dir(place, recursive=True)
         for name, content in files.items():  # trial.json is the last one
             self._put(f"{folder}/{name}", content)
 
@@ -307,24 +291,6 @@ def _record(result: TrialResult) -> dict[str, Any]:
         "environment": dict(result.environment),
         "log": "error.log" if result.log else None,
     }
-
-
-def _steps_bytes(steps: pa.Table) -> bytes:
-    """A Parquet file of `STEPS_SCHEMA`; columns that `steps` lacks become null. Raises ValueError for unknown ones."""
-    import pyarrow.parquet as pq  # a third of this module's import time, and planning never writes
-
-    unknown = set(steps.column_names) - set(STEPS_SCHEMA.names)
-    if unknown:
-        raise ValueError(f"steps have columns that STEPS_SCHEMA does not know: {', '.join(sorted(unknown))}")
-    columns = [
-        steps[column.name].cast(column.type)
-        if column.name in steps.column_names
-        else pa.nulls(steps.num_rows, column.type)
-        for column in STEPS_SCHEMA
-    ]
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(columns, schema=STEPS_SCHEMA), sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
 
 
 def _json_bytes(value: Mapping[str, Any]) -> bytes:

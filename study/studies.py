@@ -46,6 +46,16 @@ def tf32_on_cpu(fields: Fields) -> str | None:
     )
 
 
+def interconnect_on_cpu(fields: Fields) -> str | None:
+    """A slow interconnect is emulated by settings of NCCL, which ranks on CPUs do not use."""
+    asked = fields.get("interconnect", "auto")
+    return (
+        f"interconnect {asked!r} is a setting of NCCL; ranks on CPUs use gloo"
+        if asked != "auto" and fields["device"] == "cpu"
+        else None
+    )
+
+
 def default(capacity: Capacity) -> Study:
     """GPUs where there are any, else CPU ranks; a grid that ends in minutes."""
     on_gpus = _gpus(capacity) > 0
@@ -58,6 +68,7 @@ def default(capacity: Capacity) -> Study:
         # The ImageNet stem divides 28 pixels by four before the first block; without it, a CPU that lacks bf16
         # instructions takes over a second for a bf16 step.
         base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 2, "steps": 5, "prefetch_batches": 1}
+        base |= {"account_steps": 3, "sweep_bytes": 4 * 2**20}  # gloo is slow, and the grid is to end in minutes
         axes |= {"batch_per_gpu": (2, 4), "loader_workers": (0, 1), "precision": ("fp32", "bf16")}
     return Study(
         name="default",
@@ -65,7 +76,7 @@ def default(capacity: Capacity) -> Study:
         base=base,
         axes=axes,
         repeats=5 if on_gpus else 3,
-        skip=(tf32_on_cpu,),
+        skip=(tf32_on_cpu, interconnect_on_cpu),
     )
 
 

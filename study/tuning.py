@@ -25,6 +25,7 @@ from study.cluster import Cluster
 from study.layout import Layout, ProcessKind, layouts, members
 from study.plan import pruned_by
 from study.store import Store, TrialResult
+from study.tables import SCHEMAS, unpacked
 from study.worker_group import Keeper
 from trainables.trial import Trial
 
@@ -159,19 +160,22 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
     outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))
     payloads = outcome.pop("payloads")
     environment = outcome.pop("environment")
+    measured: dict[str, Any] = {}
     if payloads:
         ranks = [
-            facts | {"memory": payload["memory"], "threads": payload["threads"]}
-            for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
+            facts | payload["evidence"] for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
         ]
         environment = environment | {"ranks": ranks}
-    steps = steps_of(payloads) if payloads else None
-    return TrialResult(trial=trial, steps=steps, environment=environment, **outcome)
+        tables = {name: table_of(name, payloads) for name in SCHEMAS}
+        measured = {name: table for name, table in tables.items() if table.num_rows}
+        traces = {rank: payload["trace"] for rank, payload in enumerate(payloads)}
+        measured["traces"] = {rank: trace for rank, trace in traces.items() if trace is not None}
+    return TrialResult(trial=trial, environment=environment, **measured, **outcome)
 
 
-def steps_of(payloads: Sequence[dict[str, Any]]) -> pa.Table:
-    """The rows of all ranks, from the Arrow streams that they handed in."""
-    return pa.concat_tables([pa.ipc.open_stream(payload["steps"]).read_all() for payload in payloads])
+def table_of(name: str, payloads: Sequence[dict[str, Any]]) -> pa.Table:
+    """The rows of all ranks, from what they handed in."""
+    return unpacked(payload[name] for payload in payloads)
 
 
 def _ranks_of(environment: dict[str, Any], trial: Trial) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+MIB = 2**20
 H200 = "NVIDIA H200"
 CPU = "AMD EPYC 9554 64-Core Processor"
 
@@ -36,6 +37,10 @@ FIELDS: dict[str, Any] = {
     "warmup_steps": 3,
     "steps": 20,
     "seed": 0,
+    "interconnect": "auto",
+    "account_steps": 6,
+    "sweep_bytes": 2**28,
+    "profile_ranks": "",
     "repeat": 0,
 }
 
@@ -61,7 +66,16 @@ def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -
             "cpu_count": 16,
             "memory_bytes": 128 * 2**30,
             "gpus": [
-                {"name": gpu, "uuid": f"GPU-{i}-{k}", "driver": "570.86", "memory_bytes": 141 * 10**9}
+                {
+                    "name": gpu,
+                    "uuid": f"GPU-{i}-{k}",
+                    "driver": "570.86",
+                    "memory_bytes": 141 * 10**9,
+                    "pcie_generation": 5,
+                    "pcie_width": 16,
+                    "nvlinks": 18,
+                    "nvlink_version": "4.0",
+                }
                 for k in range(8 if cuda else 0)
             ],
         }
@@ -71,9 +85,12 @@ def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -
         {
             "rank": rank,
             "node_id": f"node{rank // per_node}",
-            "device": f"cuda:{rank % per_node}" if cuda else "cpu",
+            "device": gpu if cuda else "cpu",
             "gpu_uuid": f"GPU-{rank // per_node}-{rank % per_node}" if cuda else None,
             "threads": fields["cpus_per_rank"],
+            "affinity": list(range(16)),
+            "before": _reading(cuda, sm_clock_mhz=1980, power_w=120.5, temperature_c=31),
+            "after": _reading(cuda, sm_clock_mhz=1965, power_w=612.0, temperature_c=55),
         }
         for rank in range(fields["world_size"])
     ]
@@ -83,35 +100,49 @@ def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -
         "ranks": ranks,
         "versions": versions,
         "variables": {"OMP_NUM_THREADS": "1"},
+        "set_by_study": [],
         "git": {"commit": "0123abcd", "dirty": False},
     }
+
+
+def _reading(cuda: bool, **of_gpu: float) -> dict[str, Any]:
+    """What a rank reads before and after its windows."""
+    gpu: dict[str, Any] = of_gpu | {"memory_clock_mhz": 3201, "throttle_reasons": []}
+    return (gpu if cuda else dict.fromkeys(gpu)) | {"load_average_1min": 3.5}
 
 
 def steps(
     fields: dict[str, Any],
     step_s: float,
-    shares: tuple[float, float, float, float, float] = (0.02, 0.01, 0.3, 0.6, 0.07),
+    shares: tuple[float, ...] = (0.02, 0.01, 0.28, 0.02, 0.6, 0.07),
     *,
     instruments: float = 1.004,
     launch_ratio: float = 0.5,
     previous_done: float = 0.1,
+    busy_ratio: float = 0.95,
+    synced_ratio: float = 1.02,
     noise: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> pd.DataFrame:
-    """steps.parquet of a trial: every rank takes `step_s` a step, of which `shares` go to the five phases in order.
+    """steps.parquet of a trial: every rank takes `step_s` a step, of which `shares` go to the six phases in order.
 
     launch_ratio: host time to issue a step / its span on an idle device. previous_done: share of steps at whose end
-    the previous one had left the device. CPU trials have neither, nor transfers or memory; their transfer share is 0.
+    the previous one had left the device. busy_ratio: of each phase after the copy, the part for which the device has
+    kernels to run. synced_ratio: a step that waits for its copy / one that does not; the forward pass has all of it. CPU
+    trials have none of these, nor transfers or memory; their transfer share is 0.
     """
     rng = rng or np.random.default_rng(0)
     cuda = fields["device"] == "cuda"
-    timed = fields["steps"]
-    counts = {"warmup": fields["warmup_steps"], "plain": timed, "phases": timed, "issue": 5 if cuda else 0}
+    copies = _copies(fields)
+    counts = _window_steps(fields)
     window = np.repeat(list(counts), list(counts.values()))
     total = len(window)
-    plain, phases, issue = window == "plain", window == "phases", window == "issue"
-    each = step_s * np.exp(noise * rng.standard_normal(total)) * np.where(phases, instruments, 1.0)
+    plain, phases, issue, busy, synced = (
+        window == name for name in ("plain", "phases", "issue", "busy", "transfer_synced")
+    )
+    each = step_s * np.exp(noise * rng.standard_normal(total)) * np.where(phases | synced, instruments, 1.0)
     window_s = np.select([plain, phases], [each[plain].sum(), each[phases].sum()], np.nan)
+    window_s = np.where(synced, each[synced].sum() * synced_ratio, window_s)
     columns: dict[str, Any] = {
         "rank": np.int32(0),
         "window": window.astype(object),
@@ -121,14 +152,23 @@ def steps(
         "loss": 2.3 * np.exp(-0.01 * np.arange(total)),
     }
     instrumented = np.where(plain, np.nan, each)
-    names = ["load_wait_s", "host_to_device_s", "forward_s", "backward_s", "optimizer_s"]
+    names = ["load_wait_s", "host_to_device_s", "forward_s", "loss_s", "backward_s", "optimizer_s"]
     parts = {name: instrumented * share for name, share in zip(names, shares, strict=True)}
-    if not cuda:
+    for name in names:
+        parts[name] = np.where(busy, parts[name] * busy_ratio if name in names[2:] else np.nan, parts[name])
+    if not copies:
         parts["host_to_device_s"] = np.full(total, np.nan)
     columns |= parts
-    columns["step_s"] = instrumented * (sum(shares) - (0.0 if cuda else shares[1]))
-    columns["host_to_device_bytes"] = _some(~plain & cuda, fields["batch_per_gpu"] * fields["image_size"] ** 2 * 4)
+    columns["step_s"] = np.where(busy, np.nan, instrumented * (sum(shares) - (0.0 if copies else shares[1])))
+    waited_s = np.where(synced, each * (synced_ratio - 1), 0.0)
+    columns["forward_s"] += waited_s
+    columns["step_s"] += waited_s
+    columns["host_to_device_bytes"] = _some(
+        ~plain & ~busy & copies, fields["batch_per_gpu"] * fields["image_size"] ** 2 * 4
+    )
     columns["host_load_s"] = instrumented * shares[0]
+    call_s = np.where(synced, parts["host_to_device_s"], 20e-6)
+    columns["host_transfer_s"] = np.where((phases | synced) & copies, call_s, np.nan)
     columns["previous_step_done"] = pd.array(
         [
             bool(done) if known else None
@@ -136,12 +176,103 @@ def steps(
         ],
         dtype="boolean",
     )
-    for name, part in (("forward", 0.4), ("backward", 0.4), ("optimizer", 0.2), ("step", 1.0)):
+    launched = {"forward": 0.38, "loss": 0.02, "backward": 0.4, "optimizer": 0.2, "step": 1.0}
+    for name, part in launched.items():
         columns[f"{name}_launch_s"] = np.where(issue, each * launch_ratio * part, np.nan)
-    columns["peak_memory_bytes"] = _some(np.full(total, cuda), 2**30 + 12 * 2**20 * fields["batch_per_gpu"])
+    peak_bytes = 2**30 + 12 * MIB * fields["batch_per_gpu"]
+    columns["peak_memory_bytes"] = _some(np.full(total, cuda), peak_bytes)
+    columns["peak_reserved_bytes"] = _some(np.full(total, cuda), peak_bytes + 256 * MIB)
     # Ranks keep step with each other, so the noise of a step is the same on all.
     frame = pd.DataFrame(columns)
     return pd.concat([frame.assign(rank=np.int32(rank)) for rank in range(fields["world_size"])], ignore_index=True)
+
+
+def _window_steps(fields: dict[str, Any]) -> dict[str, int]:
+    """Steps of each window of `steps`, in their order."""
+    timed = {"warmup": fields["warmup_steps"], "plain": fields["steps"], "phases": fields["steps"]}
+    on_cuda = {"issue": 5, "busy": 5} if fields["device"] == "cuda" else {}
+    return timed | on_cuda | ({"transfer_synced": 10} if _copies(fields) else {})
+
+
+def _copies(fields: dict[str, Any]) -> bool:
+    """Is there a batch to copy to a device in each step?"""
+    return bool(fields["device"] == "cuda" and fields["dataset"] != "synthetic")
+
+
+def account(
+    fields: dict[str, Any],
+    *,
+    last_gradient_s: float,
+    bucket_bytes: Iterable[int] = (32 * MIB, 28 * MIB, 25 * MIB, 8 * MIB),
+    latency_s: float = 50e-6,
+    bandwidth: float = 10e9,
+    contention: float = 1.25,
+    straggler: int | None = None,
+    late_s: float = 0.0,
+    tail_s: float = 0.001,
+    plain_step_s: float | None = None,
+    communication_ratio: float = 1.003,
+    noise: float = 0.0,
+    rng: np.random.Generator | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Rows that a trial on several ranks adds to steps.parquet, its buckets.parquet, and its sweep.parquet.
+
+    An all-reduce alone takes latency_s + bytes / bandwidth, and in training `contention` times that. Buckets are ready at
+    equal distances up to `last_gradient_s`, on the straggler `late_s` later; an all-reduce begins when the last rank is
+    there, on CUDA also after the one before it. After the last of both, the optimizer takes `tail_s`.
+    """
+    rng = rng or np.random.default_rng(0)
+    cuda, ranks, count = fields["device"] == "cuda", range(fields["world_size"]), fields["account_steps"]
+    sizes = np.array(list(bucket_bytes))
+    late = {rank: late_s if rank == straggler else 0.0 for rank in ranks}
+    first = sum(_window_steps(fields).values())
+    rows, buckets = [], []
+    for number in range(count):
+        factor = float(np.exp(noise * rng.standard_normal()))
+        ready = factor * last_gradient_s * np.arange(1, len(sizes) + 1) / len(sizes)
+        wire = factor * contention * (latency_s + sizes / bandwidth)
+        end, free = np.empty(len(sizes)), 0.0
+        for k, ready_everywhere in enumerate(ready + max(late.values())):
+            end[k] = max(ready_everywhere, free if cuda else 0.0) + wire[k]
+            free = end[k]
+        last = float(ready[-1])
+        for rank in ranks:
+            common = {"rank": np.int32(rank), "samples": np.int32(fields["batch_per_gpu"])}
+            done_s = max(float(end.max()), last + late[rank]) + tail_s
+            windows = {
+                "synchronised": {"step_s": done_s},
+                "no_sync": {"step_s": last + late[rank] + tail_s},
+                "communication": {"step_s": done_s, "last_gradient_s": last + late[rank]},
+            }
+            for i, (window, columns) in enumerate(windows.items()):
+                rows.append(common | columns | {"window": window, "step": first + i * count + number})
+            buckets += [
+                {
+                    "rank": rank,
+                    "window": "communication",
+                    "step": first + 2 * count + number,
+                    "bucket": k,
+                    "bytes": sizes[k],
+                    "ready_s": ready[k] + late[rank],
+                    "end_s": end[k],
+                }
+                for k in range(len(sizes))
+            ]
+    frame = pd.DataFrame(rows)
+    of_window = frame["window"] == "communication"
+    each_s = plain_step_s * communication_ratio if plain_step_s else frame.loc[of_window, "step_s"].mean()
+    frame["window_s"] = np.where(of_window, count * each_s, np.nan)
+    powers = [4**k for k in range(1, 20) if 4**k <= fields["sweep_bytes"]]
+    sweep = pd.DataFrame(
+        [
+            {"rank": rank, "bytes": size, "repetition": repetition, "seconds": latency_s + size / bandwidth}
+            for size in sorted({*powers, *sizes.tolist()})
+            for repetition in range(5)
+            for rank in ranks
+        ]
+    )
+    sweep["seconds"] *= np.exp(noise * rng.standard_normal(len(sweep)))
+    return frame, pd.DataFrame(buckets), sweep
 
 
 def _some(known: Any, value: int) -> Any:
@@ -182,11 +313,18 @@ def write_study(
     return directory
 
 
-def write_trial(directory: Path, trial: dict[str, Any], frame: pd.DataFrame | None = None) -> Path:
+def write_trial(
+    directory: Path,
+    trial: dict[str, Any],
+    frame: pd.DataFrame | None = None,
+    buckets: pd.DataFrame | None = None,
+    sweep: pd.DataFrame | None = None,
+) -> Path:
     folder = directory / "trials" / trial["trial_id"]
     folder.mkdir(parents=True)
-    if frame is not None:
-        frame.to_parquet(folder / "steps.parquet")
+    for name, content in (("steps", frame), ("buckets", buckets), ("sweep", sweep)):
+        if content is not None:
+            content.to_parquet(folder / f"{name}.parquet")
     (folder / "trial.json").write_text(json.dumps(trial))
     return folder
 
@@ -199,13 +337,24 @@ def write_results(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Path:
-    """A folder of done trials; `law` gives the keyword arguments of `steps`, and each repeat is off by a factor e^±spread."""
+    """A folder of done trials; `law` gives the keyword arguments of `steps`, and each repeat is off by a factor e^±spread.
+
+    Where it also gives `account`, the keyword arguments of that function, trials on several ranks have an account.
+    """
     rng = np.random.default_rng(seed)
     write_study(directory)
     for fields in trials:
         arguments = law(fields)
+        measured = arguments.pop("account", None)
         arguments["step_s"] *= float(np.exp(spread * rng.standard_normal()))
-        write_trial(directory, record(fields), steps(fields, **arguments, noise=noise, rng=rng))
+        frame = steps(fields, **arguments, noise=noise, rng=rng)
+        if measured is None or fields["world_size"] == 1:
+            write_trial(directory, record(fields), frame)
+            continue
+        more, buckets, sweep = account(
+            fields, **{"plain_step_s": arguments["step_s"], "noise": noise, "rng": rng} | measured
+        )
+        write_trial(directory, record(fields), pd.concat([frame, more], ignore_index=True), buckets, sweep)
     return directory
 
 
@@ -215,8 +364,17 @@ def cpu_law(fields: dict[str, Any]) -> dict[str, Any]:
     load = {1: 0.010, 2: 0.004}.get(fields["loader_workers"], 0.02)
     communication = 0.025 if fields["world_size"] > 1 else 0.0
     step_s = compute + load + communication
-    parts = np.array([load, 0.0, 0.33 * compute, 0.6 * compute + communication, 0.07 * compute]) / step_s
-    return {"step_s": step_s, "shares": tuple(parts)}
+    parts = (
+        np.array([load, 0.0, 0.32 * compute, 0.01 * compute, 0.6 * compute + communication, 0.07 * compute]) / step_s
+    )
+    last_gradient_s = 0.93 * step_s - communication
+    measured = {
+        "last_gradient_s": last_gradient_s,
+        "bandwidth": 2e9,
+        "bucket_bytes": (40 * MIB, 4 * MIB),
+        "tail_s": 0.01,
+    }
+    return {"step_s": step_s, "shares": tuple(parts), "account": measured}
 
 
 def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
@@ -228,15 +386,17 @@ def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
     communication = 0.0006 * fields["world_size"] if several else 0.0
     device = compute + communication + 0.0004
     step_s = max(host, device) + load
-    parts = np.array(
-        [load, 0.0004, 0.3 * (step_s - load - 0.0004), 0.62 * (step_s - load - 0.0004), 0.08 * (step_s - load - 0.0004)]
-    )
+    issued = step_s - load - 0.0004
+    parts = np.array([load, 0.0004, 0.28 * issued, 0.02 * issued, 0.62 * issued, 0.08 * issued])
     bound = host >= device
+    late = {"straggler": 3, "late_s": 0.004} if fields["world_size"] == 4 and fields["loader_workers"] == 4 else {}
     return {
+        "account": {"last_gradient_s": 0.9 * step_s, "tail_s": 0.08 * step_s, "bandwidth": 150e9} | late,
         "step_s": step_s,
         "shares": tuple(parts / step_s),
         "launch_ratio": 0.99 if bound else host / device,
         "previous_done": 0.95 if bound else 0.02,
+        "busy_ratio": compute / issued,
     }
 
 

@@ -9,7 +9,14 @@ from study.store import Store
 from trainables.trial import Trial
 
 WORKLOADS = Path(__file__).with_name("faulty_workloads.py")
-QUICK: dict[str, Any] = {"model": "mlp", "steps": 3, "warmup_steps": 2, "prefetch_batches": 1}
+QUICK: dict[str, Any] = {
+    "model": "mlp",
+    "steps": 3,
+    "warmup_steps": 2,
+    "prefetch_batches": 1,
+    "account_steps": 2,
+    "sweep_bytes": 2**12,
+}
 
 
 def quick_trial(**fields: Any) -> Trial:

@@ -154,6 +154,31 @@ def test_print_config_is_yaml_that_plans_the_same(capsys: pytest.CaptureFixture[
     assert ids == {t.trial_id for t in trials_of("smoke", seed=(3,))}
 
 
+def test_profile_asks_for_a_trace_of_rank_0_and_survives_print_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "smoke", "--profile", "--print-config"]) == 0
+    config = tmp_path / "printed.yaml"
+    config.write_text(capsys.readouterr().out)
+    for arguments in (["smoke", "--profile"], ["--config", str(config)], ["smoke", "--set", "profile_ranks=0"]):
+        assert main(["plan", *arguments, "--json"]) == 0
+        fields = [trial["fields"] for trial in json.loads(capsys.readouterr().out)["trials"]]
+        assert {field["profile_ranks"] for field in fields} == {"0"}
+        assert len(fields) == 8
+
+
+def test_emulated_interconnects_are_skipped_where_there_are_no_gpus(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["smoke", "--interconnect", "auto,no_p2p,socket", "--out", str(tmp_path / "out")]
+    assert main(["plan", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == {"pending": 8, "skipped": 16}
+    assert main(["plan", "smoke", "--interconnect", "socket", "--gpus", "2", "--batch-per-gpu", "8"]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "does not fit: world_size 2: interconnect 'socket' is a setting of NCCL; ranks on CPUs use gloo"
+    ]
+
+
 # --------------------------------------------------------------------------------------------------- mistakes
 
 
@@ -169,6 +194,10 @@ def test_print_config_is_yaml_that_plans_the_same(capsys: pytest.CaptureFixture[
             "error: --batch-per-gpu: batch_per_gpu '0': input should be greater than or equal to 1",
         ),
         (["--gups", "1"], "error: No such option: --gups (Possible options: --gpus, --steps); see --help"),
+        (
+            ["plan", "smoke", "--set", "profile_ranks=0+3"],
+            "error: profile_ranks '0+3': no trial of this plan has a rank 3; ranks of the largest: 0 to 1",
+        ),
         (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
         (["status"], "error: Missing argument 'DIR'; see --help"),
         (

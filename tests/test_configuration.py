@@ -85,6 +85,30 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     assert configuration.repeats == 2
 
 
+@pytest.mark.parametrize(
+    ("file", "options", "ranks"),
+    [
+        ("", {"profile": True}, ("0",)),
+        ("profile: true", {}, ("0",)),
+        ("profile: false", {}, None),
+        ("", {"set": ["profile_ranks=0+3,all"]}, ("0+3", "all")),
+        ("", {"profile": True, "set": ["profile_ranks=0+3"]}, ("0+3",)),
+        ("profile: true\nset: {profile_ranks: all}", {}, ("all",)),
+        ("profile: true", {"set": ["profile_ranks=1"]}, ("1",)),
+        ("set: {profile_ranks: all}", {"profile": True}, ("0",)),
+    ],
+)
+def test_profile_means_rank_0_unless_ranks_are_named(
+    file: str, options: dict[str, Any], ranks: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    assert resolve(options, write(tmp_path / "study.yaml", file)).axes.get("profile_ranks") == ranks
+
+
+def test_a_value_that_is_possible_somewhere_is_left_for_the_plan_to_judge() -> None:
+    axes = resolve({"interconnect": "auto,no_p2p,socket", "model": "vgg19"}).axes
+    assert axes == {"interconnect": ("auto", "no_p2p", "socket"), "model": ("vgg19",)}
+
+
 def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
     assert resolve({}, write(tmp_path / "study.yaml", "# nothing\n")) == resolve({})
 
@@ -99,6 +123,8 @@ def test_the_first_seed_orders_the_trials() -> None:
     [
         {},
         {"study": "strong", "seed": "3,4", "set": ["pin_memory=yes,no"], "price-per-gpu-hour": 2.5},
+        {"study": "smoke", "profile": True},
+        {"study": "smoke", "interconnect": "auto,socket", "set": ["profile_ranks=0+1,all", "account_steps=0"]},
         {"study": "smoke", "repeats": 1, "isolate": True, "address": "local", "model": "mlp,resnet18"},
     ],
 )
@@ -127,7 +153,7 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
         ({"study": "x"}, "unknown study 'x'; studies: default, weak, strong, smoke"),
         (
             {"model": "resnet81"},
-            "--model: model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50; did you mean 'resnet18'?",
+            "--model: model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
         ),
         (
             {"precision": "fp32,bf61"},
@@ -147,6 +173,14 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
             "--gpus: world_size 'two': input should be a valid integer, unable to parse string as an integer",
         ),
         ({"set": ["learning_rate=inf"]}, "--set: learning_rate 'inf': input should be a finite number"),
+        (
+            {"interconnect": "infiniband"},
+            "--interconnect: interconnect 'infiniband': input should be 'auto', 'no_p2p' or 'socket'",
+        ),
+        (
+            {"set": ["profile_ranks=0-3"]},
+            "--set: profile_ranks '0-3' names no ranks; allowed: all, or numbers joined by +, such as 0+3",
+        ),
         ({"set": ["pin_memory"]}, "--set 'pin_memory': give field=value or field=value,value"),
         ({"set": ["repeat=3"]}, "--set: repeat is not set here; use --repeats N"),
         ({"set": ["data_dir=/"]}, "--set: data_dir is not set here; use --data-dir DIR"),
@@ -197,8 +231,9 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
         ("precision: 16\n", "{path}: precision: precision 16: input should be a valid string"),
         (
             "set: {model: resnet81}\n",
-            "{path}: set: model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50; did you mean 'resnet18'?",
+            "{path}: set: model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
         ),
+        ("profile: 0+3\n", "{path}: profile '0+3': give true or false; set profile_ranks names ranks"),
         ("study: [default]\n", "unknown study ['default']; studies: default, weak, strong, smoke"),
     ],
 )
@@ -336,6 +371,7 @@ def plan_or_explain(options: dict[str, Any], config: str | None = None) -> None:
             "out": st.text(),
             "workload": st.text(),
             "data-dir": st.text(),
+            "profile": st.booleans(),
             "repeats": st.integers(),
             "trial-timeout": st.floats(),
             "price-per-gpu-hour": st.floats(),

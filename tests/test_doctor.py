@@ -87,12 +87,6 @@ def test_an_address_where_nobody_answers_any_more_is_found(tmp_path: Path) -> No
     assert stale.status == "warn"
 
 
-def test_only_reasons_that_slow_a_working_gpu_count_as_throttling() -> None:
-    assert doctor._throttled_by(None) == []
-    assert doctor._throttled_by(0x1 | 0x2) == []  # idle, and clocks that the owner set
-    assert doctor._throttled_by(0x4 | 0x40) == ["power limit", "temperature (hardware)"]
-
-
 def test_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
     [busy] = doctor.processors()

@@ -1,6 +1,7 @@
 """Where ranks sit: the same nodes for every trial, smaller trials nested in larger ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,15 +55,15 @@ def test_smaller_trials_are_nested_in_larger_ones(data: st.DataObject) -> None:
 def test_a_layout_is_as_large_as_its_largest_trial() -> None:
     trials = [Trial(world_size=size, batch_per_gpu=batch) for size in (4, 1, 2) for batch in (8, 16)]
     layout = only(trials, cluster((8, 0)))
-    assert layout == Layout(ProcessKind("cpu", 1, 1, False), ("a",) * 4, (1, 2, 4))
+    assert layout == Layout(ProcessKind("cpu", 1, 1, False, "auto", False), ("a",) * 4, (1, 2, 4))
 
 
 def test_layouts_of_one_study_take_the_same_nodes() -> None:
     trials = [Trial(world_size=2, nodes=2, deterministic=strict, cpus_per_rank=cpus) for strict in (True, False) for cpus in (1, 2)]  # fmt: skip
     found = layouts(trials, cluster((1, 0), (4, 0), (4, 0), (4, 0)))
     assert len(found) == 4
-    assert found[ProcessKind("cpu", 2, 2, True)].node_ids == ("b", "c")
-    assert found[ProcessKind("cpu", 2, 1, True)].node_ids == ("a", "b")
+    assert found[ProcessKind("cpu", 2, 2, True, "auto", False)].node_ids == ("b", "c")
+    assert found[ProcessKind("cpu", 2, 1, True, "auto", False)].node_ids == ("a", "b")
     again = layouts(reversed(trials), cluster((1, 0), (4, 0), (4, 0), (4, 0)))
     assert again == found
 
@@ -93,6 +94,32 @@ def test_what_does_not_fit_is_refused(trial: Trial, expected: str) -> None:
         layouts([trial], cluster((2, 1), (2, 0)))
 
 
-def test_only_deterministic_trials_fix_cublas_workspace() -> None:
-    assert ProcessKind.of(Trial(deterministic=True)).environment() == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert ProcessKind.of(Trial()).environment() == {}
+@pytest.mark.parametrize(
+    ("trial", "variables"),
+    [
+        (Trial(), {}),
+        (Trial(deterministic=True), {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+        (Trial(device="cuda", interconnect="no_p2p"), {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}),
+        (
+            Trial(device="cuda", interconnect="socket"),
+            {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"},
+        ),
+        (
+            Trial(device="cuda", interconnect="no_p2p", deterministic=True),
+            {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"},
+        ),
+    ],
+)
+def test_processes_start_with_the_variables_that_their_trials_need(trial: Trial, variables: dict[str, str]) -> None:
+    assert ProcessKind.of(trial).environment() == variables
+
+
+@pytest.mark.parametrize("changes", [{"interconnect": "socket"}, {"profile_ranks": "0"}, {"deterministic": True}])
+def test_what_stays_in_a_process_is_not_shared_with_trials_that_do_without(changes: dict[str, Any]) -> None:
+    plain = Trial(device="cuda")
+    kinds = {ProcessKind.of(trial) for trial in (plain, plain.but(**changes), plain.but(batch_per_gpu=2, steps=3))}
+    assert len(kinds) == 2
+
+
+def test_trials_that_profile_other_ranks_share_a_group() -> None:
+    assert ProcessKind.of(Trial(profile_ranks="0")) == ProcessKind.of(Trial(profile_ranks="all"))

@@ -80,6 +80,23 @@ def test_images_keep_the_size_of_their_data_set_unless_another_is_asked_for() ->
     assert [row.trial.image_size for row in asked if row.trial] == [64]
 
 
+def test_a_rank_to_profile_may_be_missing_in_smaller_trials_of_a_grid() -> None:
+    rows = plan_trials(study(world_size=(1, 2), profile_ranks=("1", "all")), HOST)
+    assert [row.status for row in rows] == ["pending"] * 4
+    assert [[rank for rank in (0, 1) if row.trial and row.trial.profiles(rank)] for row in rows] == [
+        [1],
+        [0, 1],
+        [1],
+        [0, 1],
+    ]
+
+
+def test_a_rank_to_profile_that_no_trial_has_is_refused() -> None:
+    with pytest.raises(PlanError) as error:
+        plan_trials(study(world_size=(1, 2), profile_ranks=("0", "1+2")), HOST)
+    assert str(error.value) == "profile_ranks '1+2': no trial of this plan has a rank 2; ranks of the largest: 0 to 1"
+
+
 def test_a_grid_too_large_to_mean_it_is_refused() -> None:
     with pytest.raises(PlanError) as error:
         plan_trials(study(1000, batch_per_gpu=tuple(range(1, 102))), HOST)
@@ -256,6 +273,12 @@ def test_the_order_is_random_yet_the_same_for_the_same_seed() -> None:
     first, second = blocks(trials, 2, seed=7)
     assert [t.batch_per_gpu for t in first] != sorted(t.batch_per_gpu for t in first)
     assert [t.batch_per_gpu for t in first] != [t.batch_per_gpu for t in second]
+
+
+def test_trials_that_share_no_processes_do_not_alternate() -> None:
+    asked = study(2, interconnect=("auto", "no_p2p", "socket"), batch_per_gpu=(4, 8, 16))
+    for block in blocks([row.trial for row in plan_trials(asked, HOST) if row.trial], 2, seed=0):
+        assert len([kind for kind, _ in itertools.groupby(trial.interconnect for trial in block)]) == 3
 
 
 def test_nothing_left_to_run_needs_no_blocks() -> None:

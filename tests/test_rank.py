@@ -1,5 +1,7 @@
 """A rank's life on two real gloo ranks: it serves trials in any order, and says what went wrong before it ends."""
 
+import gzip
+import json
 import os
 import time
 from pathlib import Path
@@ -13,14 +15,30 @@ import torch.distributed as dist
 from study.failures import describe_failure, first_line, is_out_of_memory
 from study.layout import Layout, ProcessKind
 from study.rank import serve
-from study.store import STEPS_SCHEMA
+from study.tables import SCHEMAS
 from tests.gloo import RankFailed, on_ranks
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, deterministic=True)
+PAIR = Trial(
+    model="mlp",
+    world_size=2,
+    batch_per_gpu=8,
+    warmup_steps=2,
+    steps=3,
+    account_steps=2,
+    sweep_bytes=16,
+    deterministic=True,
+)
 ALONE = PAIR.but(world_size=1)
-ORDER = {"first": ALONE, "second": PAIR, "third": PAIR.but(precision="bf16"), "fourth": ALONE, "fifth": PAIR}
+ORDER = {
+    "first": ALONE,
+    "second": PAIR,
+    "third": PAIR.but(precision="bf16"),
+    "fourth": ALONE,
+    "fifth": PAIR,
+    "profiled": PAIR.but(profile_ranks="1"),
+}
 
 WORKLOADS = """
 import torch
@@ -80,6 +98,7 @@ def job(job_id: str, trial: Trial, source: str | None = None) -> dict[str, Any]:
 
 def serve_jobs(rank: int, jobs: list[dict[str, Any]], node_ids: tuple[str, ...]) -> InMemory:
     """What the keeper learns from this rank, which sits on node "a"; the layout says `node_ids`."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # as Ray does
     reports = InMemory(jobs if rank == 0 else [])
     layout = Layout(ProcessKind.of(PAIR), node_ids, (1, 2))
     try:
@@ -98,8 +117,8 @@ def served() -> list[InMemory]:
     return on_ranks(2, serve_jobs, [job(name, trial) for name, trial in ORDER.items()], ("a", "a"))
 
 
-def table(payload: dict[str, Any]) -> pa.Table:
-    return pa.ipc.open_stream(payload["steps"]).read_all()
+def table(payload: dict[str, Any], name: str = "steps") -> pa.Table:
+    return pa.ipc.open_stream(payload[name]).read_all()
 
 
 def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> None:
@@ -108,13 +127,33 @@ def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> N
         payloads = served[0].results[name]
         assert len(payloads) == trial.world_size
         for rank, payload in enumerate(payloads):
-            steps = table(payload)
-            assert steps.schema.equals(STEPS_SCHEMA)
-            assert set(steps["rank"].to_pylist()) == {rank}
-            assert steps["window"].to_pylist() == ["warmup"] * 2 + ["plain"] * 3 + ["phases"] * 3
+            for kind, schema in SCHEMAS.items():
+                rows = table(payload, kind)
+                assert rows.schema.equals(schema)
+                assert set(rows["rank"].to_pylist()) == ({rank} if kind == "steps" or trial.world_size > 1 else set())
+            windows = table(payload)["window"].to_pylist()
+            assert windows[:8] == ["warmup"] * 2 + ["plain"] * 3 + ["phases"] * 3
             assert payload["warmup_began_at"] < payload["windows_ended_at"]
-            assert payload["memory"] == {"before_bytes": None, "after_bytes": None}
-            assert payload["threads"] == 1
+
+
+def test_each_rank_brings_its_state_before_and_after(served: list[InMemory]) -> None:
+    for payload in served[0].results["second"]:
+        evidence = payload["evidence"]
+        assert evidence.keys() == {"before", "after", "memory", "threads"}
+        assert evidence["before"].keys() == evidence["after"].keys()
+        assert evidence["before"]["load_average_1min"] >= 0
+        assert evidence["before"]["power_w"] is None
+        assert evidence["memory"] == {"before_bytes": None, "after_bytes": None}
+        assert evidence["threads"] == 1
+
+
+def test_only_the_ranks_that_were_named_bring_a_trace(served: list[InMemory]) -> None:
+    for name, payloads in served[0].results.items():
+        assert [payload["trace"] is not None for payload in payloads] == [
+            name == "profiled" and rank == 1 for rank in range(len(payloads))
+        ]
+    trace = json.loads(gzip.decompress(served[0].results["profiled"][1]["trace"]))
+    assert {"step", "forward", "backward", "optimizer"} <= {event.get("name") for event in trace["traceEvents"]}
 
 
 def test_the_same_trial_gives_the_same_losses_in_any_place(served: list[InMemory]) -> None:
@@ -146,6 +185,8 @@ def test_the_environment_names_every_rank_and_each_node_once(served: list[InMemo
     assert [node["node_id"] for node in environment["nodes"]] == ["a"]
     assert environment["versions"]["torch"] == str(torch.__version__)
     assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environment["set_by_study"] == ["CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS"], "GLOO_SOCKET_IFNAME is ours"
+    assert all(facts["affinity"] == sorted(os.sched_getaffinity(0)) for facts in environment["ranks"])
 
 
 # --------------------------------------------------------------------------------------------------------- failing
@@ -159,7 +200,8 @@ def users_file(tmp_path: Path) -> str:
 
 
 def users_job(job_id: str, spec: str, world_size: int, source: str | None = None) -> dict[str, Any]:
-    return job(job_id, Trial(workload=spec, world_size=world_size, batch_per_gpu=4, warmup_steps=2, steps=2), source)
+    fields = {"world_size": world_size, "batch_per_gpu": 4, "warmup_steps": 2, "steps": 2, "account_steps": 0}
+    return job(job_id, Trial.model_validate({"workload": spec} | fields), source)
 
 
 def test_ranks_on_other_nodes_than_planned_measure_nothing() -> None:

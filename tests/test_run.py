@@ -18,18 +18,27 @@ import torch.distributed as dist
 from torch import nn
 
 from study.rank import start_forkserver
-from study.store import STEPS_SCHEMA
+from study.tables import STEPS_SCHEMA
 from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
-from trainables.registry import PRECISIONS, load
-from trainables.run import Measurement, byte_size, run, to_device, training_step
+from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.run import Measurement, byte_size, on_device, run, to_device, training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial
 from trainables.workload import build_workload
 
 CPU = torch.device("cpu")
-PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=16, warmup_steps=2, steps=5, deterministic=True)
+PAIR = Trial(
+    model="mlp",
+    world_size=2,
+    batch_per_gpu=16,
+    warmup_steps=2,
+    steps=5,
+    account_steps=4,
+    sweep_bytes=1024,
+    deterministic=True,
+)
 ALONE = PAIR.but(world_size=1, batch_per_gpu=32)
 CONVOLUTIONS = ALONE.but(model="resnet18", batch_per_gpu=4, steps=3)
 UNLIKE = CONVOLUTIONS.but(
@@ -41,9 +50,12 @@ UNLIKE = CONVOLUTIONS.but(
     deterministic=False,
     seed=7,
 )
-LEARNING = PAIR.but(steps=60, learning_rate=0.05)
+LEARNING = PAIR.but(steps=60, learning_rate=0.05, account_steps=0)
 
-PHASES = {"load_wait_s", "forward_s", "backward_s", "optimizer_s"}
+PHASES = {"load_wait_s", "forward_s", "loss_s", "backward_s", "optimizer_s"}
+
+EXPLAINING = [("synchronised", 4), ("no_sync", 4), ("account_warmup", 2), ("communication", 4)]
+"""windows of two ranks that explain the plain one"""
 
 
 # ------------------------------------------------------------------------------------- one visit of two gloo ranks
@@ -79,7 +91,7 @@ def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list
     """The gradients of each of three steps and the weights after them, in fp32."""
     gradients: list[torch.Tensor] = []
     with settings_for(trial, load(PRECISIONS[trial.precision])):
-        workload = build_workload(trial, CPU)
+        workload = on_device(build_workload(trial, CPU), trial, CPU)
 
         def recording(parameters: Any) -> torch.optim.Optimizer:
             optimizer = workload.optimizer(parameters)
@@ -87,7 +99,8 @@ def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list
             optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in held))
             return optimizer
 
-        step = training_step(trial, replace(workload, optimizer=recording), None, CPU, group)
+        model = load(PARALLEL[trial.parallel])(workload.model, group)
+        step = training_step(trial, replace(workload, optimizer=recording), model, None)
         for batch in islice(endless_batches(trial, workload, rank), 3):
             step(batch, no_mark)
         return {"gradients": gradients, "weights": [p.detach().clone() for p in workload.model.parameters()]}
@@ -126,6 +139,7 @@ def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: st
             ("warmup", trial.warmup_steps),
             ("plain", trial.window_steps),
             ("phases", trial.window_steps),
+            *EXPLAINING[: 4 * (ranks - 1)],
         ]
 
 
@@ -171,7 +185,7 @@ def test_what_a_cpu_does_not_have_is_null(visit: list[dict[str, Any]]) -> None:
 def test_a_measurement_says_when_its_windows_lay(visit: list[dict[str, Any]]) -> None:
     first, second = visit[0]["pair"], visit[0]["learning"]
     assert first.warmup_began_at < first.windows_ended_at < second.warmup_began_at < time.time()
-    spent_s = sum(windows(first)[name][0]["window_s"] for name in ("plain", "phases"))
+    spent_s = sum(windows(first)[name][0]["window_s"] for name in ("plain", "phases", "communication"))
     assert spent_s < first.windows_ended_at - first.warmup_began_at < spent_s + 5
 
 
@@ -291,8 +305,7 @@ def test_a_batch_of_any_shape_is_counted_and_moved_whole() -> None:
 
 def test_images_take_the_trials_memory_format() -> None:
     trial = CONVOLUTIONS.but(memory_format="channels_last", parallel="none")
-    workload = build_workload(trial, CPU)
-    training_step(trial, workload, None, CPU)
+    workload = on_device(build_workload(trial, CPU), trial, CPU)
     assert isinstance(workload.model.conv1, nn.Conv2d)
     assert workload.model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     images = workload.prepare(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))

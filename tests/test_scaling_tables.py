@@ -103,22 +103,6 @@ def test_nodes_may_differ_within_a_series(tmp_path: Path) -> None:
     assert found["efficiency"].tolist() == pytest.approx([1.0, 0.1 / 0.11, 0.8, 0.5])
 
 
-def test_unlike_devices_are_kept_apart_and_named(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "results")
-    for size, gpu in ((1, "NVIDIA H200"), (2, "NVIDIA H200"), (2, "NVIDIA H100")):
-        fields = FIELDS | BASE | {"world_size": size}
-        trial = record(fields) | {"trial_id": f"{size}-{gpu[-4:]}"}
-        for node in trial["environment"]["nodes"]:
-            for device in node["gpus"]:
-                device["name"] = gpu
-        write_trial(directory, trial, steps(fields, 0.1))
-    found = analyse(load(directory))
-    assert len(found.configurations) == 3
-    assert sorted(found.scaling["scaling"]) == ["neither", "weak", "weak"]
-    assert found.unlike == {"device": {"NVIDIA H200": 2, "NVIDIA H100": 1}}
-    assert TABLES["throughput"](found).cells().columns[0] == "device"
-
-
 def test_a_reference_with_one_repeat_leaves_its_series_without_intervals(tmp_path: Path) -> None:
     trials = [FIELDS | BASE, *grid(BASE, world_size=[2], repeat=range(4))]
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.01)
@@ -167,17 +151,30 @@ def test_columns_without_any_value_are_not_shown(tmp_path: Path) -> None:
     cpu = analysis_of(tmp_path / "cpu", grid({"steps": 4}, world_size=[1, 2]), {(1, 32): 100.0, (2, 32): 110.0})
     heads = list(TABLES["phases"](cpu).cells().columns)
     assert heads == [
-        "CPU ranks", "step (ms)", "load wait (ms)", "forward (ms)", "backward (ms)", "optimizer (ms)", "instruments",
+        "CPU ranks", "step (ms)", "load wait (ms)", "forward (ms)", "loss (ms)", "backward (ms)", "optimizer (ms)",
+        "instruments",
     ]  # fmt: skip
-    assert not any("GPU" in head for table in TABLES.values() for head in table(cpu).cells().columns)
+    shown = [table for make in TABLES.values() if len((table := make(cpu)).frame)]
+    assert not any("GPU" in head for table in shown for head in table.cells().columns)
 
 
 def test_shares_of_phases_are_of_their_sum(exact: Analysis) -> None:
     cells = TABLES["phases"](exact).cells()
     first = cells.iloc[0]
-    assert first["forward (ms)"] == "30.1 (30\u00a0%)"
+    assert first["forward (ms)"] == "28.1 (28\u00a0%)"
+    assert first["loss (ms)"] == "2.0 (2\u00a0%)"
     assert first["backward (ms)"] == "60.2 (60\u00a0%)"
-    assert first["host-bound"] == "no"
+
+
+def test_results_older_than_the_loss_phase_show_it_within_the_forward_pass(tmp_path: Path) -> None:
+    fields = FIELDS | BASE
+    directory = write_study(tmp_path / "results")
+    old = steps(fields, 0.1, (0.02, 0.01, 0.3, 0.0, 0.6, 0.07)).drop(columns=["loss_s", "loss_launch_s"])
+    write_trial(directory, record(fields), old[~old["window"].isin(["busy", "transfer_synced"])])
+    table = TABLES["phases"](analyse(load(directory)))
+    assert "loss (ms)" not in table.cells()
+    assert table.cells().iloc[0]["forward (ms)"] == "30.1 (30\u00a0%)"
+    assert dict(table.definitions())["forward (ms)"] == "forward pass and loss."
 
 
 def test_failures_come_with_reason_and_log(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
-from study.store import STATUSES, STEPS_SCHEMA, Store, StoreError, TrialResult
+from study.store import STATUSES, Store, StoreError, TrialResult
+from study.tables import BUCKETS_SCHEMA, STEPS_SCHEMA, SWEEP_SCHEMA, packed, unpacked
 from trainables.trial import Trial
 
 STUDY: dict[str, Any] = {
@@ -106,7 +107,7 @@ def test_steps_are_cast_to_the_schema_and_what_was_not_measured_is_null(tmp_path
 
 def test_steps_with_an_unknown_column_are_refused(tmp_path: Path) -> None:
     steps = steps_table().append_column("forward_ms", pa.array([1.0] * 4))
-    with pytest.raises(ValueError, match="columns that STEPS_SCHEMA does not know: forward_ms"):
+    with pytest.raises(ValueError, match="table 'steps' has columns that its schema does not know: forward_ms"):
         open_store(tmp_path).save(result_of(Trial(), steps=steps))
 
 
@@ -115,6 +116,69 @@ def test_steps_without_a_rank_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'rank' is declared non-nullable but contains nulls"):
         store.save(result_of(Trial(), steps=steps_table().drop_columns(["rank"])))
     assert store.statuses() == {}
+
+
+BUCKETS: list[dict[str, Any]] = [
+    {"rank": 0, "window": "communication", "step": 9, "bucket": number, "bytes": 2**20, "ready_s": 0.1, "end_s": 0.3}
+    for number in range(2)
+]
+SWEEP: list[dict[str, Any]] = [{"rank": 1, "bytes": 4, "repetition": 0, "seconds": 1e-5}]
+
+
+def explained_result(trial: Trial, **changes: Any) -> TrialResult:
+    """A result with the account of its communication, a sweep, and traces of two ranks."""
+    buckets, sweep = pa.Table.from_pylist(BUCKETS), pa.Table.from_pylist(SWEEP)
+    return result_of(trial, **{"buckets": buckets, "sweep": sweep, "traces": {0: b"first", 11: b"last"}} | changes)
+
+
+EXPLAINED = [
+    "buckets.parquet",
+    "steps.parquet",
+    "sweep.parquet",
+    "traces/rank0.json.gz",
+    "traces/rank11.json.gz",
+    "trial.json",
+]
+
+
+def test_buckets_sweep_and_traces_lie_beside_the_steps(tmp_path: Path) -> None:
+    store, trial = open_store(tmp_path), Trial(world_size=2)
+    store.save(explained_result(trial))
+    folder = Path(store.trial_folder(trial.trial_id))
+    assert files_below(folder) == EXPLAINED
+    for name, schema, rows in (("buckets", BUCKETS_SCHEMA, BUCKETS), ("sweep", SWEEP_SCHEMA, SWEEP)):
+        kept = pq.read_table(folder / f"{name}.parquet")
+        assert kept.schema.equals(schema)
+        assert kept.to_pylist() == rows
+    assert (folder / "traces/rank11.json.gz").read_bytes() == b"last"
+    assert store.statuses() == {trial.trial_id: "done"} and store.corrupt() == []
+    store.save(result_of(trial))
+    assert files_below(folder) == ["steps.parquet", "trial.json"], "nothing of the earlier result is left"
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong", "message"),
+    [
+        ("buckets", {"ready_ms": 1.0}, "table 'buckets' has columns that its schema does not know: ready_ms"),
+        ("sweep", {"seconds": None}, "'seconds' is declared non-nullable but contains nulls"),
+    ],
+)
+def test_no_table_is_kept_that_breaks_its_schema(
+    tmp_path: Path, table: str, wrong: dict[str, Any], message: str
+) -> None:
+    store = open_store(tmp_path)
+    [row] = {"buckets": BUCKETS[:1], "sweep": SWEEP}[table]
+    with pytest.raises(ValueError, match=message):
+        store.save(explained_result(Trial(), **{table: pa.Table.from_pylist([row | wrong])}))
+    assert store.statuses() == {}
+
+
+def test_rows_of_all_ranks_become_one_table_of_the_schema() -> None:
+    first, second = ([row | {"rank": rank} for row in BUCKETS] for rank in (0, 1))
+    table = unpacked([packed("buckets", first), packed("buckets", second)])
+    assert table.schema.equals(BUCKETS_SCHEMA)
+    assert table.to_pylist() == first + second
+    assert unpacked([packed("sweep", []), packed("sweep", [])]).num_rows == 0
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "done"])
@@ -323,6 +387,9 @@ def test_an_object_store_keeps_the_same_folder(tmp_path: Path) -> None:
         f"trials/{trial.trial_id}/trial.json",
     ]
     assert Store.at(str(tmp_path / "bucket/out")).records() == store.records()
+    store.save(explained_result(trial))
+    assert files_below(Path(tmp_path, "bucket/out/trials", trial.trial_id)) == EXPLAINED
+    assert store.statuses() == {trial.trial_id: "done"}
     with pytest.raises(StoreError, match="^bucket/out holds results of study 'default', not 'weak'"):
         Store.open("bucket/out", **(STUDY | {"name": "weak"}), filesystem=as_object_store(tmp_path))
 
@@ -357,7 +424,8 @@ def write_for_ever(out: str, ready: Any) -> None:
     number = 0
     while True:
         for seed in range(3):
-            store.save(result_of(Trial(seed=seed), steps=steps_table(rows=2_000, step_s=float(number))))
+            steps = steps_table(rows=2_000, step_s=float(number))
+            store.save(explained_result(Trial(seed=seed), steps=steps, traces={0: str(number).encode()}))
         number += 1
         ready.set()
 
@@ -383,6 +451,8 @@ def test_a_writer_killed_at_any_moment_leaves_whole_trials_only(tmp_path: Path) 
         for trial_id in ids:
             steps = pq.read_table(f"{store.trial_folder(trial_id)}/steps.parquet")
             assert steps.num_rows == 2_000 and len(set(steps["step_s"].to_pylist())) == 1
+            trace = Path(store.trial_folder(trial_id), "traces/rank0.json.gz").read_text()
+            assert float(trace) == steps["step_s"][0].as_py(), "files of two results are mixed"
 
 
 def partial_folder(root: Path, pid: int, host: str, age_s: float, trial: Trial | None) -> Path:

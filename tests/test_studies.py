@@ -42,6 +42,7 @@ def test_the_default_study_without_gpus_is_the_grid_that_ends_in_minutes() -> No
     assert {(t.model, t.dataset, t.device, t.memory_format) for t in trials if t} == {
         ("resnet18", "fashion_mnist_sample", "cpu", "channels_last")
     }
+    assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(3, 2**22)}
 
 
 def test_the_default_study_uses_all_gpus_in_powers_of_two() -> None:
@@ -51,6 +52,7 @@ def test_the_default_study_uses_all_gpus_in_powers_of_two() -> None:
     trials = [row.trial for row in plan_trials(study, GPU_CLUSTER)]
     assert {(t.world_size, t.nodes) for t in trials if t} == {(1, 1), (2, 1), (4, 1), (8, 2)}
     assert {t.cpus_per_rank for t in trials if t} == {12}
+    assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(10, 2**30)}
 
 
 def test_weak_holds_the_batch_per_gpu_and_strong_the_global_batch() -> None:
@@ -59,6 +61,21 @@ def test_weak_holds_the_batch_per_gpu_and_strong_the_global_batch() -> None:
     assert {t.batch_per_gpu for t in weak if t} == {128}
     assert {t.global_batch for t in strong if t} == {1024}
     assert {t.world_size for t in weak if t} == {t.world_size for t in strong if t} == {1, 2, 4}
+
+
+def test_what_exists_on_gpus_only_is_skipped_with_the_reason_on_cpus() -> None:
+    axes = {"precision": ("fp32", "tf32"), "interconnect": ("auto", "no_p2p", "socket")}
+    for capacity, skipped in ((CPU_HOST, 5), (GPU_HOST, 0)):
+        asked = STUDIES["smoke"](capacity).asking(axes | {"world_size": (1,), "batch_per_gpu": (8,)}, repeats=1)
+        rows = plan_trials(asked, capacity)
+        assert [row.status for row in rows].count("skipped") == skipped
+        reasons = {row.reason for row in rows if row.fields["precision"] == "fp32"} - {""}
+        assert (
+            sorted(reasons)
+            == [
+                f"interconnect {asked!r} is a setting of NCCL; ranks on CPUs use gloo" for asked in ("no_p2p", "socket")
+            ][:skipped]
+        )
 
 
 def test_asking_for_a_global_batch_drops_the_batch_per_gpu_and_the_other_way_round() -> None:

@@ -3,7 +3,9 @@
 import gc
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -12,18 +14,24 @@ import torch
 
 from trainables import timing
 from trainables.timing import (
+    PHASES,
+    RANGES,
     CpuClock,
     Step,
+    busy_row,
+    busy_window,
     issue_row,
     issue_window,
     phase_row,
     phase_window,
     plain_window,
+    step_row,
+    step_window,
     without_garbage_collection,
 )
 
-LOAD_S, COPY_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.5, 0.25, 2.0, 4.0, 1.0
-STEP_S = COPY_S + FORWARD_S + BACKWARD_S + OPTIMIZER_S
+LOAD_S, COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S = 0.5, 0.25, 2.0, 0.125, 4.0, 1.0
+STEP_S = COPY_S + FORWARD_S + LOSS_S + BACKWARD_S + OPTIMIZER_S
 LAUNCH_S = 0.125
 SYNCHRONIZE_S = 64.0
 """all are powers of two, so that sums of them are exact"""
@@ -47,6 +55,7 @@ class DeviceClock:
         self.device_s = 0.0
         self.passed_marks: list[float] = []
         self.synchronizations = 0
+        self.ranges: list[str] = []
 
     def mark(self) -> float:
         return self.device_s
@@ -61,6 +70,15 @@ class DeviceClock:
     def synchronize(self) -> None:
         self.synchronizations += 1
         self.host.now_s += SYNCHRONIZE_S
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        return self._range(name)
+
+    @contextmanager
+    def _range(self, name: str) -> Iterator[None]:
+        self.ranges.append(f"{name} begins")
+        yield
+        self.ranges.append(f"{name} ends")
 
 
 @pytest.fixture
@@ -79,7 +97,7 @@ def step_on(clock: DeviceClock, copied_bytes: int | None = 512) -> Step:
     """A step whose phases take known times on the device, each issued in LAUNCH_S by the host."""
 
     def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
-        for phase_s in (COPY_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S):
+        for phase_s in (COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S):
             clock.device_s += phase_s
             clock.host.now_s += LAUNCH_S
             mark()
@@ -107,7 +125,7 @@ def test_a_plain_window_is_wall_time_between_two_synchronisations(host: Host, cl
     wall_s, losses = plain_window(
         step_on(clock), batches_on(clock), 5, clock, lambda: at_barrier.append((host.now_s, clock.synchronizations))
     )
-    assert wall_s == 5 * (LOAD_S + 4 * LAUNCH_S) + SYNCHRONIZE_S
+    assert wall_s == 5 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
     assert [loss.item() for loss in losses] == [0, 1, 2, 3, 4]
     assert at_barrier == [(1024.0 + SYNCHRONIZE_S, 1)], "ranks meet once, before the window, with an idle device"
     assert clock.synchronizations == 2
@@ -121,7 +139,7 @@ def test_a_plain_window_marks_nothing(clock: DeviceClock) -> None:
 
 def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
     wall_s, kept = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
-    assert wall_s == 3 * (LOAD_S + 4 * LAUNCH_S) + SYNCHRONIZE_S
+    assert wall_s == 3 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
     assert clock.synchronizations == 2, "nothing synchronises inside the window"
     for number, taken in enumerate(kept):
         row = phase_row(taken, clock)
@@ -129,10 +147,12 @@ def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
             "load_wait_s": LOAD_S,
             "host_to_device_s": COPY_S,
             "forward_s": FORWARD_S,
+            "loss_s": LOSS_S,
             "backward_s": BACKWARD_S,
             "optimizer_s": OPTIMIZER_S,
             "step_s": LOAD_S + STEP_S,
             "host_load_s": LOAD_S,
+            "host_transfer_s": LAUNCH_S,
             "host_to_device_bytes": 512,
             "previous_step_done": number % 2 == 1,
         }
@@ -158,15 +178,75 @@ def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
         assert issue_row(taken, clock) == {
             "host_to_device_s": COPY_S,
             "forward_s": FORWARD_S,
+            "loss_s": LOSS_S,
             "backward_s": BACKWARD_S,
             "optimizer_s": OPTIMIZER_S,
             "step_s": STEP_S,
             "forward_launch_s": LAUNCH_S,
+            "loss_launch_s": LAUNCH_S,
             "backward_launch_s": LAUNCH_S,
             "optimizer_launch_s": LAUNCH_S,
-            "step_launch_s": 4 * LAUNCH_S,
+            "step_launch_s": 5 * LAUNCH_S,
             "host_to_device_bytes": 512,
         }
+
+
+def test_a_window_that_waits_for_the_copy_synchronises_once_a_step_and_the_host_sees_it(clock: DeviceClock) -> None:
+    _, kept = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier, wait_for_copy=True)
+    assert clock.synchronizations == 2 + 3
+    assert {phase_row(taken, clock)["host_transfer_s"] for taken in kept} == {LAUNCH_S + SYNCHRONIZE_S}
+    assert {phase_row(taken, clock)["host_to_device_s"] for taken in kept} == {COPY_S}
+
+
+def test_profilers_are_told_the_parts_of_a_step_in_order(clock: DeviceClock) -> None:
+    phase_window(step_on(clock), batches_on(clock), 1, clock, no_barrier)
+    parts = [f"{name} {what}" for name in RANGES for what in ("begins", "ends")]
+    assert clock.ranges == parts
+    clock.ranges.clear()
+    step_window(step_on(clock), batches_on(clock), [nullcontext], clock, no_barrier)
+    assert clock.ranges == ["step begins", *parts, "step ends"]
+
+
+def test_a_step_window_times_whole_steps_each_in_its_context(clock: DeviceClock) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def context(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+
+    around = [partial(context, name) for name in "abc"]
+    wall_s, kept = step_window(step_on(clock), batches_on(clock), around, clock, no_barrier)
+    assert seen == ["a", "b", "c"]
+    assert wall_s == 3 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
+    assert [step_row(taken, clock) for taken in kept] == 3 * [{"step_s": LOAD_S + STEP_S}]
+
+
+class HoldingClock(DeviceClock):
+    """A device that can be held; what the host issues then waits for the hold's end. Marks are (device time, name)."""
+
+    def __init__(self, host: Host, issued_in_time: Sequence[bool]) -> None:
+        super().__init__(host)
+        self.issued_in_time = iter(issued_in_time)
+        self.held_s: list[float] = []
+
+    def hold(self, seconds: float) -> float:
+        self.held_s.append(seconds)
+        self.device_s += seconds
+        return self.mark()
+
+    def passed(self, mark: float) -> bool:
+        return not next(self.issued_in_time)
+
+
+def test_busy_time_is_the_devices_own_and_null_where_the_host_was_late(host: Host) -> None:
+    in_time = [True, True, True, True, True] + [True, True, True, False, True]
+    clock: Any = HoldingClock(host, in_time)
+    kept = busy_window(step_on(clock), batches_on(clock), 2, clock, 8.0)
+    whole = {"forward_s": FORWARD_S, "loss_s": LOSS_S, "backward_s": BACKWARD_S, "optimizer_s": OPTIMIZER_S}
+    assert busy_row(kept[0], clock) == whole
+    assert busy_row(kept[1], clock) == {name: value for name, value in whole.items() if name != "backward_s"}
+    assert set(clock.held_s) == {8.0}
 
 
 def test_where_nothing_is_copied_the_copy_is_null_and_its_gap_the_forwards(clock: DeviceClock) -> None:
@@ -176,7 +256,8 @@ def test_where_nothing_is_copied_the_copy_is_null_and_its_gap_the_forwards(clock
         assert row["host_to_device_s"] is None
         assert row["host_to_device_bytes"] is None
         assert row["forward_s"] == COPY_S + FORWARD_S
-        assert row["step_s"] == row.get("load_wait_s", 0) + row["forward_s"] + row["backward_s"] + row["optimizer_s"]
+        assert row.get("host_transfer_s") is None
+        assert row["step_s"] == sum(row.get(name) or 0 for name in PHASES)
 
 
 def test_on_the_cpu_each_mark_is_a_stamp_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,21 +266,23 @@ def test_on_the_cpu_each_mark_is_a_stamp_of_the_host(monkeypatch: pytest.MonkeyP
     clock = CpuClock()
 
     def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
-        for _ in range(4):
+        for _ in range(5):
             mark()
         return torch.zeros(()), None
 
     wall_s, [taken] = phase_window(step, repeat(None), 1, clock, no_barrier)
-    # stamps: begin 0, step's begin 1, load 2 to 3, loaded 4, copied 5, forward 6, backward 7, optimizer 8, end 9
-    assert wall_s == 9
+    # stamps: begin 0, step's begin 1, load 2 to 3, loaded 4, copied 5 and 6, forward 7, loss 8, backward 9, optimizer 10
+    assert wall_s == 11
     assert phase_row(taken, clock) == {
         "load_wait_s": 3,
         "host_to_device_s": None,
-        "forward_s": 2,
+        "forward_s": 3,
+        "loss_s": 1,
         "backward_s": 1,
         "optimizer_s": 1,
-        "step_s": 7,
+        "step_s": 9,
         "host_load_s": 1,
+        "host_transfer_s": None,
         "host_to_device_bytes": None,
         "previous_step_done": None,
     }

@@ -40,8 +40,15 @@ CHANGED: dict[str, Any] = {
     "warmup_steps": 4,
     "steps": 21,
     "seed": 1,
+    "interconnect": "socket",
+    "account_steps": 0,
+    "sweep_bytes": 2**20,
+    "profile_ranks": "0+3",
     "repeat": 1,
 }
+
+NEEDS: dict[str, dict[str, Any]] = {"nodes": {"world_size": 2}, "interconnect": {"device": "cuda"}}
+"""with what else a changed field is possible"""
 
 
 def lines(fields: Any) -> list[str]:
@@ -68,7 +75,7 @@ def test_an_id_is_the_same_in_every_process() -> None:
 def test_a_change_of_any_field_gives_another_id() -> None:
     assert set(CHANGED) == set(Trial.model_fields), "a field is missing in this test"
     for name, value in CHANGED.items():
-        before = Trial(world_size=2) if name == "nodes" else Trial()
+        before = Trial(**NEEDS.get(name, {}))
         after = before.but(**{name: value})
         assert getattr(before, name) != getattr(after, name)
         assert before.trial_id != after.trial_id, name
@@ -126,9 +133,9 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
     [
         (
             {"model": "resnet81"},
-            "model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50; did you mean 'resnet18'?",
+            "model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
         ),
-        ({"model": "zzz"}, "model 'zzz' is not known; allowed: mlp, resnet18, resnet18_small, resnet50"),
+        ({"model": "zzz"}, "model 'zzz' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn"),
         ({"precision": "b16"}, "precision 'b16' is not known; allowed: fp32, tf32, bf16; did you mean 'bf16'?"),
         ({"parallel": "dpp"}, "parallel 'dpp' is not known; allowed: none, ddp; did you mean 'ddp'?"),
         (
@@ -161,10 +168,38 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
             {"dataset": "synthetic", "loader_workers": 2},
             "loader_workers 2 has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0",
         ),
+        (
+            {"interconnect": "infiniband", "device": "cuda"},
+            "interconnect 'infiniband': input should be 'auto', 'no_p2p' or 'socket'",
+        ),
+        (
+            {"interconnect": "no_p2p"},
+            "interconnect 'no_p2p' is a setting of NCCL, and ranks on CPUs use gloo; allowed: auto",
+        ),
+        ({"account_steps": -1}, "account_steps -1: input should be greater than or equal to 0"),
+        ({"sweep_bytes": 3}, "sweep_bytes 3: input should be greater than or equal to 4"),
+        ({"sweep_bytes": 2**34 + 1}, "sweep_bytes 17179869185: input should be less than or equal to 17179869184"),
+        ({"model": "vgg19", "image_size": 31}, "image_size 31 is too small for model 'vgg19'; allowed: 32 or more"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
     assert lines(fields) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("profile_ranks", "profiled"),
+    [("", set()), ("0", {0}), ("3+1", {1, 3}), ("12", {12}), ("07", {7}), ("all", set(range(20)))],
+)
+def test_the_ranks_that_keep_a_trace_are_those_named(profile_ranks: str, profiled: set[int]) -> None:
+    trial = Trial(profile_ranks=profile_ranks)
+    assert {rank for rank in range(20) if trial.profiles(rank)} == profiled
+
+
+@pytest.mark.parametrize("wrong", ["0,1", "+1", "1+", "-1", "one", "ALL", "all+1", "\u0663", " 1", "1\n"])
+def test_ranks_to_profile_are_numbers_joined_by_plus(wrong: str) -> None:
+    assert lines({"profile_ranks": wrong}) == [
+        f"profile_ranks {wrong!r} names no ranks; allowed: all, or numbers joined by +, such as 0+3"
+    ]
 
 
 def test_each_wrong_field_has_a_line_of_its_own() -> None:
@@ -202,7 +237,7 @@ def test_any_fields_make_a_trial_or_a_line_for_each_mistake(fields: dict[str, An
 
 @given(st.sampled_from(sorted(CHANGED)), st.sampled_from(sorted(CHANGED)))
 def test_trials_that_differ_in_two_fields_differ_in_their_ids(first: str, second: str) -> None:
-    base = Trial(world_size=2)
+    base = Trial(world_size=2, device="cuda")
     allowed = {"parallel": "ddp", "loader_workers": 3}
     changes = {name: allowed.get(name, CHANGED[name]) for name in {first, second} - {"world_size"}}
     changed = base.but(**changes)

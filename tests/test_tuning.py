@@ -1,5 +1,7 @@
 """A grid through real Ray Tune and Ray Train on CPU ranks: one local Ray for all tests of this file."""
 
+import gzip
+import json
 import re
 import threading
 import time
@@ -95,6 +97,25 @@ def test_the_store_holds_every_ranks_rows_of_every_window(grid: Grid) -> None:
         assert parts.to_numpy() == pytest.approx(phases["step_s"].to_numpy())
 
 
+def test_trials_of_several_ranks_keep_the_account_and_the_ceiling_of_their_communication(grid: Grid) -> None:
+    for trial in grid.trials:
+        folder = Path(grid.store.trial_folder(trial.trial_id))
+        for name in ("buckets", "sweep"):
+            file = folder / f"{name}.parquet"
+            assert file.exists() is (trial.world_size > 1)
+            if file.exists():
+                assert set(pq.read_table(file)["rank"].to_pylist()) == {0, 1}
+        assert not (folder / "traces").exists()
+
+
+def test_every_rank_keeps_evidence_of_its_state_before_and_after(grid: Grid) -> None:
+    for record in grid.store.records():
+        for rank in record["environment"]["ranks"]:
+            assert rank["affinity"]
+            assert rank["before"].keys() == rank["after"].keys() >= {"load_average_1min", "throttle_reasons"}
+            assert rank["memory"] == {"before_bytes": None, "after_bytes": None}
+
+
 def test_each_block_has_one_warm_group_of_its_own_and_smaller_trials_sit_on_its_first_ranks(grid: Grid) -> None:
     records = {record["trial_id"]: record for record in grid.store.records()}
     groups = [
@@ -145,9 +166,28 @@ def test_a_warm_trial_gives_the_losses_of_a_cold_one_and_leaves_nothing_behind(
         assert run_trials("test", [block], store, cluster, isolate=isolate) is False
         assert set(store.statuses().values()) == {"done"}
         steps = pq.read_table(f"{store.trial_folder(subject.trial_id)}/steps.parquet").to_pandas()
-        losses[name] = steps.sort_values(["rank", "step"])["loss"].tolist()
-    assert len(losses["warm"]) == 2 * (subject.warmup_steps + 2 * subject.window_steps)
+        losses[name] = steps.sort_values(["rank", "step"])["loss"].dropna().tolist()
+    assert len(losses["warm"]) >= 2 * (subject.warmup_steps + 2 * subject.window_steps)
     assert losses["warm"] == losses["cold"]
+
+
+def test_a_profiled_trial_has_a_group_of_its_own_and_keeps_the_traces_of_the_ranks_asked_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    store = new_store(tmp_path / "results")
+    plain = quick_trial(world_size=2, deterministic=True)
+    profiled = plain.but(profile_ranks="1")
+    records = _run(store, cluster, [plain, profiled])
+    assert {record["status"] for record in records.values()} == {"done"}
+    assert len({record["worker_group"] for record in records.values()}) == 2
+    traces = {trial: sorted(Path(store.trial_folder(trial)).glob("traces/*")) for trial in records}
+    assert [path.name for path in traces[profiled.trial_id]] == ["rank1.json.gz"]
+    assert traces[plain.trial_id] == []
+    events = json.loads(gzip.decompress(traces[profiled.trial_id][0].read_bytes()))["traceEvents"]
+    assert "backward" in {event.get("name") for event in events}
+    for record in records.values():
+        assert record["environment"]["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert "CUBLAS_WORKSPACE_CONFIG" in record["environment"]["set_by_study"]
 
 
 def _run(store: Store, cluster: Cluster, trials: list[Trial], timeout_s: float = 600.0) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,12 @@ MODELS: Mapping[str, str] = {
     "resnet18": "trainables.models.resnet:resnet18",
     "resnet18_small": "trainables.models.resnet:resnet18_small",
     "resnet50": "trainables.models.resnet:resnet50",
+    "vgg19": "trainables.models.vgg:vgg19",
+    "vgg19_bn": "trainables.models.vgg:vgg19_bn",
 }
+
+SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32}
+"""edge in pixels of the smallest image that a model takes, where that is more than a trial may ask for"""
 
 DATASETS: Mapping[str, str] = {
     "fashion_mnist_sample": "trainables.data.fashion_mnist:sample",

@@ -3,12 +3,13 @@
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from trainables.registry import DATASETS, MEMORY_FORMATS, MODELS, PARALLEL, PRECISIONS
+from trainables.registry import DATASETS, MEMORY_FORMATS, MODELS, PARALLEL, PRECISIONS, SMALLEST_IMAGES
 
 _NAMES: dict[str, Iterable[str]] = {
     "model": MODELS,
@@ -53,6 +54,17 @@ class Trial(BaseModel):
     )
     steps: int = Field(20, ge=1, description="steps of a timed window; windows fed by loader processes may need more")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")
+    interconnect: Literal["auto", "no_p2p", "socket"] = Field(
+        "auto", description="what NCCL may use: auto, or a slow interconnect emulated by forbidding peer-to-peer copies"
+    )
+    account_steps: int = Field(
+        10,
+        ge=0,
+        le=10_000,
+        description="steps of each window of the communication account; 0: neither it nor a ceiling",
+    )
+    sweep_bytes: int = Field(2**30, ge=4, le=2**34, description="largest message of the all-reduce sweep")
+    profile_ranks: str = Field("", description="ranks that keep a profiler trace: 0+3, or all; empty: none")
     repeat: int = Field(0, ge=0, description="which repetition this is")
 
     @field_validator(*_NAMES)
@@ -73,6 +85,13 @@ class Trial(BaseModel):
             raise ValueError("is not FILE.py:NAME")
         return value
 
+    @field_validator("profile_ranks")
+    @classmethod
+    def _ranks(cls, value: str) -> str:
+        if value not in ("", "all") and not re.fullmatch(r"[0-9]{1,6}(\+[0-9]{1,6})*", value):
+            raise ValueError("names no ranks; allowed: all, or numbers joined by +, such as 0+3")
+        return value
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.world_size % self.nodes:
@@ -81,6 +100,15 @@ class Trial(BaseModel):
             )
         if self.parallel == "none" and self.world_size > 1:
             raise ValueError(f"parallel 'none' trains on one rank; world_size is {self.world_size}: use parallel 'ddp'")
+        if self.device == "cpu" and self.interconnect != "auto":
+            raise ValueError(
+                f"interconnect {self.interconnect!r} is a setting of NCCL, and ranks on CPUs use gloo; allowed: auto"
+            )
+        smallest = 0 if self.workload else SMALLEST_IMAGES.get(self.model, 0)
+        if self.image_size < smallest:
+            raise ValueError(
+                f"image_size {self.image_size} is too small for model {self.model!r}; allowed: {smallest} or more"
+            )
         if self.dataset == "synthetic" and not self.workload and self.loader_workers:
             raise ValueError(
                 f"loader_workers {self.loader_workers} has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0"
@@ -100,6 +128,10 @@ class Trial(BaseModel):
         ready before it began below a tenth of what it takes.
         """
         return max(self.steps, 10 * self.loader_workers * self.prefetch_batches)
+
+    def profiles(self, rank: int) -> bool:
+        """Whether this rank of the trial keeps a profiler trace."""
+        return self.profile_ranks == "all" or rank in map(int, filter(None, self.profile_ranks.split("+")))
 
     @property
     def trial_id(self) -> str:

@@ -1,0 +1,50 @@
+"""What tables share: units, names of phases and ranks, and columns for the fields that vary and the number of repeats."""
+
+import pandas as pd
+
+from analysis.formatting import field_label, rank_noun
+from analysis.scaling import Analysis
+from analysis.table import Column
+
+GIB, MIB = 2**30, 2**20
+GB = 1e9
+
+GIB = 2**30
+
+PHASE_LABELS = {
+    "load_wait_s": "load wait",
+    "host_to_device_s": "host to device",
+    "forward_s": "forward",
+    "loss_s": "loss",
+    "backward_s": "backward",
+    "optimizer_s": "optimizer",
+}
+
+N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; one repeat has no interval.", decimals=0)
+
+
+def axis_columns(
+    analysis: Analysis, last: tuple[str, ...] = ("world_size",), without: tuple[str, ...] = ()
+) -> list[Column]:
+    """A column for each field that varies, those in `last` at the end; the number of ranks always."""
+    ranks = study_ranks(analysis)
+    first = [name for name in analysis.axes if name not in (*last, *without)]
+    return [
+        Column(name, field_label(name, ranks), decimals=_exact(analysis.configurations, name))
+        for name in (*first, *last)
+    ]
+
+
+def _exact(frame: pd.DataFrame, name: str) -> int | None:
+    return 0 if name in frame and pd.api.types.is_integer_dtype(frame[name]) else None
+
+
+def study_ranks(analysis: Analysis) -> tuple[str, str]:
+    """What this study's ranks are called, one and several."""
+    trials = analysis.results.trials
+    return rank_noun(trials["device"].dropna() if "device" in trials else ())
+
+
+def blocks(axes: list[Column]) -> tuple[str, ...]:
+    """A new block of rows wherever anything but the number of ranks changes."""
+    return tuple(column.name for column in axes if column.name != "world_size")

@@ -1,0 +1,142 @@
+"""What figures share: style, panels, legends, stacked bars, and how a figure becomes a file."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from analysis.formatting import configuration_label, percent, value_label
+from analysis.scaling import Analysis
+
+INK, GRID = "#2a2f36", "#c9ced6"
+"""Colours of text and of grid lines; the report puts its own, light or dark, in their place."""
+
+MAX_FACETS = 24
+"""Panels of one figure; a grid with more shows its first ones, and says so."""
+
+STYLE: dict[str, Any] = {
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK,
+    "grid.color": GRID, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.facecolor": "none", "axes.facecolor": "none",
+}  # fmt: skip
+TEXT: Any = {
+    "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False, "svg.fonttype": "none",
+    "svg.hashsalt": "scaling-study", "savefig.facecolor": "none",
+}  # fmt: skip
+
+MARKERS = "oDs^vPX*"
+
+
+def render(figure: Figure) -> tuple[str, bytes]:
+    """The figure as SVG (the same text for the same figure) and as PNG on white, 160 dots an inch; closes it."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, for both
+    svg, png = io.StringIO(), io.BytesIO()
+    with plt.rc_context(TEXT):
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=160, facecolor="white")
+    plt.close(figure)
+    return svg.getvalue(), png.getvalue()
+
+
+def facet_fields(analysis: Analysis) -> list[str]:
+    """Fields that vary and are neither on the axis nor a colour."""
+    return [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]
+
+
+def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
+    shown = min(count, MAX_FACETS)
+    columns = min(shown, 4)
+    rows = -(-shown // columns)
+    width = 9.6 if columns > 2 else 4.8 if columns == 1 else 7.2
+    figure, grid = plt.subplots(
+        rows,
+        columns,
+        figsize=(width, 0.7 + 2.5 * rows),
+        sharex=True,
+        sharey=sharey,
+        squeeze=False,
+        layout="constrained",
+    )
+    axes = list(grid.flat)
+    for axis in axes[shown:]:
+        axis.set_visible(False)
+    if count > shown:
+        figure.suptitle(f"the first {shown} of {count} panels ({percent(shown / count)})")
+    return figure, axes[:shown]
+
+
+def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
+    for axis in axes:
+        place = axis.get_subplotspec()
+        below = place.rowspan.stop * place.get_gridspec().ncols + place.colspan.start
+        if below >= len(axes):  # nothing under it: the last of its column
+            axis.set_xlabel(x_label)
+            axis.tick_params(labelbottom=True)
+        if place.is_first_col():
+            axis.set_ylabel(y_label)
+
+
+def legend(figure: Figure, handles: list[Any]) -> None:
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 6))
+
+
+def stacked_bars(
+    found: pd.DataFrame,
+    values: pd.DataFrame,
+    labels: Mapping[str, str],
+    names: Sequence[str],
+    ranks: tuple[str, str],
+    x_label: str,
+    totals: pd.Series | None = None,
+) -> Figure:
+    """A bar for each row of `found`, labelled by its fields `names`; a panel for each batch, on its own scale.
+
+    values: the parts, in the unit of the axis; negative ones are stacked to the left. labels: of all parts that there
+    might be, which fixes their colours. totals: marked with a line across the bar.
+    """
+    colours = dict(zip(labels, sns.color_palette("colorblind", len(labels)), strict=True))
+    panels = list(found.groupby("batch_per_gpu"))[:MAX_FACETS]
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    most = max(len(panel) for _, panel in panels)
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        figure, grid = plt.subplots(
+            rows, columns, figsize=(9.6, 0.9 + rows * (0.75 + 0.2 * most)), squeeze=False, layout="constrained"
+        )
+        axes = list(grid.flat)
+        for axis, (batch, panel) in zip(axes, panels, strict=False):
+            panel = panel.sort_values(list(names), kind="stable")
+            right, left = np.zeros(len(panel)), np.zeros(len(panel))
+            for name in values.columns:
+                width = values.loc[panel.index, name].to_numpy()
+                begin = np.where(width >= 0, right, left)
+                axis.barh(range(len(panel)), width, left=begin, height=0.72, color=colours[name], linewidth=0)
+                right, left = right + np.maximum(width, 0), left + np.minimum(width, 0)
+            if totals is not None:
+                axis.use_sticky_edges = False  # room for bars that end where the panel would
+                axis.scatter(totals.loc[panel.index], range(len(panel)), marker="|", s=110, color=INK, zorder=3)
+            axis.set_yticks(range(len(panel)), [configuration_label(row, names, ranks) for _, row in panel.iterrows()])
+            axis.invert_yaxis()
+            axis.grid(visible=False, axis="y")
+            axis.set_title(value_label("batch_per_gpu", batch, ranks))
+            axis.set_xlabel(x_label)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+        handles: list[Any] = [
+            Rectangle((0, 0), 1, 1, color=colours[name], label=labels[name]) for name in values.columns
+        ]
+        if totals is not None:
+            handles.append(plt.Line2D([], [], color=INK, marker="|", linestyle="none", markersize=9, label="whole"))
+        legend(figure, handles)
+    return figure

@@ -1,0 +1,96 @@
+"""Which trials ran under the same environment: only those may share a table.
+
+A fingerprint is what a trial's numbers depend on besides its own fields: the device, its driver, the CPU model, versions,
+environment variables and the commit. Hosts of equal kind have the same fingerprint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import join
+from analysis.load import Results, device_name
+
+NONE = "none"
+
+
+def fingerprint(trial: Mapping[str, Any] | pd.Series) -> dict[str, str]:
+    """The environment of one trial (a row of `Results.trials`): names and values as people read them.
+
+    Variables that the trial's own fields set are left out: those listed in `set_by_study`, and OMP_NUM_THREADS where Ray
+    made it the number of the rank's CPUs.
+    """
+    environment = trial["environment"] or {}
+    set_by_fields = set(environment.get("set_by_study") or ())
+    variables = {k: v for k, v in (environment.get("variables") or {}).items() if k not in set_by_fields}
+    if variables.get("OMP_NUM_THREADS") == str(trial.get("cpus_per_rank")):
+        del variables["OMP_NUM_THREADS"]
+    nodes = used_nodes(environment)
+    git = environment.get("git") or {}
+    commit = git.get("commit")
+    parts = {
+        "device": device_name(environment),
+        "driver": _joined(gpu.get("driver") for _, gpu in used_gpus(environment)),
+        "CPU": _joined(node.get("cpu_model") for node in nodes),
+        **(environment.get("versions") or {}),
+        **variables,
+        "git commit": f"{commit[:10]}{' with local changes' if git.get('dirty') else ''}" if commit else None,
+    }
+    return {name: str(value) for name, value in parts.items() if value not in (None, "")}
+
+
+def used_nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of trial.json's environment that held a rank of the trial."""
+    used = {rank.get("node_id") for rank in environment.get("ranks") or ()}
+    return [node for node in environment.get("nodes") or () if node.get("node_id") in used]
+
+
+def used_gpus(environment: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each rank that held a GPU, with the facts of that GPU, found by its UUID (empty where they are not known)."""
+    known = {gpu.get("uuid"): gpu for node in used_nodes(environment) for gpu in node.get("gpus") or ()}
+    return [(rank, known.get(rank["gpu_uuid"], {})) for rank in environment.get("ranks") or () if rank.get("gpu_uuid")]
+
+
+def by_environment(results: Results) -> list[Results]:
+    """The results of each environment that has a done trial, the one with most done trials first (then the earliest).
+
+    Trials without a result have no number to mix: they are all in the first.
+    """
+    done = results.trials[results.trials["status"] == "done"]
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for _, trial in done.iterrows():
+        groups.setdefault(tuple(sorted(fingerprint(trial).items())), []).append(trial["trial_id"])
+    if len(groups) < 2:
+        return [results]
+    began = done.set_index("trial_id")["started_at"]
+    members = sorted(groups.values(), key=lambda ids: (-len(ids), began[ids].min()))
+    without = set(results.trials["trial_id"]) - set(done["trial_id"])
+    return [_restricted(results, {*members[0], *without}), *(_restricted(results, set(ids)) for ids in members[1:])]
+
+
+def _restricted(results: Results, trial_ids: set[str]) -> Results:
+    """`results` with only these trials, in every frame."""
+    parts = {field.name: getattr(results, field.name) for field in fields(results)}
+    frames: dict[str, Any] = {
+        name: frame[frame["trial_id"].isin(trial_ids)].reset_index(drop=True)
+        for name, frame in parts.items()
+        if isinstance(frame, pd.DataFrame)
+    }
+    return replace(results, **frames)
+
+
+def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """What is unlike in two fingerprints: "torch 2.12.0 instead of 2.11.0 and driver 580 instead of 570"."""
+    return join(
+        [
+            f"{name} {own.get(name, NONE)} instead of {other.get(name, NONE)}"
+            for name in dict.fromkeys([*other, *own])
+            if own.get(name) != other.get(name)
+        ]
+    )
+
+
+def _joined(values: Any) -> str | None:
+    return " + ".join(sorted({str(value) for value in values if value})) or None

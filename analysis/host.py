@@ -1,0 +1,40 @@
+"""Where the host holds the GPU back: what it needs to issue a step, against what the GPU needs to compute it."""
+
+import pandas as pd
+
+from analysis.columns import study_ranks
+from analysis.formatting import configuration_label, number, percent
+from analysis.scaling import Analysis
+
+
+def issue_ratio(found: pd.DataFrame) -> pd.Series:
+    """Host time to issue a step / device time of its kernels, for each configuration; NaN where either is unknown.
+
+    Above 1 the host is the slower of the two, and the ratio says how many times faster the step could be, at most, if
+    issuing took no time and nothing else held it back.
+    """
+    return found["step_launch_s"].astype(float) / found["busy_s"].astype(float)
+
+
+def advice(analysis: Analysis) -> str | None:
+    """How many configurations the host limits, by how much at worst, and what to do; None where it limits none."""
+    found = analysis.configurations
+    limited = found[[value is True for value in found["host_bound"]]]
+    if limited.empty:
+        return None
+    ratio = issue_ratio(limited)
+    by = ratio if ratio.notna().any() else limited["step_launch_s"].astype(float)
+    worst = limited.iloc[int(by.fillna(0.0).to_numpy().argmax())]
+    label = configuration_label(
+        worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"], study_ranks(analysis)
+    )
+    issue = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to issue a step"
+    if pd.notna(ratio.max()):
+        issue += (
+            f" whose kernels take the GPU {number(1e3 * worst['busy_s'], 1)} ms, {number(ratio.max(), 1)} times as long, and the "
+            f"GPU is busy for {percent(worst['busy_fraction'])} of the step"
+        )
+    return (
+        f"The host limits {len(limited)} of {len(found)} configurations{', most' if len(limited) > 1 else ''} with {label}: {issue}. "
+        "A larger batch gives each launch more work; compilation or CUDA graphs need fewer launches."
+    )

@@ -1,0 +1,177 @@
+"""What the numbers rest on: hosts, GPUs by UUID, ranks, and what was wrong with a trial."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.evidence import _as_ranges, doubts
+from analysis.load import load
+from analysis.scaling import Analysis, analyse
+from analysis.tables import TABLES
+from tests.frames import grid, record, steps, write_study, write_trial
+
+GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
+
+
+def analysed(
+    directory: Path, change: Callable[[int, dict[str, Any]], None] = lambda n, e: None, **fields: Any
+) -> Analysis:
+    """1 and 2 GPUs, each once; `change(world_size, environment)` alters what a trial says of its environment."""
+    write_study(directory)
+    for trial in grid(GPU | fields, world_size=[1, 2]):
+        content = record(trial)
+        change(trial["world_size"], content["environment"])
+        write_trial(directory, content, steps(trial, 0.1))
+    return analyse(load(directory))
+
+
+def slow_down(world_size: int, environment: dict[str, Any]) -> None:
+    """On two GPUs, the second reaches its power limit, and its clock falls."""
+    if world_size == 2:
+        environment["ranks"][1]["after"] |= {
+            "throttle_reasons": ["power limit"],
+            "sm_clock_mhz": 1755,
+            "power_w": 700.0,
+        }
+
+
+def test_gpus_are_listed_by_uuid_with_the_range_of_what_was_read(tmp_path: Path) -> None:
+    def warmer(world_size: int, environment: dict[str, Any]) -> None:
+        slow_down(world_size, environment)
+        environment["ranks"][0]["after"]["temperature_c"] = 50 + world_size
+
+    cells = TABLES["gpus"](analysed(tmp_path / "results", warmer)).cells()
+    assert cells.iloc[0].to_dict() == {
+        "host": "node-a0",
+        "UUID": "GPU-0-0",
+        "GPU": "NVIDIA H200",
+        "driver": "570.86",
+        "PCIe": "5 x16",
+        "NVLinks": "18",
+        "NVLink version": "4.0",
+        "SM clock before (MHz)": "1,980",
+        "after (MHz)": "1,965",
+        "memory clock (MHz)": "3,201",
+        "power (W)": "612",
+        "temperature (°C)": "51–52",
+        "slowed down by": "nothing",
+        "trials": "2",
+    }
+    second = cells.iloc[1]
+    assert (second["UUID"], second["after (MHz)"], second["slowed down by"]) == ("GPU-0-1", "1,755", "power limit (1)")
+    assert second["trials"] == "1"
+
+
+def test_ranks_have_their_place_and_their_peak_memory(tmp_path: Path) -> None:
+    cells = TABLES["ranks"](analysed(tmp_path / "results")).cells()
+    assert cells.to_dict("records") == [
+        {
+            "rank": str(rank),
+            "host": "node-a0",
+            "device": f"GPU-0-{rank}",
+            "threads": "8",
+            "may run on CPUs": "0–15",
+            "peak allocated (GiB)": "1.38",
+            "peak reserved (GiB)": "1.62",
+            "trials": str(2 - rank),
+        }
+        for rank in (0, 1)
+    ]
+
+
+def test_hosts_have_their_load(tmp_path: Path) -> None:
+    def busier(world_size: int, environment: dict[str, Any]) -> None:
+        environment["ranks"][0]["after"]["load_average_1min"] = 8.0 * world_size
+
+    cells = TABLES["hosts"](analysed(tmp_path / "results", busier)).cells()
+    assert cells.to_dict("records") == [
+        {
+            "host": "node-a0",
+            "CPU": "AMD EPYC 9554 64-Core Processor",
+            "cores": "16",
+            "memory (GiB)": "128",
+            "load before": "3.5",
+            "load after": "3.5–16.0",
+            "trials": "2",
+        }
+    ]
+
+
+def test_calm_trials_raise_no_doubt(tmp_path: Path) -> None:
+    assert doubts(analysed(tmp_path / "results")) == []
+
+
+def test_slowed_gpus_and_fallen_clocks_are_doubts(tmp_path: Path) -> None:
+    assert doubts(analysed(tmp_path / "results", slow_down)) == [
+        (
+            "In 1 of 2 trials a GPU was slowed down: power limit (1). Such numbers say as much about power and cooling as about the "
+            "code."
+        ),
+        (
+            "In 1 of 2 trials a GPU's clock fell by more than 5\u00a0% between before and after, at most from 1,980 to 1,755 MHz: "
+            "warm it up longer, or lock its clocks."
+        ),
+    ]
+
+
+def test_a_load_above_the_cores_is_a_doubt(tmp_path: Path) -> None:
+    def crowded(world_size: int, environment: dict[str, Any]) -> None:
+        environment["ranks"][0]["before"]["load_average_1min"] = 12.0 * world_size
+
+    assert doubts(analysed(tmp_path / "results", crowded)) == [
+        (
+            "In 1 of 2 trials the load average of a host was above its number of cores, at most 24.0 on 16: processes waited for a "
+            "core, those of the study among them."
+        )
+    ]
+
+
+def test_results_older_than_these_readings_are_shown_with_what_they_have(tmp_path: Path) -> None:
+    def forget(world_size: int, environment: dict[str, Any]) -> None:
+        for rank in environment["ranks"]:
+            for name in ("before", "after", "affinity"):
+                del rank[name]
+        for gpu in environment["nodes"][0]["gpus"]:
+            for name in ("pcie_generation", "pcie_width", "nvlinks", "nvlink_version"):
+                del gpu[name]
+
+    found = analysed(tmp_path / "results", forget)
+    assert list(TABLES["gpus"](found).cells().columns) == ["host", "UUID", "GPU", "driver", "trials"]
+    assert list(TABLES["hosts"](found).cells().columns) == ["host", "CPU", "cores", "memory (GiB)", "trials"]
+    assert doubts(found) == []
+
+
+def test_gpus_that_say_little_are_listed_all_the_same(tmp_path: Path) -> None:
+    def silent(world_size: int, environment: dict[str, Any]) -> None:
+        for rank in environment["ranks"]:
+            for when in ("before", "after"):
+                rank[when] = json.loads(json.dumps(dict.fromkeys(rank[when])))
+            rank["gpu_uuid"] = f"MIG-{rank['rank']}"  # NVML lists whole GPUs
+
+    cells = TABLES["gpus"](analysed(tmp_path / "results", silent)).cells()
+    assert cells[["UUID", "GPU", "driver"]].to_numpy().tolist() == [
+        ["MIG-0", "NVIDIA H200", "–"],
+        ["MIG-1", "NVIDIA H200", "–"],
+    ]
+    assert "slowed down by" not in cells
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_runs_of_cpus_read_back_as_the_cpus_that_they_came_from(cpus: set[int]) -> None:
+    text = _as_ranges(cpus)
+    assert text is not None
+    read: list[int] = []
+    for part in text.split(", "):
+        low, _, high = part.partition("–")
+        read += range(int(low), int(high or low) + 1)
+    assert read == sorted(cpus)
+
+
+@pytest.mark.parametrize(("cpus", "text"), [([], None), ([3], "3"), ([0, 1, 2, 8], "0–2, 8")])
+def test_cpus_are_drawn_together(cpus: list[int], text: str | None) -> None:
+    assert _as_ranges(cpus) == text
