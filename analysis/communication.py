@@ -35,7 +35,7 @@ _SECONDS = [
 _SUMS = ["queueing_s", "communication_s", "hidden_s", "exposed_s", "wire_s", "wait_s", "exposed_wire_s"]
 
 ACCOUNT_COLUMNS = [
-    "gradient_bytes", "buckets", *_SECONDS, "waited_for_rank", "caused_wait_s", "late_by_load_s", "synchronised_step_s",
+    "gradient_bytes", "buckets", *_SECONDS, "waited_for_rank", "lateness_s", "caused_wait_s", "late_by_load_s", "synchronised_step_s",
     "no_sync_step_s", "seen_exposed_wire_s", "seen_exposed_wait_s", "seen_load_wait_s",
 ]  # fmt: skip
 """Columns of `account`, which is indexed by trial_id."""
@@ -159,7 +159,8 @@ def account(rows: pd.DataFrame, steps: pd.DataFrame, window: str = WINDOW) -> pd
     over ranks. first_ready_s and last_gradient_s say when in a step the first bucket and the last local gradient are
     there. synchronised_step_s and no_sync_step_s: interleaved steps with and without communication.
 
-    waited_for_rank: the one that waits least, for it arrives last. caused_wait_s: how much longer the others' exposed wait
+    waited_for_rank: the one that waits least, for it arrives last. lateness_s: how long the others wait for it, in the mean,
+    at the bucket of the step where that is longest. caused_wait_s: how much longer the others' exposed wait
     is than its own, in the mean; late_by_load_s: how much longer it waits for its batch than they do. The rank has a name
     only where caused_wait_s is at least `WAIT_MATTERS_SHARE` of a step.
 
@@ -174,6 +175,7 @@ def account(rows: pd.DataFrame, steps: pd.DataFrame, window: str = WINDOW) -> pd
     for kind in ("synchronised", "no_sync"):
         result[f"{kind}_step_s"] = _rank_medians(steps, kind, "step_s").groupby(level="trial_id").mean()
     late = _rank_with(ranks["wait_s"], "idxmin")
+    result["lateness_s"] = _lateness(rows[rows["window"] == window], late)
     result["caused_wait_s"] = -_against_others(ranks["exposed_wait_s"], late)
     result["late_by_load_s"] = _against_others(ranks["load_wait_s"], late)
     step_s = _rank_medians(steps, window, "step_s").groupby(level="trial_id").mean()
@@ -183,6 +185,13 @@ def account(rows: pd.DataFrame, steps: pd.DataFrame, window: str = WINDOW) -> pd
     for name in ("exposed_wire_s", "exposed_wait_s", "load_wait_s"):
         result[f"seen_{name}"] = seen[name]
     return result[ACCOUNT_COLUMNS]
+
+
+def _lateness(rows: pd.DataFrame, late: pd.MultiIndex) -> pd.Series:
+    """By trial: the wait of ranks other than `late` (trial_id, rank) at the bucket where it is longest, median over steps."""
+    others = rows[~pd.MultiIndex.from_frame(rows[["trial_id", "rank"]]).isin(late)]
+    at_bucket = others.groupby(["trial_id", "step", "bucket"])["wait_s"].mean()
+    return at_bucket.groupby(level=["trial_id", "step"]).max().groupby(level="trial_id").median()
 
 
 def exposed_costs(accounts: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataFrame) -> pd.DataFrame:

@@ -56,7 +56,7 @@ def communication(analysis: Analysis) -> Table:
             Column("gradient_bytes", "gradients (MiB)", "bytes that every rank reduces in a step.", 1 / MIB, 1),
             Column("buckets", "buckets", decimals=0),
             *(replace(column, scale=_MS, decimals=decimals) for column in seconds),
-            Column("late", "late rank", "the rank that the others wait for, and for how long after their own last gradient."),
+            Column("late", "late rank", "the rank that the others wait for, and for how long at the bucket where it is latest."),
             N_COLUMN,
         ),
         frame,
@@ -266,7 +266,7 @@ def _by_configuration(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
 def _late(row: pd.Series) -> str | None:
     if pd.isna(row["waited_for_rank"]):
         return None
-    return f"rank {int(row['waited_for_rank'])}: {_MS * row['caused_wait_s']:.1f} ms"
+    return f"rank {int(row['waited_for_rank'])}: {_MS * row['lateness_s']:.1f} ms"
 
 
 def _reading(row: pd.Series, parts: pd.Series | None, step_s: float) -> str | None:

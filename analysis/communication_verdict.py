@@ -54,11 +54,12 @@ def late_ranks(analysis: Analysis) -> str | None:
     row = rows.sort_values("caused_wait_s").iloc[-1]
     where = _label(analysis, row.name)
     text = (
-        f"Rank {int(row['waited_for_rank'])} arrived last{f' ({where})' if where else ''}; "
-        f"the {'other' if _world_size(analysis, row.name) == 2 else 'others'} waited {_ms(row['caused_wait_s'])} a step for it"
+        f"Rank {int(row['waited_for_rank'])} arrived last{f' ({where})' if where else ''}: "
+        f"the {'other' if _world_size(analysis, row.name) == 2 else 'others'} waited {_ms(row['lateness_s'])} a step for it, "
+        f"{_ms(row['caused_wait_s'])} of them exposed"
     )
     if row["late_by_load_s"] >= 0.5 * row["caused_wait_s"]:
-        text += f", which waits {_ms(row['late_by_load_s'])} longer for its batch"
+        text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
     measured = len(analysis.communication.exposed)
     return f"{text}." if measured == 1 else f"{text}. One rank is late in {len(rows)} of {measured} configurations."
 

@@ -231,7 +231,7 @@ def _measured(proof: Proof) -> pd.DataFrame:
     results = proof.results()
     rows = summaries(results.trials, results.steps).set_index("trial_id")
     told = account(bucket_rows(results.buckets, results.steps, results.trials), results.steps)
-    return rows.join(told[["waited_for_rank", "caused_wait_s", "exposed_wire_s"]])
+    return rows.join(told[["waited_for_rank", "lateness_s", "exposed_wire_s"]])
 
 
 def instrument_figures(proof: Proof) -> list[dict[str, Any]]:
@@ -253,7 +253,7 @@ def fault_figures(proof: Proof) -> list[dict[str, Any]]:
     found = _measured(proof)
     late, slow = fault_trials(proof)
     figures = []
-    if share := _share(found, late.but(workload=""), late, "caused_wait_s"):
+    if share := _share(found, late.but(workload=""), late, "lateness_s"):
         named = found["waited_for_rank"].astype(object)[late.trial_id]
         waited_for = "no rank" if pd.isna(named) else f"rank {named}"
         figures.append(

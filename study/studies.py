@@ -62,7 +62,7 @@ def default(capacity: Capacity) -> Study:
     base: dict[str, Any] = {"memory_format": "channels_last", "learning_rate": 0.01, "dataset": "fashion_mnist_sample"}
     axes: dict[str, tuple[Any, ...]] = {"world_size": _world_sizes(capacity)}
     if on_gpus:
-        base |= {"device": "cuda", "model": "resnet18_small", "warmup_steps": 10, "steps": 50}
+        base |= {"device": "cuda", "model": "resnet18_small", "warmup_steps": 11, "steps": 50}
         axes |= {"batch_per_gpu": (32, 128, 512), "loader_workers": (2, 4), "precision": ("bf16", "fp32")}
     else:
         # The ImageNet stem divides 28 pixels by four before the first block; without it, a CPU that lacks bf16

@@ -86,7 +86,7 @@ def test_the_hook_averages_bit_for_bit_as_ddp_does(ranks: int, dtype: torch.dtyp
         for expected, found in zip(own, hooked, strict=True):
             assert expected.abs().max() > 0
             assert torch.equal(expected, found)
-        if ranks == 3:
+        if ranks == 3 and dtype == torch.float32:
             assert not torch.equal(multiplied, divided), "a hook that divides would be found"
 
 

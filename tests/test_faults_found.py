@@ -64,6 +64,7 @@ def test_a_rank_that_is_late_is_waited_for(visit: dict[str, pd.Series]) -> None:
     assert late["waited_for_rank"] == LATE_RANK
     assert late["caused_wait_s"] > LATE_S / 2
     assert late["caused_wait_s"] > late["wire_s"]
+    assert LATE_S / 2 < late["lateness_s"] < 3 * LATE_S
     assert late["load_wait_s"] < LATE_S / 2
 
 

@@ -20,7 +20,7 @@ from trainables.timing import Clock, Mark, Row, StepMarks
 
 @dataclass
 class BucketMarks:
-    """One gradient bucket of one step; `end` comes when it is reduced."""
+    """One gradient bucket of one step: `ready` when it is handed over to be reduced, `end` when it is."""
 
     size_bytes: int
     ready: Mark
@@ -60,6 +60,10 @@ def averaging_hook(account: Account, bucket: dist.GradBucket) -> torch.futures.F
     marks = BucketMarks(tensor.numel() * tensor.element_size(), clock.mark())
     account.steps[-1].append(marks)
     work: Any = dist.all_reduce(tensor, group=account.group, async_op=True)
+    if tensor.is_cuda:
+        # NCCL waits for what this stream has done so far, on a stream of its own. Where the host is behind the device, the
+        # all-reduce cannot begin before it is issued, and this mark is not passed before that either.
+        marks.ready = clock.mark()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         # on CUDA this runs at once, on a stream that waits for the all-reduce; over gloo it runs when that is done

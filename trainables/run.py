@@ -153,9 +153,9 @@ def run(
         if trial.parallel != "none":
             drop_buckets(group, device)
         if communicates:
-            sweep = all_reduce_sweep(
-                sweep_sizes(trial.sweep_bytes, sizes), rank, device, group, control or group, clock
-            )
+            every = sweep_sizes(trial.sweep_bytes, sizes)
+            with without_garbage_collection():
+                sweep = all_reduce_sweep(every, rank, device, group, control or group, clock)
         windows_ended_at = time.time()
     return Measurement(rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace, observations)
 
@@ -226,7 +226,7 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
     """The windows of the wrapper that trains as a user's would; gives the peak memory of them, in bytes."""
     trial, clock, batches = here.trial, here.clock, here.batches
     step = here.step_of(model)
-    _, warmup = phase_window(step, batches, trial.warmup_steps, clock, here.barrier)
+    _, warmup = phase_window(step, batches, trial.settling_steps, clock, here.barrier)
     plain_s, losses = plain_window(step, batches, trial.window_steps, clock, here.barrier)
     phases_s, phases = phase_window(step, batches, trial.window_steps, clock, here.barrier)
     observe()
@@ -296,7 +296,7 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
         if timed_s is not None:
             buckets.extend(bucket_rows(account, taken, name, here.rank, first, clock.seconds))
 
-    window("account_warmup", trial.warmup_steps)
+    window("account_warmup", trial.settling_steps)
     if sizes:
         window("communication", trial.account_steps)
         if bucket_bytes(model) != sizes:
