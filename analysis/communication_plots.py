@@ -14,7 +14,18 @@ from analysis.ceiling import KEYS
 from analysis.columns import GB, study_ranks
 from analysis.communication import SLOWDOWN_PARTS
 from analysis.communication_tables import SLOWDOWN_LABELS
-from analysis.drawing import INK, MARKERS, STYLE, TEXT, facet_fields, grid_of_axes, legend, outer_labels, stacked_bars
+from analysis.drawing import (
+    INK,
+    MARKERS,
+    STYLE,
+    TEXT,
+    facet_fields,
+    grid_of_axes,
+    legend,
+    outer_labels,
+    stacked_bars,
+    wrapped,
+)
 from analysis.formatting import configuration_label, size
 from analysis.scaling import Analysis
 
@@ -82,7 +93,7 @@ def bus_bandwidth(analysis: Analysis) -> Figure | None:
             axis.set_ylim(bottom=shown["bus_bytes_per_s"].min() / GB / 1.5)
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_title(configuration_label(title, panel_keys, ranks))
+            axis.set_title(wrapped(configuration_label(title, panel_keys, ranks), 4))
         outer_labels(axes, "size of the message", "bus bandwidth (GB/s)")
         handles = [
             Line2D(

@@ -55,8 +55,8 @@ def late_ranks(analysis: Analysis) -> str | None:
     where = _label(analysis, row.name)
     text = (
         f"Rank {int(row['waited_for_rank'])} arrived last{f' ({where})' if where else ''}: "
-        f"the {'other' if _world_size(analysis, row.name) == 2 else 'others'} waited {_ms(row['lateness_s'])} a step for it, "
-        f"{_ms(row['caused_wait_s'])} of them exposed"
+        f"the {'other' if _world_size(analysis, row.name) == 2 else 'others'} waited for it {_ms(row['lateness_s'])} at one bucket, "
+        f"and {_ms(row['caused_wait_s'])} a step after the last gradient"
     )
     if row["late_by_load_s"] >= 0.5 * row["caused_wait_s"]:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"

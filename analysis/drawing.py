@@ -1,6 +1,7 @@
 """What figures share: style, panels, legends, stacked bars, and how a figure becomes a file."""
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,11 @@ def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
     return figure, axes[:shown]
 
 
+def wrapped(label: str, columns: int) -> str:
+    """A label in lines that fit over one of so many panels side by side."""
+    return textwrap.fill(label, {1: 60, 2: 44}.get(columns, 28), break_long_words=False)
+
+
 def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
     for axis in axes:
         place = axis.get_subplotspec()
@@ -109,10 +115,20 @@ def stacked_bars(
     panels = list(found.groupby("batch_per_gpu"))[:MAX_FACETS]
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
+    bars = {
+        index: textwrap.fill(configuration_label(row, names, ranks), 40, break_long_words=False)
+        for _, panel in panels
+        for index, row in panel.iterrows()
+    }
+    lines = max(label.count("\n") + 1 for label in bars.values())
     most = max(len(panel) for _, panel in panels)
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(
-            rows, columns, figsize=(9.6, 0.9 + rows * (0.75 + 0.2 * most)), squeeze=False, layout="constrained"
+            rows,
+            columns,
+            figsize=(9.6, 0.9 + rows * (0.75 + (0.05 + 0.15 * lines) * most)),
+            squeeze=False,
+            layout="constrained",
         )
         axes = list(grid.flat)
         for axis, (batch, panel) in zip(axes, panels, strict=False):
@@ -126,7 +142,7 @@ def stacked_bars(
             if totals is not None:
                 axis.use_sticky_edges = False  # room for bars that end where the panel would
                 axis.scatter(totals.loc[panel.index], range(len(panel)), marker="|", s=110, color=INK, zorder=3)
-            axis.set_yticks(range(len(panel)), [configuration_label(row, names, ranks) for _, row in panel.iterrows()])
+            axis.set_yticks(range(len(panel)), [bars[index] for index in panel.index])
             axis.invert_yaxis()
             axis.grid(visible=False, axis="y")
             axis.set_title(value_label("batch_per_gpu", batch, ranks))

@@ -60,14 +60,33 @@ def by_environment(results: Results) -> list[Results]:
     """
     done = results.trials[results.trials["status"] == "done"]
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for _, trial in done.iterrows():
-        groups.setdefault(tuple(sorted(fingerprint(trial).items())), []).append(trial["trial_id"])
+    for trial_id, found in comparable(done).items():
+        groups.setdefault(tuple(sorted(found.items())), []).append(trial_id)
     if len(groups) < 2:
         return [results]
     began = done.set_index("trial_id")["started_at"]
     members = sorted(groups.values(), key=lambda ids: (-len(ids), began[ids].min()))
     without = set(results.trials["trial_id"]) - set(done["trial_id"])
     return [_restricted(results, {*members[0], *without}), *(_restricted(results, set(ids)) for ids in members[1:])]
+
+
+def comparable(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """The fingerprint of each trial, by its id.
+
+    A variable that some trials' fields set, and that has one value in all others, is no difference between the two.
+    """
+    found = {trial["trial_id"]: fingerprint(trial) for _, trial in trials.iterrows()}
+    own = {
+        trial_id: set((environment or {}).get("set_by_study") or ())
+        for trial_id, environment in zip(trials["trial_id"], trials["environment"], strict=True)
+    }
+    for name in set().union(*own.values()):
+        elsewhere = {found[trial_id].get(name) for trial_id, names in own.items() if name not in names}
+        if len(elsewhere) == 1 and (value := elsewhere.pop()) is not None:
+            for trial_id, names in own.items():
+                if name in names:
+                    found[trial_id][name] = value
+    return found
 
 
 def _restricted(results: Results, trial_ids: set[str]) -> Results:

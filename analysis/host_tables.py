@@ -53,7 +53,7 @@ def host(analysis: Analysis) -> Table:
             Column(
                 "host_bound",
                 "host-bound",
-                "yes: issuing takes at least 0.9 of the step on an idle GPU, and most steps in free running found the GPU idle. "
+                "yes: the host needs longer to issue a step than the GPU for its kernels, and for at least 0.75 of the plain step. "
                 "Then a larger batch, compilation or CUDA graphs help, and a faster GPU does not.",
             ),
             N_COLUMN,

@@ -33,6 +33,9 @@ MEASURES = (
     "previous_step_done_share", "host_bound", "peak_memory_bytes", "peak_reserved_bytes",
 )  # fmt: skip
 
+HOST_BOUND_STEP_SHARE = 0.75
+"""A host that needs longer to issue a step than the device for its kernels, and this share of the plain step, bounds it."""
+
 HOST_BOUND_LAUNCH_RATIO = 0.9
 """On an idle device a host that needs this share of the step's span to issue it cannot run ahead of the device."""
 
@@ -65,8 +68,10 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     busy_fraction: (busy_s + host_to_device_s) / step_s, the share of a plain step for which the device has kernels or the
     batch's copy to run. What is left is waiting: for the host, a batch, or gradients (exposed communication is no part of it).
     previous_step_done_share: steps in free running at whose end the previous step had already left the device.
-    host_bound: True where issuing takes at least 0.9 of the span on an idle device and most previous steps had ended
-    in free running: then the device waits for the host. None where either was not measured.
+    host_bound: True where the host needs longer to issue a step than the device for its kernels, and for at least 0.75 of
+    the plain step: else something other than either takes the step's time, a slow all-reduce say. Where kernel-busy time
+    is not known: where issuing takes at least 0.9 of the span on an idle device and most previous steps had ended in
+    free running. None where neither was measured.
     peak_memory_bytes, peak_reserved_bytes: allocated, and held by the allocator; maximum over ranks.
     """
     row = _measure(steps.assign(trial_id="")).iloc[0] if len(steps) else pd.Series(dtype=object)
@@ -147,8 +152,11 @@ def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     result["previous_step_done_share"] = running["previous_step_done"].astype(float).groupby(running["trial_id"]).mean()
     share = result["previous_step_done_share"]
     launch_ratio = launches["launch_ratio"].reindex(result.index)
-    known = share.notna() & launch_ratio.notna()
-    bound = (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5)
+    issued_s, busy_s = result["step_launch_s"], result["busy_s"]
+    compared = issued_s.notna() & busy_s.notna() & result["step_s"].notna()
+    slower = (issued_s > busy_s) & (issued_s >= HOST_BOUND_STEP_SHARE * result["step_s"])
+    bound = slower.where(compared, (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5))
+    known = compared | (share.notna() & launch_ratio.notna())
     result["host_bound"] = bound.astype(object).where(known, None)
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
     result[peaks] = steps.groupby("trial_id")[peaks].max()

@@ -17,7 +17,18 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_plots import bus_bandwidth, slowdown
-from analysis.drawing import INK, MARKERS, STYLE, TEXT, facet_fields, grid_of_axes, legend, outer_labels, stacked_bars
+from analysis.drawing import (
+    INK,
+    MARKERS,
+    STYLE,
+    TEXT,
+    facet_fields,
+    grid_of_axes,
+    legend,
+    outer_labels,
+    stacked_bars,
+    wrapped,
+)
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
@@ -77,7 +88,9 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.minorticks_off()
             axis.set_xlim(min(sizes) / 1.25, max(sizes) * 1.25)
-            axis.set_title(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks))
+            axis.set_title(
+                wrapped(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks), min(4, len(facets)))
+            )
             if value == "efficiency":
                 axis.set_ylim(0, 1.1 * max(100.0, *(100 * rows["efficiency"])))
             else:  # both axes logarithmic: the ideal is a straight line

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.communication import Communication, communication
-from analysis.environments import by_environment, difference, fingerprint
+from analysis.environments import by_environment, comparable, difference
 from analysis.load import OUTCOME_COLUMNS, Results
 from analysis.measures import MEASURES, require, summaries
 from analysis.statistics import intervals, log_estimates, ratios
@@ -70,7 +70,7 @@ def analyse(results: Results) -> Analysis:
     Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
     """
     rows = summaries(results.trials, results.steps)
-    seen = [fingerprint(trial) for _, trial in rows.iterrows()]
+    seen = list(comparable(rows).values())
     environment = seen[0] if seen else {}
     if unlike := next((other for other in seen if other != environment), None):
         raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")

@@ -151,6 +151,7 @@ def test_a_late_rank_is_waited_for_at_each_bucket_but_costs_its_lateness_once(tm
     (row,) = (row for _, row in found.communication.account.iterrows())
     assert row["wait_s"] == pytest.approx(4 * 0.020 / 2, rel=0.01)
     assert row["caused_wait_s"] == pytest.approx(0.020, rel=0.01)
+    assert row["lateness_s"] == pytest.approx(0.020, rel=0.01)
 
 
 def test_the_exposed_cost_by_difference_and_by_the_course_stand_beside_the_live_one(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_rank_that_was_late_and_the_slowdown_are_put_into_words(tmp_path: Pa
             "The largest slowdown: a step takes 25.0\u00a0ms longer on 2 GPUs than on 1 GPU, of which 20.0\u00a0ms exposed wait, "
             "1.1\u00a0ms exposed wire and 0.5\u00a0ms load; 3.4\u00a0ms remain unexplained."
         ),
-        "Rank 1 arrived last (2 GPUs): the other waited 20.0\u00a0ms a step for it, 20.0\u00a0ms of them exposed.",
+        "Rank 1 arrived last (2 GPUs): the other waited for it 20.0\u00a0ms at one bucket, and 20.0\u00a0ms a step after the last gradient.",
         (
             "All-reduces that the backward pass does not hide take 11.1\u00a0ms of a step, 9\u00a0% (2 GPUs); 0\u00a0% of their time is "
             "hidden there."
@@ -54,7 +54,7 @@ def test_a_late_rank_that_waits_for_its_batch_is_called_that(tmp_path: Path) -> 
     results.steps.loc[slow, "load_wait_s"] += 0.020
     text = " ".join(sentences(analyse(results)))
     assert (
-        "the other waited 20.0\u00a0ms a step for it, 20.0\u00a0ms of them exposed; it waits 20.0\u00a0ms longer for its batch."
+        "the other waited for it 20.0\u00a0ms at one bucket, and 20.0\u00a0ms a step after the last gradient; it waits 20.0\u00a0ms longer for its batch."
         in text
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.environments import difference, fingerprint
+from analysis.environments import comparable, difference, fingerprint
 from analysis.load import load
 from analysis.report import summary_table, write_report
 from analysis.scaling import analyse, analyses
@@ -77,6 +77,16 @@ def test_variables_that_the_trials_fields_set_make_no_difference() -> None:
     by_hand = trial(GPU, variables=variables)
     assert fingerprint(emulated) == fingerprint(trial(GPU))
     assert difference(fingerprint(by_hand), fingerprint(trial(GPU))) == "NCCL_P2P_DISABLE 1 instead of none"
+
+
+def test_a_variable_of_the_user_that_one_trials_field_sets_too_makes_no_difference() -> None:
+    """NCCL_NVLS_ENABLE=0 in the user's shell, and set again by the trials of an emulated interconnect."""
+    user = {"OMP_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0"}
+    rows = [trial(GPU, variables=user), trial(GPU, variables=user, set_by_study=["NCCL_NVLS_ENABLE"])]
+    same = pd.DataFrame(rows).assign(trial_id=["a", "b"])
+    assert comparable(same)["a"] == comparable(same)["b"]
+    mixed = pd.DataFrame([*rows, trial(GPU, variables={"OMP_NUM_THREADS": "1"})]).assign(trial_id=["a", "b", "c"])
+    assert comparable(mixed)["a"] != comparable(mixed)["c"], "two values outside the field are two environments"
 
 
 def test_threads_that_follow_from_the_cpus_of_a_rank_make_no_difference() -> None:

@@ -89,13 +89,25 @@ def test_instruments_are_charged_with_what_they_add() -> None:
 
 
 @pytest.mark.parametrize(
+    ("launch_ratio", "busy_ratio", "host_bound"),
+    [(0.95, 0.4, True), (0.8, 0.4, True), (0.8, 0.95, False), (0.6, 0.4, False), (0.5, 0.95, False)],
+)
+def test_host_bound_needs_a_host_slower_than_the_device_that_fills_the_step(
+    launch_ratio: float, busy_ratio: float, host_bound: bool
+) -> None:
+    found = summarise(steps(CUDA, 0.5, launch_ratio=launch_ratio, busy_ratio=busy_ratio, previous_done=0.5))
+    assert found["host_bound"] is host_bound
+
+
+@pytest.mark.parametrize(
     ("launch_ratio", "previous_done", "host_bound"),
     [(0.95, 1.0, True), (0.95, 0.0, False), (0.5, 1.0, False), (0.5, 0.0, False)],
 )
-def test_host_bound_needs_slow_issue_and_an_idle_device(
+def test_without_kernel_busy_time_host_bound_needs_slow_issue_and_an_idle_device(
     launch_ratio: float, previous_done: float, host_bound: bool
 ) -> None:
-    found = summarise(steps(CUDA, 0.5, launch_ratio=launch_ratio, previous_done=previous_done))
+    frame = steps(CUDA, 0.5, launch_ratio=launch_ratio, previous_done=previous_done)
+    found = summarise(frame[frame["window"] != "busy"])
     assert found["host_bound"] is host_bound
     assert found["step_launch_s"] == pytest.approx(0.5 * launch_ratio)
     assert found["issue_step_s"] == pytest.approx(0.5)
