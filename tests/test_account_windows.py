@@ -15,7 +15,7 @@ from tests.gloo import on_ranks
 from trainables.communication import Account, averaging_hook, bucket_bytes, with_account
 from trainables.parallel import ddp
 from trainables.run import Measurement, run
-from trainables.sweep import sweep_sizes
+from trainables.sweep import REPETITIONS, sweep_sizes
 from trainables.timing import CpuClock
 from trainables.trial import Trial
 
@@ -174,7 +174,7 @@ def test_the_sweep_holds_every_size_on_every_rank(pair: list[Measurement]) -> No
         sizes = [row["bytes"] for row in measurement.sweep]
         assert set(sizes) == set(sweep_sizes(PAIR.sweep_bytes, buckets)) > buckets
         assert sizes == sorted(sizes)
-        assert {row["repetition"] for row in measurement.sweep} == set(range(5))
+        assert {row["repetition"] for row in measurement.sweep} == set(range(REPETITIONS))
         assert all(row["seconds"] > 0 and row["rank"] == measurement.rank for row in measurement.sweep)
 
 

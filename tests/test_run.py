@@ -138,7 +138,7 @@ def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: st
         assert [(window, len(rows)) for window, rows in windows(measurement).items()] == [
             ("warmup", trial.warmup_steps),
             ("plain", trial.window_steps),
-            ("phases", trial.window_steps),
+            ("phases", trial.steps),
             *EXPLAINING[: 4 * (ranks - 1)],
         ]
 

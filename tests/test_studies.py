@@ -42,7 +42,7 @@ def test_the_default_study_without_gpus_is_the_grid_that_ends_in_minutes() -> No
     assert {(t.model, t.dataset, t.device, t.memory_format) for t in trials if t} == {
         ("resnet18", "fashion_mnist_sample", "cpu", "channels_last")
     }
-    assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(3, 2**22)}
+    assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(1, 2**22)}
 
 
 def test_the_default_study_uses_all_gpus_in_powers_of_two() -> None:

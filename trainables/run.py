@@ -144,6 +144,8 @@ def run(
                     sizes = bucket_bytes(model)
                 del model
                 gc.collect()  # the collector is off, and the second wrapper is made when the first is gone
+                if trial.parallel != "none":
+                    drop_buckets(group, device)  # two sets of them would be memory that training does not need
                 if communicates or trial.profile_ranks:
                     buckets, trace = _explaining_windows(here, sizes)
             rows = _rows(here, peaks)
@@ -228,7 +230,7 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
     step = here.step_of(model)
     _, warmup = phase_window(step, batches, trial.settling_steps, clock, here.barrier)
     plain_s, losses = plain_window(step, batches, trial.window_steps, clock, here.barrier)
-    phases_s, phases = phase_window(step, batches, trial.window_steps, clock, here.barrier)
+    phases_s, phases = phase_window(step, batches, trial.steps, clock, here.barrier)
     observe()
     here.keep("warmup", None, warmup, phase_row)
     here.labelled += [("plain", plain_s, loss, dict) for loss in losses]

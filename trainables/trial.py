@@ -54,7 +54,9 @@ class Trial(BaseModel):
         ge=2,
         description="steps before any timing, at least two: DDP rebuilds its buckets after the first; see settling_steps",
     )
-    steps: int = Field(20, ge=1, description="steps of a timed window; windows fed by loader processes may need more")
+    steps: int = Field(
+        20, ge=1, description="steps of a timed window; the plain one may need more where loader processes feed it"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")
     interconnect: Literal["auto", "no_p2p", "socket"] = Field(
         "auto", description="what NCCL may use: auto, or a slow interconnect emulated by forbidding peer-to-peer copies"
@@ -124,7 +126,7 @@ class Trial(BaseModel):
 
     @property
     def window_steps(self) -> int:
-        """Steps of each timed window.
+        """Steps of the plain window; those after it, which meet loaders in their stride, have `steps`.
 
         A loader's queues hold `loader_workers * prefetch_batches` batches; a window ten times as long keeps what was
         ready before it began below a tenth of what it takes.
