@@ -50,7 +50,7 @@ def ceilings(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
     grouped = rows.groupby([*KEYS, "bytes"], dropna=False)["seconds"]
     result = grouped.agg(["median", "size"]).reset_index().rename(columns={"median": "seconds", "size": "n"})
     result["algorithm_bytes_per_s"] = result["bytes"] / result["seconds"]
-    result["bus_bytes_per_s"] = result["algorithm_bytes_per_s"] * _bus_factor(result["world_size"])
+    result["bus_bytes_per_s"] = result["algorithm_bytes_per_s"] * bus_factor(result["world_size"])
     return result[SWEEP_COLUMNS]
 
 
@@ -81,7 +81,7 @@ def fits(sweep: pd.DataFrame) -> pd.DataFrame:
             }
         )
     result = pd.DataFrame(rows, columns=[name for name in FIT_COLUMNS if name != "bus_bytes_per_s"])
-    result["bus_bytes_per_s"] = result["algorithm_bytes_per_s"] * _bus_factor(result["world_size"])
+    result["bus_bytes_per_s"] = result["algorithm_bytes_per_s"] * bus_factor(result["world_size"])
     return result[FIT_COLUMNS]
 
 
@@ -114,7 +114,8 @@ def ceiling_seconds(seconds: pd.DataFrame, buckets: pd.DataFrame) -> pd.Series:
     return result
 
 
-def _bus_factor(world_size: pd.Series) -> pd.Series:
+def bus_factor(world_size: pd.Series) -> pd.Series:
+    """busbw / algbw of an all-reduce on so many ranks."""
     return 2 * (world_size - 1) / world_size
 
 

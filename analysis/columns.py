@@ -9,8 +9,6 @@ from analysis.table import Column
 GIB, MIB = 2**30, 2**20
 GB = 1e9
 
-GIB = 2**30
-
 PHASE_LABELS = {
     "load_wait_s": "load wait",
     "host_to_device_s": "host to device",

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.ceiling import ceiling_seconds, ceilings, fits, sweep_seconds
+from analysis.ceiling import bus_factor, ceiling_seconds, ceilings, fits, sweep_seconds
 from analysis.load import Results
 from analysis.measures import require
 from analysis.statistics import intervals, log_estimates
@@ -298,7 +298,7 @@ def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFr
     trials["ceiling_s"] = ceiling_seconds(sweep_seconds(sweep), trials)
     wire = trials["wire_s"].where(trials["wire_s"] > 0)
     trials["utilisation"] = trials["ceiling_s"] / wire
-    trials["bus_bytes_per_s"] = trials["bytes"] / wire * 2 * (trials["world_size"] - 1) / trials["world_size"]
+    trials["bus_bytes_per_s"] = trials["bytes"] / wire * bus_factor(trials["world_size"])
     grouped = trials.groupby(["configuration", "bucket"])
     result = grouped[["wire_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]].median()
     result["bytes"] = grouped["bytes"].first()

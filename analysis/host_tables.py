@@ -1,6 +1,6 @@
 """Tables of what lies between host and GPU: issuing work, and copying batches. Without a GPU there are none."""
 
-from analysis.columns import N_COLUMN, PHASE_LABELS, axis_columns
+from analysis.columns import N_COLUMN, PHASE_LABELS, axis_columns, blocks
 from analysis.host import issue_ratio
 from analysis.measures import BUSY, LAUNCHED, LAUNCHES
 from analysis.scaling import Analysis
@@ -61,7 +61,7 @@ def host(analysis: Analysis) -> Table:
         frame,
         "Each pair: milliseconds that the host needs to issue a part onto an idle GPU / that the GPU needs for its kernels, run back "
         "to back, without communication. Where the left one is larger, the GPU waits for the host.",
-        blocks=tuple(column.name for column in axes if column.name != "world_size"),
+        blocks=blocks(axes),
         empty="",
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ import pandas as pd
 
 from analysis.ceiling import sweep_seconds
 from analysis.communication import account, bucket_rows
+from analysis.formatting import field_value
 from analysis.load import Results, load
 from analysis.measures import summaries
 from analysis.report import write_report
@@ -38,6 +39,7 @@ from study.cluster import Cluster, connect
 from study.environment import versions
 from study.store import Store
 from study.tuning import Event, run_trials
+from trainables.sweep import sweep_sizes
 from trainables.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +47,7 @@ FAULTS = "benchmarks/faults.py"
 MIB, GIB, GB = 2**20, 2**30, 1e9
 
 SWEEP_GOAL = 0.97
-LAUNCH_BOUND_BYTES = 16 * 2**20
+LAUNCH_BOUND_BYTES = 16 * MIB
 BUS_GOAL_BYTES_PER_S = 350 * GB
 """at 1 GiB on 4 GPUs that NVLink joins"""
 FOUND_GOAL = 0.8
@@ -198,7 +200,7 @@ def _tell(event: Event) -> None:
 
 def bare_sweeps(proof: Proof) -> list[dict[str, Any]]:
     """The rows of `bare_sweep.py` under torchrun for every world size, which they name."""
-    messages = [4**power for power in range(1, 16) if 4**power <= _base(proof).sweep_bytes]
+    messages = sweep_sizes(_base(proof).sweep_bytes, [])
     return [
         {"world_size": size, **row} for size in proof.sizes for row in bare_sweep(proof.options.device, size, messages)
     ]
@@ -218,7 +220,7 @@ def bare_sweep(device: str, world_size: int, sizes: Sequence[int]) -> list[dict[
 
 
 def _name(trial: Trial) -> str:
-    what = f", {trial.interconnect} (emulated)" if trial.interconnect != "auto" else ""
+    what = f", {field_value('interconnect', trial.interconnect)}" if trial.interconnect != "auto" else ""
     return f"{trial.model} batch {trial.batch_per_gpu} on {trial.world_size} {trial.device}{what}"
 
 
