@@ -227,7 +227,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
     # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
-    beside = {"nodes": {"world_size": value}, "interconnect": {"device": "cuda"}, "model": {"image_size": 4096}}
+    beside = {"nodes": {"world_size": value}, "model": {"image_size": 4096}}
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:

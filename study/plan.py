@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from study.capacity import NodeCapacity
 from study.layout import ProcessKind
 from study.studies import Capacity, Study
+from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
 SETTLED = ("done", "out_of_memory", "pruned")
@@ -113,7 +114,8 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
         trial = Trial.model_validate(resolved)
     except ValidationError as error:
         return PlannedTrial(None, resolved, "skipped", "; ".join(explain(error)))
-    return PlannedTrial(trial, resolved, "infeasible" if unfit else "pending", unfit or "")
+    reason = unmet(trial) or unfit
+    return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
 
 
 def _with_history(row: PlannedTrial, statuses: Mapping[str, str], out_of_memory: Sequence[Trial]) -> PlannedTrial:

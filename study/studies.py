@@ -37,25 +37,6 @@ class Study:
 _BATCH = {"batch_per_gpu", "global_batch"}
 
 
-def tf32_on_cpu(fields: Fields) -> str | None:
-    """TF32 is a mode of NVIDIA's tensor cores; on a CPU the step would be plain fp32 under another name."""
-    return (
-        "precision 'tf32' exists on GPUs only"
-        if fields.get("precision") == "tf32" and fields["device"] == "cpu"
-        else None
-    )
-
-
-def interconnect_on_cpu(fields: Fields) -> str | None:
-    """A slow interconnect is emulated by settings of NCCL, which ranks on CPUs do not use."""
-    asked = fields.get("interconnect", "auto")
-    return (
-        f"interconnect {asked!r} is a setting of NCCL; ranks on CPUs use gloo"
-        if asked != "auto" and fields["device"] == "cpu"
-        else None
-    )
-
-
 def default(capacity: Capacity) -> Study:
     """GPUs where there are any, else CPU ranks; a grid that ends in minutes."""
     on_gpus = _gpus(capacity) > 0
@@ -76,7 +57,6 @@ def default(capacity: Capacity) -> Study:
         base=base,
         axes=axes,
         repeats=5 if on_gpus else 3,
-        skip=(tf32_on_cpu, interconnect_on_cpu),
     )
 
 

@@ -167,12 +167,12 @@ def test_profile_asks_for_a_trace_of_rank_0_and_survives_print_config(
         assert len(fields) == 8
 
 
-def test_emulated_interconnects_are_skipped_where_there_are_no_gpus(
+def test_emulated_interconnects_are_infeasible_where_there_are_no_gpus(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = ["smoke", "--interconnect", "auto,no_p2p,socket", "--out", str(tmp_path / "out")]
     assert main(["plan", *arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"] == {"pending": 8, "skipped": 16}
+    assert json.loads(capsys.readouterr().out)["counts"] == {"pending": 8, "infeasible": 16}
     assert main(["plan", "smoke", "--interconnect", "socket", "--gpus", "2", "--batch-per-gpu", "8"]) == 3
     assert capsys.readouterr().err.splitlines() == [
         "does not fit: world_size 2: interconnect 'socket' is a setting of NCCL; ranks on CPUs use gloo"

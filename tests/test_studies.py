@@ -63,19 +63,17 @@ def test_weak_holds_the_batch_per_gpu_and_strong_the_global_batch() -> None:
     assert {t.world_size for t in weak if t} == {t.world_size for t in strong if t} == {1, 2, 4}
 
 
-def test_what_exists_on_gpus_only_is_skipped_with_the_reason_on_cpus() -> None:
+def test_what_exists_on_gpus_only_is_infeasible_with_the_reason_on_cpus() -> None:
     axes = {"precision": ("fp32", "tf32"), "interconnect": ("auto", "no_p2p", "socket")}
-    for capacity, skipped in ((CPU_HOST, 5), (GPU_HOST, 0)):
+    for capacity, unmet in ((CPU_HOST, 5), (GPU_HOST, 0)):
         asked = STUDIES["smoke"](capacity).asking(axes | {"world_size": (1,), "batch_per_gpu": (8,)}, repeats=1)
         rows = plan_trials(asked, capacity)
-        assert [row.status for row in rows].count("skipped") == skipped
-        reasons = {row.reason for row in rows if row.fields["precision"] == "fp32"} - {""}
-        assert (
-            sorted(reasons)
-            == [
-                f"interconnect {asked!r} is a setting of NCCL; ranks on CPUs use gloo" for asked in ("no_p2p", "socket")
-            ][:skipped]
-        )
+        assert [row.status for row in rows].count("infeasible") == unmet
+        reasons = {row.reason for row in rows if row.status == "infeasible" and row.fields["precision"] == "fp32"}
+        expected = {
+            f"interconnect {name!r} is a setting of NCCL; ranks on CPUs use gloo" for name in ("no_p2p", "socket")
+        }
+        assert reasons == (expected if unmet else set())
 
 
 def test_asking_for_a_global_batch_drops_the_batch_per_gpu_and_the_other_way_round() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-MODELS: Mapping[str, str] = {
+TEXT_MODELS: Mapping[str, str] = {}
+
+IMAGE_MODELS: Mapping[str, str] = {
     "mlp": "trainables.models.mlp:mlp",
     "resnet18": "trainables.models.resnet:resnet18",
     "resnet18_small": "trainables.models.resnet:resnet18_small",
@@ -17,10 +19,15 @@ MODELS: Mapping[str, str] = {
     "vgg19_bn": "trainables.models.vgg:vgg19_bn",
 }
 
+MODELS: Mapping[str, str] = {**IMAGE_MODELS, **TEXT_MODELS}
+
 SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32}
 """edge in pixels of the smallest image that a model takes, where that is more than a trial may ask for"""
 
+TEXT_DATASETS: Mapping[str, str] = {}
+
 DATASETS: Mapping[str, str] = {
+    **TEXT_DATASETS,
     "fashion_mnist_sample": "trainables.data.fashion_mnist:sample",
     "fashion_mnist": "trainables.data.fashion_mnist:full",
     "cifar10": "trainables.data.cifar10:cifar10",
@@ -36,6 +43,22 @@ PRECISIONS: Mapping[str, str] = {
 PARALLEL: Mapping[str, str] = {
     "none": "trainables.parallel:none",
     "ddp": "trainables.parallel:ddp",
+}
+
+EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
+"""op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
+
+STORAGES: Mapping[str, str] = {
+    "jpeg": "",
+    "lmdb": "",
+    "arrow_jpeg": "",
+    "arrow_raw": "",
+}
+
+DECODERS: Mapping[str, str] = {
+    "pil": "",
+    "torchvision": "",
+    "nvjpeg": "",
 }
 
 MEMORY_FORMATS = ("contiguous", "channels_last")

@@ -9,13 +9,26 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from trainables.registry import DATASETS, MEMORY_FORMATS, MODELS, PARALLEL, PRECISIONS, SMALLEST_IMAGES
+from trainables.registry import (
+    DATASETS,
+    DECODERS,
+    EXECUTIONS,
+    MEMORY_FORMATS,
+    MODELS,
+    PARALLEL,
+    PRECISIONS,
+    SMALLEST_IMAGES,
+    STORAGES,
+)
 
 _NAMES: dict[str, Iterable[str]] = {
     "model": MODELS,
     "dataset": DATASETS,
     "precision": PRECISIONS,
     "parallel": PARALLEL,
+    "execution": EXECUTIONS,
+    "storage": STORAGES,
+    "decode": DECODERS,
     "memory_format": MEMORY_FORMATS,
 }
 
@@ -35,6 +48,21 @@ class Trial(BaseModel):
     workload: str = Field("", description="FILE.py:NAME of a user's own workload, in place of model and dataset")
     workload_digest: str = Field("", description="hash of that file, so that an edited one is another trial")
     image_size: int = Field(28, ge=8, le=4096, description="image edge in pixels")
+    sequence_length: int = Field(128, ge=2, le=65_536, description="bytes of one sample of text")
+    storage: str = Field("jpeg", description="format in which an image folder is kept")
+    storage_place: Literal["disk", "shared_memory"] = Field(
+        "disk", description="an image folder is read where it lies, or from a copy in shared memory (tmpfs)"
+    )
+    page_cache: Literal["as_is", "cold", "warm"] = Field(
+        "as_is", description="state of the host's page cache for an image folder's files when the trial begins"
+    )
+    order: Literal["shuffled", "in_order"] = Field("shuffled", description="order of samples in an epoch")
+    set_epoch: bool = Field(True, description="another shuffle every epoch; without it each epoch repeats the first")
+    decode: str = Field("pil", description="what decodes JPEG images")
+    augment: Literal["none", "cpu", "device"] = Field(
+        "none",
+        description="where images are cropped at random and flipped: nowhere, by loaders, or on the rank's device",
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="what a rank computes on")
     world_size: int = Field(1, ge=1, description="ranks, one GPU each")
     nodes: int = Field(1, ge=1, description="hosts, with world_size / nodes ranks on each")
@@ -46,8 +74,15 @@ class Trial(BaseModel):
     non_blocking: bool = Field(True, description="do not wait for the copy to the device (CUDA)")
     precision: str = Field("fp32", description="number format of the step")
     parallel: str = Field("ddp", description="how ranks share the work")
+    sync_batch_norm: bool = Field(False, description="batch normalisation over all ranks' samples")
+    broadcast_buffers: bool = Field(True, description="rank 0's buffers go to all ranks before each forward pass")
+    bucket_mb: float = Field(25.0, gt=0, le=10_000, description="MiB of gradients that are reduced together")
+    accumulation_steps: int = Field(1, ge=1, le=4096, description="batches whose gradients make one optimizer step")
+    execution: str = Field("eager", description="how the step's operations are issued")
     memory_format: str = Field("contiguous", description="layout of image tensors")
     learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="SGD's constant learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum; 0: plain SGD")
+    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="SGD's weight decay")
     deterministic: bool = Field(False, description="deterministic algorithms only; slower")
     warmup_steps: int = Field(
         3,
@@ -104,10 +139,6 @@ class Trial(BaseModel):
             )
         if self.parallel == "none" and self.world_size > 1:
             raise ValueError(f"parallel 'none' trains on one rank; world_size is {self.world_size}: use parallel 'ddp'")
-        if self.device == "cpu" and self.interconnect != "auto":
-            raise ValueError(
-                f"interconnect {self.interconnect!r} is a setting of NCCL, and ranks on CPUs use gloo; allowed: auto"
-            )
         smallest = 0 if self.workload else SMALLEST_IMAGES.get(self.model, 0)
         if self.image_size < smallest:
             raise ValueError(

@@ -31,10 +31,12 @@ def identity(value: Any) -> Any:
 
 
 def sgd(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """SGD with momentum 0.9 and weight decay 5e-4; one fused kernel for all parameters."""
+    """SGD with the trial's learning rate, momentum and weight decay; one fused kernel for all parameters."""
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=trial.learning_rate, momentum=0.9, weight_decay=5e-4, fused=True)
+        return torch.optim.SGD(
+            parameters, lr=trial.learning_rate, momentum=trial.momentum, weight_decay=trial.weight_decay, fused=True
+        )
 
     return build
 

@@ -1,0 +1,38 @@
+"""What a trial needs that its device or this machine may not have: one table, each row with the reason it gives.
+
+A trial that is possible as a value but cannot run here is `infeasible`: a row of the study with that reason.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+from trainables.trial import Trial
+
+Requirement = tuple[Callable[[Trial], bool], str]
+
+
+def _on_cpu(field: str, *values: object) -> Callable[[Trial], bool]:
+    return lambda trial: trial.device == "cpu" and getattr(trial, field) in values
+
+
+REQUIREMENTS: Sequence[Requirement] = (
+    (_on_cpu("precision", "tf32"), "precision 'tf32' exists on GPUs only"),
+    (_on_cpu("parallel", "dp"), "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process"),
+    (_on_cpu("sync_batch_norm", True), "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels"),
+    (
+        _on_cpu("interconnect", "no_p2p", "socket"),
+        "interconnect {interconnect!r} is a setting of NCCL; ranks on CPUs use gloo",
+    ),
+    (_on_cpu("execution", "graph", "compile_graph"), "CUDA graphs exist on GPUs only"),
+    (_on_cpu("decode", "nvjpeg"), "decode 'nvjpeg' runs on GPUs only"),
+    (
+        lambda trial: trial.parallel == "horovod" and find_spec("horovod") is None,
+        "parallel 'horovod' needs the package horovod, which is not installed here (README, Horovod)",
+    ),
+)
+"""(whether a trial has this need and it is not met, the reason with the trial's fields in braces)"""
+
+
+def unmet(trial: Trial) -> str | None:
+    """The first reason why this trial cannot run here; None where it can."""
+    return next((reason.format(**trial.model_dump()) for lacks, reason in REQUIREMENTS if lacks(trial)), None)
