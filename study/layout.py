@@ -50,7 +50,7 @@ class ProcessKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A worker group's ranks: `node_ids` has one entry a rank; it serves trials of `world_sizes` on nested subsets."""
+    """A worker group's ranks: `node_ids` has one entry a rank; trials use nested subsets of `world_sizes` of them."""
 
     kind: ProcessKind
     node_ids: tuple[str, ...]
@@ -63,14 +63,17 @@ def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[P
     It takes the first nodes that fit, so that every group of a study sits on the same ones.
     Raises ValueError where too few nodes fit.
     """
-    wanted: dict[ProcessKind, set[int]] = {}
+    wanted: dict[ProcessKind, list[Trial]] = {}
     for trial in trials:
-        wanted.setdefault(ProcessKind.of(trial), set()).add(trial.world_size)
-    return {kind: _layout(kind, sizes, capacity) for kind, sizes in wanted.items()}
+        wanted.setdefault(ProcessKind.of(trial), []).append(trial)
+    return {
+        kind: _layout(kind, max(trial.world_size for trial in held), {trial.processes for trial in held}, capacity)
+        for kind, held in wanted.items()
+    }
 
 
-def _layout(kind: ProcessKind, sizes: set[int], capacity: Sequence[NodeCapacity]) -> Layout:
-    per_node = max(sizes) // kind.nodes
+def _layout(kind: ProcessKind, ranks: int, sizes: set[int], capacity: Sequence[NodeCapacity]) -> Layout:
+    per_node = ranks // kind.nodes
     fitting = [
         node
         for node in capacity

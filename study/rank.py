@@ -82,7 +82,7 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
         dist.broadcast_object_list(job, src=0, group=control)
         if job[0] is None:
             return
-        chosen, group, group_control = groups[job[0]["trial"]["world_size"]]
+        chosen, group, group_control = groups[Trial.model_validate(job[0]["trial"]).processes]
         if rank not in chosen:
             continue
         try:
@@ -130,6 +130,7 @@ def measure(job: dict[str, Any], trial_rank: int, device: torch.device, group: A
             "after": after,
             "memory": {"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
             "threads": trial.cpus_per_rank,
+            "peak_memory_by_device_bytes": measured.peak_memory_by_device_bytes,
         },
     }
 

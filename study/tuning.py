@@ -156,7 +156,7 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
     job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
     layout = task.layouts[ProcessKind.of(trial)]
     if task.isolate:
-        layout = dataclasses.replace(layout, world_sizes=(trial.world_size,))
+        layout = dataclasses.replace(layout, world_sizes=(trial.processes,))
     outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))
     payloads = outcome.pop("payloads")
     environment = outcome.pop("environment")
@@ -181,7 +181,7 @@ def table_of(name: str, payloads: Sequence[dict[str, Any]]) -> pa.Table:
 def _ranks_of(environment: dict[str, Any], trial: Trial) -> list[dict[str, Any]]:
     """The facts of the group's ranks that took part in a trial, in the order of the trial's own ranks."""
     ranks = environment["ranks"]
-    return [ranks[rank] for rank in members([facts["node_id"] for facts in ranks], trial.world_size)]
+    return [ranks[rank] for rank in members([facts["node_id"] for facts in ranks], trial.processes)]
 
 
 def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:

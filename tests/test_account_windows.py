@@ -133,7 +133,7 @@ def drift(rank: int) -> list[bool]:
     """Whether a parameter is the same on both ranks: after steps under no_sync, and under the second wrapper."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    first = ddp(model, None)
+    first = ddp.wrapped(model, Trial(), None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def same() -> bool:
@@ -146,7 +146,7 @@ def drift(rank: int) -> list[bool]:
     optimizer.step()
     found = [same()]
     del first
-    ddp(model, None)
+    ddp.wrapped(model, Trial(), None)
     return [*found, same()]
 
 

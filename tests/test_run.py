@@ -23,7 +23,8 @@ from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import Measurement, byte_size, on_device, run, to_device, training_step
+from trainables.run import Measurement, on_device, run
+from trainables.step import byte_size, to_device, training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial
 from trainables.workload import build_workload
@@ -91,7 +92,8 @@ def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list
     """The gradients of each of three steps and the weights after them, in fp32."""
     gradients: list[torch.Tensor] = []
     with settings_for(trial, load(PRECISIONS[trial.precision])):
-        workload = on_device(build_workload(trial, CPU), trial, CPU)
+        precision, strategy = load(PRECISIONS[trial.precision]), load(PARALLEL[trial.parallel])
+        workload = on_device(build_workload(trial, CPU), trial, precision, CPU)
 
         def recording(parameters: Any) -> torch.optim.Optimizer:
             optimizer = workload.optimizer(parameters)
@@ -99,8 +101,8 @@ def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list
             optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in held))
             return optimizer
 
-        model = load(PARALLEL[trial.parallel])(workload.model, group)
-        step = training_step(trial, replace(workload, optimizer=recording), model, None)
+        model = strategy.wrapped(workload.model, trial, group)
+        step = training_step(trial, replace(workload, optimizer=recording), model, precision, strategy, group)
         for batch in islice(endless_batches(trial, workload, rank), 3):
             step(batch, no_mark)
         return {"gradients": gradients, "weights": [p.detach().clone() for p in workload.model.parameters()]}
@@ -305,7 +307,7 @@ def test_a_batch_of_any_shape_is_counted_and_moved_whole() -> None:
 
 def test_images_take_the_trials_memory_format() -> None:
     trial = CONVOLUTIONS.but(memory_format="channels_last", parallel="none")
-    workload = on_device(build_workload(trial, CPU), trial, CPU)
+    workload = on_device(build_workload(trial, CPU), trial, load(PRECISIONS["fp32"]), CPU)
     assert isinstance(workload.model.conv1, nn.Conv2d)
     assert workload.model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     images = workload.prepare(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))

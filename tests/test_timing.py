@@ -1,9 +1,10 @@
 """Windows and rows, on a clock that only moves when it is told to."""
 
 import gc
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise, repeat
@@ -12,23 +13,22 @@ from typing import Any
 import pytest
 import torch
 
-from trainables import timing
+from trainables import timing, windows
 from trainables.timing import (
     PHASES,
-    RANGES,
+    Begin,
     CpuClock,
     Step,
+    Stepped,
     busy_row,
-    busy_window,
     issue_row,
-    issue_window,
     phase_row,
-    phase_window,
-    plain_window,
     step_row,
-    step_window,
     without_garbage_collection,
 )
+from trainables.windows import busy_window, issue_window, phase_window, plain_window, step_window
+
+PARTS = ("host_to_device", "forward", "loss", "backward", "optimizer")
 
 LOAD_S, COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S = 0.5, 0.25, 2.0, 0.125, 4.0, 1.0
 STEP_S = COPY_S + FORWARD_S + LOSS_S + BACKWARD_S + OPTIMIZER_S
@@ -84,7 +84,7 @@ class DeviceClock:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host()
-    monkeypatch.setattr(timing, "time", host)
+    monkeypatch.setattr(windows, "time", host)
     return host
 
 
@@ -93,15 +93,18 @@ def clock(host: Host) -> DeviceClock:
     return DeviceClock(host)
 
 
-def step_on(clock: DeviceClock, copied_bytes: int | None = 512) -> Step:
-    """A step whose phases take known times on the device, each issued in LAUNCH_S by the host."""
+def step_on(clock: DeviceClock, copied_bytes: int | None = 512, times: int = 1) -> Step:
+    """A step whose parts take known times on the device, each issued in LAUNCH_S by the host; all but the optimizer's
+    come `times` times, as with gradient accumulation."""
 
-    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
-        for phase_s in (COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S):
-            clock.device_s += phase_s
+    def step(batch: Any, begin: Begin) -> Stepped:
+        spans = dict(zip(PARTS, (COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S), strict=True))
+        names = [*PARTS[:-1]] * times + ["optimizer"]
+        for name in names if copied_bytes else [name for name in names if name != "host_to_device"]:
+            begin(name)
+            clock.device_s += spans[name]
             clock.host.now_s += LAUNCH_S
-            mark()
-        return torch.tensor(float(batch)), copied_bytes
+        return Stepped(torch.tensor(float(batch)), copied_bytes)
 
     return step
 
@@ -122,11 +125,11 @@ def no_barrier() -> None: ...
 
 def test_a_plain_window_is_wall_time_between_two_synchronisations(host: Host, clock: DeviceClock) -> None:
     at_barrier: list[tuple[float, int]] = []
-    wall_s, losses = plain_window(
+    wall_s, given = plain_window(
         step_on(clock), batches_on(clock), 5, clock, lambda: at_barrier.append((host.now_s, clock.synchronizations))
     )
     assert wall_s == 5 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
-    assert [loss.item() for loss in losses] == [0, 1, 2, 3, 4]
+    assert [each.loss.item() for each in given] == [0, 1, 2, 3, 4]
     assert at_barrier == [(1024.0 + SYNCHRONIZE_S, 1)], "ranks meet once, before the window, with an idle device"
     assert clock.synchronizations == 2
 
@@ -156,8 +159,8 @@ def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
             "host_to_device_bytes": 512,
             "previous_step_done": number % 2 == 1,
         }
-        assert taken.loss is not None
-        assert taken.loss.item() == number
+        assert taken.given is not None
+        assert taken.given.loss.item() == number
 
 
 def test_each_steps_end_asks_whether_the_step_before_was_done(clock: DeviceClock) -> None:
@@ -168,7 +171,7 @@ def test_each_steps_end_asks_whether_the_step_before_was_done(clock: DeviceClock
 
 def test_steps_of_a_phase_window_leave_no_time_between_them(clock: DeviceClock) -> None:
     _, kept = phase_window(step_on(clock), batches_on(clock), 4, clock, no_barrier)
-    assert all(first.marks[-1] == second.marks[0] for first, second in pairwise(kept))
+    assert all(first.end == second.begin for first, second in pairwise(kept))
 
 
 def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
@@ -200,7 +203,7 @@ def test_a_window_that_waits_for_the_copy_synchronises_once_a_step_and_the_host_
 
 def test_profilers_are_told_the_parts_of_a_step_in_order(clock: DeviceClock) -> None:
     phase_window(step_on(clock), batches_on(clock), 1, clock, no_barrier)
-    parts = [f"{name} {what}" for name in RANGES for what in ("begins", "ends")]
+    parts = [f"{name} {what}" for name in ("load_wait", *PARTS) for what in ("begins", "ends")]
     assert clock.ranges == parts
     clock.ranges.clear()
     step_window(step_on(clock), batches_on(clock), [nullcontext], clock, no_barrier)
@@ -249,43 +252,82 @@ def test_busy_time_is_the_devices_own_and_null_where_the_host_was_late(host: Hos
     assert set(clock.held_s) == {8.0}
 
 
-def test_where_nothing_is_copied_the_copy_is_null_and_its_gap_the_forwards(clock: DeviceClock) -> None:
+def test_parts_that_come_again_add_up(clock: DeviceClock) -> None:
+    _, [taken] = phase_window(step_on(clock, times=3), batches_on(clock), 1, clock, no_barrier)
+    [issued] = issue_window(step_on(clock, times=3), batches_on(clock), 1, clock)
+    for row in (phase_row(taken, clock), issue_row(issued, clock)):
+        assert row["forward_s"] == 3 * FORWARD_S
+        assert row["optimizer_s"] == OPTIMIZER_S
+        assert row["step_s"] == sum(row.get(name) or 0 for name in PHASES)
+    assert phase_row(taken, clock)["host_transfer_s"] == 3 * LAUNCH_S
+    assert issue_row(issued, clock)["backward_launch_s"] == 3 * LAUNCH_S
+
+
+def test_parts_inside_a_graph_are_read_before_the_next_replay_overwrites_them(clock: DeviceClock) -> None:
+    seconds = iter([1.0, 2.0])
+
+    def replay(batch: Any, begin: Begin) -> Stepped:
+        begin("graph")
+        clock.device_s += STEP_S
+        return Stepped(torch.zeros(()), parts=lambda: {"forward_s": next(seconds)})
+
+    rows = [issue_row(taken, clock) for taken in issue_window(replay, batches_on(clock), 2, clock)]
+    assert [(row["graph_s"], row["forward_s"]) for row in rows] == [(STEP_S, 1.0), (STEP_S, 2.0)]
+    _, kept = phase_window(replay, batches_on(clock), 3, clock, no_barrier)
+    assert all("forward_s" not in phase_row(taken, clock) for taken in kept), "in free running they cannot be read"
+
+
+def test_where_nothing_is_copied_the_copy_is_null(clock: DeviceClock) -> None:
     _, kept = phase_window(step_on(clock, None), batches_on(clock), 1, clock, no_barrier)
     issued = issue_window(step_on(clock, None), batches_on(clock), 1, clock)
     for row in (phase_row(kept[0], clock), issue_row(issued[0], clock)):
-        assert row["host_to_device_s"] is None
+        assert row.get("host_to_device_s") is None
         assert row["host_to_device_bytes"] is None
-        assert row["forward_s"] == COPY_S + FORWARD_S
+        assert row["forward_s"] == FORWARD_S
         assert row.get("host_transfer_s") is None
         assert row["step_s"] == sum(row.get(name) or 0 for name in PHASES)
 
 
 def test_on_the_cpu_each_mark_is_a_stamp_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     stamps = iter(range(1000))
-    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: float(next(stamps))))
+    of_host = types.SimpleNamespace(perf_counter=lambda: float(next(stamps)))
+    monkeypatch.setattr(timing, "time", of_host)
+    monkeypatch.setattr(windows, "time", of_host)
     clock = CpuClock()
 
-    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
-        for _ in range(5):
-            mark()
-        return torch.zeros(()), None
+    def step(batch: Any, begin: Begin) -> Stepped:
+        for name in PARTS[1:]:
+            begin(name)
+        return Stepped(torch.zeros(()))
 
     wall_s, [taken] = phase_window(step, repeat(None), 1, clock, no_barrier)
-    # stamps: begin 0, step's begin 1, load 2 to 3, loaded 4, copied 5 and 6, forward 7, loss 8, backward 9, optimizer 10
-    assert wall_s == 11
+    # stamps: begin 0, step's begin 1, load 2 to 3, then forward 4, loss 5, backward 6, optimizer 7, end 8
+    assert wall_s == 9
     assert phase_row(taken, clock) == {
         "load_wait_s": 3,
-        "host_to_device_s": None,
-        "forward_s": 3,
+        "forward_s": 1,
         "loss_s": 1,
         "backward_s": 1,
         "optimizer_s": 1,
-        "step_s": 9,
+        "step_s": 7,
         "host_load_s": 1,
         "host_transfer_s": None,
         "host_to_device_bytes": None,
         "previous_step_done": None,
     }
+
+
+def test_what_begins_on_another_thread_is_marked_but_is_no_range_of_a_profiler(clock: DeviceClock) -> None:
+    def step(batch: Any, begin: Begin) -> Stepped:
+        begin("backward")
+        other = threading.Thread(target=begin, args=("reduce",))
+        other.start()
+        other.join()
+        return Stepped(torch.zeros(()))
+
+    _, [taken] = phase_window(step, batches_on(clock), 1, clock, no_barrier)
+    assert [name for name, _ in taken.parts] == ["load_wait", "backward", "reduce"]
+    assert clock.ranges == ["load_wait begins", "load_wait ends", "backward begins", "backward ends"]
 
 
 # ---------------------------------------------------------------------------------------------- garbage collector
@@ -298,7 +340,7 @@ def test_the_garbage_collector_rests_in_a_window_and_works_after_it() -> None:
 
 
 def test_the_garbage_collector_works_after_a_step_that_raises(clock: DeviceClock) -> None:
-    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
+    def step(batch: Any, begin: Begin) -> Stepped:
         assert not gc.isenabled()
         raise ArithmeticError
 

@@ -33,6 +33,8 @@ class Account:
 
     clock: Clock
     group: dist.ProcessGroup | None
+    gradient_type: torch.dtype | None = None
+    """what gradients are sent as; None: as they are"""
     steps: list[list[BucketMarks]] = field(default_factory=list)
     last_gradients: list[Mark] = field(default_factory=list)
 
@@ -51,12 +53,16 @@ class Account:
 def averaging_hook(account: Account, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket over the account's group, bit for bit as DDP does without a hook, and notes its marks.
 
-    DDP multiplies by 1/N before it sums, and a third times three is not one: dividing would round otherwise.
+    DDP multiplies by 1/N before it sums, and a third times three is not one: dividing would round otherwise. Gradients
+    that are sent in another type are divided, as PyTorch's own compressing hooks do; their bytes are those sent.
     """
     clock = account.clock
     # the hook of the last bucket runs when the last gradient is there: what it leaves is the step's
     account.last_gradients[-1] = clock.mark()
-    tensor = bucket.buffer().mul_(1.0 / account.world_size)
+    if account.gradient_type is None:
+        tensor = bucket.buffer().mul_(1.0 / account.world_size)
+    else:
+        tensor = bucket.buffer().to(account.gradient_type).div_(account.world_size)
     marks = BucketMarks(tensor.numel() * tensor.element_size(), clock.mark())
     account.steps[-1].append(marks)
     work: Any = dist.all_reduce(tensor, group=account.group, async_op=True)
@@ -68,7 +74,7 @@ def averaging_hook(account: Account, bucket: dist.GradBucket) -> torch.futures.F
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         # on CUDA this runs at once, on a stream that waits for the all-reduce; over gloo it runs when that is done
         marks.end = clock.mark()
-        return future.value()[0]
+        return future.value()[0] if account.gradient_type is None else bucket.buffer().copy_(future.value()[0])
 
     return work.get_future().then(reduced)
 
@@ -100,8 +106,8 @@ def bucket_rows(
             "step": first_step + number,
             "bucket": index,
             "bytes": marks.size_bytes,
-            "ready_s": seconds(step.marks[0], marks.ready),
-            "end_s": seconds(step.marks[0], marks.end),
+            "ready_s": seconds(step.begin, marks.ready),
+            "end_s": seconds(step.begin, marks.end),
         }
         for number, (step, buckets) in enumerate(zip(taken, steps, strict=True))
         for index, marks in enumerate(buckets)

@@ -1,18 +1,107 @@
-"""Number formats of a training step."""
+"""Number formats of a training step: what is computed in which, and how small gradients are kept from vanishing.
 
+The names follow Micikevicius et al. 2018 (https://arxiv.org/abs/1710.03740) and the levels O1 to O3 of NVIDIA's Apex.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Autocast's type, or None for none; and what fp32 matrix products and convolutions may use inside."""
+    """How a step computes.
 
-    autocast: torch.dtype | None
-    fp32_arithmetic: str  # "ieee" or "tf32", as torch.backends names them
+    autocast: its type, or None for none. fp32_arithmetic: what fp32 matrix products and convolutions may use inside,
+    "ieee" or "tf32", as torch.backends names them. parameters: type that the model's weights and gradients are kept in;
+    None: fp32. master_weights: batch normalisation stays in fp32, and the optimizer updates fp32 copies of all weights.
+    loss_scaling: the loss is multiplied before the backward pass, by a factor that halves, and the step is skipped, when
+    a gradient is not finite.
+    """
+
+    autocast: torch.dtype | None = None
+    fp32_arithmetic: str = "ieee"
+    parameters: torch.dtype | None = None
+    master_weights: bool = False
+    loss_scaling: bool = False
 
 
-fp32 = Precision(autocast=None, fp32_arithmetic="ieee")
-tf32 = Precision(autocast=None, fp32_arithmetic="tf32")
-bf16 = Precision(autocast=torch.bfloat16, fp32_arithmetic="ieee")
+fp32 = Precision()
+tf32 = Precision(fp32_arithmetic="tf32")
+bf16 = Precision(autocast=torch.bfloat16)
+fp16 = Precision(autocast=torch.float16, loss_scaling=True)
+"""Apex's O1"""
+fp16_master = Precision(parameters=torch.float16, master_weights=True, loss_scaling=True)
+"""Apex's O2"""
+fp16_pure = Precision(parameters=torch.float16)
+"""Apex's O3: fast, and not expected to train every model"""
+
+
+def cast_model(model: nn.Module, precision: Precision) -> nn.Module:
+    """The model with its weights in the precision's own type."""
+    if precision.parameters is None:
+        return model
+    model = model.to(precision.parameters)
+    if precision.master_weights:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.float()
+    return model
+
+
+def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
+    """Floating-point tensors in a tensor, or in tuples, lists and dicts of them, as `dtype` (None: as they are)."""
+    if dtype is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: cast_floats(item, dtype) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [cast_floats(item, dtype) for item in value]
+    return value
+
+
+class Updater:
+    """The optimizer's part of a step in a given precision: scale the loss, and update the weights from gradients.
+
+    Nothing in it waits for the device where the optimizer takes the scale itself, as torch's fused ones do.
+    """
+
+    def __init__(self, precision: Precision, make: MakeOptimizer, parameters: Iterable[nn.Parameter], device_type: str):
+        self.parameters: list[torch.Tensor] = list(parameters)
+        self.masters: list[torch.Tensor] = []
+        if precision.master_weights:
+            self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
+        self.optimizer = make(self.masters or self.parameters)  # type: ignore[arg-type]
+        self.scaler = torch.amp.GradScaler(device_type) if precision.loss_scaling else None
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """What the backward pass starts from."""
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def update(self) -> torch.Tensor | None:
+        """One optimizer step, gradients then set to None. Gives the loss scale after it, still unread; None without one."""
+        for parameter, master in zip(self.parameters, self.masters, strict=False):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        scale = None
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            scale = self.scaler._scale.clone()  # type: ignore[union-attr]
+        else:
+            self.optimizer.step()
+        if self.masters:
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, self.masters)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.masters:
+            for parameter in self.parameters:
+                parameter.grad = None
+        return scale

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from trainables.parallel import ddp
 from trainables.precision import Precision
 from trainables.trial import Trial
 
@@ -47,7 +47,9 @@ def rehearse(device: torch.device, group: dist.ProcessGroup | None) -> None:
 
     What is set up on first use, connections between the ranks among it, is not left to the first trial.
     """
-    model = ddp(torch.nn.Linear(1, 1).to(device), group)
+    model = DistributedDataParallel(
+        torch.nn.Linear(1, 1).to(device), device_ids=[device] if device.type == "cuda" else None, process_group=group
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with torch.autocast(device.type, torch.bfloat16):
         loss = model(torch.ones(1, 1, device=device)).sum()
@@ -76,7 +78,8 @@ def release_memory() -> None:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()  # PyTorch's notes on CUDA, "cuBLAS workspaces", name this call
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
 
 
 def _reset() -> None:

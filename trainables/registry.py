@@ -38,12 +38,25 @@ PRECISIONS: Mapping[str, str] = {
     "fp32": "trainables.precision:fp32",
     "tf32": "trainables.precision:tf32",
     "bf16": "trainables.precision:bf16",
+    "fp16": "trainables.precision:fp16",
+    "fp16_master": "trainables.precision:fp16_master",
+    "fp16_pure": "trainables.precision:fp16_pure",
 }
 
 PARALLEL: Mapping[str, str] = {
     "none": "trainables.parallel:none",
+    "dp": "trainables.parallel:dp",
     "ddp": "trainables.parallel:ddp",
+    "ddp_fp16": "trainables.parallel:ddp_fp16",
+    "ddp_bf16": "trainables.parallel:ddp_bf16",
+    "ddp_delayed": "trainables.parallel:ddp_delayed",
+    "zero1": "trainables.parallel:zero1",
+    "fsdp2": "trainables.parallel:fsdp2",
+    "horovod": "",  # named so that a study may ask for it; see `requirements`
 }
+
+DDP_WRAPPED = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
+"""strategies whose gradients DistributedDataParallel reduces"""
 
 EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
 """op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
@@ -66,7 +79,7 @@ MEMORY_FORMATS = ("contiguous", "channels_last")
 
 def modules(*registries: Mapping[str, str]) -> list[str]:
     """The modules that these registries load from, each once."""
-    return sorted({target.partition(":")[0] for registry in registries for target in registry.values()})
+    return sorted({target.partition(":")[0] for registry in registries for target in registry.values() if target})
 
 
 def load(import_string: str) -> Any:

@@ -4,7 +4,6 @@ A trial that is possible as a value but cannot run here is `infeasible`: a row o
 """
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 
 from trainables.trial import Trial
 
@@ -26,8 +25,8 @@ REQUIREMENTS: Sequence[Requirement] = (
     (_on_cpu("execution", "graph", "compile_graph"), "CUDA graphs exist on GPUs only"),
     (_on_cpu("decode", "nvjpeg"), "decode 'nvjpeg' runs on GPUs only"),
     (
-        lambda trial: trial.parallel == "horovod" and find_spec("horovod") is None,
-        "parallel 'horovod' needs the package horovod, which is not installed here (README, Horovod)",
+        lambda trial: trial.parallel == "horovod",
+        "parallel 'horovod': Ray Train's second version, which runs the ranks, refuses it (README, Horovod)",
     ),
 )
 """(whether a trial has this need and it is not met, the reason with the trial's fields in braces)"""

@@ -13,44 +13,53 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from trainables.communication import Account, bucket_bytes, bucket_rows, with_account
 from trainables.data.loader import endless_batches
-from trainables.precision import Precision
+from trainables.execution import GraphClock, capture
+from trainables.parallel import Strategy
+from trainables.precision import Precision, cast_model
 from trainables.process import drop_buckets, settings_for
 from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.step import training_step
 from trainables.sweep import all_reduce_sweep, sweep_sizes
 from trainables.timing import (
-    HOLD_MARGIN_S,
     Annotate,
+    Begin,
     Clock,
     CudaClock,
     Row,
     Step,
     StepMarks,
+    Stepped,
     account_row,
     busy_row,
-    busy_window,
     clock_for,
     issue_row,
-    issue_window,
     phase_row,
-    phase_window,
-    plain_window,
     step_row,
-    step_window,
     without_garbage_collection,
 )
 from trainables.trial import Trial
+from trainables.windows import (
+    HOLD_MARGIN_S,
+    busy_window,
+    issue_window,
+    phase_window,
+    plain_window,
+    step_window,
+)
 from trainables.workload import Workload, build_workload
 
 ISSUE_STEPS = 10
 BUSY_STEPS = 5
 TRANSFER_STEPS = 10
 PROFILE_STEPS = 10
+CAPTURED_WARMUP = 3
+"""replays of a new CUDA graph before it is timed: the first one sends it to the device"""
+
 INTERLEAVED = (True, False, False, True)
 """with and without communication, in an order that cancels a steady drift"""
 
@@ -71,6 +80,12 @@ class Measurement:
     sweep: list[Row] = field(default_factory=list)
     trace: bytes | None = None
     observations: list[Any] = field(default_factory=list)
+    peak_memory_by_device_bytes: list[int] | None = None
+    """of each GPU that the rank drives, its own first; None on CPUs"""
+
+
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+"""makes the context in which a step runs"""
 
 
 @dataclass
@@ -83,27 +98,62 @@ class _Rank:
     group: dist.ProcessGroup | None
     control: dist.ProcessGroup | None
     precision: Precision
+    strategy: Strategy
     workload: Workload
     batches: Iterator[Any]
     clock: Clock
-    labelled: list[tuple[str, float | None, torch.Tensor | None, Callable[[], Row]]] = field(default_factory=list)
-    """window, its seconds, a step's loss, and what reads the step's other columns from its marks"""
+    labelled: list[tuple[str, float | None, Stepped, Callable[[], Row]]] = field(default_factory=list)
+    """window, its seconds, what a step gave, and what reads the step's other columns from its marks"""
+
+    device_peaks: list[int] | None = None
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The GPUs that this rank drives, its own first; on CPUs its device."""
+        if self.device.type == "cpu":
+            return [self.device]
+        count = self.trial.world_size // self.trial.processes
+        return [torch.device("cuda", self.device.index + number) for number in range(count)]
 
     def barrier(self) -> None:
-        if self.trial.world_size > 1:
+        if self.trial.processes > 1:
             dist.barrier(self.control)
 
     def keep(
         self, window: str, window_s: float | None, taken: list[StepMarks], row: Callable[[StepMarks, Clock], Row]
     ) -> None:
-        self.labelled += [(window, window_s, marks.loss, partial(row, marks, self.clock)) for marks in taken]
+        for marks in taken:
+            assert marks.given is not None
+            self.labelled.append((window, window_s, marks.given, partial(row, marks, self.clock)))
 
-    def wrapped(self) -> nn.Module:
-        """The model under the trial's parallel strategy. Made anew, it gives every rank rank 0's weights."""
-        return load(PARALLEL[self.trial.parallel])(self.workload.model, self.group)
+    def wrapped(self, account: Account | None = None) -> nn.Module:
+        """The model under the trial's parallel strategy, whose buckets `account` notes; made anew, it gives every rank
+        rank 0's weights."""
+        model = self.strategy.wrapped(self.workload.model, self.trial, self.group, bare=account is not None)
+        if account is not None:
+            with_account(model, account)
+        if self.trial.compiled:
+            model.compile()
+        return model
 
     def step_of(self, model: nn.Module) -> Step:
-        return training_step(self.trial, self.workload, model, self.precision.autocast)
+        return training_step(self.trial, self.workload, model, self.precision, self.strategy, self.group)
+
+    def settled(self, step: Step, window: str) -> Step:
+        """The step as the trial executes it, after the steps that it needs before it is timed."""
+        _, warmup = phase_window(step, self.batches, self.trial.settling_steps, self.clock, self.barrier)
+        self.keep(window, None, warmup, phase_row)
+        if not self.trial.captured:
+            return step
+        captured = self.captured(step)
+        _, warmup = phase_window(captured, self.batches, CAPTURED_WARMUP, self.clock, self.barrier)
+        self.keep(window, None, warmup, phase_row)
+        return captured
+
+    def captured(
+        self, step: Step, context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    ) -> Step:
+        return capture(step, next(self.batches), self.device, self.workload.resident, context)
 
 
 def run(
@@ -116,23 +166,25 @@ def run(
     source: str | None = None,
     observe: Callable[[], Any] = lambda: None,
 ) -> Measurement:
-    """Measures the trial on this rank; every rank of the trial calls it.
+    """Measures the trial on this rank; every taking-part rank of the trial calls it.
 
     `group` averages gradients (NCCL or gloo; None: the default group), `control` is a gloo group of the same ranks for
     barriers (None: `group`), `source` the text of a user's workload file where the file is not on this host. `observe`
     is called before the warm-up, and when the device has just finished the phases window.
     """
-    precision = load(PRECISIONS[trial.precision])
-    communicates = trial.parallel == "ddp" and trial.world_size > 1 and trial.account_steps > 0
+    precision: Precision = load(PRECISIONS[trial.precision])
+    strategy: Strategy = load(PARALLEL[trial.parallel])
+    communicates = strategy.buckets and trial.world_size > 1 and trial.account_steps > 0
+    distributed = trial.parallel not in ("none", "dp")
     clock = clock_for(device)
     buckets: list[Row] = []
     sizes: list[int] = []
     sweep: list[Row] = []
     trace = None
     with settings_for(trial, precision):
-        workload = on_device(build_workload(trial, device, source), trial, device)
+        workload = on_device(build_workload(trial, device, source), trial, precision, device)
         batches = endless_batches(trial, workload, rank)
-        here = _Rank(trial, rank, device, group, control or group, precision, workload, batches, clock)
+        here = _Rank(trial, rank, device, group, control or group, precision, strategy, workload, batches, clock)
         try:
             with without_garbage_collection():
                 observations = [observe()]
@@ -144,129 +196,92 @@ def run(
                     sizes = bucket_bytes(model)
                 del model
                 gc.collect()  # the collector is off, and the second wrapper is made when the first is gone
-                if trial.parallel != "none":
+                if distributed:
                     drop_buckets(group, device)  # two sets of them would be memory that training does not need
                 if communicates or trial.profile_ranks:
                     buckets, trace = _explaining_windows(here, sizes)
-            rows = _rows(here, peaks)
+            rows, device_peaks = _rows(here, peaks), here.device_peaks
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del batches, workload, here
-        if trial.parallel != "none":
+        if distributed:
             drop_buckets(group, device)
         if communicates:
-            every = sweep_sizes(trial.sweep_bytes, sizes)
+            every = sweep_sizes(trial.sweep_bytes, list(dict.fromkeys(row["bytes"] for row in buckets)))
             with without_garbage_collection():
                 sweep = all_reduce_sweep(every, rank, device, group, control or group, clock)
         windows_ended_at = time.time()
-    return Measurement(rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace, observations)
+    return Measurement(rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace, observations, device_peaks)
 
 
-def on_device(workload: Workload, trial: Trial, device: torch.device) -> Workload:
-    """The workload with its model on the device, in training mode and in the trial's memory format."""
+def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:
+    """The workload with its model on the device, in training mode, in the trial's memory format and weights' type."""
     layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
-    model = workload.model.to(device)
+    model = cast_model(workload.model.to(device), precision)
     if any(parameter.dim() == 4 for parameter in model.parameters()):
         model = model.to(memory_format=layout)
     return replace(workload, model=model.train())
 
 
-def training_step(trial: Trial, workload: Workload, model: nn.Module, autocast: torch.dtype | None) -> Step:
-    """The function that trains one step of `model`: copy, forward, loss, backward, optimizer.
-
-    The optimizer's part ends with gradients set to None. Nothing in it waits for the device.
-    """
-    device = next(model.parameters()).device
-    optimizer = workload.optimizer(model.parameters())
-    copies = not workload.resident and device.type == "cuda"
-
-    def step(batch: Any, mark: Callable[[], None]) -> tuple[torch.Tensor, int | None]:
-        moved_bytes = None
-        if copies:
-            moved_bytes = byte_size(batch)
-            batch = to_device(batch, device, trial.non_blocking)
-        inputs, targets = batch
-        mark()
-        with torch.autocast(device.type, autocast) if autocast else contextlib.nullcontext():
-            outputs = model(workload.prepare(inputs))
-            mark()
-            loss = workload.loss(outputs, targets)
-        mark()
-        loss.backward()
-        mark()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        mark()
-        return loss.detach(), moved_bytes
-
-    return step
-
-
-def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """A batch (a tensor, or tuples, lists and dicts of tensors) on the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    if isinstance(value, dict):
-        return {key: to_device(item, device, non_blocking) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_device(item, device, non_blocking) for item in value]
-    return value
-
-
-def byte_size(value: Any) -> int:
-    """Bytes of all tensors in a batch."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(byte_size(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return sum(byte_size(item) for item in value)
-    return 0
-
-
 def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) -> dict[str, int | None]:
     """The windows of the wrapper that trains as a user's would; gives the peak memory of them, in bytes."""
     trial, clock, batches = here.trial, here.clock, here.batches
-    step = here.step_of(model)
-    _, warmup = phase_window(step, batches, trial.settling_steps, clock, here.barrier)
-    plain_s, losses = plain_window(step, batches, trial.window_steps, clock, here.barrier)
+    step = here.settled(here.step_of(model), "warmup")
+    plain_s, given = plain_window(step, batches, trial.window_steps, clock, here.barrier)
     phases_s, phases = phase_window(step, batches, trial.steps, clock, here.barrier)
     observe()
-    here.keep("warmup", None, warmup, phase_row)
-    here.labelled += [("plain", plain_s, loss, dict) for loss in losses]
+    here.labelled += [("plain", plain_s, each, dict) for each in given]
     here.keep("phases", phases_s, phases, phase_row)
     peaks: dict[str, int | None] = {"peak_memory_bytes": None, "peak_reserved_bytes": None}
     if isinstance(clock, CudaClock):
         issued = issue_window(step, batches, ISSUE_STEPS, clock)
         here.keep("issue", None, issued, issue_row)
+        here.device_peaks = [torch.cuda.max_memory_allocated(device) for device in here.devices]
         peaks = {
-            "peak_memory_bytes": torch.cuda.max_memory_allocated(here.device),
+            "peak_memory_bytes": here.device_peaks[0],
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(here.device),
         }
         longest_s = max(b - a for taken in issued for a, b in pairwise(taken.host_stamps_s))
-        with _no_sync(model):
-            here.keep(
-                "busy", None, busy_window(step, batches, BUSY_STEPS, clock, 2 * longest_s + HOLD_MARGIN_S), busy_row
-            )
+        hold_s = 2 * longest_s + HOLD_MARGIN_S
+        if len(here.devices) == 1:  # one device is held, and others would run on
+            with contextlib.nullcontext() if trial.captured else here.strategy.unsynchronised(model):
+                here.keep("busy", None, busy_window(step, batches, BUSY_STEPS, clock, hold_s), busy_row)
         if not here.workload.resident:
             synced_s, synced = phase_window(step, batches, TRANSFER_STEPS, clock, here.barrier, wait_for_copy=True)
             here.keep("transfer_synced", synced_s, synced, phase_row)
     return peaks
 
 
-def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """DDP's own way to leave the all-reduce out; nothing for a model that has none."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
-
-
 def _interleaved_window(here: _Rank, model: nn.Module) -> None:
     """Steps with and without gradient communication. The ranks' weights drift apart: nothing of this wrapper may follow."""
     step = here.step_of(model)
     with_communication = list(islice(cycle(INTERLEAVED), 2 * here.trial.account_steps))
-    around = [contextlib.nullcontext if kept else partial(_no_sync, model) for kept in with_communication]
-    _, taken = step_window(step, here.batches, around, here.clock, here.barrier)
+    apart = partial(here.strategy.unsynchronised, model)
+    if here.trial.captured:
+        step, around = _two_graphs(here, step, apart)
+    else:
+        around = {True: contextlib.nullcontext, False: apart}
+    _, taken = step_window(step, here.batches, [around[kept] for kept in with_communication], here.clock, here.barrier)
     for marks, kept in zip(taken, with_communication, strict=True):
         here.keep("synchronised" if kept else "no_sync", None, [marks], step_row)
+
+
+def _two_graphs(here: _Rank, step: Step, apart: Around) -> tuple[Step, dict[bool, Around]]:
+    """A step that replays one of two graphs, and the contexts that choose the one with and the one without communication."""
+    together = here.settled(step, "warmup")
+    graphs = {True: together, False: here.captured(step, apart)}
+    chosen = True
+
+    @contextlib.contextmanager
+    def choose(kept: bool) -> Iterator[None]:
+        nonlocal chosen
+        chosen = kept
+        yield
+
+    def replay(batch: Any, begin: Begin) -> Stepped:
+        return graphs[chosen](batch, begin)
+
+    return replay, {kept: partial(choose, kept) for kept in graphs}
 
 
 def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes | None]:
@@ -274,33 +289,46 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
 
     `sizes` are the first wrapper's buckets in bytes (empty: ranks do not communicate, and there is no hook). Gives the
     rows of buckets.parquet, and this rank's trace. Raises RuntimeError where the second wrapper has other buckets.
+
+    A CUDA graph's hook ran when it was captured, and its marks are events of the graph: each replay overwrites them, so
+    that here the steps of a graph run one by one, and each begins on an idle device.
     """
     trial, clock = here.trial, here.clock
-    account = Account(clock, here.group)
-    model = here.wrapped()
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    if sizes:
-        model, around = with_account(model, account), account.step
+    account = Account(clock, here.group, here.strategy.gradient_type)
+    model = here.wrapped(account if sizes else None)
+    around: Around = account.step if sizes else contextlib.nullcontext
     step = here.step_of(model)
     buckets: list[Row] = []
 
     def window(name: str, steps: int, annotate: Annotate | None = None) -> None:
         window_s, taken = step_window(step, here.batches, [around] * steps, clock, here.barrier, annotate)
-        first = len(here.labelled)
         timed_s = None if name == "account_warmup" else window_s
+        noted(name, timed_s, taken)
+
+    def noted(name: str, timed_s: float | None, taken: list[StepMarks]) -> None:
+        first = len(here.labelled)
         if not sizes:
             here.keep(name, timed_s, taken, step_row)
             return
-        last_gradients = account.last_gradients[-steps:]
-        for marks, last in zip(taken, last_gradients, strict=True):
-            marks.marks.append(last)
-        here.keep(name, timed_s, taken, account_row)
-        if timed_s is not None:
+        for marks, last in zip(taken, account.last_gradients[-len(taken) :], strict=True):
+            marks.last_gradient = last
+        if not trial.captured:
+            here.keep(name, timed_s, taken, account_row)
+        elif name != "account_warmup":
+            [marks] = taken
+            row = account_row(marks, clock)
+            here.keep(name, None, taken, lambda *_: row)
+        if name != "account_warmup":
             buckets.extend(bucket_rows(account, taken, name, here.rank, first, clock.seconds))
 
     window("account_warmup", trial.settling_steps)
+    if trial.captured:
+        account.clock = GraphClock(here.device)
+        step, around = here.captured(step, around), contextlib.nullcontext
+        window("account_warmup", CAPTURED_WARMUP)
     if sizes:
-        window("communication", trial.account_steps)
+        for _ in range(trial.account_steps if trial.captured else 1):
+            window("communication", 1 if trial.captured else trial.account_steps)
         if bucket_bytes(model) != sizes:
             raise RuntimeError(
                 f"the account's wrapper has buckets of {bucket_bytes(model)} bytes, the plain one {sizes}"
@@ -314,23 +342,26 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
 
 def _rows(here: _Rank, peaks: dict[str, int | None]) -> list[Row]:
     """The rows of steps.parquet, their marks read and their steps numbered in the order in which they ran."""
-    losses = _finite([loss for _, _, loss, _ in here.labelled])
+    losses = _read([given.loss for _, _, given, _ in here.labelled])
+    scales: list[Any] = _read([given.loss_scale for _, _, given, _ in here.labelled if given.loss_scale is not None])
     return [
         {
             "rank": here.rank,
             "window": window,
             "step": number,
-            "samples": here.trial.batch_per_gpu,
+            "samples": here.trial.samples_per_step,
             "window_s": window_s,
-            "loss": loss,
+            "loss": loss if math.isfinite(loss) else None,
+            **({"loss_scale": scale} if scale is not None else {}),
             **peaks,
             **read(),
         }
-        for number, ((window, window_s, _, read), loss) in enumerate(zip(here.labelled, losses, strict=True))
+        for number, ((window, window_s, _, read), loss, scale) in enumerate(
+            zip(here.labelled, losses, scales or [None] * len(losses), strict=True)
+        )
     ]
 
 
-def _finite(losses: list[torch.Tensor | None]) -> list[float | None]:
-    """Losses as numbers, read from the device in one copy; None where not finite."""
-    values = torch.stack([loss.float().reshape(()) for loss in losses if loss is not None]).cpu().tolist()
-    return [value if math.isfinite(value) else None for value in values]
+def _read(values: list[torch.Tensor]) -> list[float]:
+    """Numbers from the device, in one copy."""
+    return torch.stack([value.float().reshape(()) for value in values]).cpu().tolist() if values else []

@@ -1,4 +1,4 @@
-"""Clocks that time phases without disturbing them, and the windows of a trial.
+"""Clocks that time the parts of a step without disturbing them, and what a timed step leaves behind.
 
 A mark on CUDA is an event recorded on the stream: about 2.5 us of host time and no synchronisation. Marks are read
 after the window. On the CPU a mark is `time.perf_counter()`. A window never mixes the two clocks: on CUDA every phase
@@ -6,8 +6,9 @@ is device time between two events, the load wait included (the device's idle gap
 """
 
 import gc
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,14 +20,25 @@ Mark = Any
 Row = dict[str, Any]
 """One step's columns, as `steps.parquet` has them; a column that does not apply is left out"""
 
-RANGES = ("load_wait", "host_to_device", "forward", "loss", "backward", "optimizer")
-"""the parts of a step, in order, as profilers are told of them"""
+RANGES = (
+    "load_wait",
+    "host_to_device",
+    "scatter",
+    "replicate",
+    "forward",
+    "gather",
+    "loss",
+    "backward",
+    "reduce",
+    "graph",
+    "optimizer",
+)
+"""the parts that a step may have, in order, as profilers are told of them. `scatter`, `replicate` and `gather` are
+DataParallel's; `reduce` is communication of gradients outside the backward pass; `graph` is everything after the copy
+where the step is one CUDA graph"""
 
 PHASES = tuple(f"{name}_s" for name in RANGES)
-"""their columns; together they are step_s"""
-
-HOLD_MARGIN_S = 5e-3
-"""how much longer than the host took to issue a phase before the device is held, at the least"""
+"""their columns; together those that a step has are step_s"""
 
 
 class Clock(Protocol):
@@ -110,29 +122,54 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else CpuClock()
 
 
+@dataclass(frozen=True)
+class Stepped:
+    """What a step gives, on the device and still unread.
+
+    loss: detached. host_to_device_bytes: what it copied to the device; None: nothing to copy. loss_scale: after the step;
+    None: none. parts: reads the seconds of parts inside a CUDA graph, once the device has passed it and before the next
+    replay; None: no graph.
+    """
+
+    loss: torch.Tensor
+    host_to_device_bytes: int | None = None
+    loss_scale: torch.Tensor | None = None
+    parts: Callable[[], Row] | None = None
+
+
 @dataclass
 class StepMarks:
-    """What one instrumented step leaves behind: marks in the order of PHASES, and host facts."""
+    """What one instrumented step leaves behind: where it and its parts began, and host facts."""
 
-    marks: list[Mark] = field(default_factory=list)
+    begin: Mark = None
+    end: Mark = None
+    parts: list[tuple[str, Mark]] = field(default_factory=list)
+    """name of each part and the mark at its begin, in order; a part may come again, and then they add up"""
+    last_gradient: Mark = None
     host_stamps_s: list[float] = field(default_factory=list)
+    """the host's time at each part's begin, and at the step's end"""
+    busy: list[tuple[str, Mark, Mark]] = field(default_factory=list)
+    """name, begin and end of each part whose kernels ran back to back; an end that is None is not known"""
     host_load_s: float = 0.0
     host_transfer_s: float | None = None
-    host_to_device_bytes: int | None = None
     previous_step_done: bool | None = None
-    loss: torch.Tensor | None = None
+    given: Stepped | None = None
+    graph_parts: Row = field(default_factory=dict)
 
 
 Annotate = Callable[[str], AbstractContextManager[Any]]
 """names what runs inside to a profiler"""
 
-Step = Callable[[Any, Callable[[], None]], tuple[torch.Tensor, int | None]]
-"""`step(batch, mark)` trains one step and calls `mark` after the copy, the forward pass, the loss, the backward pass and
-the optimizer; it gives the detached loss and the bytes that it copied to the device (None: nothing to copy)"""
+Begin = Callable[[str], None]
+"""told by a step that its part of this name begins, and that the one before it ends"""
 
 
-def no_mark() -> None:
-    """The mark of a window without instruments."""
+Step = Callable[[Any, Begin], Stepped]
+"""`step(batch, begin)` trains one step, and calls `begin` with the name of each of its parts as it begins"""
+
+
+def no_mark(name: str) -> None:
+    """The begin of a part in a window without instruments."""
 
 
 @contextmanager
@@ -146,212 +183,77 @@ def without_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def plain_window(
-    step: Step, batches: Iterator[Any], steps: int, clock: Clock, barrier: Callable[[], None]
-) -> tuple[float, list[torch.Tensor]]:
-    """Wall seconds of `steps` bare steps, the device synchronised at both ends, and each step's loss, still unread."""
-    losses = []
-    clock.synchronize()
-    barrier()
-    begin_s = time.perf_counter()
-    for _ in range(steps):
-        loss, _bytes = step(next(batches), no_mark)
-        losses.append(loss)
-    clock.synchronize()
-    return time.perf_counter() - begin_s, losses
+@contextmanager
+def ranges(annotate: Annotate) -> Iterator[Begin]:
+    """Gives what ends a profiler's current range and begins the next; the last ends with the context.
 
-
-def phase_window(
-    step: Step,
-    batches: Iterator[Any],
-    steps: int,
-    clock: Clock,
-    barrier: Callable[[], None],
-    *,
-    wait_for_copy: bool = False,
-) -> tuple[float, list[StepMarks]]:
-    """Wall seconds of `steps` instrumented, free-running steps and their marks. Nothing synchronises inside.
-
-    wait_for_copy: but after each copy to the device the host waits for it, as many training scripts do.
+    Ranges belong to a thread: what begins on another one (autograd's, say) is left inside the current range.
     """
-    kept = []
-    clock.synchronize()
-    barrier()
-    begin_s = time.perf_counter()
-    end_of_step = clock.mark()
-    for _ in range(steps):
-        taken = StepMarks(marks=[end_of_step])
-        next_range = ranges(RANGES, clock.annotate)
-        load_began_s = time.perf_counter()
-        batch = next(batches)
-        copy_began_s = time.perf_counter()
-        taken.host_load_s = copy_began_s - load_began_s
-        taken.marks.append(clock.mark())
-        next_range()
+    thread = threading.get_ident()
+    current: AbstractContextManager[Any] | None = None
 
-        def mark() -> None:
-            taken.marks.append(clock.mark())  # noqa: B023
-            if len(taken.marks) == 3:  # noqa: B023 - the copy is issued
-                if wait_for_copy:
-                    clock.synchronize()
-                taken.host_transfer_s = time.perf_counter() - copy_began_s  # noqa: B023
-            next_range()  # noqa: B023
-
-        taken.loss, taken.host_to_device_bytes = step(batch, mark)
-        taken.previous_step_done = clock.passed(end_of_step)
-        end_of_step = taken.marks[-1]
-        kept.append(taken)
-    clock.synchronize()
-    return time.perf_counter() - begin_s, kept
-
-
-def ranges(names: Sequence[str], annotate: Annotate) -> Callable[[], None]:
-    """Begins a range of the first name; each call ends the current one and begins the next, if there is one."""
-    left = iter(names)
-    current = annotate(next(left))
-    current.__enter__()
-
-    def advance() -> None:
+    def advance(name: str) -> None:
         nonlocal current
+        if threading.get_ident() != thread:
+            return
+        if current is not None:
+            current.__exit__(None, None, None)
+        current = annotate(name)
+        current.__enter__()
+
+    yield advance
+    if current is not None:
         current.__exit__(None, None, None)
-        name = next(left, None)
-        if name is not None:
-            current = annotate(name)
-            current.__enter__()
-
-    return advance
-
-
-def step_window(
-    step: Step,
-    batches: Iterator[Any],
-    around: Sequence[Callable[[], AbstractContextManager[Any]]],
-    clock: Clock,
-    barrier: Callable[[], None],
-    annotate: Annotate | None = None,
-) -> tuple[float, list[StepMarks]]:
-    """Wall seconds of free-running steps, one for each of `around`, in whose context it runs; two marks for each.
-
-    `annotate` names the step's parts to a profiler (None: the clock's own ranges).
-    """
-    kept = []
-    annotate = annotate or clock.annotate
-    clock.synchronize()
-    barrier()
-    begin_s = time.perf_counter()
-    end_of_step = clock.mark()
-    for context in around:
-        taken = StepMarks(marks=[end_of_step])
-        with annotate("step"), context():
-            next_range = ranges(RANGES, annotate)
-            batch = next(batches)
-            next_range()
-            taken.loss, _bytes = step(batch, next_range)
-        end_of_step = clock.mark()
-        taken.marks.append(end_of_step)
-        kept.append(taken)
-    clock.synchronize()
-    return time.perf_counter() - begin_s, kept
-
-
-def issue_window(step: Step, batches: Iterator[Any], steps: int, clock: Clock) -> list[StepMarks]:
-    """Single steps, each issued onto an idle device: host stamps tell the time to issue, marks what the device took.
-
-    In free running the launch queue fills up and the time to issue converges to the device's; only an idle device
-    tells the two apart.
-    """
-    kept = []
-    for _ in range(steps):
-        taken = StepMarks()
-        batch = next(batches)
-        clock.synchronize()
-
-        def mark() -> None:
-            taken.host_stamps_s.append(time.perf_counter())  # noqa: B023
-            taken.marks.append(clock.mark())  # noqa: B023
-
-        mark()
-        taken.loss, taken.host_to_device_bytes = step(batch, mark)
-        kept.append(taken)
-    clock.synchronize()
-    return kept
-
-
-def busy_window(step: Step, batches: Iterator[Any], steps: int, clock: CudaClock, hold_s: float) -> list[StepMarks]:
-    """Single steps, each phase issued onto a device that is held until the host is done, so that its kernels then run
-    without a gap: what the device itself needs.
-
-    Marks come in pairs, begin and end of each phase. A phase that the host did not finish issuing within `hold_s`
-    (too many kernels for the launch queue, say) would contain the host's time: its pair is None.
-    """
-    kept = []
-    for _ in range(steps):
-        taken = StepMarks()
-        batch = next(batches)
-        begin = held = clock.mark()
-
-        def mark() -> None:
-            nonlocal begin, held
-            still_held = not clock.passed(held)
-            taken.marks.append((begin, clock.mark()) if still_held else None)  # noqa: B023
-            clock.synchronize()
-            begin = held = clock.hold(hold_s)
-
-        clock.synchronize()
-        begin = held = clock.hold(hold_s)
-        taken.loss, _bytes = step(batch, mark)
-        kept.append(taken)
-    clock.synchronize()
-    return kept
 
 
 def busy_row(taken: StepMarks, clock: Clock) -> Row:
-    """The columns of one step of `busy_window`: seconds of device work in each phase after the copy."""
-    pairs = taken.marks[1:]
-    return {name: clock.seconds(*pair) for name, pair in zip(PHASES[2:], pairs, strict=True) if pair is not None}
+    """The columns of one step of `busy_window`: seconds of device work in each part after the copy."""
+    row: Row = {}
+    unknown = {name for name, _, end in taken.busy if end is None}
+    for name, begin, end in taken.busy:
+        if name not in unknown | {"host_to_device"}:
+            row[f"{name}_s"] = row.get(f"{name}_s", 0.0) + clock.seconds(begin, end)
+    return row
 
 
 def step_row(taken: StepMarks, clock: Clock) -> Row:
     """The columns of one step of `step_window`."""
-    return {"step_s": clock.seconds(taken.marks[0], taken.marks[1])}
+    return {"step_s": clock.seconds(taken.begin, taken.end)}
 
 
 def account_row(taken: StepMarks, clock: Clock) -> Row:
-    """The columns of one step of `step_window` whose third mark is that of the last local gradient."""
-    return step_row(taken, clock) | {"last_gradient_s": clock.seconds(taken.marks[0], taken.marks[2])}
+    """The columns of one step of `step_window` that knows when its last local gradient was there."""
+    return step_row(taken, clock) | {"last_gradient_s": clock.seconds(taken.begin, taken.last_gradient)}
 
 
 def phase_row(taken: StepMarks, clock: Clock) -> Row:
     """The columns of one step of `phase_window`. Call it when the device has passed all marks."""
-    row = _spans(PHASES, taken, clock)
+    row = _spans(taken, clock)
     row["host_load_s"] = taken.host_load_s
-    row["host_transfer_s"] = None if taken.host_to_device_bytes is None else taken.host_transfer_s
+    row["host_transfer_s"] = taken.host_transfer_s
     row["previous_step_done"] = taken.previous_step_done
     return row
 
 
 def issue_row(taken: StepMarks, clock: Clock) -> Row:
-    """The columns of one step of `issue_window`: device spans as in `phase_row`, and `*_launch_s` of the host."""
-    row = _spans(PHASES[1:], taken, clock)
-    stamps_s = taken.host_stamps_s
-    for name, (first_s, second_s) in zip(PHASES[2:], pairwise(stamps_s[1:]), strict=True):
-        row[name.removesuffix("_s") + "_launch_s"] = second_s - first_s
-    row["step_launch_s"] = stamps_s[-1] - stamps_s[0]
-    return row
+    """The columns of one step of `issue_window`: device spans as in `phase_row`, and `*_launch_s` of the host.
 
-
-def _spans(phases: tuple[str, ...], taken: StepMarks, clock: Clock) -> Row:
-    """Seconds of each phase, which add up to `step_s`.
-
-    Where nothing was copied there is no copy to time: it is null, and the gap between its two marks is the forward
-    pass's.
+    Of a CUDA graph, also the spans of the parts inside it, which together are `graph_s`.
     """
-    marks = list(taken.marks)
-    row: Row = {"host_to_device_bytes": taken.host_to_device_bytes}
-    if taken.host_to_device_bytes is None:
-        del marks[phases.index("host_to_device_s") + 1]
-        phases = tuple(name for name in phases if name != "host_to_device_s")
-        row["host_to_device_s"] = None
-    row |= {name: clock.seconds(first, second) for name, (first, second) in zip(phases, pairwise(marks), strict=True)}
-    row["step_s"] = clock.seconds(marks[0], marks[-1])
+    row = _spans(taken, clock)
+    for (name, _), (first_s, second_s) in zip(taken.parts, pairwise(taken.host_stamps_s), strict=True):
+        if name != "host_to_device":
+            row[f"{name}_launch_s"] = row.get(f"{name}_launch_s", 0.0) + second_s - first_s
+    row["step_launch_s"] = taken.host_stamps_s[-1] - taken.host_stamps_s[0]
+    return row | taken.graph_parts
+
+
+def _spans(taken: StepMarks, clock: Clock) -> Row:
+    """Seconds of each part, which add up to `step_s`. Where nothing was copied there is no copy to time: it is null."""
+    assert taken.given is not None
+    row: Row = {"host_to_device_bytes": taken.given.host_to_device_bytes}
+    ends = [mark for _, mark in taken.parts[1:]] + [taken.end]
+    for (name, begin), end in zip(taken.parts, ends, strict=True):
+        row[f"{name}_s"] = row.get(f"{name}_s", 0.0) + clock.seconds(begin, end)
+    row["step_s"] = clock.seconds(taken.begin, taken.end)
     return row

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from trainables.registry import (
     DATASETS,
+    DDP_WRAPPED,
     DECODERS,
     EXECUTIONS,
     MEMORY_FORMATS,
@@ -139,6 +140,24 @@ class Trial(BaseModel):
             )
         if self.parallel == "none" and self.world_size > 1:
             raise ValueError(f"parallel 'none' trains on one rank; world_size is {self.world_size}: use parallel 'ddp'")
+        if self.parallel == "dp" and self.nodes > 1:
+            raise ValueError(f"parallel 'dp' is one process on one node; nodes is {self.nodes}: use parallel 'ddp'")
+        if self.parallel == "dp" and self.execution != "eager":
+            raise ValueError(
+                f"parallel 'dp' runs replicas in threads, op by op; execution is {self.execution!r}: use 'eager'"
+            )
+        if self.execution in ("graph", "compile_graph"):
+            if self.parallel in ("zero1", "fsdp2"):
+                raise ValueError(
+                    f"execution {self.execution!r} captures one fixed step; parallel {self.parallel!r} is none: "
+                    "use parallel 'none', 'ddp', 'ddp_fp16', 'ddp_bf16' or 'ddp_delayed'"
+                )
+            if self.accumulation_steps > 1:
+                raise ValueError(
+                    f"execution {self.execution!r} captures one batch; accumulation_steps is {self.accumulation_steps}: use 1"
+                )
+        if self.sync_batch_norm and self.parallel in ("none", "dp"):
+            raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
         smallest = 0 if self.workload else SMALLEST_IMAGES.get(self.model, 0)
         if self.image_size < smallest:
             raise ValueError(
@@ -152,8 +171,33 @@ class Trial(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Samples that all ranks together take in one step."""
-        return self.world_size * self.batch_per_gpu
+        """Samples that all ranks together take in one optimizer step."""
+        return self.world_size * self.batch_per_gpu * self.accumulation_steps
+
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile makes the model's kernels."""
+        return self.execution in ("compile", "compile_graph")
+
+    @property
+    def captured(self) -> bool:
+        """Whether the step is replayed as a CUDA graph."""
+        return self.execution in ("graph", "compile_graph")
+
+    @property
+    def processes(self) -> int:
+        """Ranks that take part: DataParallel drives all its GPUs from one."""
+        return 1 if self.parallel == "dp" else self.world_size
+
+    @property
+    def batch_per_process(self) -> int:
+        """Samples that a taking-part rank loads at a time."""
+        return self.batch_per_gpu * (self.world_size // self.processes)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples behind one optimizer step of a taking-part rank."""
+        return self.batch_per_process * self.accumulation_steps
 
     @property
     def window_steps(self) -> int:
@@ -172,7 +216,7 @@ class Trial(BaseModel):
         (`should_collect_runtime_stats` of torch's reducer), which empties the launch queue: a step of ResNet-50 at batch
         256 takes 59 ms and then 55 (benchmarks/results/account).
         """
-        waits = self.device == "cuda" and self.parallel == "ddp"
+        waits = self.device == "cuda" and self.parallel in DDP_WRAPPED
         return max(self.warmup_steps, 11) if waits else self.warmup_steps
 
     def profiles(self, rank: int) -> bool:

@@ -41,24 +41,29 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any]:
-    """Batches (inputs, targets) for ever; on the host, in pinned memory where the trial says so, unless resident.
+    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; on the host, in pinned memory where the trial says so, unless resident.
 
     Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank.
     """
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
-        return itertools.repeat(workload.dataset.tensors)
+        return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
     length = len(workload.dataset)  # type: ignore[arg-type]
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
     loader: DataLoader[Any] = DataLoader(
         workload.dataset,
-        batch_sampler=EndlessBatches(length, trial.batch_per_gpu, rank, trial.world_size, trial.seed),
+        batch_sampler=EndlessBatches(length, trial.batch_per_process, rank, trial.processes, trial.seed),
         num_workers=trial.loader_workers,
         collate_fn=workload.collate,
         pin_memory=trial.pin_memory and trial.device == "cuda",
         generator=torch.Generator().manual_seed(trial.seed),
         **workers,
     )
-    return iter(loader)
+    return _accumulated(iter(loader), trial.accumulation_steps)
+
+
+def _accumulated(batches: Iterator[Any], count: int) -> Iterator[Any]:
+    """Tuples of so many batches, where a step takes several."""
+    return batches if count == 1 else zip(*[batches] * count, strict=True)

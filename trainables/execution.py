@@ -1,0 +1,97 @@
+"""Steps as CUDA graphs: captured once, then replayed, so that the host issues one call in place of thousands.
+
+PyTorch, "CUDA semantics": CUDA Graphs, and there "Usage with DistributedDataParallel".
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from trainables.step import byte_size
+from trainables.timing import Begin, CudaClock, Row, Step, Stepped
+
+
+class GraphClock(CudaClock):
+    """Marks that become part of a graph: each replay passes them anew, and overwrites what the one before left."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True, external=True)
+        event.record()
+        return event
+
+
+def capture(
+    step: Step,
+    example: Any,
+    device: torch.device,
+    resident: bool,
+    context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Step:
+    """The step as a CUDA graph, captured on a batch like `example` within `context`.
+
+    It must have run before as often as it needs to settle. The graph reads its batch from fixed memory, into which each
+    batch is copied first. Everything after the copy is the part `graph`; the parts inside it are timed by events of the
+    graph itself, see `Stepped.parts`. Raises torch's RuntimeError where the step cannot be captured.
+    """
+    held = example if resident else _like(example, device)
+    clock = GraphClock(device)
+    marks: list[tuple[str, torch.cuda.Event]] = []
+
+    def begin(name: str) -> None:
+        if name != "host_to_device":  # which is outside of the graph
+            marks.append((name, clock.mark()))
+
+    torch.cuda.synchronize(device)
+    gc.collect()  # an event or graph that is freed while another is captured would end the capture
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's watchdog asks for events on a thread of its own, which the strictest mode takes for an error
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"), context():
+        given = step(held, begin)
+        marks.append(("", clock.mark()))
+
+    def parts() -> Row:
+        row: Row = {}
+        for (name, first), (_, last) in pairwise(marks):
+            row[f"{name}_s"] = row.get(f"{name}_s", 0.0) + clock.seconds(first, last)
+        return row
+
+    def replay(batch: Any, begin: Begin) -> Stepped:
+        moved_bytes = None
+        if not resident:
+            begin("host_to_device")
+            moved_bytes = byte_size(batch)
+            _copy(batch, held)
+        begin("graph")
+        graph.replay()
+        # the next replay overwrites what this one leaves
+        scale = None if given.loss_scale is None else given.loss_scale.clone()
+        return Stepped(given.loss.clone(), moved_bytes, scale, parts)
+
+    return replay
+
+
+def _like(value: Any, device: torch.device) -> Any:
+    """Memory on the device for a batch of this shape."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, dict):
+        return {key: _like(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_like(item, device) for item in value]
+    return value
+
+
+def _copy(source: Any, target: Any) -> None:
+    if isinstance(source, torch.Tensor):
+        target.copy_(source, non_blocking=True)
+    elif isinstance(source, dict):
+        for key, item in source.items():
+            _copy(item, target[key])
+    elif isinstance(source, (tuple, list)):
+        for item, place in zip(source, target, strict=True):
+            _copy(item, place)

@@ -1,0 +1,98 @@
+"""One training step, from a batch on the host to updated weights, part by part."""
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainables.parallel import Strategy
+from trainables.precision import Precision, Updater, cast_floats
+from trainables.timing import Begin, Step, Stepped
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+
+def training_step(
+    trial: Trial,
+    workload: Workload,
+    model: nn.Module,
+    precision: Precision,
+    strategy: Strategy,
+    group: dist.ProcessGroup | None = None,
+) -> Step:
+    """The function that trains one step of `model`: copy, forward, loss, backward, optimizer.
+
+    A batch is a list of `accumulation_steps` batches where these are more than one: only the last one's backward pass
+    communicates, and the loss is their mean. The optimizer's part ends with gradients set to None. Nothing in it waits
+    for the device.
+    """
+    device = next(model.parameters()).device
+    parts = trial.accumulation_steps
+    updater = Updater(
+        precision,
+        lambda parameters: strategy.optimizer(workload.optimizer, list(parameters), group),
+        model.parameters(),
+        device.type,
+    )
+    copies = not workload.resident and device.type == "cuda"
+
+    def accumulate(batch: Any, begin: Begin) -> tuple[torch.Tensor, int]:
+        moved_bytes = 0
+        if copies:
+            begin("host_to_device")
+            moved_bytes = byte_size(batch)
+            batch = to_device(batch, device, trial.non_blocking)
+        inputs, targets = batch
+        with torch.autocast(device.type, precision.autocast) if precision.autocast else contextlib.nullcontext():
+            outputs = strategy.forward(
+                model, lambda given: cast_floats(workload.prepare(given), precision.parameters), inputs, begin
+            )
+            begin("loss")
+            outputs = cast_floats(outputs, torch.float32) if precision.parameters else outputs
+            loss = workload.loss(outputs, targets)
+        loss = loss / parts if parts > 1 else loss
+        begin("backward")
+        updater.scaled(loss).backward()
+        return loss.detach(), moved_bytes
+
+    def step(batch: Any, begin: Begin) -> Stepped:
+        if parts == 1:
+            loss, moved_bytes = accumulate(batch, begin)
+        else:
+            with strategy.unsynchronised(model):
+                taken = [accumulate(part, begin) for part in batch[:-1]]
+            taken.append(accumulate(batch[-1], begin))
+            loss = torch.stack([part_loss for part_loss, _ in taken]).sum()
+            moved_bytes = sum(moved for _, moved in taken)
+        if strategy.reduce is not None:
+            begin("reduce")
+            strategy.reduce(model, group, trial)
+        begin("optimizer")
+        scale = updater.update()
+        return Stepped(loss, moved_bytes if copies else None, scale)
+
+    return step
+
+
+def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
+    """A batch (a tensor, or tuples, lists and dicts of tensors) on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    if isinstance(value, dict):
+        return {key: to_device(item, device, non_blocking) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_device(item, device, non_blocking) for item in value]
+    return value
+
+
+def byte_size(value: Any) -> int:
+    """Bytes of all tensors in a batch."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(byte_size(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(byte_size(item) for item in value)
+    return 0
