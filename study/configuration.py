@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
-from study.studies import STUDIES, Study
+from study.studies import STUDIES
 from study.user_files import data_dir_path, dataset_in, workload_spec
 from trainables.trial import Trial, explain
 
@@ -110,8 +111,10 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
     }
     options["repeats"] = study.repeats
     fields = {name: list(values) for name, values in study.axes.items()}
-    fields = {name: [value] for name, value in study.base.items()} | fields
+    in_cases = {name for of_case in study.cases.values() for name in of_case}  # which asking would lay flat
+    fields = {name: [value] for name, value in study.base.items() if name not in in_cases} | fields
     fields.pop("workload_digest", None)
+    fields.pop("epoch_steps", None)
     for option, field in AXIS_OPTIONS.items():
         if field in fields:
             options[option] = fields.pop(field)

@@ -1,6 +1,6 @@
 """What a study will run: every combination once, each with a status; in which order; how long; for how much."""
 
-import itertools
+import dataclasses
 import math
 import random
 import statistics
@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.capacity import NodeCapacity
+from study.grid import Capacity, Study
 from study.layout import ProcessKind
-from study.studies import Capacity, Study
 from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
@@ -28,6 +28,10 @@ NATIVE_IMAGE_SIZE = {"cifar10": 32}
 """pixels; a data set's images are not resized unless image_size is asked for"""
 
 
+TRAINING_IMAGES = {"fashion_mnist_sample": 10_000, "fashion_mnist": 60_000, "cifar10": 50_000}
+"""images to train on, of data sets whose number is known without their files"""
+
+
 class PlanError(Exception):
     """A plan that cannot be made, in one line: what is wrong and what is allowed."""
 
@@ -41,6 +45,8 @@ class PlannedTrial:
     status: str
     """pending, skipped, infeasible, or what the results folder says: done, out_of_memory, pruned"""
     reason: str = ""
+    case: str = ""
+    """name of the study's case that it belongs to"""
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,14 @@ def plan_trials(
     `statuses`: status by trial id of what has been run; `out_of_memory`: trials that ran out of it before.
     Raises PlanError where there are no or too many combinations, and for a rank to profile that no trial has.
     """
-    count = math.prod(len(values) for values in study.axes.values()) * study.repeats
+    count = max(1, len(study.cases)) * math.prod(len(values) for values in study.axes.values()) * study.repeats
     if not 0 < count <= MOST_TRIALS:
         raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
     rows = []
-    for values in itertools.product(*study.axes.values()):
-        fields = dict(study.base) | dict(zip(study.axes, values, strict=True))
+    for case, fields in study.combinations():
         for repeat in range(study.repeats):
             row = _row(study, fields | {"repeat": repeat}, capacity)
+            row = dataclasses.replace(row, case=case)
             rows.append(_with_history(row, statuses or {}, out_of_memory))
     _refuse_absent_ranks(rows)
     return rows
@@ -98,13 +104,15 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
     reason = next((reason for rule in study.skip if (reason := rule(fields))), None)
     if reason:
         return PlannedTrial(None, fields, "skipped", reason)
-    resolved = {name: value for name, value in fields.items() if name != "global_batch"}
+    resolved = {name: value for name, value in fields.items() if name not in ("global_batch", "epoch_steps")}
     if "global_batch" in fields:
         batch, rest = divmod(fields["global_batch"], fields["world_size"])
         if rest or not batch:
             reason = f"global batch {fields['global_batch']} does not divide over world_size {fields['world_size']}"
             return PlannedTrial(None, fields, "skipped", reason)
         resolved["batch_per_gpu"] = batch
+    if fields.get("epoch_steps") and fields.get("dataset") in TRAINING_IMAGES:
+        resolved |= _one_epoch(resolved)
     if "image_size" not in fields and fields.get("dataset") in NATIVE_IMAGE_SIZE:
         resolved["image_size"] = NATIVE_IMAGE_SIZE[fields["dataset"]]
     resolved.setdefault("cpus_per_rank", default_cpus_per_rank(resolved["device"], capacity))
@@ -118,20 +126,27 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
     return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
 
 
+def _one_epoch(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Steps of a warm-up and of timed windows that last an epoch each, as far as a batch is not larger than one."""
+    together = fields["world_size"] * fields["batch_per_gpu"] * fields.get("accumulation_steps", 1)
+    steps = TRAINING_IMAGES[fields["dataset"]] // together
+    return {"warmup_steps": max(2, steps), "steps": max(1, steps)}
+
+
 def _with_history(row: PlannedTrial, statuses: Mapping[str, str], out_of_memory: Sequence[Trial]) -> PlannedTrial:
     """The row with what is known from earlier runs: settled results stay, whatever fits today."""
     if row.trial is None:
         return row
     status = statuses.get(row.trial.trial_id)
     if status in SETTLED:
-        return PlannedTrial(row.trial, row.fields, status)
+        return dataclasses.replace(row, status=status, reason="")
     if row.status != "pending":
         return row
     pruned = pruned_by(row.trial, out_of_memory)
     if pruned:
-        return PlannedTrial(row.trial, row.fields, "pruned", pruned)
+        return dataclasses.replace(row, status="pruned", reason=pruned)
     again = f"ended as {status} before; runs again" if status in ("failed", "timeout") else ""
-    return PlannedTrial(row.trial, row.fields, "pending", again)
+    return dataclasses.replace(row, reason=again)
 
 
 # ------------------------------------------------------------------------------------------------------ what fits

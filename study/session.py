@@ -16,9 +16,11 @@ from pydantic import ValidationError
 
 from study.capacity import NodeCapacity, local_capacity
 from study.configuration import Configuration, resolve, to_yaml
+from study.grid import Study
 from study.options import given
 from study.plan import LAYOUT_FIELDS, Estimate, PlannedTrial, blocks, estimate, plan_trials
-from study.studies import STUDIES, Study
+from study.studies import STUDIES
+from trainables.requirements import unmet
 from trainables.trial import Trial
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ class Prepared:
 
     def label(self, row: PlannedTrial) -> str:
         """What sets a row apart in its study, without its repeat."""
-        names = [name for name in self.study.axes if len(self.study.axes[name]) > 1] or ["world_size"]
-        return ", ".join(f"{name} {row.fields[name]}" for name in names)
+        names = self.study.varying or ["world_size"]
+        named = ", ".join(f"{name} {row.fields[name]}" for name in names if name in row.fields)
+        return f"{row.case}: {named}" if row.case else named
 
 
 def configure(options: Mapping[str, Any]) -> Configuration:
@@ -94,7 +97,7 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     if store and (damaged := store.corrupt()):
         _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
     asked_layout = set(configuration.axes) & set(LAYOUT_FIELDS)
-    unfit = [row for row in rows if row.status == "infeasible"]
+    unfit = [row for row in rows if row.status == "infeasible" and not (row.trial and unmet(row.trial))]
     if not asked_layout and len(unfit) < len(rows):
         unfit = []
     if all(row.status in ("skipped", "infeasible") for row in rows):
@@ -235,11 +238,16 @@ def _open(prepared: Prepared, command: str) -> "Store":
     from study.store import Store, TrialResult
 
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
+    rungs: dict[str, list[str]] = {}
+    for row in prepared.rows:
+        if prepared.study.ladder and row.trial is not None:
+            rungs.setdefault(row.case, []).append(row.trial.trial_id)
+    marked = {"rungs": [{"name": name, "trial_ids": ids} for name, ids in rungs.items()]} if rungs else {}
     store = Store.open(
         prepared.configuration.out,
         name=prepared.study.name,
         question=prepared.study.question,
-        configuration=yaml.safe_load(prepared.yaml) | {"planned_trials": planned},
+        configuration=yaml.safe_load(prepared.yaml) | {"planned_trials": planned} | marked,
         versions=_versions(),
         command=command,
     )

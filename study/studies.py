@@ -1,47 +1,18 @@
 """Named studies: each a function from what the machine can hold to full values, never a template to fill in."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from study.capacity import NodeCapacity
-
-Capacity = Sequence[NodeCapacity]
-Fields = Mapping[str, Any]
-"""values of a trial's fields, by name; `global_batch` may stand in place of `batch_per_gpu`"""
-
-
-@dataclass(frozen=True)
-class Study:
-    """A question and the grid that answers it: every combination of `axes` over `base`, `repeats` times.
-
-    A skip rule looks at one combination and gives the reason why it means nothing, or None.
-    """
-
-    name: str
-    question: str
-    base: Fields
-    axes: Mapping[str, tuple[Any, ...]]
-    repeats: int
-    skip: tuple[Callable[[Fields], str | None], ...] = ()
-
-    def asking(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
-        """This study with other values on some axes. The batch is per GPU or global: asking for one drops the other."""
-        gone = _BATCH if _BATCH & set(axes) else set()
-        kept = {name: axes.get(name, values) for name, values in self.axes.items() if name in axes or name not in gone}
-        base = {name: value for name, value in self.base.items() if name not in axes and name not in gone}
-        return dataclasses.replace(self, base=base, axes=kept | dict(axes), repeats=repeats or self.repeats)
-
-
-_BATCH = {"batch_per_gpu", "global_batch"}
+from study.case_studies import acceleration_ladder, everything, forum_phases, hpml_lab4, mlstm_scaling, vgg_case_study
+from study.grid import Capacity, Study, gpus, world_sizes
 
 
 def default(capacity: Capacity) -> Study:
     """GPUs where there are any, else CPU ranks; a grid that ends in minutes."""
-    on_gpus = _gpus(capacity) > 0
+    on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"memory_format": "channels_last", "learning_rate": 0.01, "dataset": "fashion_mnist_sample"}
-    axes: dict[str, tuple[Any, ...]] = {"world_size": _world_sizes(capacity)}
+    axes: dict[str, tuple[Any, ...]] = {"world_size": world_sizes(capacity)}
     if on_gpus:
         base |= {"device": "cuda", "model": "resnet18_small", "warmup_steps": 11, "steps": 50}
         axes |= {"batch_per_gpu": (32, 128, 512), "loader_workers": (2, 4), "precision": ("bf16", "fp32")}
@@ -91,7 +62,7 @@ def smoke(capacity: Capacity) -> Study:
     """Seconds, to see that everything works; its numbers mean little."""
     study = default(capacity)
     axes = {
-        "world_size": tuple(size for size in _world_sizes(capacity) if size <= 2),
+        "world_size": tuple(size for size in world_sizes(capacity) if size <= 2),
         "batch_per_gpu": (8, 16),
         "loader_workers": (0,),
         "precision": ("fp32",),
@@ -109,14 +80,10 @@ STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
     "weak": weak,
     "strong": strong,
     "smoke": smoke,
+    "everything": everything,
+    "forum-phases": forum_phases,
+    "acceleration-ladder": acceleration_ladder,
+    "hpml-lab4": hpml_lab4,
+    "vgg-case-study": vgg_case_study,
+    "mlstm-scaling": mlstm_scaling,
 }
-
-
-def _gpus(capacity: Capacity) -> int:
-    return sum(node.gpus for node in capacity)
-
-
-def _world_sizes(capacity: Capacity) -> tuple[int, ...]:
-    """Powers of two up to all GPUs; without GPUs up to two CPU ranks, which is enough to show the whole path."""
-    most = _gpus(capacity) or min(2, sum(node.cpus for node in capacity))
-    return tuple(2**power for power in range(max(1, most).bit_length()))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity
+from study.grid import Study
 from study.plan import PlanError, blocks, default_cpus_per_rank, estimate, fit, plan_trials, pruned_by
-from study.studies import Study
 from trainables.trial import Trial
 
 HOST = [NodeCapacity("a", "10.0.0.1", cpus=8, gpus=2)]

@@ -1,0 +1,226 @@
+"""Studies that have been published, or set as coursework, as this project runs them; and one that tries everything."""
+
+from typing import Any
+
+from study.grid import Capacity, Study, gpus, world_sizes
+from trainables.registry import (
+    EXECUTIONS,
+    IMAGE_MODELS,
+    MEMORY_FORMATS,
+    PARALLEL,
+    PRECISIONS,
+    SMALLEST_IMAGES,
+    TEXT_MODELS,
+)
+
+
+def everything(capacity: Capacity) -> Study:
+    """Every model, number format, strategy and way to execute, once each, as small as it can be."""
+    on_gpus = gpus(capacity) > 0
+    ranks = max(size for size in world_sizes(capacity) if size <= 2)
+    cases: dict[str, dict[str, Any]] = {"plain": {}}
+    for name in IMAGE_MODELS:
+        cases[f"model {name}"] = {"model": name, "image_size": max(32, SMALLEST_IMAGES.get(name, 0))}
+    for name in TEXT_MODELS:
+        cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
+    for name in PRECISIONS:
+        cases[f"precision {name}"] = {"precision": name}
+    for name in PARALLEL:
+        cases[f"parallel {name}"] = {"parallel": name} | ({"world_size": 1} if name == "none" else {})
+    for name in EXECUTIONS:
+        cases[f"execution {name}"] = {"execution": name}
+    for name in MEMORY_FORMATS:
+        cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
+    cases |= {
+        "synchronised batch normalisation": {"model": "resnet18", "sync_batch_norm": True},
+        "buffers left alone": {"model": "resnet18", "broadcast_buffers": False},
+        "small buckets": {"bucket_mb": 0.1},
+        "accumulation": {"accumulation_steps": 2},
+        "without set_epoch": {"set_epoch": False},
+        "in order": {"order": "in_order"},
+        "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
+        "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
+    }
+    base: dict[str, Any] = {
+        "device": "cuda" if on_gpus else "cpu",
+        "model": "mlp",
+        "world_size": ranks,
+        "batch_per_gpu": 4,
+        "warmup_steps": 2,
+        "steps": 2,
+        "prefetch_batches": 1,
+        "account_steps": 2,
+        "sweep_bytes": 2**16,
+    }
+    return Study(
+        name="everything",
+        question="Does every model, number format, strategy and way to execute run here, and if not, why not?",
+        base=base,
+        axes={},
+        repeats=1,
+        cases=cases,
+    )
+
+
+def forum_phases(capacity: Capacity) -> Study:
+    """Why does the processing time of a batch on one GPU move when others train beside it?"""
+    on_gpus = gpus(capacity) > 0
+    together = max(world_sizes(capacity))
+    axes: dict[str, tuple[Any, ...]] = {
+        "world_size": (1, together) if together > 1 else (1,),
+        "parallel": ("dp", "ddp"),
+    }
+    if on_gpus:
+        base: dict[str, Any] = {
+            "device": "cuda",
+            "image_size": 224,
+            "loader_workers": 8,
+            "warmup_steps": 11,
+            "steps": 30,
+        }
+        axes |= {"model": ("resnet18", "resnet50"), "batch_per_gpu": (64, 128, 256, 512, 1024)}
+    else:
+        base = {"device": "cpu", "image_size": 32, "loader_workers": 1, "warmup_steps": 2, "steps": 3}
+        base |= {"prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
+        axes |= {"model": ("resnet18",), "batch_per_gpu": (2, 8)}
+    return Study(
+        name="forum-phases",
+        question=(
+            "How long do loading, transfer and processing of a batch take under DataParallel and DDP, on one GPU and on "
+            "several, and why does the processing time of each GPU move?"
+        ),
+        base=base | {"dataset": "synthetic_loader", "learning_rate": 0.01},
+        axes=axes,
+        repeats=3,
+        cases={
+            "pinned, non-blocking": {"pin_memory": True, "non_blocking": True},
+            "pageable, blocking": {"pin_memory": False, "non_blocking": False},
+        },
+    )
+
+
+def acceleration_ladder(capacity: Capacity) -> Study:
+    """One improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
+    on_gpus = gpus(capacity) > 0
+    together = max(world_sizes(capacity))
+    spread = 2 * max((node.gpus or node.cpus) for node in capacity) if capacity else 2
+    whole = 512 if on_gpus else 8
+
+    def rung(ranks: int, **fields: Any) -> dict[str, Any]:
+        return {"world_size": ranks, "batch_per_gpu": whole // ranks} | fields
+
+    raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
+    mixed = {"precision": "fp16" if on_gpus else "bf16"}
+    few, many = (
+        ({"loader_workers": 2}, {"loader_workers": 8}) if on_gpus else ({"loader_workers": 0}, {"loader_workers": 1})
+    )
+    one = {"parallel": "none"}
+    cases: dict[str, dict[str, Any]] = {
+        "JPEG files, fp32, one GPU": rung(1, storage="jpeg", **one, **few),
+        "LMDB": rung(1, storage="lmdb", **one, **few),
+        "raw pixels in shared memory": rung(1, **raw, **one, **few),
+        "mixed precision (O1)": rung(1, **raw, **one, **few, **mixed),
+        "fp16 with master weights (O2)": rung(1, **raw, **one, **few, precision="fp16_master"),
+        "pure fp16 (O3)": rung(1, **raw, **one, **few, precision="fp16_pure"),
+        "DataParallel, fp32": rung(together, **raw, **few, parallel="dp"),
+        "DataParallel, more loader workers": rung(together, **raw, **many, parallel="dp"),
+        "DDP, fp32": rung(together, **raw, **many, parallel="ddp"),
+        "DDP, mixed precision": rung(together, **raw, **many, **mixed, parallel="ddp"),
+        "DDP, mixed precision, two nodes": {
+            "world_size": spread, "nodes": 2, "batch_per_gpu": whole // together, **raw, **many, **mixed, "parallel": "ddp",
+        },
+    }  # fmt: skip
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "image_folder"}
+    if on_gpus:
+        base |= {"model": "resnet50", "image_size": 224, "augment": "cpu", "warmup_steps": 100, "steps": 300}
+    else:
+        base |= {"model": "resnet18", "image_size": 32, "augment": "cpu", "warmup_steps": 2, "steps": 4}
+        base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
+    return Study(
+        name="acceleration-ladder",
+        question="From JPEG files, fp32 and one GPU: what does each further step bring, and what do they bring together?",
+        base=base | {"learning_rate": 0.01},
+        axes={},
+        repeats=3,
+        cases=cases,
+        ladder=True,
+    )
+
+
+def hpml_lab4(capacity: Capacity) -> Study:
+    """A course's lab: DataParallel and DDP from a small batch to the end of memory."""
+    on_gpus = gpus(capacity) > 0
+    batches = (32, 128, 512, 2048, 8192, 32768) if on_gpus else (8, 32)
+    base: dict[str, Any] = {
+        "device": "cuda" if on_gpus else "cpu",
+        "model": "resnet18_small" if on_gpus else "resnet18",
+        "dataset": "fashion_mnist_sample",
+        "loader_workers": 2 if on_gpus else 1,
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "epoch_steps": on_gpus,
+    }
+    if not on_gpus:
+        base |= {"warmup_steps": 2, "steps": 3, "prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
+    return Study(
+        name="hpml-lab4",
+        question=(
+            "With the batch per GPU multiplied by four until memory ends, how do DataParallel and DDP scale, where does "
+            "the time go, and how much of the interconnect do they use?"
+        ),
+        base=base,
+        axes={
+            "parallel": ("dp", "ddp"),
+            "world_size": tuple(size for size in world_sizes(capacity) if size <= 4),
+            "batch_per_gpu": batches,
+        },
+        repeats=3,
+    )
+
+
+def vgg_case_study(capacity: Capacity) -> Study:
+    """VGG-19 on small images made large: few, huge gradients, and the memory that DataParallel puts on its first GPU."""
+    on_gpus = gpus(capacity) > 0
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
+    if on_gpus:
+        base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 30}
+        batches: tuple[int, ...] = (12, 24, 48, 96, 128, 256, 512, 1024)
+    else:
+        base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
+        batches = (2, 4)
+    return Study(
+        name="vgg-case-study",
+        question="How do time and peak memory of each GPU grow with the batch for VGG-19, under DataParallel and under DDP?",
+        base=base | {"learning_rate": 0.01},
+        axes={
+            "parallel": ("dp", "ddp"),
+            "world_size": tuple(size for size in world_sizes(capacity) if size <= 2),
+            "batch_per_gpu": batches,
+        },
+        repeats=3,
+    )
+
+
+def mlstm_scaling(capacity: Capacity) -> Study:
+    """A byte-level language model with huge, dense weights: what the interconnect must carry."""
+    on_gpus = gpus(capacity) > 0
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "text_sample"}
+    if on_gpus:
+        base |= {"precision": "bf16", "parallel": "ddp_fp16", "sequence_length": 256, "warmup_steps": 11, "steps": 10}
+        axes: dict[str, tuple[Any, ...]] = {
+            "model": ("mlstm4096", "mlstm8192"),
+            "batch_per_gpu": (256,),
+            "interconnect": ("auto", "no_p2p", "socket"),
+        }
+    else:
+        base |= {"precision": "fp32", "parallel": "ddp_fp16", "sequence_length": 16, "warmup_steps": 2, "steps": 3}
+        base |= {"account_steps": 1, "sweep_bytes": 2**20}
+        axes = {"model": ("mlstm64",), "batch_per_gpu": (4,)}
+    return Study(
+        name="mlstm-scaling",
+        question="How many characters a second does a multiplicative LSTM train on more and more GPUs, over each interconnect?",
+        base=base | {"learning_rate": 0.01},
+        axes={"world_size": world_sizes(capacity)} | axes,
+        repeats=3,
+    )
