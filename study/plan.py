@@ -77,10 +77,14 @@ def plan_trials(
     if not 0 < count <= MOST_TRIALS:
         raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
     rows = []
+    seen: set[str] = set()
     for case, fields in study.combinations():
         for repeat in range(study.repeats):
             row = _row(study, fields | {"repeat": repeat}, capacity)
             row = dataclasses.replace(row, case=case)
+            if row.trial is not None and row.trial.trial_id in seen:
+                continue  # of another case that comes to the same
+            seen.update([row.trial.trial_id] if row.trial is not None else [])
             rows.append(_with_history(row, statuses or {}, out_of_memory))
     _refuse_absent_ranks(rows)
     return rows

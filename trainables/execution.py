@@ -14,6 +14,7 @@ import torch
 
 from trainables.step import byte_size
 from trainables.timing import Begin, CudaClock, Row, Step, Stepped
+from trainables.trial import Trial
 
 
 class GraphClock(CudaClock):
@@ -25,6 +26,14 @@ class GraphClock(CudaClock):
         return event
 
 
+def stream_for(trial: Trial, device: torch.device) -> AbstractContextManager[Any]:
+    """The stream that a trial runs on: CUDA's default one, which cannot be captured, or for graphs one of its own.
+
+    Autograd adds up a weight's gradient on the stream on which its wrapper was made, so all of a trial belongs on it.
+    """
+    return torch.cuda.stream(torch.cuda.Stream(device)) if trial.captured else contextlib.nullcontext()
+
+
 def capture(
     step: Step,
     example: Any,
@@ -34,7 +43,7 @@ def capture(
 ) -> Step:
     """The step as a CUDA graph, captured on a batch like `example` within `context`.
 
-    It must have run before as often as it needs to settle. The graph reads its batch from fixed memory, into which each
+    It must have run before as often as it needs to settle, on the stream of `stream_for`. The graph reads its batch from fixed memory, into which each
     batch is copied first. Everything after the copy is the part `graph`; the parts inside it are timed by events of the
     graph itself, see `Stepped.parts`. Raises torch's RuntimeError where the step cannot be captured.
     """
@@ -50,7 +59,8 @@ def capture(
     gc.collect()  # an event or graph that is freed while another is captured would end the capture
     graph = torch.cuda.CUDAGraph()
     # NCCL's watchdog asks for events on a thread of its own, which the strictest mode takes for an error
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"), context():
+    current = torch.cuda.current_stream(device)
+    with torch.cuda.graph(graph, stream=current, capture_error_mode="thread_local"), context():
         given = step(held, begin)
         marks.append(("", clock.mark()))
 

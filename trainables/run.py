@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from trainables.communication import Account, bucket_bytes, bucket_rows, with_account
 from trainables.data.loader import endless_batches
-from trainables.execution import GraphClock, capture
+from trainables.execution import GraphClock, capture, stream_for
 from trainables.parallel import Strategy
 from trainables.precision import Precision, cast_model
 from trainables.process import drop_buckets, settings_for
@@ -130,11 +130,7 @@ class _Rank:
         """The model under the trial's parallel strategy, whose buckets `account` notes; made anew, it gives every rank
         rank 0's weights."""
         model = self.strategy.wrapped(self.workload.model, self.trial, self.group, bare=account is not None)
-        if account is not None:
-            with_account(model, account)
-        if self.trial.compiled:
-            model.compile()
-        return model
+        return model if account is None else with_account(model, account)
 
     def step_of(self, model: nn.Module) -> Step:
         return training_step(self.trial, self.workload, model, self.precision, self.strategy, self.group)
@@ -181,7 +177,7 @@ def run(
     sizes: list[int] = []
     sweep: list[Row] = []
     trace = None
-    with settings_for(trial, precision):
+    with settings_for(trial, precision), stream_for(trial, device):
         workload = on_device(build_workload(trial, device, source), trial, precision, device)
         batches = endless_batches(trial, workload, rank)
         here = _Rank(trial, rank, device, group, control or group, precision, strategy, workload, batches, clock)
@@ -220,6 +216,8 @@ def on_device(workload: Workload, trial: Trial, precision: Precision, device: to
     model = cast_model(workload.model.to(device), precision)
     if any(parameter.dim() == 4 for parameter in model.parameters()):
         model = model.to(memory_format=layout)
+    if trial.compiled:
+        model.compile()  # before it is wrapped: then the compiler cuts its graph where DDP's buckets end
     return replace(workload, model=model.train())
 
 
