@@ -20,9 +20,15 @@ from trainables.trial import Trial
 class GraphClock(CudaClock):
     """Marks that become part of a graph: each replay passes them anew, and overwrites what the one before left."""
 
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.events: list[torch.cuda.Event] = []
+        """every one of them: a graph with an event that is gone cannot be made"""
+
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True, external=True)
         event.record()
+        self.events.append(event)
         return event
 
 
@@ -70,7 +76,11 @@ def capture(
             row[f"{name}_s"] = row.get(f"{name}_s", 0.0) + clock.seconds(first, last)
         return row
 
+    used = (step, held)
+    """what the graph writes to: the optimizer's memory is the step's, and would else be given to others"""
+
     def replay(batch: Any, begin: Begin) -> Stepped:
+        _, held = used
         moved_bytes = None
         if not resident:
             begin("host_to_device")
