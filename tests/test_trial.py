@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS
+from trainables.registry import (
+    DATASETS,
+    IMAGE_DATASETS,
+    IMAGE_MODELS,
+    MODELS,
+    PARALLEL,
+    PRECISIONS,
+    TEXT_DATASETS,
+    TEXT_MODELS,
+)
 from trainables.trial import Trial, explain
 
 ROOT = Path(__file__).parent.parent
@@ -148,14 +157,14 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
     [
         (
             {"model": "resnet81"},
-            "model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
+            f"model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
-        ({"model": "zzz"}, "model 'zzz' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn"),
+        ({"model": "zzz"}, f"model 'zzz' is not known; allowed: {', '.join(MODELS)}"),
         ({"precision": "b16"}, "precision 'b16' is not known; allowed: fp32, tf32, bf16; did you mean 'bf16'?"),
         ({"parallel": "dpp"}, "parallel 'dpp' is not known; allowed: none, ddp; did you mean 'ddp'?"),
         (
             {"dataset": "cifar100"},
-            "dataset 'cifar100' is not known; allowed: fashion_mnist_sample, fashion_mnist, cifar10, synthetic; did you mean 'cifar10'?",
+            f"dataset 'cifar100' is not known; allowed: {', '.join(DATASETS)}; did you mean 'cifar10'?",
         ),
         (
             {"memory_format": "channel_last"},
@@ -191,6 +200,18 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
         ({"sweep_bytes": 3}, "sweep_bytes 3: input should be greater than or equal to 4"),
         ({"sweep_bytes": 2**34 + 1}, "sweep_bytes 17179869185: input should be less than or equal to 17179869184"),
         ({"model": "vgg19", "image_size": 31}, "image_size 31 is too small for model 'vgg19'; allowed: 32 or more"),
+        (
+            {"model": "inception_v3", "image_size": 74},
+            "image_size 74 is too small for model 'inception_v3'; allowed: 75 or more",
+        ),
+        (
+            {"model": "mlstm64"},
+            f"model 'mlstm64' reads text, dataset 'fashion_mnist_sample' holds images; allowed datasets: text_sample, amazon_reviews, synthetic; models of images: {', '.join(IMAGE_MODELS)}",
+        ),
+        (
+            {"dataset": "text_sample"},
+            f"model 'resnet18' reads images, dataset 'text_sample' holds text; allowed datasets: {', '.join(IMAGE_DATASETS)}; models of text: {', '.join(TEXT_MODELS)}",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
@@ -221,7 +242,14 @@ def test_each_wrong_field_has_a_line_of_its_own() -> None:
     ]
 
 
+def test_synthetic_data_are_of_either_kind() -> None:
+    assert {"synthetic"} == set(IMAGE_DATASETS) & set(TEXT_DATASETS)
+    for model in ("mlp", "mlstm64"):
+        assert Trial(model=model, dataset="synthetic").model == model
+
+
 def test_a_users_workload_may_load_what_a_resident_data_set_may_not() -> None:
+    assert Trial(dataset="text_sample", workload="mine.py:build").dataset == "text_sample"
     assert Trial(dataset="synthetic", workload="mine.py:build", loader_workers=2).loader_workers == 2
 
 

@@ -13,12 +13,16 @@ from trainables.registry import (
     DATASETS,
     DECODERS,
     EXECUTIONS,
+    IMAGE_DATASETS,
+    IMAGE_MODELS,
     MEMORY_FORMATS,
     MODELS,
     PARALLEL,
     PRECISIONS,
     SMALLEST_IMAGES,
     STORAGES,
+    TEXT_DATASETS,
+    TEXT_MODELS,
 )
 
 _NAMES: dict[str, Iterable[str]] = {
@@ -139,6 +143,14 @@ class Trial(BaseModel):
             )
         if self.parallel == "none" and self.world_size > 1:
             raise ValueError(f"parallel 'none' trains on one rank; world_size is {self.world_size}: use parallel 'ddp'")
+        is_text = self.model in TEXT_MODELS
+        if not self.workload and self.dataset not in (TEXT_DATASETS if is_text else IMAGE_DATASETS):
+            reads, holds = ("text", "images") if is_text else ("images", "text")
+            raise ValueError(
+                f"model {self.model!r} reads {reads}, dataset {self.dataset!r} holds {holds}; allowed datasets: "
+                f"{', '.join(TEXT_DATASETS if is_text else IMAGE_DATASETS)}; models of {holds}: "
+                f"{', '.join(IMAGE_MODELS if is_text else TEXT_MODELS)}"
+            )
         smallest = 0 if self.workload else SMALLEST_IMAGES.get(self.model, 0)
         if self.image_size < smallest:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,13 +49,12 @@ def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return itertools.repeat(workload.dataset.tensors)
-    length = len(workload.dataset)  # type: ignore[arg-type]
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
     loader: DataLoader[Any] = DataLoader(
         workload.dataset,
-        batch_sampler=EndlessBatches(length, trial.batch_per_gpu, rank, trial.world_size, trial.seed),
+        batch_sampler=(workload.batch_indices or partial(_shuffled, trial, workload))(rank),
         num_workers=trial.loader_workers,
         collate_fn=workload.collate,
         pin_memory=trial.pin_memory and trial.device == "cuda",
@@ -62,3 +62,8 @@ def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any
         **workers,
     )
     return iter(loader)
+
+
+def _shuffled(trial: Trial, workload: Workload, rank: int) -> EndlessBatches:
+    length = len(workload.dataset)  # type: ignore[arg-type]
+    return EndlessBatches(length, trial.batch_per_gpu, rank, trial.world_size, trial.seed)
