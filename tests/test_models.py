@@ -1,6 +1,8 @@
 """Models of the registry: their logits, their gradients, their sizes."""
 
+import copy
 import math
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -208,15 +210,18 @@ def test_a_batch_of_another_size_has_no_state_to_go_on_from() -> None:
 
 
 def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    trial = text_trial(world_size=2)
+    trial = text_trial(world_size=2, learning_rate=1.0)
     torch.manual_seed(rank)  # DDP gives every rank the weights of rank 0
     workload = build_workload(trial, CPU)
-    step = training_step(trial, workload, ddp(workload.model, None), None)
-    batches = endless_batches(trial, workload, rank)
-    for _ in range(3):
-        step(next(batches), lambda: None)
-    model = workload.model
-    assert isinstance(model, MultiplicativeLSTM)
+    model: Any = workload.model
+    step = training_step(trial, workload, ddp(model, None), None)
+    alone = copy.deepcopy(model)  # reads the same rows with the same weights, and no wrapper touches its state
+    for inputs, targets in islice(endless_batches(trial, workload, rank), 3):
+        alone.load_state_dict(model.state_dict())
+        alone(inputs)
+        step((inputs, targets), lambda: None)
+        torch.testing.assert_close(model.hidden, alone.hidden)
+        torch.testing.assert_close(model.cell, alone.cell)
     return model.hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 

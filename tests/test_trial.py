@@ -21,6 +21,7 @@ from trainables.registry import (
     TEXT_DATASETS,
     TEXT_MODELS,
 )
+from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
 ROOT = Path(__file__).parent.parent
@@ -216,6 +217,14 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
     assert lines(fields) == [expected]
+
+
+def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
+    told = "parallel 'dp' copies the model at every step and loses the state that 'mlstm64' carries: use parallel 'ddp'"
+    fields = {"parallel": "dp", "device": "cuda"}
+    assert unmet(Trial.model_construct(model="mlstm64", **fields)) == told  # type: ignore[arg-type]
+    assert unmet(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
+    assert unmet(Trial.model_construct(model="mlstm64", workload="mine.py:build", **fields)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,12 @@ class MultiplicativeLSTM(nn.Module):
         return self.head(outputs.transpose(0, 1))
 
     def _first_state(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """h and c before the first step, fp32 [batch, units]; copies, for backward reads them after they are overwritten."""
+        """h and c before the first step: fp32 [batch, units]."""
         if not self.training:
             return self.hidden.new_zeros(batch, self.units), self.cell.new_zeros(batch, self.units)
         if batch != len(self.hidden):
             raise ValueError(f"the model carries the state of {len(self.hidden)} rows; this batch has {batch}")
-        return self.hidden.clone(), self.cell.clone()
+        return self.hidden, self.cell
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Moves the state along with the weights: `to`, `cuda` and their like end here."""
@@ -117,6 +117,8 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`projected` [t, n, 5 units] in the type to compute in, weights [units, units] and [4 units, units], h and c
         [n, units]; gives every h [t, n, units] in the type to compute in, and the last h and c.
+
+        The first h and c may be overwritten before the backward pass: it reads copies.
         """
         dtype, units = projected.dtype, len(factor)
         factor_t, gates_t = factor.to(dtype).t(), gates.to(dtype).t()
