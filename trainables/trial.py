@@ -14,7 +14,6 @@ from trainables.registry import (
     DECODERS,
     EXECUTIONS,
     IMAGE_DATASETS,
-    IMAGE_MODELS,
     MEMORY_FORMATS,
     MODELS,
     PARALLEL,
@@ -147,9 +146,9 @@ class Trial(BaseModel):
         if not self.workload and self.dataset not in (TEXT_DATASETS if is_text else IMAGE_DATASETS):
             reads, holds = ("text", "images") if is_text else ("images", "text")
             raise ValueError(
-                f"model {self.model!r} reads {reads}, dataset {self.dataset!r} holds {holds}; allowed datasets: "
-                f"{', '.join(TEXT_DATASETS if is_text else IMAGE_DATASETS)}; models of {holds}: "
-                f"{', '.join(IMAGE_MODELS if is_text else TEXT_MODELS)}"
+                f"model {self.model!r} reads {reads}, dataset {self.dataset!r} holds {holds}; allowed: datasets "
+                f"{', '.join(TEXT_DATASETS if is_text else IMAGE_DATASETS)}; or a model of {holds}, such as "
+                f"{'resnet18' if is_text else 'mlstm1024'}"
             )
         smallest = 0 if self.workload else SMALLEST_IMAGES.get(self.model, 0)
         if self.image_size < smallest:
