@@ -118,15 +118,15 @@ def test_a_mlstm_of_4096_units_has_the_stated_86_million_weights() -> None:
 
 def reference(model: MultiplicativeLSTM, row: torch.Tensor, state: Any) -> tuple[list[torch.Tensor], Any]:
     """Logits after each byte of one row, one step and one gate at a time, as the equations say; and the last h and c."""
-    units = model.units
-    w_mx, w_ix, w_fx, w_ox, w_gx = model.inputs.weight.split(units)
-    w_im, w_fm, w_om, w_gm = model.gates.weight.split(units)
-    b_i, b_f, b_o, b_g = model.gates.bias.split(units)
+    layer = model.layer
+    w_mx, w_ix, w_fx, w_ox, w_gx = layer.inputs.split(layer.units)
+    w_im, w_fm, w_om, w_gm = layer.gates.split(layer.units)
+    b_i, b_f, b_o, b_g = layer.bias.split(layer.units)
     hidden, cell = state
     logits = []
     for byte in row.tolist():
         x = model.embedding.weight[byte]
-        m = (w_mx @ x) * (model.factor.weight @ hidden)
+        m = (w_mx @ x) * (layer.factor @ hidden)
         i = 1 / (1 + torch.exp(-(w_ix @ x + w_im @ m + b_i)))
         f = 1 / (1 + torch.exp(-(w_fx @ x + w_fm @ m + b_f)))
         o = 1 / (1 + torch.exp(-(w_ox @ x + w_om @ m + b_o)))
@@ -155,8 +155,8 @@ def test_the_mlstm_follows_the_papers_equations_from_batch_to_batch_in_values_an
         rows = [reference(model, row, state) for row, state in zip(tokens, states, strict=True)]
         expected = torch.stack([torch.stack(row_logits) for row_logits, _ in rows])
         torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(model.hidden, torch.stack([hidden for _, (hidden, _) in rows]))
-        torch.testing.assert_close(model.cell, torch.stack([cell for _, (_, cell) in rows]))
+        torch.testing.assert_close(model.layer.hidden, torch.stack([hidden for _, (hidden, _) in rows]))
+        torch.testing.assert_close(model.layer.cell, torch.stack([cell for _, (_, cell) in rows]))
         of_model = gradients(model, (logits * weighting).sum())
         for ours, theirs in zip(of_model, gradients(model, (expected * weighting).sum()), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
@@ -174,22 +174,35 @@ def test_a_batch_after_another_reads_on_as_if_they_were_one() -> None:
     model = MultiplicativeLSTM(256, units=16, batch=2)
     tokens = torch.randint(256, (2, 24), dtype=torch.uint8)
     parts = torch.cat([model(part) for part in tokens.split(8, dim=1)], dim=1)
-    carried = model.hidden.clone()
-    model.hidden.zero_()
-    model.cell.zero_()
+    carried = model.layer.hidden.clone()
+    model.layer.hidden.zero_()
+    model.layer.cell.zero_()
     torch.testing.assert_close(parts, model(tokens))
-    torch.testing.assert_close(carried, model.hidden)
+    torch.testing.assert_close(carried, model.layer.hidden)
 
 
 def test_the_carried_state_stays_where_it_is_and_in_fp32() -> None:
     model = MultiplicativeLSTM(256, units=16, batch=2)
-    places = model.hidden.data_ptr(), model.cell.data_ptr()
+    places = model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randint(256, (2, 8), dtype=torch.uint8))
-    assert (model.hidden.data_ptr(), model.cell.data_ptr()) == places, "a CUDA graph writes to fixed places"
-    assert model.hidden.dtype == model.cell.dtype == torch.float32
-    assert model.hidden.any() and not model.hidden.requires_grad
+    assert (model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()) == places, "a CUDA graph writes to fixed places"
+    assert model.layer.hidden.dtype == model.layer.cell.dtype == torch.float32
+    assert model.layer.hidden.any() and not model.layer.hidden.requires_grad
     assert not list(model.buffers()), "a data-parallel wrapper would broadcast them"
+
+
+def test_compiled_it_learns_from_the_state_before_its_batch_all_the_same() -> None:
+    torch.manual_seed(0)
+    eager = MultiplicativeLSTM(256, units=8, batch=2)
+    batches = torch.randint(256, (3, 2, 4), dtype=torch.uint8)
+    eager(batches[0])
+    compiled = copy.deepcopy(eager)
+    forward = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for tokens in batches[1:]:
+        expected = gradients(eager, eager(tokens).square().sum())
+        for ours, theirs in zip(gradients(compiled, forward(tokens).square().sum()), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_evaluation_begins_with_zeros_and_leaves_what_training_carries() -> None:
@@ -197,11 +210,11 @@ def test_evaluation_begins_with_zeros_and_leaves_what_training_carries() -> None
     model = MultiplicativeLSTM(256, units=16, batch=2)
     tokens = torch.randint(256, (2, 8), dtype=torch.uint8)
     first = model(tokens)
-    carried = model.hidden.clone()
+    carried = model.layer.hidden.clone()
     model.eval()
     torch.testing.assert_close(model(tokens), first)
     assert model(tokens[:1]).shape == (1, 8, 256)
-    assert torch.equal(model.hidden, carried)
+    assert torch.equal(model.layer.hidden, carried)
 
 
 def test_a_batch_of_another_size_has_no_state_to_go_on_from() -> None:
@@ -220,9 +233,9 @@ def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         alone.load_state_dict(model.state_dict())
         alone(inputs)
         step((inputs, targets), lambda: None)
-        torch.testing.assert_close(model.hidden, alone.hidden)
-        torch.testing.assert_close(model.cell, alone.cell)
-    return model.hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        torch.testing.assert_close(model.layer.hidden, alone.layer.hidden)
+        torch.testing.assert_close(model.layer.cell, alone.layer.cell)
+    return model.layer.hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_ranks_under_ddp_carry_states_of_their_own_and_equal_weights() -> None:

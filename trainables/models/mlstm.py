@@ -50,46 +50,66 @@ def mlstm8192(vocabulary: int, trial: Trial) -> nn.Module:
 
 
 class MultiplicativeLSTM(nn.Module):
-    """Embedding, mLSTM, linear layer; carries its state from one training batch to the next.
-
-    The state is each rank's own. It is no buffer, for data-parallel wrappers broadcast those; it is fp32 whatever autocast
-    says, allocated once and overwritten in place, so that a CUDA graph carries it on as well.
-    """
+    """Embedding, mLSTM, linear layer."""
 
     def __init__(self, vocabulary: int, units: int, batch: int) -> None:
         super().__init__()
-        self.units = units
         self.embedding = nn.Embedding(vocabulary, EMBEDDING)
-        self.inputs = nn.Linear(EMBEDDING, 5 * units, bias=False)  # W_mx, then those of i, f, o and g
-        self.factor = nn.Linear(units, units, bias=False)  # W_mh
-        self.gates = nn.Linear(units, 4 * units)  # W_im, W_fm, W_om, W_gm and their biases
+        self.layer = Layer(EMBEDDING, units, batch)
         self.head = nn.Linear(units, vocabulary)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens, integers [n, t], to logits [n, t, vocabulary]; n and what is carried as `Layer` says."""
+        # time first, so that each step's part is in one piece
+        outputs = self.layer(self.embedding(tokens.t().int()))
+        return self.head(outputs.transpose(0, 1))
+
+
+class Layer(nn.Module):
+    """The mLSTM; in training it carries its state from one batch to the next.
+
+    The state is each rank's own. It is no buffer, for data-parallel wrappers broadcast those; it is fp32 whatever autocast
+    says, allocated once and overwritten in place, so that a CUDA graph carries it on as well. The weights are this
+    module's own, so that what gathers a module's weights for its forward pass gathers them.
+    """
+
+    def __init__(self, width: int, units: int, batch: int) -> None:
+        super().__init__()
+        self.units = units
+        self.inputs = nn.Parameter(torch.empty(5 * units, width))  # W_mx, then those of i, f, o and g
+        self.factor = nn.Parameter(torch.empty(units, units))  # W_mh
+        self.gates = nn.Parameter(torch.empty(4 * units, units))  # W_im, W_fm, W_om, W_gm
+        self.bias = nn.Parameter(torch.zeros(4 * units))
+        for weight in (self.inputs, self.factor, self.gates):
+            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)  # as nn.Linear
         self.hidden = torch.zeros(batch, units)
         self.cell = torch.zeros(batch, units)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens, integers [n, t], to logits [n, t, vocabulary].
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs [t, n, width] to every h [t, n, units].
 
-        In training n is the batch that the model was made for. In evaluation it may be any: every batch begins with zeros,
+        In training n is the batch that the layer was made for. In evaluation it may be any: every batch begins with zeros,
         and what training carries stays. Raises ValueError for another batch in training.
         """
-        hidden, cell = self._first_state(len(tokens))
-        # the products with x of all steps at once; time is the first dimension, so that each step's part is in one piece
-        bias = functional.pad(self.gates.bias, (self.units, 0))
-        projected = functional.linear(self.embedding(tokens.t().int()), self.inputs.weight, bias)
-        outputs, hidden, cell = _Recurrence.apply(projected, self.factor.weight, self.gates.weight, hidden, cell)
+        hidden, cell = self._first_state(inputs.shape[1])
+        # the products with x of all steps at once
+        projected = functional.linear(inputs, self.inputs, functional.pad(self.bias, (self.units, 0)))
+        outputs, hidden, cell = _Recurrence.apply(projected, self.factor, self.gates, hidden, cell)
         if self.training:
             self.hidden.copy_(hidden)
             self.cell.copy_(cell)
-        return self.head(outputs.transpose(0, 1))
+        return outputs
 
     def _first_state(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """h and c before the first step: fp32 [batch, units]."""
+        """h and c before the first step: fp32 [batch, units].
+
+        Copies: compiled code would keep these for its backward pass, and meet there what the forward pass left in them.
+        """
         if not self.training:
             return self.hidden.new_zeros(batch, self.units), self.cell.new_zeros(batch, self.units)
         if batch != len(self.hidden):
             raise ValueError(f"the model carries the state of {len(self.hidden)} rows; this batch has {batch}")
-        return self.hidden, self.cell
+        return self.hidden.clone(), self.cell.clone()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Moves the state along with the weights: `to`, `cuda` and their like end here."""
@@ -117,8 +137,6 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`projected` [t, n, 5 units] in the type to compute in, weights [units, units] and [4 units, units], h and c
         [n, units]; gives every h [t, n, units] in the type to compute in, and the last h and c.
-
-        The first h and c may be overwritten before the backward pass: it reads copies.
         """
         dtype, units = projected.dtype, len(factor)
         factor_t, gates_t = factor.to(dtype).t(), gates.to(dtype).t()
