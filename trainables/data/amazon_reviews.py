@@ -51,7 +51,7 @@ def amazon_reviews(trial: Trial, split: str = "train") -> TextSource:
 def read_bytes(path: str) -> np.ndarray:
     """A converted file, memory-mapped: uint8 [N]. Raises DataError."""
     try:
-        return np.memmap(path, dtype=np.uint8, mode="r")
+        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)  # slices of its own type are slow to make
     except OSError as error:
         raise DataError(f"converted reviews {path} cannot be read: {error.strerror}") from error
 
@@ -94,7 +94,9 @@ def _convert(sources: Sequence[Path], target: Path) -> None:
         with partial.open("wb") as file:
             for source in sources:
                 if not _write_reviews(source, file):
-                    raise DataError(f"{source} holds no review: none of its lines has {' or '.join(TEXT_KEYS)}")
+                    raise DataError(
+                        f"{source} holds no review: none of its lines has {' or '.join(TEXT_KEYS)}; take it out of the folder"
+                    )
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
