@@ -23,19 +23,21 @@ def data_dir_path(value: Any, source: str) -> str:
 
 
 def dataset_in(folder: str) -> str:
-    """The data set whose files lie in a folder, in torchvision's layout."""
+    """The data set whose files lie in a folder: in torchvision's layout, or reviews as JSON Lines."""
     signs = {
         "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
         "cifar10": ("cifar-10-batches-py",),
+        "amazon_reviews": ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"),
     }
-    found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
+    found = [name for name, entries in signs.items() if any(any(Path(folder).glob(entry)) for entry in entries)]
     if len(found) > 1:
         raise ConfigurationError(
             f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
         )
     if not found:
         raise ConfigurationError(
-            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
+            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it, "
+            "or reviews in *.json, *.jsonl, *.json.gz or *.jsonl.gz"
         )
     return found[0]
 

@@ -13,6 +13,7 @@ from study.capacity import NodeCapacity
 from study.configuration import _KEYS, AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
 from study.plan import PlanError, plan_trials
 from study.studies import STUDIES
+from trainables.registry import MODELS
 from trainables.trial import Trial
 
 HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
@@ -153,7 +154,7 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
         ({"study": "x"}, "unknown study 'x'; studies: default, weak, strong, smoke"),
         (
             {"model": "resnet81"},
-            "--model: model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
+            f"--model: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         (
             {"precision": "fp32,bf61"},
@@ -200,6 +201,10 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
             {"set": ["dataset=cifar10"]},
             "--set dataset: 'cifar10' needs --data-dir DIR with its files; 'fashion_mnist_sample' needs none",
         ),
+        (
+            {"model": "mlstm64", "set": ["dataset=amazon_reviews"]},
+            "--set dataset: 'amazon_reviews' needs --data-dir DIR with its files; 'text_sample' needs none",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_one_line(options: dict[str, Any], expected: str) -> None:
@@ -231,7 +236,7 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
         ("precision: 16\n", "{path}: precision: precision 16: input should be a valid string"),
         (
             "set: {model: resnet81}\n",
-            "{path}: set: model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
+            f"{{path}}: set: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         ("profile: 0+3\n", "{path}: profile '0+3': give true or false; set profile_ranks names ranks"),
         ("study: [default]\n", "unknown study ['default']; studies: default, weak, strong, smoke"),
@@ -267,6 +272,18 @@ def test_the_data_set_is_found_from_what_lies_in_the_folder(
     assert resolve({"data-dir": "data"}).axes == {"data_dir": (str(tmp_path / "data"),), "dataset": (dataset,)}
 
 
+@pytest.mark.parametrize("name", ["reviews.json", "reviews.jsonl", "Books_5.json.gz", "Books.jsonl.gz"])
+def test_reviews_are_known_by_their_files(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, "")
+    assert resolve({"data-dir": str(tmp_path), "model": "mlstm64"}).axes["dataset"] == ("amazon_reviews",)
+
+
+def test_models_of_text_alone_read_the_text_that_is_always_here(tmp_path: Path) -> None:
+    assert resolve({"model": "mlstm64,transformer"}).axes["dataset"] == ("text_sample",)
+    assert "dataset" not in resolve({"model": "mlstm64,mlp"}).axes
+    assert resolve({"model": "mlstm64", "set": ["dataset=synthetic"]}).axes["dataset"] == ("synthetic",)
+
+
 def test_a_data_set_that_was_asked_for_is_not_guessed(tmp_path: Path) -> None:
     config = write(tmp_path / "study.yaml", "set: {dataset: cifar10}\n")
     assert resolve({"data-dir": str(tmp_path)}, config).axes["dataset"] == ("cifar10",)
@@ -279,7 +296,8 @@ def test_an_unreadable_data_directory_is_named(tmp_path: Path) -> None:
     told = message({"data-dir": str(tmp_path)})
     assert (
         told
-        == f"--data-dir: {tmp_path} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
+        == f"--data-dir: {tmp_path} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it, "
+        "or reviews in *.json, *.jsonl, *.json.gz or *.jsonl.gz"
     )
     for entry in ("FashionMNIST", "cifar-10-batches-py"):
         (tmp_path / entry).mkdir()

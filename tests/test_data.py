@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from scripts.make_fashion_mnist_sample import LARGEST_BYTES, first_of_each_class, make_sample
 from trainables.data import DataError, DataSource
 from trainables.data.cifar10 import cifar10
 from trainables.data.fashion_mnist import SAMPLE, full, read_idx, read_sample, sample
+from trainables.data.synthetic import loaded, resident_text
 from trainables.trial import Trial
 
 
@@ -137,6 +138,28 @@ def test_another_image_size_resizes_and_stays_uint8() -> None:
     assert large.dtype == torch.uint8 and large.shape == (2, 1, 56, 56)
     averaged = torch.nn.functional.avg_pool2d(large.float(), 2)
     assert (averaged - small.float()).abs().mean() < 10
+
+
+def test_made_up_images_are_random_and_the_same_for_the_same_index() -> None:
+    source = loaded(Trial(dataset="synthetic_loader", image_size=40))
+    assert (source.classes, source.channels, source.image_size) == (1000, 3, 40)
+    images, labels = batch_of(source, [5, 6, 1005, 5])
+    assert images.dtype == torch.uint8 and images.shape == (4, 3, 40, 40)
+    assert labels.tolist() == [5, 6, 5, 5]
+    assert torch.equal(images[0], images[3]) and not torch.equal(images[0], images[1])
+    assert images.float().mean() == pytest.approx(127.5, abs=3) and images.unique().numel() == 256
+    assert torch.equal(source.dataset[6][0], images[1]) and source.dataset[6][1] == 6
+    images.zero_()
+    assert batch_of(source, [5])[0].any(), "a batch is a copy"
+
+
+def test_resident_text_is_random_bytes_and_those_that_follow() -> None:
+    source = resident_text(Trial(model="mlstm64", dataset="synthetic", batch_per_gpu=50, sequence_length=100))
+    assert source.vocabulary == 256 and isinstance(source.dataset, TensorDataset)
+    inputs, targets = source.dataset.tensors
+    assert inputs.dtype == targets.dtype == torch.uint8 and inputs.shape == targets.shape == (50, 100)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert inputs.unique().numel() == 256
 
 
 @pytest.mark.parametrize("compress", [True, False])

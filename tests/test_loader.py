@@ -1,5 +1,7 @@
 """The stream of batches of every rank: what it holds, in which order, and that it never ends."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Sampler, TensorDataset
 
 from tests.gloo import preload_loader_processes
 from trainables.data import DataError
@@ -138,6 +140,39 @@ def test_samples_of_a_users_data_set_are_collated_into_a_batch() -> None:
     inputs, targets = next(endless_batches(trial, samples_of_dicts(trial), rank=0))
     assert inputs["x"].shape == (8, 1)
     assert inputs["x"].flatten().tolist() == targets.tolist()
+
+
+def test_a_workload_may_bring_its_own_order_of_samples() -> None:
+    trial = Trial(batch_per_gpu=2, world_size=2, loader_workers=0)
+
+    class Backwards(Sampler[list[int]]):
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[31 - self.rank, 30 - self.rank], [0, 0]])
+
+    workload = replace(samples_of_dicts(trial), batch_indices=Backwards)
+    assert [targets.tolist() for _, targets in endless_batches(trial, workload, rank=1)] == [[30, 29], [0, 0]]
+
+
+def test_loader_processes_deliver_made_up_images() -> None:
+    preload_loader_processes()
+    trial = Trial(model="mlp", dataset="synthetic_loader", image_size=16, batch_per_gpu=8, loader_workers=2)
+    workload = build_workload(trial, CPU)
+    assert not workload.resident
+    batches = [
+        list(islice(endless_batches(trial.but(loader_workers=workers), workload, rank=0), 3)) for workers in (0, 2)
+    ]
+    for (images, labels), (expected_images, expected_labels) in zip(*batches, strict=True):
+        assert images.shape == (8, 3, 16, 16)
+        assert torch.equal(images, expected_images) and torch.equal(labels, expected_labels)
+
+
+def test_resident_text_is_one_batch_for_ever() -> None:
+    trial = Trial(model="mlstm64", dataset="synthetic", batch_per_gpu=4, sequence_length=8)
+    first, second = islice(endless_batches(trial, build_workload(trial, CPU), rank=0), 2)
+    assert first is second and first[0].shape == (4, 8)
 
 
 def test_resident_data_is_one_batch_for_ever() -> None:

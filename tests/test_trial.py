@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS
+from trainables.registry import (
+    DATASETS,
+    IMAGE_DATASETS,
+    MODELS,
+    PARALLEL,
+    PRECISIONS,
+    TEXT_DATASETS,
+)
+from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
 ROOT = Path(__file__).parent.parent
@@ -148,14 +156,14 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
     [
         (
             {"model": "resnet81"},
-            "model 'resnet81' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn; did you mean 'resnet18'?",
+            f"model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
-        ({"model": "zzz"}, "model 'zzz' is not known; allowed: mlp, resnet18, resnet18_small, resnet50, vgg19, vgg19_bn"),
+        ({"model": "zzz"}, f"model 'zzz' is not known; allowed: {', '.join(MODELS)}"),
         ({"precision": "b16"}, "precision 'b16' is not known; allowed: fp32, tf32, bf16; did you mean 'bf16'?"),
         ({"parallel": "dpp"}, "parallel 'dpp' is not known; allowed: none, ddp; did you mean 'ddp'?"),
         (
             {"dataset": "cifar100"},
-            "dataset 'cifar100' is not known; allowed: fashion_mnist_sample, fashion_mnist, cifar10, synthetic; did you mean 'cifar10'?",
+            f"dataset 'cifar100' is not known; allowed: {', '.join(DATASETS)}; did you mean 'cifar10'?",
         ),
         (
             {"memory_format": "channel_last"},
@@ -191,10 +199,30 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
         ({"sweep_bytes": 3}, "sweep_bytes 3: input should be greater than or equal to 4"),
         ({"sweep_bytes": 2**34 + 1}, "sweep_bytes 17179869185: input should be less than or equal to 17179869184"),
         ({"model": "vgg19", "image_size": 31}, "image_size 31 is too small for model 'vgg19'; allowed: 32 or more"),
+        (
+            {"model": "inception_v3", "image_size": 74},
+            "image_size 74 is too small for model 'inception_v3'; allowed: 75 or more",
+        ),
+        (
+            {"model": "mlstm64"},
+            "model 'mlstm64' reads text, dataset 'fashion_mnist_sample' holds images; allowed: datasets text_sample, amazon_reviews, synthetic; or a model of images, such as resnet18",
+        ),
+        (
+            {"dataset": "text_sample"},
+            f"model 'resnet18' reads images, dataset 'text_sample' holds text; allowed: datasets {', '.join(IMAGE_DATASETS)}; or a model of text, such as mlstm1024",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
     assert lines(fields) == [expected]
+
+
+def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
+    told = "parallel 'dp' copies the model at every step and loses the state that 'mlstm64' carries: use parallel 'ddp'"
+    fields = {"parallel": "dp", "device": "cuda"}
+    assert unmet(Trial.model_construct(model="mlstm64", **fields)) == told  # type: ignore[arg-type]
+    assert unmet(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
+    assert unmet(Trial.model_construct(model="mlstm64", workload="mine.py:build", **fields)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +249,14 @@ def test_each_wrong_field_has_a_line_of_its_own() -> None:
     ]
 
 
+def test_synthetic_data_are_of_either_kind() -> None:
+    assert {"synthetic"} == set(IMAGE_DATASETS) & set(TEXT_DATASETS)
+    for model in ("mlp", "mlstm64"):
+        assert Trial(model=model, dataset="synthetic").model == model
+
+
 def test_a_users_workload_may_load_what_a_resident_data_set_may_not() -> None:
+    assert Trial(dataset="text_sample", workload="mine.py:build").dataset == "text_sample"
     assert Trial(dataset="synthetic", workload="mine.py:build", loader_workers=2).loader_workers == 2
 
 

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
+from trainables.registry import MODELS, TEXT_MODELS, load
 from trainables.run import Measurement, run
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError, build_workload, load_user_workload
 
 EXAMPLE = Path(__file__).parent.parent / "examples/own_workload.py"
 CPU = torch.device("cpu")
+META = torch.device("meta")
 NAMED = "def build(trial):\n    return {!r}\n"
 
 
@@ -73,6 +76,34 @@ def test_the_example_learns_on_two_ranks_with_loader_processes() -> None:
     for measurement in on_ranks(2, train_the_example, 1):
         losses = [row["loss"] for row in measurement.rows]
         assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+# --------------------------------------------------------------------------------------------- where models are made
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mlstm64"])
+def test_a_model_is_made_on_the_device_and_data_stay_where_they_are(name: str) -> None:
+    workload = build_workload(Trial(model=name, dataset="synthetic", batch_per_gpu=2, image_size=8), META)
+    assert {parameter.device for parameter in workload.model.parameters()} == {META}
+    assert isinstance(workload.dataset, TensorDataset)
+    assert {tensor.device for tensor in workload.dataset.tensors} == {CPU}, "they follow the trial's own device"
+    assert torch.zeros(1).device == CPU, "what is made afterwards is on the CPU again"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50_small", "mlstm64", "transformer_tiny"])
+def test_a_model_made_on_the_cpu_has_the_weights_of_its_seed(name: str) -> None:
+    trial = Trial(model=name, dataset="text_sample" if name in TEXT_MODELS else "fashion_mnist_sample")
+    torch.manual_seed(5)
+    model = build_workload(trial, CPU).model
+    torch.manual_seed(5)
+    by_itself = load(MODELS[name])(*((256, trial) if name in TEXT_MODELS else (10, 1, 28)))
+    for ours, theirs in zip(model.parameters(), by_itself.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_users_model_is_made_on_the_cpu_whatever_the_device() -> None:
+    workload = build_workload(Trial(workload=f"{EXAMPLE}:tiny"), META)
+    assert {parameter.device for parameter in workload.model.parameters()} == {CPU}
 
 
 # ----------------------------------------------------------------------------------------- what is wrong, in a line

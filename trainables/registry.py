@@ -8,31 +8,48 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-TEXT_MODELS: Mapping[str, str] = {}
+TEXT_MODELS: Mapping[str, str] = {
+    "mlstm64": "trainables.models.mlstm:mlstm64",
+    "mlstm1024": "trainables.models.mlstm:mlstm1024",
+    "mlstm2048": "trainables.models.mlstm:mlstm2048",
+    "mlstm4096": "trainables.models.mlstm:mlstm4096",
+    "mlstm8192": "trainables.models.mlstm:mlstm8192",
+    "transformer": "trainables.models.transformer:transformer",
+    "transformer_tiny": "trainables.models.transformer:transformer_tiny",
+}
 
 IMAGE_MODELS: Mapping[str, str] = {
     "mlp": "trainables.models.mlp:mlp",
     "resnet18": "trainables.models.resnet:resnet18",
     "resnet18_small": "trainables.models.resnet:resnet18_small",
     "resnet50": "trainables.models.resnet:resnet50",
+    "resnet50_small": "trainables.models.resnet:resnet50_small",
+    "inception_v3": "trainables.models.inception:inception_v3",
     "vgg19": "trainables.models.vgg:vgg19",
     "vgg19_bn": "trainables.models.vgg:vgg19_bn",
 }
 
 MODELS: Mapping[str, str] = {**IMAGE_MODELS, **TEXT_MODELS}
 
-SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32}
+SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32, "inception_v3": 75}
 """edge in pixels of the smallest image that a model takes, where that is more than a trial may ask for"""
 
-TEXT_DATASETS: Mapping[str, str] = {}
+TEXT_DATASETS: Mapping[str, str] = {
+    "text_sample": "trainables.data.text_sample:sample",
+    "amazon_reviews": "trainables.data.amazon_reviews:amazon_reviews",
+    "synthetic": "trainables.data.synthetic:resident_text",
+}
 
-DATASETS: Mapping[str, str] = {
-    **TEXT_DATASETS,
+IMAGE_DATASETS: Mapping[str, str] = {
     "fashion_mnist_sample": "trainables.data.fashion_mnist:sample",
     "fashion_mnist": "trainables.data.fashion_mnist:full",
     "cifar10": "trainables.data.cifar10:cifar10",
     "synthetic": "trainables.data.synthetic:resident",
+    "synthetic_loader": "trainables.data.synthetic:loaded",
 }
+
+DATASETS: Mapping[str, str] = {**TEXT_DATASETS, **IMAGE_DATASETS}
+"""names of both kinds; what loads one that is of both kinds depends on the model"""
 
 PRECISIONS: Mapping[str, str] = {
     "fp32": "trainables.precision:fp32",

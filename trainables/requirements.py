@@ -17,6 +17,10 @@ def _on_cpu(field: str, *values: object) -> Callable[[Trial], bool]:
 REQUIREMENTS: Sequence[Requirement] = (
     (_on_cpu("precision", "tf32"), "precision 'tf32' exists on GPUs only"),
     (_on_cpu("parallel", "dp"), "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process"),
+    (
+        lambda trial: trial.parallel == "dp" and not trial.workload and trial.model.startswith("mlstm"),
+        "parallel 'dp' copies the model at every step and loses the state that {model!r} carries: use parallel 'ddp'",
+    ),
     (_on_cpu("sync_batch_norm", True), "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels"),
     (
         _on_cpu("interconnect", "no_p2p", "socket"),

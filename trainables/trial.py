@@ -14,12 +14,15 @@ from trainables.registry import (
     DDP_WRAPPED,
     DECODERS,
     EXECUTIONS,
+    IMAGE_DATASETS,
     MEMORY_FORMATS,
     MODELS,
     PARALLEL,
     PRECISIONS,
     SMALLEST_IMAGES,
     STORAGES,
+    TEXT_DATASETS,
+    TEXT_MODELS,
 )
 
 _NAMES: dict[str, Iterable[str]] = {
@@ -158,6 +161,14 @@ class Trial(BaseModel):
                 )
         if self.sync_batch_norm and self.parallel in ("none", "dp"):
             raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
+        is_text = self.model in TEXT_MODELS
+        if not self.workload and self.dataset not in (TEXT_DATASETS if is_text else IMAGE_DATASETS):
+            reads, holds = ("text", "images") if is_text else ("images", "text")
+            raise ValueError(
+                f"model {self.model!r} reads {reads}, dataset {self.dataset!r} holds {holds}; allowed: datasets "
+                f"{', '.join(TEXT_DATASETS if is_text else IMAGE_DATASETS)}; or a model of {holds}, such as "
+                f"{'resnet18' if is_text else 'mlstm1024'}"
+            )
         smallest = 0 if self.workload else SMALLEST_IMAGES.get(self.model, 0)
         if self.image_size < smallest:
             raise ValueError(

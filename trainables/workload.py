@@ -9,15 +9,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Sampler, default_collate
 
-from trainables.registry import DATASETS, MODELS, load
+from trainables.data.text import next_byte_loss, streams
+from trainables.registry import IMAGE_DATASETS, MODELS, TEXT_DATASETS, TEXT_MODELS, load
 from trainables.trial import Trial
 
 
@@ -60,10 +62,12 @@ class Workload:
     """applied to the inputs on the device; timed as part of the forward pass"""
     resident: bool = False
     """the data set's tensors are on the device already: no loader, no copy"""
+    batch_indices: Callable[[int], Sampler[list[int]]] | None = None
+    """(rank) -> its endless batches of indices; None: shuffled samples, as `trainables.data.loader` does"""
 
 
 def build_workload(trial: Trial, device: torch.device, source: str | None = None) -> Workload:
-    """The trial's workload, its model still on the CPU.
+    """The trial's workload; its model is made on the device, or on the CPU where the workload is a user's own.
 
     `source` is the text of a user's workload file, for hosts on which the file itself does not exist.
     Raises WorkloadError, or the data source's DataError.
@@ -75,8 +79,13 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
                 f"workload {trial.workload!r} returned {type(workload).__name__}; it must return a trainables.workload.Workload"
             )
         return workload
-    data = load(DATASETS[trial.dataset])(trial)
-    model = load(MODELS[trial.model])(data.classes, data.channels, data.image_size)
+    return (_text if trial.model in TEXT_MODELS else _images)(trial, device)
+
+
+def _images(trial: Trial, device: torch.device) -> Workload:
+    data = load(IMAGE_DATASETS[trial.dataset])(trial)
+    with device:
+        model = load(MODELS[trial.model])(data.classes, data.channels, data.image_size)
     return Workload(
         model=model,
         dataset=data.dataset,
@@ -85,6 +94,21 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
         collate=identity,
         prepare=_normalise(trial.memory_format),
         resident=trial.dataset == "synthetic",
+    )
+
+
+def _text(trial: Trial, device: torch.device) -> Workload:
+    data = load(TEXT_DATASETS[trial.dataset])(trial)
+    with device:
+        model = load(MODELS[trial.model])(data.vocabulary, trial)
+    return Workload(
+        model=model,
+        dataset=data.dataset,
+        loss=next_byte_loss,
+        optimizer=sgd(trial),
+        collate=identity,
+        resident=trial.dataset == "synthetic",
+        batch_indices=partial(streams, trial, data.dataset),
     )
 
 

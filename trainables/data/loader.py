@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,20 +42,20 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any]:
-    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; on the host, in pinned memory where the trial says so, unless resident.
+    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; on the host, in pinned memory where
+    the trial says so, unless resident.
 
     Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank.
     """
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
-    length = len(workload.dataset)  # type: ignore[arg-type]
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
     loader: DataLoader[Any] = DataLoader(
         workload.dataset,
-        batch_sampler=EndlessBatches(length, trial.batch_per_process, rank, trial.processes, trial.seed),
+        batch_sampler=(workload.batch_indices or partial(_shuffled, trial, workload))(rank),
         num_workers=trial.loader_workers,
         collate_fn=workload.collate,
         pin_memory=trial.pin_memory and trial.device == "cuda",
@@ -67,3 +68,8 @@ def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any
 def _accumulated(batches: Iterator[Any], count: int) -> Iterator[Any]:
     """Tuples of so many batches, where a step takes several."""
     return batches if count == 1 else zip(*[batches] * count, strict=True)
+
+
+def _shuffled(trial: Trial, workload: Workload, rank: int) -> EndlessBatches:
+    length = len(workload.dataset)  # type: ignore[arg-type]
+    return EndlessBatches(length, trial.batch_per_process, rank, trial.processes, trial.seed)

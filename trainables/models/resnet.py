@@ -3,6 +3,8 @@
 Input [n, channels, image_size, image_size], output logits [n, classes].
 """
 
+from typing import Any
+
 import torchvision
 from torch import nn
 
@@ -22,7 +24,15 @@ def resnet18_small(classes: int, channels: int, image_size: int) -> nn.Module:
 
     The usual form for CIFAR; at 28 pixels it computes about 15 times as much per image as `resnet18`.
     """
-    model = torchvision.models.resnet18(num_classes=classes)
+    return _small_images(torchvision.models.resnet18(num_classes=classes), channels)
+
+
+def resnet50_small(classes: int, channels: int, image_size: int) -> nn.Module:
+    """ResNet-50 for small images: its stem as that of `resnet18_small`."""
+    return _small_images(torchvision.models.resnet50(num_classes=classes), channels)
+
+
+def _small_images(model: Any, channels: int) -> nn.Module:
     model.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
