@@ -13,8 +13,11 @@ from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
 from trainables.models.mlstm import MultiplicativeLSTM
 from trainables.parallel import ddp
+from trainables.precision import fp32
 from trainables.registry import IMAGE_MODELS, MODELS, SMALLEST_IMAGES, TEXT_MODELS, load
-from trainables.run import run, training_step
+from trainables.run import run
+from trainables.step import training_step
+from trainables.timing import no_mark
 from trainables.trial import Trial
 from trainables.workload import build_workload
 
