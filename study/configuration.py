@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES, Study
-from study.user_files import data_dir_path, dataset_in, workload_spec
+from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
+from trainables.registry import IMAGE_FOLDERS, READ_FROM_DATA_DIR
 from trainables.trial import Trial, explain
 
 AXIS_OPTIONS = {
@@ -92,8 +93,10 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
         axes |= asked_axes
     if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
         axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
+    if "data_dir" in axes and "storage" not in axes and set(IMAGE_FOLDERS) & set(axes.get("dataset", ())):
+        axes |= storage_axis(axes["data_dir"][0])
     if "workload" not in axes and "data_dir" not in axes:
-        for dataset in {"fashion_mnist", "cifar10"} & set(axes.get("dataset", ())):
+        for dataset in sorted(set(READ_FROM_DATA_DIR) & set(axes.get("dataset", ()))):
             raise ConfigurationError(
                 f"--set dataset: {dataset!r} needs --data-dir DIR with its files; 'fashion_mnist_sample' needs none"
             )

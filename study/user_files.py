@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from study.messages import ConfigurationError, near, one_line, shown
+from trainables.image_sets import kind_of, read_manifest, storages_in
 
 
 def data_dir_path(value: Any, source: str) -> str:
@@ -23,21 +24,32 @@ def data_dir_path(value: Any, source: str) -> str:
 
 
 def dataset_in(folder: str) -> str:
-    """The data set whose files lie in a folder, in torchvision's layout."""
+    """The data set whose files lie in a folder: in torchvision's layout, image files by class, or a converted set."""
     signs = {
         "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
         "cifar10": ("cifar-10-batches-py",),
     }
     found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
+    sets = storages_in(Path(folder))
+    if sets:
+        kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
+        found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
     if len(found) > 1:
         raise ConfigurationError(
             f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
         )
     if not found:
         raise ConfigurationError(
-            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
+            f"--data-dir: {folder} holds no data set that is known; expected in it: FashionMNIST/, cifar-10-batches-py/, "
+            "train/CLASS/*.JPEG, CLASS/*.JPEG, Tiny-ImageNet, or a converted set"
         )
     return found[0]
+
+
+def storage_axis(folder: str) -> dict[str, tuple[str, ...]]:
+    """The storage format of a folder's images where it is no other than one; empty: the trial's own default."""
+    storages = tuple(storages_in(Path(folder)))
+    return {"storage": storages} if len(storages) == 1 and storages != ("jpeg",) else {}
 
 
 def workload_spec(value: Any, source: str) -> tuple[str, str]:

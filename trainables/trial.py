@@ -13,6 +13,7 @@ from trainables.registry import (
     DATASETS,
     DECODERS,
     EXECUTIONS,
+    IMAGE_FOLDERS,
     MEMORY_FORMATS,
     MODELS,
     PARALLEL,
@@ -148,7 +149,31 @@ class Trial(BaseModel):
             raise ValueError(
                 f"loader_workers {self.loader_workers} has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0"
             )
+        self._possible_storage()
         return self
+
+    def _possible_storage(self) -> None:
+        """Raises ValueError where fields of image folders do not go together."""
+        if not self.workload and self.dataset not in IMAGE_FOLDERS:
+            for field in ("storage", "storage_place", "page_cache", "decode", "augment"):
+                value, default = getattr(self, field), Trial.model_fields[field].default
+                if value != default:
+                    raise ValueError(
+                        f"{field} {value!r} is for image folders ({', '.join(IMAGE_FOLDERS)}); "
+                        f"dataset {self.dataset!r} has {default!r} only"
+                    )
+        if self.storage_place == "shared_memory" and self.page_cache != "as_is":
+            raise ValueError(
+                f"page_cache {self.page_cache!r} has no meaning with storage_place 'shared_memory', which is memory itself; allowed: as_is"
+            )
+        if self.storage == "arrow_raw" and self.decode != "pil":
+            raise ValueError(
+                f"decode {self.decode!r} has nothing to decode: storage 'arrow_raw' holds pixels that `convert` decoded with pil; allowed: pil"
+            )
+        if self.decode == "nvjpeg" and self.augment == "cpu":
+            raise ValueError(
+                "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'"
+            )
 
     @property
     def global_batch(self) -> int:
