@@ -11,7 +11,7 @@ from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES, Study
 from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
 from trainables.registry import IMAGE_FOLDERS, READ_FROM_DATA_DIR
-from trainables.trial import Trial, explain
+from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 AXIS_OPTIONS = {
     "gpus": "world_size",
@@ -230,7 +230,8 @@ def _typed(field: str, value: Any, source: str) -> Any:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
     # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
-    beside = {"nodes": {"world_size": value}, "model": {"image_size": 4096}}
+    beside: dict[str, dict[str, Any]] = {"nodes": {"world_size": value}, "model": {"image_size": 4096}}
+    beside |= dict.fromkeys(IMAGE_FOLDER_FIELDS, {"dataset": IMAGE_FOLDERS[0]})
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:

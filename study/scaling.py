@@ -117,16 +117,22 @@ def convert(
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
-) -> None:
+) -> int:
     """An image folder into another storage format: verified; goes on where it was stopped."""
     from study.conversion import convert_set
 
-    manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
+    try:
+        manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
+    except KeyboardInterrupt:
+        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
+        return INTERRUPTED
     if json_:
-        return _print_json(manifest)
+        _print_json(manifest)
+        return DONE
     for split, found in manifest["splits"].items():
         print(f"{destination}: {split}: {found['count']:,} images in {storage}, verified, sha256 {found['sha256']}")
     print(f"use it with: --data-dir {shlex.quote(destination)} --set storage={storage}")
+    return DONE
 
 
 @app.command()

@@ -33,6 +33,9 @@ _NAMES: dict[str, Iterable[str]] = {
     "memory_format": MEMORY_FORMATS,
 }
 
+IMAGE_FOLDER_FIELDS = ("storage", "storage_place", "page_cache", "decode", "augment")
+"""fields that say something of image folders only; other data sets have their defaults"""
+
 
 class Trial(BaseModel):
     """What to measure, in full: nothing about a measurement is decided elsewhere.
@@ -155,7 +158,7 @@ class Trial(BaseModel):
     def _possible_storage(self) -> None:
         """Raises ValueError where fields of image folders do not go together."""
         if not self.workload and self.dataset not in IMAGE_FOLDERS:
-            for field in ("storage", "storage_place", "page_cache", "decode", "augment"):
+            for field in IMAGE_FOLDER_FIELDS:
                 value, default = getattr(self, field), Trial.model_fields[field].default
                 if value != default:
                     raise ValueError(
