@@ -231,7 +231,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
     # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
     beside: dict[str, dict[str, Any]] = {"nodes": {"world_size": value}, "model": {"image_size": 4096}}
-    beside |= dict.fromkeys(IMAGE_FOLDER_FIELDS, {"dataset": IMAGE_FOLDERS[0]})
+    beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:

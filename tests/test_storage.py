@@ -273,7 +273,12 @@ def test_a_warm_cache_reads_every_byte_and_as_is_touches_nothing(
 ) -> None:
     warmed: list[str] = []
     real = placement._read_through
-    monkeypatch.setattr(placement, "_read_through", lambda path: (warmed.append(path), real(path))[1])
+
+    def read_through(path: str) -> None:
+        warmed.append(path)
+        real(path)
+
+    monkeypatch.setattr(placement, "_read_through", read_through)
     source(trial(sets, "arrow_raw"))
     assert not warmed and not advised
     source(trial(sets, "arrow_raw", page_cache="warm"))
