@@ -17,7 +17,7 @@ ROOMS = ("study", "trainables", "analysis")
 MAY_IMPORT_RAY = {"study/tuning.py", "study/worker_group.py", "study/cluster.py"}
 LARGEST_LINES = 400
 FILES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-REGISTRIES = ("MODELS", "DATASETS", "PRECISIONS", "PARALLEL")
+REGISTRIES = ("MODELS", "DATASETS", "PRECISIONS", "PARALLEL", "STORAGES", "DECODERS")
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -279,7 +279,8 @@ def test_an_unreadable_data_directory_is_named(tmp_path: Path) -> None:
     told = message({"data-dir": str(tmp_path)})
     assert (
         told
-        == f"--data-dir: {tmp_path} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it"
+        == f"--data-dir: {tmp_path} holds no data set that is known; expected in it: FashionMNIST/, cifar-10-batches-py/, "
+        "train/CLASS/*.JPEG, CLASS/*.JPEG, Tiny-ImageNet, or a converted set"
     )
     for entry in ("FashionMNIST", "cifar-10-batches-py"):
         (tmp_path / entry).mkdir()

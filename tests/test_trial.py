@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS
-from trainables.trial import Trial, explain
+from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +62,10 @@ CHANGED: dict[str, Any] = {
     "repeat": 1,
 }
 
-NEEDS: dict[str, dict[str, Any]] = {"nodes": {"world_size": 2}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "nodes": {"world_size": 2},
+    **{name: {"dataset": "image_folder"} for name in IMAGE_FOLDER_FIELDS},
+}
 """with what else a changed field is possible"""
 
 

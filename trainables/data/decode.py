@@ -57,14 +57,13 @@ def pil(contents: Sequence[Any], regions: Sequence[Region], side: int, device: t
 def pil_square(content: Any, region: Region, side: int) -> np.ndarray:
     """One image's region as uint8 [side, side, 3], by Pillow."""
     with Image.open(BytesIO(content)) as image:
-        return resized(image.convert("RGB"), region, side)
+        return resized(image if image.mode == "RGB" else image.convert("RGB"), region, side)
 
 
 def resized(image: Image.Image, region: Region, side: int) -> np.ndarray:
     """A region of an RGB image, resized to uint8 [side, side, 3]."""
     x, y, width, height = region(*image.size)
-    part = image.crop((x, y, x + width, y + height))
-    return np.asarray(part.resize((side, side), Image.Resampling.BILINEAR))
+    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height)))
 
 
 def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
@@ -110,8 +109,8 @@ def _resized(image: torch.Tensor, region: Region, side: int) -> torch.Tensor:
     """A region of uint8 [3, h, w], resized to [3, side, side]; on CUDA, whose kernel takes no uint8, in float32, rounded."""
     x, y, width, height = region(image.shape[2], image.shape[1])
     part = image[None, :, y : y + height, x : x + width]
-    if part.is_cuda:
-        part = part.float()
+    # the CPU's kernel for uint8 is three times as fast on pixels with their channels together
+    part = part.float() if part.is_cuda else part.contiguous(memory_format=torch.channels_last)
     square = interpolate(part, size=(side, side), mode="bilinear", antialias=True)[0]
     return square.round_() if part.is_cuda else square
 
