@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES
-from study.user_files import data_dir_path, dataset_in, workload_spec
-from trainables.registry import TEXT_DATASETS, TEXT_MODELS
-from trainables.trial import Trial, explain
+from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
+from trainables.registry import IMAGE_FOLDERS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
+from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 AXIS_OPTIONS = {
     "gpus": "world_size",
@@ -96,12 +96,13 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
         axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
     if not {"dataset", "data_dir", "workload"} & set(axes) and set(axes.get("model", ("",))) <= set(TEXT_MODELS):
         axes["dataset"] = ("text_sample",)
+    if "data_dir" in axes and "storage" not in axes and set(IMAGE_FOLDERS) & set(axes.get("dataset", ())):
+        axes |= storage_axis(axes["data_dir"][0])
     if "workload" not in axes and "data_dir" not in axes:
-        needs_none = {"fashion_mnist": "fashion_mnist_sample", "cifar10": "fashion_mnist_sample"}
-        needs_none |= {"amazon_reviews": "text_sample"}
-        for dataset in (dataset for dataset in axes.get("dataset", ()) if dataset in needs_none):
+        for dataset in sorted(set(READ_FROM_DATA_DIR) & set(axes.get("dataset", ()))):
+            needs_none = "text_sample" if dataset in TEXT_DATASETS else "fashion_mnist_sample"
             raise ConfigurationError(
-                f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {needs_none[dataset]!r} needs none"
+                f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {needs_none!r} needs none"
             )
     configuration = Configuration(**plain, axes=axes)
     return configuration.model_copy(update={"out": _out(configuration)})
@@ -235,11 +236,12 @@ def _typed(field: str, value: Any, source: str) -> Any:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
     # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
-    beside = {
+    beside: dict[str, dict[str, Any]] = {
         "nodes": {"world_size": value},
         "model": {"image_size": 4096, "dataset": "synthetic"},
         "dataset": {"model": "mlstm64" if value in list(TEXT_DATASETS) else "mlp"},
     }
+    beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:

@@ -57,7 +57,8 @@ def study_options(
     repeats: Annotated[int | None, _axis("Repetitions of every combination.", "N")] = None,
     workload: Annotated[str | None, _axis("Your own model and data: a function in a file.", "FILE.py:NAME")] = None,
     data_dir: Annotated[
-        str | None, _axis("Folder with Fashion-MNIST or CIFAR-10 in torchvision's layout.", "DIR")
+        str | None,
+        _axis("Folder with images by class, Tiny-ImageNet, a converted set, Fashion-MNIST or CIFAR-10.", "DIR"),
     ] = None,
     profile: Annotated[
         bool,

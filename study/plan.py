@@ -24,8 +24,8 @@ LAYOUT_FIELDS = ("world_size", "nodes", "cpus_per_rank", "device")
 
 MOST_TRIALS = 100_000
 
-NATIVE_IMAGE_SIZE = {"cifar10": 32}
-"""pixels; a data set's images are not resized unless image_size is asked for"""
+NATIVE_IMAGE_SIZE = {"cifar10": 32, "tiny_imagenet": 64, "image_folder": 224}
+"""edge in pixels at which a data set's images are used unless image_size is asked for: their own, or ImageNet's usual"""
 
 
 TRAINING_IMAGES = {"fashion_mnist_sample": 10_000, "fashion_mnist": 60_000, "cifar10": 50_000}

@@ -22,12 +22,12 @@ from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
 from study.tables import packed
 from trainables.process import rehearse, release_memory
-from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS, modules
+from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
 from trainables.run import run
 from trainables.trial import Trial
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
-LOADER_MODULES = ["torch", "pyarrow.dataset", *modules(DATASETS)]
+LOADER_MODULES = ["torch", "pyarrow.dataset", *modules(DATASETS, STORAGES, DECODERS)]
 """what a loader process needs before its first batch; without it each start imports for seconds"""
 
 RANK_MODULES = [*LOADER_MODULES, "torch._dynamo", *modules(MODELS, PRECISIONS, PARALLEL)]

@@ -107,6 +107,35 @@ def report(
 
 
 @app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted set.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="Folder to make; not there yet.")],
+    storage: Annotated[str, typer.Option(metavar="FORMAT", help="jpeg, lmdb, arrow_jpeg, arrow_raw.")],
+    image_size: Annotated[
+        int, typer.Option(metavar="N", min=8, max=4096, help="For arrow_raw: the image_size of the trials to come.")
+    ] = 224,
+    json_: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """An image folder into another storage format: verified; goes on where it was stopped."""
+    from study.conversion import convert_set
+
+    try:
+        manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
+    except KeyboardInterrupt:
+        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
+        return INTERRUPTED
+    if json_:
+        _print_json(manifest)
+        return DONE
+    for split, found in manifest["splits"].items():
+        print(f"{destination}: {split}: {found['count']:,} images in {storage}, verified, sha256 {found['sha256']}")
+    print(f"use it with: --data-dir {shlex.quote(destination)} --set storage={storage}")
+    return DONE
+
+
+@app.command()
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
     from study import display
@@ -151,6 +180,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
         "StoreError": USAGE,
         "ResultsError": USAGE,
         "WorkloadError": USAGE,
+        "DataError": USAGE,
         "ClusterError": NO_CLUSTER,
     }.get(type(error).__name__)
     if exit_code is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from study.messages import ConfigurationError, near, one_line, shown
+from trainables.image_sets import kind_of, read_manifest, storages_in
 
 
 def data_dir_path(value: Any, source: str) -> str:
@@ -23,23 +24,35 @@ def data_dir_path(value: Any, source: str) -> str:
 
 
 def dataset_in(folder: str) -> str:
-    """The data set whose files lie in a folder: in torchvision's layout, or reviews as JSON Lines."""
+    """The data set whose files lie in a folder: in torchvision's layout, image files by class, a converted set, or
+    reviews as JSON Lines."""
     signs = {
         "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
         "cifar10": ("cifar-10-batches-py",),
         "amazon_reviews": ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"),
     }
     found = [name for name, entries in signs.items() if any(any(Path(folder).glob(entry)) for entry in entries)]
+    sets = storages_in(Path(folder))
+    if sets:
+        kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
+        found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
     if len(found) > 1:
         raise ConfigurationError(
             f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
         )
     if not found:
         raise ConfigurationError(
-            f"--data-dir: {folder} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it, "
-            "or reviews in *.json, *.jsonl, *.json.gz or *.jsonl.gz"
+            f"--data-dir: {folder} holds no data set that is known; expected in it: FashionMNIST/, cifar-10-batches-py/, "
+            "train/CLASS/*.JPEG, CLASS/*.JPEG, Tiny-ImageNet, a converted set, or reviews in *.json, *.jsonl, *.json.gz "
+            "or *.jsonl.gz"
         )
     return found[0]
+
+
+def storage_axis(folder: str) -> dict[str, tuple[str, ...]]:
+    """The storage format of a folder's images where it is no other than one; empty: the trial's own default."""
+    storages = tuple(storages_in(Path(folder)))
+    return {"storage": storages} if len(storages) == 1 and storages != ("jpeg",) else {}
 
 
 def workload_spec(value: Any, source: str) -> tuple[str, str]:

@@ -296,8 +296,9 @@ def test_an_unreadable_data_directory_is_named(tmp_path: Path) -> None:
     told = message({"data-dir": str(tmp_path)})
     assert (
         told
-        == f"--data-dir: {tmp_path} holds no data set that is known; expected FashionMNIST/ or cifar-10-batches-py/ in it, "
-        "or reviews in *.json, *.jsonl, *.json.gz or *.jsonl.gz"
+        == f"--data-dir: {tmp_path} holds no data set that is known; expected in it: FashionMNIST/, cifar-10-batches-py/, "
+        "train/CLASS/*.JPEG, CLASS/*.JPEG, Tiny-ImageNet, a converted set, or reviews in *.json, *.jsonl, *.json.gz "
+        "or *.jsonl.gz"
     )
     for entry in ("FashionMNIST", "cifar-10-batches-py"):
         (tmp_path / entry).mkdir()

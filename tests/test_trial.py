@@ -20,7 +20,7 @@ from trainables.registry import (
     TEXT_DATASETS,
 )
 from trainables.requirements import unmet
-from trainables.trial import Trial, explain
+from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,7 +70,10 @@ CHANGED: dict[str, Any] = {
     "repeat": 1,
 }
 
-NEEDS: dict[str, dict[str, Any]] = {"nodes": {"world_size": 2}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "nodes": {"world_size": 2},
+    **{name: {"dataset": "image_folder"} for name in IMAGE_FOLDER_FIELDS},
+}
 """with what else a changed field is possible"""
 
 

@@ -44,12 +44,20 @@ IMAGE_DATASETS: Mapping[str, str] = {
     "fashion_mnist_sample": "trainables.data.fashion_mnist:sample",
     "fashion_mnist": "trainables.data.fashion_mnist:full",
     "cifar10": "trainables.data.cifar10:cifar10",
+    "image_folder": "trainables.data.image_folder:source",
+    "tiny_imagenet": "trainables.data.image_folder:source",
     "synthetic": "trainables.data.synthetic:resident",
     "synthetic_loader": "trainables.data.synthetic:loaded",
 }
 
 DATASETS: Mapping[str, str] = {**TEXT_DATASETS, **IMAGE_DATASETS}
 """names of both kinds; what loads one that is of both kinds depends on the model"""
+
+IMAGE_FOLDERS = ("image_folder", "tiny_imagenet")
+"""data sets of image files, which may be converted into another storage format"""
+
+READ_FROM_DATA_DIR = ("fashion_mnist", "cifar10", "amazon_reviews", *IMAGE_FOLDERS)
+"""data sets whose files a user has to name"""
 
 PRECISIONS: Mapping[str, str] = {
     "fp32": "trainables.precision:fp32",
@@ -79,16 +87,16 @@ EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
 """op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
 
 STORAGES: Mapping[str, str] = {
-    "jpeg": "",
-    "lmdb": "",
-    "arrow_jpeg": "",
-    "arrow_raw": "",
+    "jpeg": "trainables.data.jpeg_files:storage",
+    "lmdb": "trainables.data.lmdb_file:storage",
+    "arrow_jpeg": "trainables.data.arrow_files:storage",
+    "arrow_raw": "trainables.data.arrow_files:storage",
 }
 
 DECODERS: Mapping[str, str] = {
-    "pil": "",
-    "torchvision": "",
-    "nvjpeg": "",
+    "pil": "trainables.data.decode:pil",
+    "torchvision": "trainables.data.decode:torchvision",
+    "nvjpeg": "trainables.data.decode:nvjpeg",
 }
 
 MEMORY_FORMATS = ("contiguous", "channels_last")

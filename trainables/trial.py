@@ -15,6 +15,7 @@ from trainables.registry import (
     DECODERS,
     EXECUTIONS,
     IMAGE_DATASETS,
+    IMAGE_FOLDERS,
     MEMORY_FORMATS,
     MODELS,
     PARALLEL,
@@ -35,6 +36,9 @@ _NAMES: dict[str, Iterable[str]] = {
     "decode": DECODERS,
     "memory_format": MEMORY_FORMATS,
 }
+
+IMAGE_FOLDER_FIELDS = ("storage", "storage_place", "page_cache", "decode", "augment")
+"""fields that say something of image folders only; other data sets have their defaults"""
 
 
 class Trial(BaseModel):
@@ -178,7 +182,36 @@ class Trial(BaseModel):
             raise ValueError(
                 f"loader_workers {self.loader_workers} has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0"
             )
+        self._possible_storage()
         return self
+
+    def _possible_storage(self) -> None:
+        """Raises ValueError where fields of image folders do not go together."""
+        if not self.workload and self.dataset not in IMAGE_FOLDERS:
+            for field in IMAGE_FOLDER_FIELDS:
+                value, default = getattr(self, field), Trial.model_fields[field].default
+                if value != default:
+                    raise ValueError(
+                        f"{field} {value!r} is for image folders ({', '.join(IMAGE_FOLDERS)}); "
+                        f"dataset {self.dataset!r} has {default!r} only"
+                    )
+        if self.storage_place == "shared_memory" and self.page_cache != "as_is":
+            raise ValueError(
+                f"page_cache {self.page_cache!r} has no meaning with storage_place 'shared_memory', which is memory itself; allowed: as_is"
+            )
+        if self.storage == "arrow_raw" and self.decode != "pil":
+            raise ValueError(
+                f"decode {self.decode!r} has nothing to decode: storage 'arrow_raw' holds pixels that `convert` decoded with pil; allowed: pil"
+            )
+        if self.decode == "nvjpeg" and (self.parallel == "dp" or self.captured):
+            raise ValueError(
+                "decode 'nvjpeg' begins with bytes of unlike lengths on the host, which neither parallel 'dp' can divide "
+                "nor a CUDA graph can hold; use decode 'pil' or 'torchvision'"
+            )
+        if self.decode == "nvjpeg" and self.augment == "cpu":
+            raise ValueError(
+                "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'"
+            )
 
     @property
     def global_batch(self) -> int:

@@ -43,6 +43,13 @@ def sgd(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimize
     return build
 
 
+@dataclass(frozen=True)
+class OnHost:
+    """A part of a batch that stays on the host: `prepare` gets it as the loader made it."""
+
+    value: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Everything of a training step that is not the study's own.
@@ -92,7 +99,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
         loss=nn.functional.cross_entropy,
         optimizer=sgd(trial),
         collate=identity,
-        prepare=_normalise(trial.memory_format),
+        prepare=_prepare(data.prepare, _normalise(trial.memory_format)),
         resident=trial.dataset == "synthetic",
     )
 
@@ -110,6 +117,12 @@ def _text(trial: Trial, device: torch.device) -> Workload:
         resident=trial.dataset == "synthetic",
         batch_indices=partial(streams, trial, data.dataset),
     )
+
+
+def _prepare(
+    first: Callable[[Any], torch.Tensor] | None, normalise: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Any], torch.Tensor]:
+    return normalise if first is None else lambda inputs: normalise(first(inputs))
 
 
 def _normalise(memory_format: str) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ class DataSource:
     classes: int
     channels: int
     image_size: int
+    prepare: Callable[[Any], torch.Tensor] | None = None
+    """what is left to do on the device before images are normalised (None: nothing)"""
 
 
 class ImageDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -1,0 +1,70 @@
+"""Small photographs for tests: gradients with texture, written as real JPEG files in the layouts that data sets have."""
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CLASSES = ("cat", "dog", "owl")
+SPLITS = {"train": 6, "val": 2}
+
+
+def picture(width: int, height: int, seed: int) -> Image.Image:
+    """Colours that change slowly over the image, in another way for each seed, under a little noise."""
+    y, x = np.mgrid[:height, :width]
+    waves = [
+        np.sin((seed + 1) * x / width + channel) + np.cos((seed + 2) * y / height - channel) for channel in range(3)
+    ]
+    pixels = 127 + 50 * np.stack(waves, axis=-1) + np.random.default_rng(seed).normal(0, 4, (height, width, 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
+    """The image as a file's bytes."""
+    file = BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def decoded(content: bytes) -> Image.Image:
+    """The image in a file's bytes."""
+    image = Image.open(BytesIO(content))
+    image.load()
+    return image
+
+
+def write_photos(
+    folder: Path, splits: Mapping[str, int] = SPLITS, classes: Sequence[str] = CLASSES, first_seed: int = 0
+) -> Path:
+    """FOLDER/SPLIT/CLASS/*.JPEG with so many images a class, of different sizes; split "" is the folder itself."""
+    seed = first_seed
+    for split, count in splits.items():
+        for name in classes:
+            path = folder / split / name
+            path.mkdir(parents=True)
+            for number in range(count):
+                seed += 1
+                picture(90 + 7 * seed % 60, 70 + 11 * seed % 70, seed).save(path / f"{name}_{number}.JPEG", quality=90)
+    return folder
+
+
+def write_tiny_imagenet(folder: Path) -> Path:
+    """Tiny-ImageNet's own layout, three classes, 64 x 64 pixels."""
+    classes = ("n02", "n01", "n03")
+    folder.mkdir()
+    (folder / "wnids.txt").write_text("\n".join(classes) + "\n")
+    for number, name in enumerate(classes):
+        images = folder / "train" / name / "images"
+        images.mkdir(parents=True)
+        for k in range(4):
+            picture(64, 64, 10 * number + k).save(images / f"{name}_{k}.JPEG")
+    images = folder / "val" / "images"
+    images.mkdir(parents=True)
+    lines = []
+    for k, name in enumerate(("n03", "n01", "n02", "n01")):
+        picture(64, 64, 100 + k).save(images / f"val_{k}.JPEG")
+        lines.append(f"val_{k}.JPEG\t{name}\t0\t0\t62\t62\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    return folder

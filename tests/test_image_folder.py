@@ -1,0 +1,315 @@
+"""Image folders: what is read from which layout, how images are cut and augmented, and one line for each thing wrong."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from tests.gloo import preload_loader_processes
+from tests.photos import decoded, encoded, picture, write_photos, write_tiny_imagenet
+from trainables.data import DataError, DataSource
+from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_crop
+from trainables.data.decode import as_baseline, centre_square, pil, torchvision
+from trainables.data.image_folder import source
+from trainables.data.loader import EndlessBatches, endless_batches
+from trainables.trial import Trial
+from trainables.workload import OnHost, build_workload
+
+CPU = torch.device("cpu")
+SIZE, SIDE = 28, 32
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "photos")
+
+
+def trial(folder: Path, **fields: Any) -> Trial:
+    return Trial(**({"model": "mlp", "dataset": "image_folder", "data_dir": str(folder), "batch_per_gpu": 6} | fields))
+
+
+def batch(found: DataSource, numbers: list[int]) -> tuple[Any, torch.Tensor]:
+    return found.dataset.__getitems__(numbers)  # type: ignore[attr-defined]
+
+
+def length(found: DataSource) -> int:
+    return len(found.dataset)  # type: ignore[arg-type]
+
+
+def line(folder: Path, split: str = "train", **fields: Any) -> str:
+    with pytest.raises(DataError) as error:
+        source(trial(folder, **fields), split)
+    assert "\n" not in str(error.value)
+    return str(error.value).replace(str(folder), "DIR")
+
+
+# ------------------------------------------------------------------------------------------------------- layouts
+
+
+def test_classes_and_length_come_from_imagenets_layout(photos: Path) -> None:
+    (photos / "train" / "README.txt").write_text("not an image")
+    (photos / "train" / "cat" / ".hidden.JPEG").write_text("not an image")
+    train, test = source(trial(photos)), source(trial(photos), "test")
+    assert (length(train), length(test), train.classes, train.channels, train.image_size) == (18, 6, 3, 3, SIZE)
+    assert batch(train, list(range(18)))[1].tolist() == [label for label in range(3) for _ in range(6)]
+    assert batch(test, list(range(6)))[1].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_folder_of_class_folders_is_all_for_training(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", {"": 4})
+    assert (length(source(trial(folder))), source(trial(folder)).classes) == (12, 3)
+    assert line(folder, "test") == "DIR has no images to test with; expected DIR/val/CLASS/*.JPEG"
+
+
+def test_tiny_imagenets_validation_labels_come_from_its_annotations(tmp_path: Path) -> None:
+    folder = write_tiny_imagenet(tmp_path / "tiny")
+    train, test = (source(trial(folder, dataset="tiny_imagenet"), split) for split in ("train", "test"))
+    assert (length(train), length(test), train.classes) == (12, 4, 3)
+    assert batch(train, list(range(12)))[1].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    images, labels = batch(test, [0, 1, 2, 3])
+    assert labels.tolist() == [0, 0, 1, 2], "n01 is the first class by name, whatever wnids.txt begins with"
+    [n02] = batch(source(trial(folder, dataset="tiny_imagenet", image_size=64), "test"), [2])[0]
+    expected = pil([(folder / "val/images/val_2.JPEG").read_bytes()], [centre_square], 73, CPU)[0, :, 4:68, 4:68]
+    assert torch.equal(n02, expected) and images.shape == (4, 3, SIZE, SIZE)
+
+
+def test_a_trial_trains_on_an_image_folder_through_loader_processes(photos: Path) -> None:
+    preload_loader_processes()
+    alone, loaded = (
+        list(islice(endless_batches(asked, build_workload(asked, CPU), rank=0), 4))
+        for asked in (trial(photos, augment="cpu"), trial(photos, augment="cpu", loader_workers=2))
+    )
+    for (images, labels), (expected_images, expected_labels) in zip(loaded, alone, strict=True):
+        assert torch.equal(images, expected_images) and torch.equal(labels, expected_labels)
+    asked = trial(photos)
+    workload = build_workload(asked, CPU)
+    outputs = workload.model(workload.prepare(alone[0][0]))
+    assert outputs.shape == (6, 3) and torch.isfinite(workload.loss(outputs, alone[0][1]))
+
+
+# ------------------------------------------------------------------------------------------------------- geometry
+
+
+@pytest.mark.parametrize("decoder", [pil, torchvision])
+def test_an_image_becomes_what_torchvisions_resize_and_centre_crop_make_of_it(decoder: Any) -> None:
+    image = picture(200, 150, 1)
+    file = encoded(image)
+    [ours] = decoder([file], [centre_square], SIDE, CPU)
+    reference = v2.Compose([v2.Resize(SIDE), v2.CenterCrop(SIDE), v2.PILToTensor()])(decoded(file))
+    assert (ours.int() - reference.int()).abs().float().mean() < 1.0
+
+
+def test_the_decoders_agree() -> None:
+    files = [encoded(picture(120 + 30 * k, 150 - 10 * k, k)) for k in range(5)]
+    both = [decoder(files, [centre_square] * 5, SIDE, CPU).int() for decoder in (pil, torchvision)]
+    assert (both[0] - both[1]).abs().float().mean() < 0.5
+    assert (both[0] - both[0].flip(0)).abs().float().mean() > 5, "images that are alike would show nothing"
+
+
+def test_grey_and_png_images_become_rgb_in_every_decoder() -> None:
+    grey = encoded(picture(60, 40, 1).convert("L"))
+    for decoder in (pil, torchvision):
+        [image] = decoder([grey], [centre_square], SIDE, CPU)
+        assert torch.equal(image[0], image[1]) and torch.equal(image[0], image[2])
+    png = encoded(picture(60, 40, 1), "PNG")
+    assert torch.equal(*(decoder([png], [centre_square], 40, CPU) for decoder in (pil, torchvision)))
+
+
+def test_without_augmentation_the_loader_delivers_the_centre_of_what_the_device_would_crop_from(photos: Path) -> None:
+    squares, labels = batch(source(trial(photos, augment="device")), [0, 7, 17])
+    centres, same_labels = batch(source(trial(photos)), [0, 7, 17])
+    assert squares.shape == (3, 3, SIDE, SIDE) and squares.dtype == torch.uint8
+    assert torch.equal(squares[:, :, 2:30, 2:30], centres) and torch.equal(labels, same_labels)
+
+
+def test_one_sample_is_the_same_as_in_a_batch(photos: Path) -> None:
+    dataset: Any = source(trial(photos)).dataset
+    images, labels = dataset.__getitems__([3, 9])
+    for k, index in enumerate((3, 9)):
+        assert torch.equal(dataset[index][0], images[k]) and dataset[index][1] == labels[k]
+
+
+# ---------------------------------------------------------------------------------------------------- augmentation
+
+
+def test_the_device_crops_every_image_at_a_place_of_its_own_and_mirrors_half_of_them() -> None:
+    torch.manual_seed(0)
+    column = torch.arange(SIDE, dtype=torch.uint8).expand(SIDE, SIDE)
+    images = torch.stack([column, column.T, torch.zeros_like(column)]).expand(400, 3, SIDE, SIDE)
+    cropped = crop_and_flip(images, SIZE)
+    assert cropped.shape == (400, 3, SIZE, SIZE) and cropped.dtype == torch.uint8
+    across, down = cropped[:, 0, 0].int(), cropped[:, 1, :, 0].int()
+    mirrored = across[:, 0] > across[:, -1]
+    assert 150 < int(mirrored.sum()) < 250
+    left = torch.where(mirrored, across[:, -1], across[:, 0])
+    along = torch.arange(SIZE)
+    assert torch.equal(across.sort(dim=1).values, left[:, None] + along), "columns in a row, none left out"
+    assert torch.equal(down, down[:, :1] + along), "nothing is turned upside down"
+    for offsets in (left, down[:, 0]):
+        assert set(offsets.tolist()) == set(range(SIDE - SIZE + 1))
+
+
+def test_loaders_crop_as_torchvisions_random_resized_crop_does() -> None:
+    random = np.random.default_rng(0)
+    boxes = [random_resized_crop(500, 375, random) for _ in range(3000)]
+    torch.manual_seed(0)
+    reference = v2.RandomResizedCrop(224)
+    theirs = [reference.make_params([torch.empty(3, 375, 500)]) for _ in range(3000)]
+    for _, _, width, height in boxes:
+        assert 0.97 * SCALE[0] <= width * height / (500 * 375) <= SCALE[1]
+        assert 0.97 * RATIO[0] <= width / height <= 1.03 * RATIO[1]
+    ours = np.array(boxes, dtype=float).mean(axis=0)
+    expected = np.mean([(p["left"], p["top"], p["width"], p["height"]) for p in theirs], axis=0)
+    assert np.abs(ours / expected - 1).max() < 0.06
+
+
+def test_an_image_too_narrow_for_any_crop_is_cut_to_the_nearest_shape() -> None:
+    assert random_resized_crop(1000, 10, np.random.default_rng(0)) == (493, 0, 13, 10)
+
+
+def test_augmentation_is_the_same_for_the_same_seed_epoch_and_sample_and_another_for_others(photos: Path) -> None:
+    first = batch(source(trial(photos, augment="cpu")), [5, 5 + 18, 5])[0]
+    assert torch.equal(first[0], first[2]), "whoever loads it, and in which batch"
+    assert not torch.equal(first[0], first[1]), "the same sample an epoch later"
+    other_seed = batch(source(trial(photos, augment="cpu", seed=1)), [5])[0]
+    assert not torch.equal(first[0], other_seed[0])
+
+
+# ------------------------------------------------------------------------------------------------- the device decodes
+
+
+def test_encoded_images_stay_on_the_host_until_the_device_decodes_them(photos: Path) -> None:
+    # nvJPEG needs a GPU; here the same path runs with torchvision's CPU decoder in its place
+    asked = trial(photos, decode="nvjpeg", augment="device")
+    workload = build_workload(asked, CPU)
+    inputs, labels = next(endless_batches(asked, workload, rank=0))
+    assert isinstance(inputs, OnHost)
+    flat, ends = inputs.value
+    assert flat.dtype == torch.uint8 and ends.dtype == torch.int64 and len(ends) == 7 and ends[-1] == len(flat)
+    assert workload.prepare(inputs).shape == (6, 3, SIZE, SIZE)
+    plain = trial(photos, decode="nvjpeg")
+    on_device = build_workload(plain, CPU).prepare(inputs)
+    expected, same_labels = next(
+        endless_batches(plain, build_workload(trial(photos, decode="torchvision"), CPU), rank=0)
+    )
+    assert torch.equal(on_device, build_workload(trial(photos), CPU).prepare(expected))
+    assert torch.equal(labels, same_labels)
+
+
+def test_what_nvjpeg_cannot_decode_is_encoded_anew_and_nothing_else() -> None:
+    baseline, image = encoded(picture(60, 40, 1)), picture(60, 40, 1)
+    assert as_baseline(baseline) == baseline
+    for odd in (encoded(image, "PNG"), encoded(image.convert("CMYK"))):
+        anew = decoded(as_baseline(odd))
+        assert (anew.format, anew.mode) == ("JPEG", "RGB")
+        assert np.abs(np.asarray(anew, int) - np.asarray(image, int)).mean() < 4
+
+
+# ------------------------------------------------------------------------------------------------------- what is wrong
+
+EXPECTED = "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG, or a converted set"
+
+
+def test_missing_and_empty_folders_are_told_in_one_line(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        source(Trial(dataset="image_folder"))
+    assert str(error.value) == f"dataset 'image_folder' needs --data-dir DIR with {EXPECTED}"
+    assert line(tmp_path / "none") == f"--data-dir DIR is not a folder; dataset 'image_folder' needs {EXPECTED}"
+    (tmp_path / "empty").mkdir()
+    assert line(tmp_path / "empty") == f"DIR holds no images; dataset 'image_folder' needs {EXPECTED}"
+    (photos / "train" / "ant").mkdir()
+    assert line(photos) == "class folder DIR/train/ant holds no image; remove it, or complete the data set"
+    (photos / "train" / "ant").rmdir()
+    write_photos(photos / "val", {"": 1}, ["yak"])
+    assert line(photos, "test") == "DIR/val/yak is a class that the training images lack; remove it, or complete them"
+
+
+def test_a_layout_of_the_other_data_set_is_named(photos: Path, tmp_path: Path) -> None:
+    assert line(photos, dataset="tiny_imagenet") == (
+        "DIR is laid out as dataset 'image_folder', not as 'tiny_imagenet': --set dataset=image_folder"
+    )
+    tiny = write_tiny_imagenet(tmp_path / "tiny")
+    assert (
+        line(tiny) == "DIR is laid out as dataset 'tiny_imagenet', not as 'image_folder': --set dataset=tiny_imagenet"
+    )
+
+
+def test_damaged_tiny_imagenet_is_told_by_file_and_line(tmp_path: Path) -> None:
+    folder = write_tiny_imagenet(tmp_path / "tiny")
+    (folder / "val/images/val_1.JPEG").unlink()
+    told = line(folder, "test", dataset="tiny_imagenet")
+    assert told == "DIR/val/val_annotations.txt line 2: DIR/val/images/val_1.JPEG is missing: unpack it again"
+    (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t1\t1\n")
+    told = line(folder, "test", dataset="tiny_imagenet")
+    assert told == "DIR/val/val_annotations.txt line 1: 'n99' is no class of wnids.txt"
+    (folder / "val/val_annotations.txt").unlink()
+    assert line(folder, "test", dataset="tiny_imagenet").startswith("DIR/val/val_annotations.txt cannot be read: ")
+
+
+@pytest.mark.parametrize("decode", ["pil", "torchvision"])
+@pytest.mark.parametrize("damage", [lambda content: b"no image", lambda content: content[:200], lambda content: b""])
+def test_a_damaged_image_is_named(photos: Path, decode: str, damage: Any) -> None:
+    path = photos / "train" / "cat" / "cat_1.JPEG"
+    path.write_bytes(damage(path.read_bytes()))
+    found = source(trial(photos, decode=decode))
+    with pytest.raises(DataError) as error:
+        batch(found, [0, 1, 2])
+    assert str(error.value).startswith(f"{path} cannot be decoded (")
+    assert str(error.value).endswith("): replace or remove it") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"storage": "lmdb"}, "storage 'lmdb' is for image folders (image_folder, tiny_imagenet); dataset 'cifar10' has 'jpeg' only"),
+        ({"augment": "cpu"}, "augment 'cpu' is for image folders (image_folder, tiny_imagenet); dataset 'cifar10' has 'none' only"),
+        (
+            {"dataset": "image_folder", "storage_place": "shared_memory", "page_cache": "cold"},
+            "page_cache 'cold' has no meaning with storage_place 'shared_memory', which is memory itself; allowed: as_is",
+        ),
+        (
+            {"dataset": "image_folder", "storage": "arrow_raw", "decode": "torchvision"},
+            "decode 'torchvision' has nothing to decode: storage 'arrow_raw' holds pixels that `convert` decoded with pil; allowed: pil",
+        ),
+        (
+            {"dataset": "image_folder", "decode": "nvjpeg", "augment": "cpu"},
+            "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'",
+        ),
+    ],
+)  # fmt: skip
+def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match="Value error") as error:
+        Trial(**({"dataset": "cifar10"} | fields))
+    assert told in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------- order
+
+
+def epochs(count: int, **fields: Any) -> list[list[int]]:
+    """The indices of the first epochs of one of two ranks, 20 samples in all, batches of 5."""
+    batches = list(islice(EndlessBatches(20, 5, 1, 2, 0, **fields), 2 * count))
+    return [batches[2 * k] + batches[2 * k + 1] for k in range(count)]
+
+
+def test_in_order_a_rank_takes_each_world_size_th_sample_of_every_epoch() -> None:
+    assert epochs(2, order="in_order") == [list(range(1, 20, 2))] * 2
+
+
+def test_without_set_epoch_every_epoch_repeats_the_first_and_with_it_none_does() -> None:
+    repeated, another = epochs(4, set_epoch=False), epochs(4)
+    assert repeated == [another[0]] * 4
+    assert len({tuple(epoch) for epoch in another}) == 4
+    batches = list(islice(EndlessBatches(20, 5, 1, 2, 0, set_epoch=False), 8))
+    assert sum(batches[k] in batches[:k] for k in range(2, 8)) / 6 == 1.0, "every batch is one of the first epoch"
+    batches = list(islice(EndlessBatches(20, 5, 1, 2, 0), 8))
+    assert sum(batches[k] in batches[:k] for k in range(2, 8)) == 0
+
+
+def test_sample_numbers_tell_the_epoch_also_where_the_order_repeats() -> None:
+    plain, numbered = epochs(3, set_epoch=False), epochs(3, set_epoch=False, numbered=True)
+    assert numbered == [[20 * epoch + index for index in indices] for epoch, indices in enumerate(plain)]

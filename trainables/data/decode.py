@@ -1,0 +1,132 @@
+"""From encoded images to squares of pixels: one geometry, three decoders.
+
+A decoder is a function `(contents, regions, side, device) -> uint8 [n, 3, side, side]`: it decodes each of n encoded
+images, cuts out the rectangle that its region names, and resizes that to `side` x `side` (bilinear with antialiasing).
+PIL and torchvision run where they are called, on the CPU; nvjpeg runs on the rank's device. Grey images become RGB;
+EXIF orientation is not applied.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+from torchvision.io import ImageReadMode, decode_image, decode_jpeg
+
+from trainables.data import DataError
+
+Box = tuple[int, int, int, int]
+"""x, y, width, height in pixels"""
+
+Region = Callable[[int, int], Box]
+"""what to cut out of an image of this width and height"""
+
+ON_DEVICE = frozenset({"nvjpeg"})
+"""decoders that need encoded bytes on the host and leave pixels on the rank's device"""
+
+
+class DecodeError(Exception):
+    """An image that cannot be decoded: `place` is its place in the batch."""
+
+    def __init__(self, place: int, what: str) -> None:
+        super().__init__(what)
+        self.place = place
+
+
+def centre_square(width: int, height: int) -> Box:
+    """The largest square in the middle: resized to a side, it is the image with its short side resized, then cropped."""
+    side = min(width, height)
+    return (width - side) // 2, (height - side) // 2, side, side
+
+
+def pil(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
+    """Pillow, one image after the other. Its images lie as [n, side, side, 3] in memory. Raises DecodeError."""
+    pixels = np.empty((len(contents), side, side, 3), dtype=np.uint8)
+    for place, (content, region) in enumerate(zip(contents, regions, strict=True)):
+        try:
+            pixels[place] = pil_square(content, region, side)
+        except Exception as error:  # a damaged file raises nearly anything
+            raise DecodeError(place, _one_line(error)) from error
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def pil_square(content: Any, region: Region, side: int) -> np.ndarray:
+    """One image's region as uint8 [side, side, 3], by Pillow."""
+    with Image.open(BytesIO(content)) as image:
+        return resized(image if image.mode == "RGB" else image.convert("RGB"), region, side)
+
+
+def resized(image: Image.Image, region: Region, side: int) -> np.ndarray:
+    """A region of an RGB image, resized to uint8 [side, side, 3]."""
+    x, y, width, height = region(*image.size)
+    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR, box=(x, y, x + width, y + height)))
+
+
+def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
+    """torchvision's decoder (libjpeg-turbo) and torch's own resizing, one image after the other. Raises DecodeError."""
+    pixels = torch.empty((len(contents), 3, side, side), dtype=torch.uint8, memory_format=torch.channels_last)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torchvision.io, which TorchCodec is to replace
+        for place, (content, region) in enumerate(zip(contents, regions, strict=True)):
+            try:
+                image = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
+            except (RuntimeError, ValueError) as error:
+                raise DecodeError(place, _one_line(error)) from error
+            pixels[place] = _resized(image, region, side)
+    return pixels
+
+
+def nvjpeg(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
+    """nvJPEG through torchvision, a batch a call; `contents` are uint8 tensors on the host.
+
+    The library does not say which image it cannot decode. Raises DataError.
+    """
+    shape = (len(contents), 3, side, side)
+    pixels = torch.empty(shape, dtype=torch.uint8, device=device, memory_format=torch.channels_last)
+    for place, image in enumerate(_decode_jpegs(list(contents), device)):
+        pixels[place] = _resized(image, regions[place], side)
+    return pixels
+
+
+def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """uint8 [3, h, w] on the device of each JPEG file (uint8 [bytes], on the host). The one place that knows the library.
+
+    On the CPU it is libjpeg-turbo, with which the path through the device is tested without one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return decode_jpeg(contents, ImageReadMode.RGB, device=device)
+        except RuntimeError as error:
+            raise DataError(f"nvjpeg cannot decode an image ({_one_line(error)}): decode 'pil' names it") from error
+
+
+def _resized(image: torch.Tensor, region: Region, side: int) -> torch.Tensor:
+    """A region of uint8 [3, h, w], resized to [3, side, side]; on CUDA, whose kernel takes no uint8, in float32, rounded."""
+    x, y, width, height = region(image.shape[2], image.shape[1])
+    part = image[None, :, y : y + height, x : x + width]
+    # the CPU's kernel for uint8 is three times as fast on pixels with their channels together
+    part = part.float() if part.is_cuda else part.contiguous(memory_format=torch.channels_last)
+    square = interpolate(part, size=(side, side), mode="bilinear", antialias=True)[0]
+    return square.round_() if part.is_cuda else square
+
+
+def as_baseline(content: Any) -> bytes:
+    """A JPEG file that nvJPEG decodes: the file itself, or its image encoded anew where it is a PNG or a CMYK JPEG.
+
+    ImageNet has 23 such files under the name .JPEG. Only the header is read of all others. Raises as Pillow does.
+    """
+    with Image.open(BytesIO(content)) as image:
+        if image.format == "JPEG" and image.mode in ("L", "RGB"):
+            return bytes(content)
+        anew = BytesIO()
+        image.convert("RGB").save(anew, "JPEG", quality=95)
+        return anew.getvalue()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

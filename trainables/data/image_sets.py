@@ -1,0 +1,148 @@
+"""Finds an image set in a folder, in the storage format that is asked for, and opens a split of it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainables.data import DataError
+from trainables.data.jpeg_files import class_folders, images_by_class, images_in, jpeg_files
+from trainables.data.records import Records
+from trainables.image_sets import kind_of, read_manifest, storages_in, stored_side
+from trainables.registry import STORAGES, load
+
+LAYOUTS = {
+    "image_folder": "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG",
+    "tiny_imagenet": "DIR/wnids.txt, DIR/train/CLASS/images/*.JPEG and DIR/val/val_annotations.txt with DIR/val/images",
+}
+
+Split = tuple[Records, Sequence[str]]
+"""records, and names of the classes that their labels count"""
+
+
+def open_split(dataset: str, data_dir: str, storage: str, image_size: int, split: str) -> Split:
+    """A split (train, or test: the folder val) of the set in `data_dir`, or in its subfolder of the format's name.
+
+    Raises DataError.
+    """
+    layout = f"{LAYOUTS[dataset]}, or a converted set"
+    if not data_dir:
+        raise DataError(f"dataset {dataset!r} needs --data-dir DIR with {layout}")
+    folder = Path(data_dir)
+    if not folder.is_dir():
+        raise DataError(f"--data-dir {folder} is not a folder; dataset {dataset!r} needs {layout}")
+    found = storages_in(folder)
+    if not found:
+        raise DataError(f"{folder} holds no images; dataset {dataset!r} needs {layout}")
+    if storage not in found:
+        raise DataError(
+            f"{folder} holds storage {', '.join(map(repr, found))}, the trial asks for {storage!r}; "
+            + _advice(folder, found, storage, image_size)
+        )
+    folder = found[storage]
+    manifest = read_manifest(folder)
+    if manifest is None and kind_of(folder) != dataset:
+        raise DataError(
+            f"{folder} is laid out as dataset {kind_of(folder)!r}, not as {dataset!r}: --set dataset={kind_of(folder)}"
+        )
+    if manifest is not None and manifest["storage"] == "arrow_raw" and manifest["image_size"] != image_size:
+        raise DataError(
+            f"{folder} holds pixels for image_size {manifest['image_size']} ({manifest['stored_side']} x "
+            f"{manifest['stored_side']}), the trial asks for {image_size} (which needs {stored_side(image_size)}); "
+            f"convert its JPEG files again: {_command('SRC', 'DST', storage, image_size)}"
+        )
+    return open_folder(folder, {"train": "train", "test": "val"}[split])
+
+
+def open_folder(folder: Path, split: str) -> Split:
+    """A split (train or val) of the one set that lies directly in a folder, whatever its kind. Raises DataError."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        if split not in manifest["splits"]:
+            raise DataError(f"{folder} has no split {split!r}: its source had none when it was converted")
+        records = load(STORAGES[manifest["storage"]]).read(folder, split, manifest)
+        expected = manifest["splits"][split]["count"]
+        if len(records) != expected:
+            raise DataError(
+                f"{folder} holds {len(records)} images in {split!r}, its manifest promises {expected}: convert it again"
+            )
+        return records, manifest["classes"]
+    return _tiny_imagenet(folder, split) if kind_of(folder) == "tiny_imagenet" else _by_class(folder, split)
+
+
+def splits_in(folder: Path) -> list[str]:
+    """The splits of the set that lies directly in a folder."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return list(manifest["splits"])
+    return ["train", "val"] if (folder / "train").is_dir() and (folder / "val").is_dir() else ["train"]
+
+
+def _by_class(folder: Path, split: str) -> Split:
+    """ImageNet's layout; without folders train and val all images are for training."""
+    train = folder / "train" if (folder / "train").is_dir() else folder
+    classes = class_folders(train)
+    if split == "train":
+        return jpeg_files(folder, images_by_class(folder, train, classes)), classes
+    if train == folder or not (folder / "val").is_dir():
+        raise DataError(f"{folder} has no images to test with; expected {folder / 'val'}/CLASS/*.JPEG")
+    found = images_by_class(folder, folder / "val", classes)
+    if not found:
+        raise DataError(f"{folder / 'val'} has no class folders; expected {folder / 'val'}/CLASS/*.JPEG")
+    return jpeg_files(folder, found), classes
+
+
+def _tiny_imagenet(folder: Path, split: str) -> Split:
+    """Tiny-ImageNet as it is published (Le and Yang, Stanford CS231N, 2015): 64 x 64 pixels, 200 classes.
+
+    train/CLASS/images/*.JPEG; val/images/*.JPEG, with their classes in val/val_annotations.txt: file name and class,
+    separated by tabs, and a box that is not used.
+    """
+    try:
+        classes = sorted((folder / "wnids.txt").read_text().split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{folder / 'wnids.txt'} cannot be read: {error}") from None
+    labels = {name: label for label, name in enumerate(classes)}
+    if split == "train":
+        found = []
+        for name in classes:
+            images = images_in(folder / "train" / name / "images")
+            if not images:
+                raise DataError(f"class folder {folder / 'train' / name / 'images'} holds no image: unpack it again")
+            found += [(f"train/{name}/images/{image}", labels[name]) for image in images]
+        return jpeg_files(folder, found), classes
+    path = folder / "val" / "val_annotations.txt"
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    present = set(images_in(folder / "val" / "images"))
+    found = []
+    for number, line in enumerate(lines, 1):
+        file_name, _, rest = line.partition("\t")
+        name = rest.partition("\t")[0]
+        if name not in labels:
+            raise DataError(f"{path} line {number}: {name!r} is no class of wnids.txt")
+        if file_name not in present:
+            raise DataError(
+                f"{path} line {number}: {folder / 'val' / 'images' / file_name} is missing: unpack it again"
+            )
+        found.append((f"val/images/{file_name}", labels[name]))
+    if not found:
+        raise DataError(f"{path} names no images: unpack it again")
+    return jpeg_files(folder, found), classes
+
+
+def _advice(folder: Path, found: dict[str, Path], storage: str, image_size: int) -> str:
+    """How to get the format that is asked for."""
+    source = next((path for name, path in found.items() if name != "arrow_raw"), None)
+    if source is None:
+        command = _command("SRC", "DST", storage, image_size)
+        return f"pixels cannot become JPEG files again; convert what they were made from: {command}"
+    destination = f"{source}-{storage}" if source == folder else str(folder / storage)
+    return f"convert it: {_command(str(source), destination, storage, image_size)}"
+
+
+def _command(source: str, destination: str, storage: str, image_size: int) -> str:
+    size = ["--image-size", str(image_size)] if storage == "arrow_raw" else []
+    words = ["python", "-m", "study.scaling", "convert", source, destination, "--storage", storage, *size]
+    return shlex.join(words)

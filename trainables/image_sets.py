@@ -1,0 +1,68 @@
+"""Image sets on disk, as planning sees them: which kind lies in a folder, and in which storage format. No torch here.
+
+A converted set is a folder with a manifest; a folder of image files needs none. A folder may also hold one set for each
+storage format, in subfolders of the formats' names (DIR/jpeg, DIR/lmdb, ...), so that a study can compare them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainables.registry import STORAGES
+
+MANIFEST = "manifest.json"
+FORMAT = "scaling-study image set"
+VERSION = 1
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+"""names of image files, in lower case; others are passed over"""
+
+STORED_PART = 256 / 224
+"""edge of the square that is kept of an image / edge of what a model sees: room for a random crop, as ImageNet's
+usual evaluation has it (Krizhevsky et al., 2012)"""
+
+
+def stored_side(image_size: int) -> int:
+    """Edge in pixels of the square that is kept of an image: 256 for 224."""
+    return round(image_size * STORED_PART)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a converted set; None where the folder is none, or one of a version that is not known."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    known = isinstance(manifest, dict) and manifest.get("format") == FORMAT and manifest.get("version") == VERSION
+    return manifest if known and manifest.get("storage") in STORAGES else None
+
+
+def kind_of(folder: Path) -> str | None:
+    """The data set that a folder's layout belongs to: tiny_imagenet, image_folder, or none."""
+    try:
+        if (folder / "wnids.txt").is_file() and (folder / "train").is_dir():
+            return "tiny_imagenet"
+        classes = folder / "train" if (folder / "train").is_dir() else folder
+        has_images = any(
+            is_image(file.name) for entry in classes.iterdir() if entry.is_dir() for file in entry.iterdir()
+        )
+    except OSError:
+        return None
+    return "image_folder" if has_images else None
+
+
+def storages_in(folder: Path) -> dict[str, Path]:
+    """Storage formats that a folder offers, each with the folder that holds the set."""
+    found: dict[str, Path] = {}
+    for path in (folder, *(folder / name for name in STORAGES)):
+        manifest = read_manifest(path)
+        if manifest:
+            found.setdefault(manifest["storage"], path)
+        elif path in (folder, folder / "jpeg") and kind_of(path):
+            found.setdefault("jpeg", path)
+    return found
+
+
+def is_image(name: str) -> bool:
+    """Whether a file's name is an image's."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
