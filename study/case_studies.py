@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from study.capacity import NodeCapacity
 from study.grid import Capacity, Study, gpus, world_sizes
 from trainables.registry import (
     EXECUTIONS,
@@ -65,7 +66,7 @@ def everything(capacity: Capacity) -> Study:
 def forum_phases(capacity: Capacity) -> Study:
     """Why does the processing time of a batch on one GPU move when others train beside it?"""
     on_gpus = gpus(capacity) > 0
-    together = max(world_sizes(capacity))
+    together = _on_one_node(capacity)
     axes: dict[str, tuple[Any, ...]] = {
         "world_size": (1, together) if together > 1 else (1,),
         "parallel": ("dp", "ddp"),
@@ -102,8 +103,7 @@ def forum_phases(capacity: Capacity) -> Study:
 def acceleration_ladder(capacity: Capacity) -> Study:
     """One improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
     on_gpus = gpus(capacity) > 0
-    together = max(world_sizes(capacity))
-    spread = 2 * max((node.gpus or node.cpus) for node in capacity) if capacity else 2
+    together = _on_one_node(capacity)
     whole = 512 if on_gpus else 8
 
     def rung(ranks: int, **fields: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         "DDP, fp32": rung(together, **raw, **many, parallel="ddp"),
         "DDP, mixed precision": rung(together, **raw, **many, **mixed, parallel="ddp"),
         "DDP, mixed precision, two nodes": {
-            "world_size": spread, "nodes": 2, "batch_per_gpu": whole // together, **raw, **many, **mixed, "parallel": "ddp",
+            "world_size": 2 * together, "nodes": 2, "batch_per_gpu": whole // together, **raw, **many, **mixed, "parallel": "ddp",
         },
     }  # fmt: skip
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "image_folder"}
@@ -223,4 +223,12 @@ def mlstm_scaling(capacity: Capacity) -> Study:
         base=base | {"learning_rate": 0.01},
         axes={"world_size": world_sizes(capacity)} | axes,
         repeats=3,
+    )
+
+
+def _on_one_node(capacity: Capacity) -> int:
+    """Ranks on the node that holds most of them, a power of two; on CPUs two at the most."""
+    largest = max((node.gpus for node in capacity), default=0)
+    return (
+        max(world_sizes([NodeCapacity("largest", "", cpus=0, gpus=largest)])) if largest else max(world_sizes(capacity))
     )

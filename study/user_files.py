@@ -29,13 +29,15 @@ def dataset_in(folder: str) -> str:
     signs = {
         "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
         "cifar10": ("cifar-10-batches-py",),
-        "amazon_reviews": ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"),
     }
-    found = [name for name, entries in signs.items() if any(any(Path(folder).glob(entry)) for entry in entries)]
+    found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
+    reviews = ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz")
     sets = storages_in(Path(folder))
-    if sets:
+    if sets:  # whose manifest is a JSON file too
         kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
         found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
+    elif any(any(Path(folder).glob(entry)) for entry in reviews):
+        found.append("amazon_reviews")
     if len(found) > 1:
         raise ConfigurationError(
             f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"

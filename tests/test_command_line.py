@@ -15,10 +15,11 @@ from rich.text import Text
 from study import session
 from study.capacity import NodeCapacity
 from study.configuration import Configuration
+from study.grid import Study
 from study.plan import plan_trials
 from study.scaling import main
 from study.store import Store, TrialResult
-from study.studies import STUDIES, Study
+from study.studies import STUDIES
 from trainables.trial import Trial
 
 CPU_HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
@@ -187,7 +188,7 @@ def test_emulated_interconnects_are_infeasible_where_there_are_no_gpus(
     [
         (
             ["plan", "defualt"],
-            "error: unknown study 'defualt'; studies: default, weak, strong, smoke; did you mean 'default'?",
+            f"error: unknown study 'defualt'; studies: {', '.join(STUDIES)}; did you mean 'default'?",
         ),
         (
             ["--batch-per-gpu", "0"],

@@ -13,7 +13,7 @@ from study.capacity import NodeCapacity
 from study.configuration import _KEYS, AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
 from study.plan import PlanError, plan_trials
 from study.studies import STUDIES
-from trainables.registry import MODELS
+from trainables.registry import MODELS, PRECISIONS
 from trainables.trial import Trial
 
 HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
@@ -149,16 +149,16 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
     [
         (
             {"study": "defualt"},
-            "unknown study 'defualt'; studies: default, weak, strong, smoke; did you mean 'default'?",
+            f"unknown study 'defualt'; studies: {', '.join(STUDIES)}; did you mean 'default'?",
         ),
-        ({"study": "x"}, "unknown study 'x'; studies: default, weak, strong, smoke"),
+        ({"study": "x"}, f"unknown study 'x'; studies: {', '.join(STUDIES)}"),
         (
             {"model": "resnet81"},
             f"--model: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         (
             {"precision": "fp32,bf61"},
-            "--precision: precision 'bf61' is not known; allowed: fp32, tf32, bf16; did you mean 'bf16'?",
+            f"--precision: precision 'bf61' is not known; allowed: {', '.join(PRECISIONS)}; did you mean 'bf16'?",
         ),
         (
             {"batch-per-gpu": "0"},
@@ -239,7 +239,7 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
             f"{{path}}: set: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         ("profile: 0+3\n", "{path}: profile '0+3': give true or false; set profile_ranks names ranks"),
-        ("study: [default]\n", "unknown study ['default']; studies: default, weak, strong, smoke"),
+        ("study: [default]\n", f"unknown study ['default']; studies: {', '.join(STUDIES)}"),
     ],
 )
 def test_a_mistake_in_a_file_names_the_file(text: str, expected: str, tmp_path: Path) -> None:

@@ -5,6 +5,15 @@ import pytest
 from study.capacity import NodeCapacity
 from study.plan import plan_trials
 from study.studies import STUDIES
+from trainables.registry import (
+    DATASETS,
+    EXECUTIONS,
+    MEMORY_FORMATS,
+    MODELS,
+    PARALLEL,
+    PRECISIONS,
+    READ_FROM_DATA_DIR,
+)
 
 CPU_HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
 ONE_CORE = [NodeCapacity("a", "10.0.0.1", cpus=1, gpus=0)]
@@ -15,10 +24,77 @@ GPU_CLUSTER = [NodeCapacity("head", "10.0.0.1", cpus=0, gpus=0)] + [
 
 
 @pytest.mark.parametrize("capacity", [CPU_HOST, ONE_CORE, GPU_HOST, GPU_CLUSTER])
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_trial_of_a_named_study_is_valid_and_fits(name: str, capacity: list[NodeCapacity]) -> None:
+@pytest.mark.parametrize("name", ["default", "weak", "strong", "smoke"])
+def test_every_trial_of_a_plain_study_is_valid_and_fits(name: str, capacity: list[NodeCapacity]) -> None:
     rows = plan_trials(STUDIES[name](capacity), capacity)
     assert {(row.status, row.reason) for row in rows} == {("pending", "")}
+
+
+@pytest.mark.parametrize("capacity", [CPU_HOST, ONE_CORE, GPU_HOST, GPU_CLUSTER])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_trial_of_a_named_study_is_valid_and_what_cannot_run_says_why(
+    name: str, capacity: list[NodeCapacity]
+) -> None:
+    rows = plan_trials(STUDIES[name](capacity), capacity)
+    assert {row.status for row in rows} <= {"pending", "infeasible"}
+    assert any(row.status == "pending" for row in rows)
+    assert all(bool(row.reason) == (row.status == "infeasible") for row in rows)
+
+
+def test_on_two_gpus_everything_runs_but_horovod() -> None:
+    host = [NodeCapacity("a", "10.0.0.1", cpus=32, gpus=2)]
+    rows = plan_trials(STUDIES["everything"](host), host)
+    assert {row.case for row in rows if row.status != "pending"} == {"parallel horovod"}
+    trials = [row.trial for row in rows if row.trial]
+    for field, registry in (
+        ("model", MODELS), ("precision", PRECISIONS), ("parallel", PARALLEL), ("execution", EXECUTIONS),
+        ("memory_format", MEMORY_FORMATS),
+    ):  # fmt: skip
+        assert {getattr(trial, field) for trial in trials} == set(registry)
+    without_files = set(DATASETS) - set(READ_FROM_DATA_DIR)
+    assert {trial.dataset for trial in trials} == without_files
+
+
+def test_what_a_cpu_lacks_is_infeasible_with_the_exact_reason() -> None:
+    rows = plan_trials(STUDIES["everything"](CPU_HOST), CPU_HOST)
+    assert {row.case: row.reason for row in rows if row.status != "pending"} == {
+        "model mlstm4096": "model 'mlstm4096' is too large to train on a CPU rank",
+        "model mlstm8192": "model 'mlstm8192' is too large to train on a CPU rank",
+        "precision tf32": "precision 'tf32' exists on GPUs only",
+        "parallel dp": "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process",
+        "parallel horovod": (
+            "parallel 'horovod': Ray Train's second version, which runs the ranks, refuses it (README, Horovod)"
+        ),
+        "execution graph": "CUDA graphs exist on GPUs only",
+        "execution compile_graph": "CUDA graphs exist on GPUs only",
+        "synchronised batch normalisation": "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels",
+    }
+
+
+def test_rungs_of_a_ladder_hold_the_global_batch_on_one_node_and_state_the_two_node_one() -> None:
+    study = STUDIES["acceleration-ladder"](GPU_CLUSTER)
+    assert study.ladder
+    batches = {row.case: row.trial.global_batch for row in plan_trials(study, GPU_CLUSTER) if row.trial}
+    assert batches.pop("DDP, mixed precision, two nodes") == 1024
+    assert set(batches.values()) == {512}
+    assert len(batches) == 10
+
+
+def test_an_epoch_of_steps_depends_on_what_all_ranks_take_together() -> None:
+    rows = plan_trials(STUDIES["hpml-lab4"](GPU_HOST), GPU_HOST)
+    found = {(t.world_size, t.batch_per_gpu): (t.warmup_steps, t.steps) for t in (row.trial for row in rows) if t}
+    assert found[1, 32] == (312, 312)
+    assert found[4, 512] == (4, 4)
+    assert found[4, 32768] == (2, 1), "a batch that is larger than the data set"
+    asked = STUDIES["hpml-lab4"](GPU_HOST).asking({"steps": (7,)})
+    assert {row.trial.steps for row in plan_trials(asked, GPU_HOST) if row.trial} == {7}
+
+
+def test_asking_for_a_field_lays_the_cases_flat_and_equal_ones_are_one() -> None:
+    asked = STUDIES["everything"](CPU_HOST).asking({"precision": ("bf16",)})
+    ids = [row.trial.trial_id for row in plan_trials(asked, CPU_HOST) if row.trial]
+    assert len(ids) == len(set(ids))
+    assert {row.fields["precision"] for row in plan_trials(asked, CPU_HOST)} == {"bf16"}
 
 
 @pytest.mark.parametrize("name", STUDIES)

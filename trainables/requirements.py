@@ -21,6 +21,7 @@ REQUIREMENTS: Sequence[Requirement] = (
         lambda trial: trial.parallel == "dp" and not trial.workload and trial.model.startswith("mlstm"),
         "parallel 'dp' copies the model at every step and loses the state that {model!r} carries: use parallel 'ddp'",
     ),
+    (_on_cpu("model", "mlstm4096", "mlstm8192"), "model {model!r} is too large to train on a CPU rank"),
     (_on_cpu("sync_batch_norm", True), "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels"),
     (
         _on_cpu("interconnect", "no_p2p", "socket"),
