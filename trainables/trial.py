@@ -173,6 +173,10 @@ class Trial(BaseModel):
             raise ValueError(
                 f"decode {self.decode!r} has nothing to decode: storage 'arrow_raw' holds pixels that `convert` decoded with pil; allowed: pil"
             )
+        if self.decode == "nvjpeg" and self.execution in ("graph", "compile_graph"):
+            raise ValueError(
+                f"execution {self.execution!r} replays a step without the host, and decode 'nvjpeg' reads files there; use execution 'eager' or 'compile'"
+            )
         if self.decode == "nvjpeg" and self.augment == "cpu":
             raise ValueError(
                 "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'"
