@@ -101,6 +101,8 @@ def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[to
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return decode_jpeg(contents, ImageReadMode.RGB, device=device)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise DataError(f"nvjpeg cannot decode an image ({reason(error)}): decode 'pil' names it") from error
 
