@@ -53,7 +53,7 @@ Rows = list[dict[str, Any]]
 
 def main() -> None:
     options = _options()
-    device = torch.device("cpu" if options.small else "cuda")
+    device = torch.device("cpu") if options.small else torch.device("cuda", 0)
     folder = _sets(options)
     vars(sys.modules["__main__"])["__spec__"] = None  # or every loader process would import this file again
     start_forkserver()

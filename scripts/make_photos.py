@@ -197,14 +197,14 @@ def _licences(path: Path) -> list[str]:
     return sorted(set(re.findall(r"^License: *(\S.*)$", path.read_text(errors="replace"), re.MULTILINE)))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("destination", type=Path, metavar="DIR")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--sources", type=Path, nargs="+", default=SOURCES, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         mean_bytes = make_photos(options.destination, options.images, options.sources, seed=options.seed)
     except (PhotosError, OSError) as error:

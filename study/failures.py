@@ -23,7 +23,11 @@ def first_line(error: BaseException | None) -> str:
     error = getattr(error, "controller_failure", error)
     if error is None:
         return "no reason given"
-    line = next(iter(str(error).strip().splitlines()), "")
+    lines = str(error).strip().splitlines()
+    if lines and lines[0].startswith("Caught ") and " in DataLoader worker process " in lines[0]:
+        # torch's own wrapping of what a loader process raised: the traceback's last line says what that was
+        lines = [lines[-1].partition(": ")[2]]
+    line = next(iter(lines), "")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 

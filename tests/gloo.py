@@ -18,7 +18,10 @@ PRELOAD = [
     "pytest",
     "hypothesis",
     "study.rank",
+    "trainables.data.convert",
     "trainables.data.fashion_mnist",
+    "trainables.data.image_folder",
+    "trainables.data.lmdb_file",
     "trainables.models.mlp",
     "trainables.models.resnet",
 ]

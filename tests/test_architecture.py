@@ -67,7 +67,9 @@ def test_every_registered_name_loads_a_function_or_a_value(import_string: str) -
 HEAVY = {"torch", "ray", "pandas", "matplotlib", "seaborn", "scipy"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"], ["plan", "default"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["convert", "--help"], ["list"], ["plan", "default"]]
+)
 def test_commands_that_only_look_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "study.scaling", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}

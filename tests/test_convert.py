@@ -4,14 +4,13 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.progress import Progress
 
 from study.scaling import main
 from tests.gloo import preload_loader_processes
@@ -251,15 +250,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
-def test_an_interrupt_says_how_to_resume(photos: Path) -> None:
+def test_an_interrupt_says_how_to_resume(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = photos.parent / "made"
-    many = write_photos(photos.parent / "many", {"": 300}, ["cat"])
-    command = [sys.executable, "-m", "study.scaling", "convert", str(many), str(made), "--storage", "arrow_raw"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (photos.parent / "made.partial").exists() and running.poll() is None:
-        time.sleep(0.005)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
-    assert f"resume with: python -m study.scaling convert {many} {made} --storage arrow_raw" in err
-    assert not made.exists() and out == ""
+    arguments = ["convert", str(photos), str(made), "--storage", "lmdb", "-q"]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+    with monkeypatch.context() as while_converting:
+        while_converting.setattr(Progress, "update", lambda *args, **fields: signal.raise_signal(signal.SIGINT))
+        assert main(arguments) == 130
+    assert capsys.readouterr() == ("", f"interrupted; resume with: python -m study.scaling {' '.join(arguments)}\n")
+    assert not made.exists()
+    assert main(arguments) == 0 and content(made) == content(photos)

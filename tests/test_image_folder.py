@@ -279,6 +279,10 @@ def test_a_damaged_image_is_named(photos: Path, decode: str, damage: Any) -> Non
             {"dataset": "image_folder", "decode": "nvjpeg", "augment": "cpu"},
             "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'",
         ),
+        (
+            {"dataset": "image_folder", "decode": "nvjpeg", "execution": "graph"},
+            "execution 'graph' replays a step without the host, and decode 'nvjpeg' reads files there; use execution 'eager' or 'compile'",
+        ),
     ],
 )  # fmt: skip
 def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], told: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from study.configuration import resolve
+from study.failures import first_line
 from study.messages import ConfigurationError
 from study.plan import plan_trials
 from study.studies import STUDIES
@@ -163,6 +164,16 @@ def test_a_set_without_its_manifest_or_with_too_few_files_is_told(sets: Path, tm
     shutil.copytree(sets / "lmdb", tmp_path / "lmdb")
     (tmp_path / "lmdb" / MANIFEST).unlink()
     assert line(trial(tmp_path / "lmdb", "lmdb")).startswith(f"{tmp_path}/lmdb holds no images; ")
+
+
+def test_a_damaged_image_is_named_also_where_a_loader_process_finds_it(tmp_path: Path) -> None:
+    preload_loader_processes()
+    path = write_photos(tmp_path / "photos") / "train" / "cat" / "cat_1.JPEG"
+    path.write_bytes(b"no image")
+    with pytest.raises(DataError) as error:
+        batches(trial(tmp_path / "photos", loader_workers=1))
+    told = f"DataError: {path} cannot be decoded (it is no image): replace or remove it"
+    assert first_line(error.value) == told
 
 
 # ----------------------------------------------------------------------------------------------------- shared memory

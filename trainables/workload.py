@@ -45,7 +45,10 @@ def sgd(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimize
 
 @dataclass(frozen=True)
 class OnHost:
-    """A part of a batch that stays on the host: `prepare` gets it as the loader made it."""
+    """A part of a batch that stays on the host: `prepare` gets it as the loader made it.
+
+    It counts for nothing in the bytes copied to the device; what `prepare` copies is part of the forward pass.
+    """
 
     value: Any
 

@@ -25,7 +25,7 @@ from typing import Any
 from PIL import Image
 
 from trainables.data import DataError
-from trainables.data.decode import centre_square, pil_square
+from trainables.data.decode import centre_square, pil_square, reason
 from trainables.data.image_sets import open_folder, splits_in
 from trainables.data.records import Records, Sample, fingerprint, hashed, part_digest
 from trainables.image_sets import FORMAT, MANIFEST, VERSION, kind_of, read_manifest, stored_side
@@ -154,8 +154,9 @@ def _checked(content: Any, name: str, side: int | None) -> Any:
             image.load()
         return content
     except Exception as error:  # a damaged file raises nearly anything
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be decoded ({what}): replace or remove it, then convert again") from error
+        raise DataError(
+            f"{name} cannot be decoded ({reason(error)}): replace or remove it, then convert again"
+        ) from error
 
 
 def _verify(beside: Path, plan: dict[str, Any], digests: dict[str, list[str]], report: Callable[[int], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_image, decode_jpeg
 
@@ -50,7 +50,7 @@ def pil(contents: Sequence[Any], regions: Sequence[Region], side: int, device: t
         try:
             pixels[place] = pil_square(content, region, side)
         except Exception as error:  # a damaged file raises nearly anything
-            raise DecodeError(place, _one_line(error)) from error
+            raise DecodeError(place, reason(error)) from error
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
@@ -75,7 +75,7 @@ def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, d
             try:
                 image = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
             except (RuntimeError, ValueError) as error:
-                raise DecodeError(place, _one_line(error)) from error
+                raise DecodeError(place, reason(error)) from error
             pixels[place] = _resized(image, region, side)
     return pixels
 
@@ -101,8 +101,10 @@ def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[to
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return decode_jpeg(contents, ImageReadMode.RGB, device=device)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            raise DataError(f"nvjpeg cannot decode an image ({_one_line(error)}): decode 'pil' names it") from error
+            raise DataError(f"nvjpeg cannot decode an image ({reason(error)}): decode 'pil' names it") from error
 
 
 def _resized(image: torch.Tensor, region: Region, side: int) -> torch.Tensor:
@@ -128,5 +130,8 @@ def as_baseline(content: Any) -> bytes:
         return anew.getvalue()
 
 
-def _one_line(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Why an image cannot be decoded, in one line."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no image"  # Pillow would say at which address the bytes lay
     return " ".join(str(error).split()) or type(error).__name__

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from trainables.data import DataError, DataSource
 from trainables.data.augment import crop_and_flip, generators, random_resized_crop
-from trainables.data.decode import ON_DEVICE, DecodeError, as_baseline, centre_square, resized
+from trainables.data.decode import ON_DEVICE, DecodeError, as_baseline, centre_square, reason, resized
 from trainables.data.image_sets import open_split
 from trainables.data.placement import in_shared_memory, set_page_cache
 from trainables.data.records import Records
@@ -151,7 +151,7 @@ def _packed(contents: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         try:
             files.append(as_baseline(content))
         except Exception as error:  # a damaged file raises nearly anything
-            raise DecodeError(place, " ".join(str(error).split())) from error
+            raise DecodeError(place, reason(error)) from error
     ends = np.cumsum([0, *map(len, files)])
     return torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8), torch.from_numpy(ends)
 
