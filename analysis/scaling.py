@@ -91,7 +91,7 @@ def trial_fields(frame: pd.DataFrame) -> list[str]:
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each configuration, from `measures.summaries`; the index numbers them from 0.
 
-    Columns: the fields of a trial but repeat; global_batch (samples); n (repeats), groups (worker groups)
+    Columns: the fields of a trial but repeat; global_batch (samples of one optimizer step); n (repeats), groups (worker groups)
     and groups_differ; throughput_samples_per_s and step_s (medians across repeats) with `_low` and `_high` (95 %
     interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
     host_bound (what most repeats say, None if none does); peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids.
@@ -110,6 +110,8 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     grouped = rows.groupby("configuration")
     result = grouped[fields].first()
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
+    if "accumulation_steps" in result:
+        result["global_batch"] *= result["accumulation_steps"]
     throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
     result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
     result["throughput_samples_per_s"] = throughput["median"]
