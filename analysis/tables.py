@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
 from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
 from analysis.communication_tables import (
     audit,
@@ -18,8 +19,10 @@ from analysis.communication_tables import (
     slowdown,
     sweep,
 )
+from analysis.comparison_tables import execution, interconnects, parallel, precision, settings, storage
 from analysis.evidence import gpus, hosts, ranks
 from analysis.formatting import decimals_for
+from analysis.hardware_tables import hardware, memory_balance
 from analysis.host_tables import host, transfer
 from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
@@ -218,6 +221,9 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "throughput": throughput,
     "weak_scaling": weak_scaling,
     "strong_scaling": strong_scaling,
+    "speed_up_weak": speed_up_weak_table,
+    "speed_up_strong": speed_up_strong_table,
+    "batch_size": batch_size,
     "phases": phases,
     "host": host,
     "transfer": transfer,
@@ -227,6 +233,14 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
+    "parallel": parallel,
+    "precision": precision,
+    "execution": execution,
+    "storage": storage,
+    "interconnects": interconnects,
+    "settings": settings,
+    "memory_balance": memory_balance,
+    "hardware": hardware,
     "trace": trace,
     "audit": audit,
     "failures": failures,
