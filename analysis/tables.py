@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.bandwidth_table import bandwidth
 from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
 from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
 from analysis.communication_tables import (
@@ -24,6 +25,7 @@ from analysis.evidence import gpus, hosts, ranks
 from analysis.formatting import decimals_for
 from analysis.hardware_tables import hardware, memory_balance
 from analysis.host_tables import host, transfer
+from analysis.ladder import ladder
 from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.table import Column, Table
@@ -229,10 +231,12 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "transfer": transfer,
     "slowdown": slowdown,
     "exposed_cost": exposed_cost,
+    "bandwidth": bandwidth,
     "communication": communication,
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
+    "ladder": ladder,
     "parallel": parallel,
     "precision": precision,
     "execution": execution,
