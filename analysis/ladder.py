@@ -70,13 +70,14 @@ def ladder_rows(analysis: Analysis) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame(columns=COLUMNS)
     trials = pd.concat(rows, ignore_index=True).dropna(subset="throughput_samples_per_s")
+    trials["samples"] = trials["throughput_samples_per_s"].astype(float) * trials["step_s"].astype(float)
     estimates = log_estimates(trials, "place", "throughput_samples_per_s")
     grouped = trials.groupby("place")
     frame = pd.DataFrame(
         {
             "machine": OURS,
             "rung": grouped["rung"].first(),
-            "samples": grouped["throughput_samples_per_s"].median() * grouped["step_s"].median(),
+            "samples": grouped["samples"].median(),
             "batches_s": BATCHES * grouped["step_s"].median(),
             "throughput_samples_per_s": estimates["median"],
             "n": estimates["n"],

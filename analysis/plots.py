@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
+from analysis.batch_plots import batch_size, ladder
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_plots import bus_bandwidth, slowdown
 from analysis.drawing import (
@@ -32,6 +33,7 @@ from analysis.drawing import (
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.step_plots import loss, timeline
 
 _LAYOUT = ["world_size", "nodes"]
 
@@ -148,9 +150,13 @@ PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
     "efficiency_weak": efficiency_weak,
     "speed_up_strong": speed_up_strong,
     "efficiency_strong": efficiency_strong,
+    "batch_size": batch_size,
     "phases": phases,
+    "timeline": timeline,
     "slowdown": slowdown,
     "bus_bandwidth": bus_bandwidth,
+    "ladder": ladder,
+    "loss": loss,
 }
 
 
