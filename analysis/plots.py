@@ -31,7 +31,7 @@ from analysis.drawing import (
     wrapped,
 )
 from analysis.formatting import configuration_label, field_label, value_label
-from analysis.measures import PHASES
+from analysis.measures import OPTIONAL_PHASES, PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.step_plots import loss, timeline
 
@@ -141,7 +141,8 @@ def phases(analysis: Analysis) -> Figure | None:
     drawn = [name for name in PHASES if (values[name] > 0).any()]
     ranks = study_ranks(analysis)
     names = [*facet_fields(analysis), "world_size"]
-    labels = {name: PHASE_LABELS[name] for name in PHASES}
+    # Colours follow this order: those of parts that nearly every strategy has come first.
+    labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
     return stacked_bars(found, values[drawn], labels, names, ranks, "time of a step (ms)")
 
 

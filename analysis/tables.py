@@ -30,6 +30,7 @@ from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.table import Column, Table
 from analysis.trace_table import trace
+from analysis.trials_table import trials
 
 
 def throughput(analysis: Analysis) -> Table:
@@ -251,4 +252,5 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "hosts": hosts,
     "gpus": gpus,
     "ranks": ranks,
+    "trials": trials,
 }
