@@ -25,7 +25,7 @@ def batch_curve(analysis: Analysis) -> pd.DataFrame:
     """
     trials, found = analysis.results.trials, analysis.configurations
     fields = [name for name in trial_fields(trials) if name != "repeat"]
-    columns = [*fields, "series", "configuration", "outcome", "throughput_samples_per_s", "throughput_samples_per_s_low",
+    columns = [*dict.fromkeys([*fields, "batch_per_gpu"]), "series", "configuration", "outcome", "throughput_samples_per_s", "throughput_samples_per_s_low",
                "throughput_samples_per_s_high", "n", "trial_ids", "peak_memory_bytes", "memory_share", "sample_s", "relative"]  # fmt: skip
     tried = (
         trials[(trials["world_size"] == 1) & trials["status"].isin(["done", "out_of_memory", "pruned"])]
@@ -211,7 +211,7 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
     )
     what = "seconds for one pass over the data" if by_epoch else "milliseconds of a plain step"
     held = f"batch per {ranks[0]}" if label == WEAK else "global batch"
-    missing = {name: float("nan") for name in (batch,) if name not in frame}
+    columns = [*(column.name for column in axes), batch, "baseline", "trial_ids", "n"]
     return Table(
         f"Speed-up at each {held} ({label} scaling)",
         (
@@ -222,9 +222,9 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
             *seconds,
             N_COLUMN,
         ),
-        frame.assign(**missing),
+        frame.reindex(columns=list(dict.fromkeys([*columns, *frame.columns]))),
         f"Times: {what}. Speed-up: throughput (samples of all {ranks[1]} a second) / that of the baseline, with its 95 % interval. "
         "n: the fewest repeats of any of a row's cells.",
-        blocks=tuple(column.name for column in axes if column.name in frame),
+        blocks=tuple(column.name for column in axes),
         empty="",
     )  # fmt: skip

@@ -157,6 +157,8 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
     frame["exposed_s"] = exposed.to_numpy()
     if more is not None:
         frame = frame.join(more, on="configuration")
+    if comparison.field not in frame:  # a study without a trial has no fields
+        frame[comparison.field] = None
     frame["against"] = [field_value(comparison.field, value) for value in frame["against"]]
     label = field_label(comparison.field, study_ranks(analysis))
     return Table(

@@ -83,8 +83,15 @@ PEAKS: Mapping[str, Peak] = {
 """By the name that NVML and torch give a GPU."""
 
 
+USE_COLUMNS = (
+    "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "power_w", "wh_per_million_samples",
+    "gpu_hours_per_million_samples", "gpu_hours_per_epoch", "money_per_million_samples", "money_per_epoch",
+)  # fmt: skip
+"""Columns of `use`."""
+
+
 def use(measured: pd.DataFrame, steps: pd.DataFrame, price_per_gpu_hour: float | None = None) -> pd.DataFrame:
-    """What each done trial on GPUs made of them, indexed by trial_id.
+    """What each done trial on GPUs made of them, indexed by trial_id, with `USE_COLUMNS`.
 
     measured: see `measures.summaries`. steps: frame of `load.Results`. price_per_gpu_hour: in any currency; None: unknown.
     Raises ValueError naming a column that a frame lacks.
@@ -132,7 +139,7 @@ def use(measured: pd.DataFrame, steps: pd.DataFrame, price_per_gpu_hour: float |
     price = float("nan") if price_per_gpu_hour is None else price_per_gpu_hour
     for per in ("million_samples", "epoch"):
         result[f"money_per_{per}"] = price * result[f"gpu_hours_per_{per}"]
-    return result
+    return result[list(USE_COLUMNS)]
 
 
 _FACTS = ["step_flops", "energy_j", "power_w", "dataset_samples"]

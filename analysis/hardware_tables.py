@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, study_ranks
 from analysis.formatting import number
-from analysis.hardware import PEAKS, use
+from analysis.hardware import PEAKS, USE_COLUMNS, use
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
 
@@ -15,8 +15,9 @@ from analysis.table import Column, Table
 def hardware(analysis: Analysis) -> Table:
     """Floating-point utilisation, energy, GPU-hours and money of every configuration on GPUs."""
     price = price_per_gpu_hour(analysis.results.study)
-    of_trial = use(analysis.measured, analysis.results.steps, price)
     found = analysis.configurations
+    nothing = pd.DataFrame(columns=list(USE_COLUMNS))
+    of_trial = use(analysis.measured, analysis.results.steps, price) if len(found) else nothing
     by_trial = found["trial_ids"].explode()
     configuration = pd.Series(by_trial.index, index=by_trial.to_numpy()).reindex(of_trial.index)
     medians = of_trial.groupby(configuration).median()
