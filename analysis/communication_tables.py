@@ -74,7 +74,7 @@ def exposed_cost(analysis: Analysis) -> Table:
     parts = analysis.communication.slowdown.set_index("configuration")
     step_s = analysis.configurations["step_s"].astype(float).to_dict()
     explained = dict(parts.iterrows())
-    frame["step_s"] = pd.Series(step_s)
+    frame["step_s"] = analysis.configurations["step_s"].reindex(frame.index).astype(float)
     frame["live_compute_s"] = frame["step_s"] - frame["exposed_s"].astype(float)
     frame["alone_step_s"] = frame["step_s"] - frame["course_s"].astype(float)
     frame["reading"] = [_reading(row, explained.get(i), step_s[i]) for i, row in frame.iterrows()]

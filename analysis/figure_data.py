@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from analysis.formatting import field_value
 from analysis.scaling import Analysis
 from analysis.step_plots import loss_rows, timeline_rows
 from analysis.table import Table
@@ -19,7 +20,9 @@ DRAWN_FROM: Mapping[str, str] = {
 
 
 def _losses(analysis: Analysis) -> pd.DataFrame:
-    return loss_rows(analysis).join(analysis.configurations[list(analysis.axes)], on="configuration")
+    found = analysis.configurations
+    fields = {name: [field_value(name, value) for value in found[name]] for name in analysis.axes}
+    return loss_rows(analysis).join(pd.DataFrame(fields, index=found.index), on="configuration")
 
 
 _OWN: Mapping[str, Callable[[Analysis], pd.DataFrame]] = {"timeline": timeline_rows, "loss": _losses}
