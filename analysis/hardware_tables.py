@@ -39,10 +39,16 @@ def hardware(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        f"Medians of the repeats. {_peaks(analysis)}".rstrip(),
+        f"Medians of the repeats. {_peaks(analysis)}{_IMPOSSIBLE if (frame['mfu'].astype(float) > 1).any() else ''}".rstrip(),
         blocks=blocks(axes),
         empty="",
     )  # fmt: skip
+
+
+_IMPOSSIBLE = (
+    " A utilisation above 100 % cannot be: the trial computed in other arithmetic than its precision says (TF32 in fp32, for "
+    "one), or its operations were counted wrongly."
+)
 
 
 def price_per_gpu_hour(study: Mapping[str, Any]) -> float | None:

@@ -148,7 +148,7 @@ def loss_rows(analysis: Analysis) -> pd.DataFrame:
 
 
 def loss(analysis: Analysis) -> Figure | None:
-    """Training loss over the steps of a trial (warm-up, plain and phases windows), mean over ranks and median over repeats; a line ends where the loss is not finite."""
+    """Training loss over the steps of a trial (warm-up, plain and phases windows), mean over ranks and median over repeats; a line has a gap where the loss is not finite."""
     rows = loss_rows(analysis)
     if rows["loss"].isna().all():
         return None

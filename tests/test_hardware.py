@@ -103,6 +103,14 @@ def test_an_unknown_device_has_a_rate_and_no_utilisation(tmp_path: Path, gpu: st
     assert "MFU (%)" not in cells
 
 
+def test_a_utilisation_that_cannot_be_is_called_so(tmp_path: Path) -> None:
+    possible = TABLES["hardware"](analysed(tmp_path / "possible", [GPU]))
+    impossible = TABLES["hardware"](analysed(tmp_path / "impossible", [GPU], step_flops=60e12))
+    assert impossible.cells()["MFU (%)"].tolist() == ["121.3"]
+    assert "above 100 % cannot be" in impossible.note
+    assert "cannot be" not in possible.note
+
+
 def test_without_a_price_there_is_no_money(tmp_path: Path) -> None:
     cells = TABLES["hardware"](analysed(tmp_path / "results", [GPU])).cells()
     assert not cells.columns.str.startswith("price").any()
