@@ -135,7 +135,9 @@ def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
             if larger.empty:
                 continue
             others = [name for name in keys if name != "parallel"]
-            like = alone[(alone[others] == larger.iloc[0][others]).all(axis=1)] if others else alone
+            wanted = larger.iloc[0][others]
+            equal = (alone[others] == wanted) | (alone[others].isna() & wanted.isna())
+            like = alone[equal.all(axis=1)]
             strategy = larger.iloc[0].get("parallel")
             for kind in dict.fromkeys([strategy, "none"]):
                 base = like[like["parallel"] == kind] if "parallel" in like else like

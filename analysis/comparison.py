@@ -15,13 +15,14 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
 
     found: see `scaling.configurations`. order: values of `field` from the one that others are held against, if it was
     measured, to the last; values not in it follow, sorted. Configurations are compared where every field of a trial but
-    this one is equal; a group's first value is its reference. Rows lie group by group, in that order.
+    this one is equal; a group's first value is its reference. Null values of `field` are left out. Rows lie group by group, in that order.
 
     Columns: configuration and reference (index into `found`), against (the reference's value of `field`), ratio without
     unit with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios`), null for the reference itself.
     """
-    if found.empty or field not in found or found[field].nunique(dropna=False) < 2:
+    if found.empty or field not in found or found[field].nunique() < 2:
         return pd.DataFrame(columns=COLUMNS)
+    found = found.dropna(subset=field)  # trials older than the field
     others = [name for name in trial_fields(found) if name not in (*RESULT_COLUMNS, field)]
     rest = sorted(
         (value for value in found[field].unique() if value not in order), key=lambda value: (str(type(value)), value)

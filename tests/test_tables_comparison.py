@@ -81,6 +81,14 @@ def test_fields_that_differ_together_are_not_compared(tmp_path: Path) -> None:
     assert TABLES["storage"](found).frame.empty
 
 
+def test_trials_older_than_a_field_are_left_out_of_its_comparison_and_kept_in_others(tmp_path: Path) -> None:
+    new = grid(GPU | {"parallel": "ddp"}, storage=["jpeg", "arrow_raw"])
+    old = [GPU | {"batch_per_gpu": 64, "world_size": size} for size in (1, 2)]
+    found = timed(tmp_path / "results", [*new, *old], lambda t: 0.1)
+    assert TABLES["storage"](found).frame["storage"].tolist() == ["jpeg", "arrow_raw"]
+    assert TABLES["speed_up_weak"](found).frame["speed_up_2"].tolist() == pytest.approx([2.0])
+
+
 def test_every_other_setting_has_its_rows_in_one_table(tmp_path: Path) -> None:
     trials = [GPU, GPU | {"loader_workers": 2}, GPU | {"non_blocking": False, "world_size": 2}, GPU | {"world_size": 2}]
     trials[2] |= {"repeat": 1}  # so that ids differ
