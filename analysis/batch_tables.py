@@ -117,51 +117,42 @@ def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
     speed_up_k with `_low` and `_high` = throughput / the baseline's (see `statistics.ratios`).
     """
     found = analysis.configurations
-    fields = [name for name in trial_fields(found) if name in found.columns]
-    fields = [name for name in fields if name in analysis.axes or name in analysis.fixed]
-    if found.empty:
-        return pd.DataFrame(columns=["scaling", "baseline", "trial_ids", "n"])
+    fields = [*analysis.axes, *analysis.fixed]
     epoch_s = _epoch_seconds(analysis)
     rows: list[dict[Hashable, Any]] = []
     alone = found[found["world_size"] == 1]
-    for label, held in (
-        (WEAK, fields),
-        (STRONG, [*(name for name in fields if name != "batch_per_gpu"), "global_batch"]),
-    ):
+    strong = ["global_batch" if name == "batch_per_gpu" else name for name in fields]
+    for label, held in ((WEAK, fields), (STRONG, strong)) if len(found) else ():
         keys = [name for name in held if name not in ("world_size", "nodes")]
-        for _, members in found.groupby(keys, dropna=False, sort=False):
-            members = members.sort_values(["world_size", "nodes"]).drop_duplicates("world_size")
-            larger = members[members["world_size"] > 1]
-            if larger.empty:
-                continue
-            others = [name for name in keys if name != "parallel"]
+        others = [name for name in keys if name != "parallel"]
+        for _, members in found[found["world_size"] > 1].groupby(keys, dropna=False, sort=False):
+            larger = members.sort_values(["world_size", "nodes"]).drop_duplicates("world_size")
             wanted = larger.iloc[0][others]
-            equal = (alone[others] == wanted) | (alone[others].isna() & wanted.isna())
-            like = alone[equal.all(axis=1)]
-            strategy = larger.iloc[0].get("parallel")
+            like = alone[((alone[others] == wanted) | (alone[others].isna() & wanted.isna())).all(axis=1)]
+            strategy = larger.iloc[0].get("parallel", "none")
             for kind in dict.fromkeys([strategy, "none"]):
                 base = like[like["parallel"] == kind] if "parallel" in like else like
-                if base.empty:
-                    continue
-                row = larger.iloc[0][[name for name in fields if name in larger]].to_dict()
-                row |= {
-                    "scaling": label,
-                    "global_batch": larger.iloc[0]["global_batch"],
-                    "baseline": kind or "one rank",
-                }
-                series = pd.concat([base.iloc[[0]], larger])
-                row["trial_ids"] = tuple(trial for ids in series["trial_ids"] for trial in ids)
-                row["n"] = series["n"].min()
-                first = throughput_estimates(base.iloc[[0]])
-                for index, member in series.iterrows():
-                    size = int(member["world_size"])
-                    ratio = ratios(throughput_estimates(found.loc[[index]]), first.set_axis([index])).iloc[0]
-                    row |= {f"step_s_{size}": member["step_s"], f"epoch_s_{size}": epoch_s.get(index)}
-                    row[f"speed_up_{size}"] = ratio["ratio"]
-                    if size > 1:
-                        row |= {f"speed_up_{size}_low": ratio["low"], f"speed_up_{size}_high": ratio["high"]}
-                rows.append(row)
+                if len(base):
+                    row: dict[Hashable, Any] = larger.iloc[0][[*fields, "global_batch"]].to_dict()
+                    members = pd.concat([base.iloc[[0]], larger])
+                    rows.append(row | {"scaling": label, "baseline": kind} | _against_first(members, epoch_s))
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["scaling", "baseline", "trial_ids", "n"])
+
+
+def _against_first(members: pd.DataFrame, epoch_s: dict[Hashable, float]) -> dict[Hashable, Any]:
+    """One row's columns for each number of ranks: the configurations `members`, of which the first has one rank."""
+    estimates = throughput_estimates(members)
+    ratio = ratios(estimates, estimates.iloc[[0] * len(estimates)].set_axis(estimates.index))
+    row: dict[Hashable, Any] = {
+        "trial_ids": tuple(trial for ids in members["trial_ids"] for trial in ids),
+        "n": members["n"].min(),
+    }
+    for (index, member), (_, against) in zip(members.iterrows(), ratio.iterrows(), strict=True):
+        size = int(member["world_size"])
+        row |= {f"step_s_{size}": member["step_s"], f"epoch_s_{size}": epoch_s.get(index)}
+        row[f"speed_up_{size}"] = against["ratio"]
+        row |= {f"speed_up_{size}_{end}": against[end] for end in ("low", "high") if size > 1}
+    return row
 
 
 def _epoch_seconds(analysis: Analysis) -> dict[Hashable, float]:
