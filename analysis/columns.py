@@ -12,9 +12,13 @@ GB = 1e9
 PHASE_LABELS = {
     "load_wait_s": "load wait",
     "host_to_device_s": "host to device",
+    "scatter_s": "scatter",
+    "replicate_s": "replicate",
     "forward_s": "forward",
+    "gather_s": "gather",
     "loss_s": "loss",
     "backward_s": "backward",
+    "reduce_s": "reduce",
     "optimizer_s": "optimizer",
 }
 

@@ -69,20 +69,26 @@ def communication(analysis: Analysis) -> Table:
 
 
 def exposed_cost(analysis: Analysis) -> Table:
-    """What communication adds to a step, measured in three ways."""
+    """Compute and communication of a step, told apart in three ways."""
     frame = _by_configuration(analysis, analysis.communication.exposed)
     parts = analysis.communication.slowdown.set_index("configuration")
     step_s = analysis.configurations["step_s"].astype(float).to_dict()
     explained = dict(parts.iterrows())
+    frame["step_s"] = analysis.configurations["step_s"].reindex(frame.index).astype(float)
+    frame["live_compute_s"] = frame["step_s"] - frame["exposed_s"].astype(float)
+    frame["alone_step_s"] = frame["step_s"] - frame["course_s"].astype(float)
     frame["reading"] = [_reading(row, explained.get(i), step_s[i]) for i, row in frame.iterrows()]
     decimals = _typical_decimals(frame["exposed_s"] * _MS)
     ranks = study_ranks(analysis)
     axes = axis_columns(analysis)
     return Table(
-        "Exposed cost of communication, three ways",
+        "Compute and communication of a step, three ways",
         (
             *axes,
+            Column("step_s", "step (ms)", "plain step, without instruments.", _MS, decimals),
+            Column("live_compute_s", "rest, live (ms)", "plain step minus live.", _MS, decimals),
             Column("exposed_s", "live (ms)", "all-reduces after a rank's last gradient, mean over ranks.", _MS, decimals, True),
+            Column("no_sync_step_s", "rest, no_sync (ms)", "a step under no_sync, which computes and does not communicate.", _MS, decimals),
             Column(
                 "difference_s",
                 "by difference (ms)",
@@ -91,6 +97,7 @@ def exposed_cost(analysis: Analysis) -> Table:
                 decimals,
                 True,
             ),
+            Column("alone_step_s", f"rest, 1 {ranks[0]} (ms)", f"plain step on one {ranks[0]} with the same batch per {ranks[0]}.", _MS, decimals, optional=True),
             Column(
                 "course_s",
                 f"N minus 1 {ranks[0]} (ms)",
@@ -104,7 +111,7 @@ def exposed_cost(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        "The three measure different things. Live counts only what the device does between its last gradient and the end of "
+        "Each pair: what the step takes without communication, and what communication adds. The three measure different things. Live counts only what the device does between its last gradient and the end of "
         "the last all-reduce: wire and wait. By difference adds what communicating costs elsewhere in the step: DDP's host "
         "work for each bucket, and a backward pass slowed down because the all-reduces use multiprocessors and memory. "
         f"N minus 1 adds everything else that more {ranks[1]} change, on the slowest of them: the load wait, host work of "

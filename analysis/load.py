@@ -29,7 +29,8 @@ OUTCOME_COLUMNS = (
 REQUIRED_STEP_COLUMNS = ("rank", "window", "step", "samples", "window_s")
 
 _SECONDS = (
-    "window_s", "load_wait_s", "host_to_device_s", "forward_s", "loss_s", "backward_s", "optimizer_s", "step_s",
+    "window_s", "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
+    "reduce_s", "optimizer_s", "step_s",
     "host_load_s", "host_transfer_s", "forward_launch_s", "loss_launch_s", "backward_launch_s", "optimizer_launch_s",
     "step_launch_s", "last_gradient_s",
 )  # fmt: skip
@@ -42,6 +43,7 @@ STEP_SCHEMA = pa.schema(
         ("step", pa.int32()),
         ("samples", pa.int32()),
         ("loss", pa.float64()),
+        ("loss_scale", pa.float64()),
         *((name, pa.float64()) for name in _SECONDS),
         ("host_to_device_bytes", pa.int64()),
         ("previous_step_done", pa.bool_()),

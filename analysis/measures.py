@@ -9,18 +9,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-PHASES = ("load_wait_s", "host_to_device_s", "forward_s", "loss_s", "backward_s", "optimizer_s")
-"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce. Results that are
-older than `loss_s` have no value there: their forward holds the loss."""
+PHASES = (
+    "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s", "reduce_s",
+    "optimizer_s",
+)  # fmt: skip
+"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce. Scatter, replicate
+and gather are there only where one process drives several GPUs, and reduce only where gradients are reduced after the
+backward pass. Results that are older than `loss_s` have no value there: their forward holds the loss."""
 
-LAUNCHED = PHASES[2:]
+OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s")
+"""Phases whose columns a frame of steps may lack: most strategies have no such part."""
+
+LAUNCHED = ("forward_s", "loss_s", "backward_s", "optimizer_s")
 """The parts that the host issues to the device as kernels."""
 
 LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
 
 REQUIRED_COLUMNS = (
-    "rank", "window", "step", "samples", "window_s", *PHASES, "step_s", "host_to_device_bytes", "host_transfer_s",
+    "rank", "window", "step", "samples", "window_s", *(p for p in PHASES if p not in OPTIONAL_PHASES), "step_s", "host_to_device_bytes", "host_transfer_s",
     "previous_step_done", *LAUNCHES, "step_launch_s", "peak_memory_bytes", "peak_reserved_bytes",
 )  # fmt: skip
 
@@ -99,6 +106,7 @@ def _plain_value(value: Any) -> float | int | bool | None:
 def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     """`MEASURES` for every trial in `steps`, indexed by trial_id."""
     require(steps, ("trial_id", *REQUIRED_COLUMNS), "the frame of steps")
+    steps = steps.assign(**{name: np.nan for name in OPTIONAL_PHASES if name not in steps})
     plain = _windows(steps[steps["window"] == "plain"])
     phases = steps[steps["window"] == "phases"]
     instrumented = _windows(phases)

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
+from analysis.batch_plots import batch_size, ladder
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_plots import bus_bandwidth, slowdown
 from analysis.drawing import (
@@ -30,8 +31,9 @@ from analysis.drawing import (
     wrapped,
 )
 from analysis.formatting import configuration_label, field_label, value_label
-from analysis.measures import PHASES
+from analysis.measures import OPTIONAL_PHASES, PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.step_plots import loss, timeline
 
 _LAYOUT = ["world_size", "nodes"]
 
@@ -139,7 +141,8 @@ def phases(analysis: Analysis) -> Figure | None:
     drawn = [name for name in PHASES if (values[name] > 0).any()]
     ranks = study_ranks(analysis)
     names = [*facet_fields(analysis), "world_size"]
-    labels = {name: PHASE_LABELS[name] for name in PHASES}
+    # Colours follow this order: those of parts that nearly every strategy has come first.
+    labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
     return stacked_bars(found, values[drawn], labels, names, ranks, "time of a step (ms)")
 
 
@@ -148,9 +151,13 @@ PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
     "efficiency_weak": efficiency_weak,
     "speed_up_strong": speed_up_strong,
     "efficiency_strong": efficiency_strong,
+    "batch_size": batch_size,
     "phases": phases,
+    "timeline": timeline,
     "slowdown": slowdown,
     "bus_bandwidth": bus_bandwidth,
+    "ladder": ladder,
+    "loss": loss,
 }
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import pandas as pd
@@ -19,6 +20,7 @@ from analysis.columns import study_ranks
 from analysis.communication_verdict import sentences
 from analysis.drawing import GRID, INK, render
 from analysis.environments import difference
+from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
 from analysis.load import Results, filesystem, load
 from analysis.plots import PLOTS, caption
@@ -43,6 +45,12 @@ class _Figure:
     caption: str
     svg: str
     png: bytes
+    data: str | None
+
+    @property
+    def data_uri(self) -> str | None:
+        """What it draws as an address that holds the CSV itself, so that the page needs no file beside it."""
+        return self.data and f"data:text/csv;charset=utf-8,{quote(self.data)}"
 
     @property
     def inline(self) -> Markup:
@@ -72,8 +80,8 @@ def write_report(
     first, *others = analyses(results)
     target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
     system, root = filesystem(target)
-    figures = _figures(first)
     parts = [_part(first), *(_part(other, number, first) for number, other in enumerate(others, 2))]
+    figures = _figures(first, parts[0]["tables"])
     context = _context(results, first, others, partial) | {"figures": figures, "first": parts[0], "others": parts[1:]}
     files: dict[str, bytes] = {}
     for part in parts:
@@ -111,12 +119,12 @@ def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[
     return list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)], left_out(analysis, others)
 
 
-def _figures(analysis: Analysis) -> list[_Figure]:
+def _figures(analysis: Analysis, tables: Mapping[str, Table]) -> list[_Figure]:
     found = []
     for name, draw in PLOTS.items():
         figure = draw(analysis)
         if figure is not None:
-            found.append(_Figure(name, caption(name), *render(figure)))
+            found.append(_Figure(name, caption(name), *render(figure), data_csv(name, analysis, tables)))
     return found
 
 

@@ -16,7 +16,7 @@ from analysis.load import OUTCOME_COLUMNS, Results
 from analysis.measures import MEASURES, require, summaries
 from analysis.statistics import intervals, log_estimates, ratios
 
-_RESULT_COLUMNS = (
+RESULT_COLUMNS = (
     "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
     "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
 )  # fmt: skip
@@ -91,7 +91,7 @@ def trial_fields(frame: pd.DataFrame) -> list[str]:
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each configuration, from `measures.summaries`; the index numbers them from 0.
 
-    Columns: the fields of a trial but repeat; global_batch (samples); n (repeats), groups (worker groups)
+    Columns: the fields of a trial but repeat; global_batch (samples of one optimizer step); n (repeats), groups (worker groups)
     and groups_differ; throughput_samples_per_s and step_s (medians across repeats) with `_low` and `_high` (95 %
     interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
     host_bound (what most repeats say, None if none does); peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids.
@@ -99,7 +99,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.dropna(subset="throughput_samples_per_s")
     fields = [name for name in trial_fields(rows) if name != "repeat"]
     if rows.empty:
-        return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *_RESULT_COLUMNS])))
+        return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))
     require(rows, _NEEDED, "the frame of trials")
     varying = [
         name for name in fields if name not in ("batch_per_gpu", *_LAYOUT) and rows[name].nunique(dropna=False) > 1
@@ -110,6 +110,8 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     grouped = rows.groupby("configuration")
     result = grouped[fields].first()
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
+    if "accumulation_steps" in result:
+        result["global_batch"] *= result["accumulation_steps"]
     throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
     result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
     result["throughput_samples_per_s"] = throughput["median"]
@@ -142,7 +144,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     per rank T(N₀) / T(N). The reference itself is 1 by definition and has no interval.
     """
     shared = [
-        name for name in trial_fields(found) if name in found and name not in _RESULT_COLUMNS and name not in _LAYOUT
+        name for name in trial_fields(found) if name in found and name not in RESULT_COLUMNS and name not in _LAYOUT
     ]
     held = {
         WEAK: shared,

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.bandwidth_table import bandwidth
+from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
 from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
 from analysis.communication_tables import (
     audit,
@@ -18,13 +20,17 @@ from analysis.communication_tables import (
     slowdown,
     sweep,
 )
+from analysis.comparison_tables import execution, interconnects, parallel, precision, settings, storage
 from analysis.evidence import gpus, hosts, ranks
 from analysis.formatting import decimals_for
+from analysis.hardware_tables import hardware, memory_balance
 from analysis.host_tables import host, transfer
+from analysis.ladder import ladder
 from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.table import Column, Table
 from analysis.trace_table import trace
+from analysis.trials_table import trials
 
 
 def throughput(analysis: Analysis) -> Table:
@@ -145,9 +151,15 @@ def phases(analysis: Analysis) -> Table:
     found = analysis.configurations
     total = found[list(PHASES)].astype(float).sum(axis=1, min_count=1) if len(found) else pd.Series(dtype=float)
     frame = found.assign(**{f"{name}_share": found[name].astype(float) / total for name in PHASES})
+    account = analysis.communication.exposed.reindex(found.index)
+    frame = frame.assign(**{name: account[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
     meanings = {
         "load_wait_s": "the step waits for its batch.",
         "host_to_device_s": "copy of the batch to the device.",
+        "scatter_s": "the batch is dealt out to the devices of one process.",
+        "replicate_s": "the model is copied to each of these devices.",
+        "gather_s": "outputs of these devices are brought to the first.",
+        "reduce_s": "gradients are reduced, with nothing beside it.",
         "forward_s": "forward pass." if found["loss_s"].notna().any() else "forward pass and loss.",
         "loss_s": "loss function.",
         "backward_s": "backward pass, with DDP's all-reduce that overlaps it and the wait for slower ranks.",
@@ -165,6 +177,10 @@ def phases(analysis: Analysis) -> Table:
             *axes,
             Column("phases_step_s", "step (ms)", "the step in this window, which carries instruments.", 1e3, decimals),
             *(replace(column, decimals=decimals) for column in parts),
+            Column("hidden_s", "hidden (ms)", "all-reduces beside the backward pass, from the account of the all-reduces.", 1e3, decimals, optional=True),
+            Column("exposed_s", "exposed (ms)", "all-reduces after the last local gradient, same account.", 1e3, decimals, optional=True),
+            Column("wait_s", "wait (ms)", "the part of both that waits for later ranks.", 1e3, decimals, optional=True),
+            Column("step_launch_s", "host (ms)", "what the host needs to issue the step onto an idle GPU; it runs beside the rest.", 1e3, decimals, optional=True),
             Column(
                 "instruments_ratio",
                 "instruments",
@@ -173,10 +189,11 @@ def phases(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        "Median over the steps of a rank, mean over ranks, median over repeats; in brackets the share of the step.",
+        "Median over the steps of a rank, mean over ranks, median over repeats; in brackets the share of the step. Parts with a "
+        "share add up to the step; the columns after them are measured in windows of their own.",
         blocks=blocks(axes),
         empty="No trial is done yet.",
-    )
+    )  # fmt: skip
 
 
 def failures(analysis: Analysis) -> Table:
@@ -207,19 +224,33 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "throughput": throughput,
     "weak_scaling": weak_scaling,
     "strong_scaling": strong_scaling,
+    "speed_up_weak": speed_up_weak_table,
+    "speed_up_strong": speed_up_strong_table,
+    "batch_size": batch_size,
     "phases": phases,
     "host": host,
     "transfer": transfer,
     "slowdown": slowdown,
     "exposed_cost": exposed_cost,
+    "bandwidth": bandwidth,
     "communication": communication,
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
+    "ladder": ladder,
+    "parallel": parallel,
+    "precision": precision,
+    "execution": execution,
+    "storage": storage,
+    "interconnects": interconnects,
+    "settings": settings,
+    "memory_balance": memory_balance,
+    "hardware": hardware,
     "trace": trace,
     "audit": audit,
     "failures": failures,
     "hosts": hosts,
     "gpus": gpus,
     "ranks": ranks,
+    "trials": trials,
 }

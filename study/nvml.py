@@ -1,6 +1,7 @@
 """What the driver's own library says about a GPU. Whatever it does not say on this GPU or driver is None."""
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,11 @@ def asked(question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def state(uuid: str | None) -> dict[str, Any]:
-    """Clocks, power and temperature of the GPU with this UUID right now, and the names of what slows it down."""
+    """Clocks, power, energy and temperature of the GPU with this UUID right now, and the names of what slows it down.
+
+    `energy_j` counts since the driver was loaded; `at` is when it was read, in seconds since 1970: both None where the
+    driver does not say, as before Volta. Two readings give the mean power between them.
+    """
     # by UUID, for CUDA_VISIBLE_DEVICES and CUDA's own order make its numbers others than NVML's
     handle = asked(pynvml.nvmlDeviceGetHandleByUUID, uuid) if uuid and not trouble() else None
 
@@ -43,11 +48,14 @@ def state(uuid: str | None) -> dict[str, Any]:
         return None if handle is None else asked(question, handle, *arguments)
 
     power_mw = of_gpu(pynvml.nvmlDeviceGetPowerUsage)
+    energy_mj = of_gpu(pynvml.nvmlDeviceGetTotalEnergyConsumption)
     return {
         "sm_clock_mhz": of_gpu(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": of_gpu(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
         "throttle_reasons": throttle_reasons(of_gpu(pynvml.nvmlDeviceGetCurrentClocksEventReasons)),
         "power_w": None if power_mw is None else power_mw / 1000,
+        "energy_j": None if energy_mj is None else energy_mj / 1000,
+        "at": None if energy_mj is None else time.time(),
         "temperature_c": of_gpu(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
     }
 

@@ -45,6 +45,10 @@ FIELDS: dict[str, Any] = {
 }
 
 
+OTHER_NAMES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
+"""Fields that an id names where they are not as usual."""
+
+
 def grid(base: dict[str, Any], **axes: Iterable[Any]) -> list[dict[str, Any]]:
     """The product of the axes over `base`."""
     return [FIELDS | base | dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -52,7 +56,8 @@ def grid(base: dict[str, Any], **axes: Iterable[Any]) -> list[dict[str, Any]]:
 
 def trial_id(fields: dict[str, Any]) -> str:
     names = ("model", "precision", "world_size", "batch_per_gpu", "loader_workers", "repeat")
-    return "-".join(str(fields[name]) for name in names)
+    others = [name for name in OTHER_NAMES if fields.get(name, OTHER_NAMES[name]) != OTHER_NAMES[name]]
+    return "-".join(str(fields[name]) for name in (*names, *others))
 
 
 def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Evidence of what a number was measured on: what NVML says by which name, and nothing where it does not say."""
 
 import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from study.environment import node_facts, rank_facts, readings
 
 CPU = torch.device("cpu")
 UUID = "GPU-8f6c2d1a-0000-4000-8000-000000000001"
-OF_GPU = ("sm_clock_mhz", "memory_clock_mhz", "throttle_reasons", "power_w", "temperature_c")
+OF_GPU = ("sm_clock_mhz", "memory_clock_mhz", "throttle_reasons", "power_w", "energy_j", "at", "temperature_c")
 
 
 def not_supported(*_: Any) -> Any:
@@ -38,6 +39,7 @@ HOPPER: dict[str, Any] = {
     "nvmlDeviceGetMaxClockInfo": lambda handle, clock: 1980,
     "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 0x1 | 0x4 | 0x40,
     "nvmlDeviceGetPowerUsage": lambda handle: 701_250,
+    "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 86_400_125,
     "nvmlDeviceGetTemperature": lambda handle, sensor: 61,
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 5,
     "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
@@ -90,11 +92,15 @@ def test_without_a_driver_everything_of_a_gpu_is_unknown(monkeypatch: pytest.Mon
 
 def test_a_gpus_state_has_units_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    assert nvml.state(UUID) == {
+    began_at = time.time()
+    found = nvml.state(UUID)
+    assert began_at <= found.pop("at") <= time.time()
+    assert found == {
         "sm_clock_mhz": 1980,
         "memory_clock_mhz": 3201,
         "throttle_reasons": ["power limit", "temperature (hardware)"],
         "power_w": 701.25,
+        "energy_j": 86_400.125,
         "temperature_c": 61,
     }
 
@@ -110,6 +116,7 @@ def test_another_gpus_state_is_not_taken_for_ones_own(monkeypatch: pytest.Monkey
         ("nvmlDeviceGetClockInfo", {"sm_clock_mhz", "memory_clock_mhz"}),
         ("nvmlDeviceGetCurrentClocksEventReasons", {"throttle_reasons"}),
         ("nvmlDeviceGetPowerUsage", {"power_w"}),
+        ("nvmlDeviceGetTotalEnergyConsumption", {"energy_j", "at"}),
         ("nvmlDeviceGetTemperature", {"temperature_c"}),
     ],
 )

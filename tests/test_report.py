@@ -71,16 +71,16 @@ def test_all_files_are_there_and_nothing_half_written(gpu: Path, gpu_page: Page)
         "index.html",
         "report.md",
         *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
-        *(f"figures/{name}.{kind}" for name in PLOTS for kind in ("svg", "png")),
+        *(f"figures/{name}.{kind}" for name in PLOTS if name != "ladder" for kind in ("svg", "png")),
     }
 
 
 def test_the_page_needs_no_network_and_no_other_file(gpu_page: Page) -> None:
     for tag, attributes in gpu_page.elements:
-        assert tag not in ("script", "link", "iframe", "object", "img", "image")
+        assert tag not in ("iframe", "object", "img", "image")
         assert not attributes.get("src")
         target = attributes.get("href") or attributes.get("xlink:href") or "#"
-        assert target.startswith("#") or (
+        assert target.startswith(("#", "data:")) or (
             tag == "a" and re.fullmatch(r"(tables|figures)/\w+\.(csv|tex|svg|png)", target)
         )
 
@@ -107,7 +107,8 @@ def test_every_string_is_escaped(tmp_path: Path) -> None:
     failed = record(FIELDS | GPU | {"repeat": 7}, "failed", evil) | {"trial_id": "<b>id</b>", "log": evil}
     write_trial(directory, failed | {"trial_id": "b-id"})
     page = Path(write_report(directory)).read_text()
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the report's own, which sorts and filters
+    assert "<script>alert" not in page
     assert page.count("&lt;script&gt;") >= 8
 
 

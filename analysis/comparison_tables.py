@@ -1,0 +1,229 @@
+"""Tables that compare the values of one field at a time: storage, precision, strategy, execution, interconnect, settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
+from analysis.comparison import against_reference
+from analysis.formatting import field_label, field_value
+from analysis.scaling import Analysis
+from analysis.table import Column, Table
+
+_STEP = Column("step_s", "step time (ms)", "plain step, without instruments; median of the repeats.", 1e3)
+_THROUGHPUT = Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.")
+_MEMORY = Column(
+    "peak_memory_bytes", "peak memory (GiB)", "largest of all ranks; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2, optional=True
+)
+_LOAD = Column("load_wait_s", "load wait (ms)", "for how long a step waits for its batch.", 1e3, optional=True)
+_EXPOSED = Column(
+    "exposed_s", "exposed (ms)", "all-reduces that the backward pass does not hide.", 1e3, 2, optional=True
+)
+_HOST = Column(
+    "step_launch_s", "host (ms)", "what the host needs to issue a step onto an idle GPU.", 1e3, 2, optional=True
+)
+_BUSY = Column(
+    "busy_s", "kernels (ms)", "what the GPU needs for a step's kernels, back to back.", 1e3, 2, optional=True
+)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A field, its values from the reference on, and what is shown beside the ratio."""
+
+    title: str
+    field: str
+    order: tuple[str, ...]
+    beside: tuple[Column, ...]
+    note: str = ""
+
+
+_STORAGE = _Comparison(
+    "Storage formats", "storage", ("jpeg", "lmdb", "arrow_jpeg", "arrow_raw"), (_STEP, _LOAD),
+    "How samples lie on disk. Where loaders keep ahead of the step, load wait is near zero and no format can be faster.",
+)  # fmt: skip
+_PRECISION = _Comparison(
+    "Precision: speed and loss",
+    "precision",
+    ("fp32", "tf32", "bf16", "fp16", "fp16_master", "fp16_pure"),
+    (
+        _STEP,
+        _MEMORY,
+        Column("final_loss", "final loss", "mean of the last tenth of the plain window, over all ranks; median of the repeats.", decimals=3, optional=True),
+        Column("skipped_steps", "skipped steps", "steps after which the loss scale was lowered: their gradients were not finite, and the weights stayed. All repeats together.", decimals=0, optional=True),
+        Column("unfinite_losses", "losses not finite", "of steps in the warm-up, plain and phases windows of all ranks and repeats.", decimals=0, optional=True),
+    ),
+    "A format that is fast and does not learn is not faster: read speed beside the loss.",
+)  # fmt: skip
+_PARALLEL = _Comparison(
+    "Parallel strategies", "parallel",
+    ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2", "horovod"), (_STEP, _EXPOSED, _MEMORY),
+)  # fmt: skip
+_EXECUTION = _Comparison(
+    "Execution modes", "execution", ("eager", "compile", "graph", "compile_graph"), (_STEP, _HOST, _BUSY, _MEMORY),
+    "Compilation makes fewer and larger kernels; a CUDA graph spares the host from issuing them one by one.",
+)  # fmt: skip
+_INTERCONNECT = _Comparison(
+    "Interconnects", "interconnect", ("auto", "no_p2p", "socket"), (_STEP, _EXPOSED),
+    "Slow interconnects are emulated on this machine, by forbidding NCCL its faster ways; no other hardware was measured.",
+)  # fmt: skip
+
+SETTINGS: Mapping[str, tuple[object, ...]] = {
+    "loader_workers": (),
+    "prefetch_batches": (),
+    "pin_memory": (False, True),
+    "non_blocking": (False, True),
+    "storage_place": ("disk", "shared_memory"),
+    "page_cache": ("as_is", "cold", "warm"),
+    "order": ("shuffled", "in_order"),
+    "decode": ("pil", "torchvision", "nvjpeg"),
+    "augment": ("none", "cpu", "device"),
+    "memory_format": ("contiguous", "channels_last"),
+    "sync_batch_norm": (False, True),
+    "broadcast_buffers": (True, False),
+    "bucket_mb": (25.0,),
+    "accumulation_steps": (1,),
+    "cpus_per_rank": (),
+    "sequence_length": (),
+    "image_size": (),
+}
+"""Fields that no table of their own compares, and their values from the reference on."""
+
+
+def storage(analysis: Analysis) -> Table:
+    """Each storage format against JPEG files."""
+    return _table(analysis, _STORAGE)
+
+
+def precision(analysis: Analysis) -> Table:
+    """Each number format against fp32: speed, and whether it learns."""
+    return _table(analysis, _PRECISION, losses(analysis))
+
+
+def parallel(analysis: Analysis) -> Table:
+    """Each parallel strategy against DDP."""
+    return _table(analysis, _PARALLEL)
+
+
+def execution(analysis: Analysis) -> Table:
+    """Each way to issue a step against eager mode."""
+    return _table(analysis, _EXECUTION)
+
+
+def interconnects(analysis: Analysis) -> Table:
+    """Each interconnect against what NCCL chooses itself."""
+    return _table(analysis, _INTERCONNECT)
+
+
+def settings(analysis: Analysis) -> Table:
+    """Every other field that varies, one at a time."""
+    parts = []
+    found = analysis.configurations
+    for field, order in SETTINGS.items():
+        rows = against_reference(found, field, order)
+        shown = found[field].reindex(rows["configuration"]) if field in found else pd.Series(dtype=object)
+        label = field_label(field, study_ranks(analysis))
+        rows = rows.assign(setting=label, value=[field_value(field, value) for value in shown])
+        parts.append(rows.assign(against=[field_value(field, value) for value in rows["against"]]))
+    rows = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    axes = [column for column in axis_columns(analysis) if column.name not in SETTINGS]
+    others = [column for column in axis_columns(analysis) if column.name in SETTINGS]
+    frame = _joined(analysis, rows, [*axes, *others])
+    return Table(
+        "Settings, one at a time",
+        (
+            Column("setting", "setting"),
+            Column("value", "value"),
+            *axes,
+            *(others if len(others) > 1 else ()),
+            _THROUGHPUT,
+            Column("against", "against"),
+            _ratio(),
+            N_COLUMN,
+        ),
+        frame,
+        "All other fields are equal within a comparison.",
+        blocks=("setting", "reference"),
+        empty="",
+    )
+
+
+def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | None = None) -> Table:
+    rows = against_reference(analysis.configurations, comparison.field, comparison.order)
+    axes = [column for column in axis_columns(analysis) if column.name != comparison.field]
+    frame = _joined(analysis, rows, axes)
+    exposed = analysis.communication.exposed["exposed_s"].reindex(frame["configuration"]).astype(float)
+    frame["exposed_s"] = exposed.to_numpy()
+    if more is not None:
+        frame = frame.join(more, on="configuration")
+    if comparison.field not in frame:  # a study without a trial has no fields
+        frame[comparison.field] = None
+    frame["against"] = [field_value(comparison.field, value) for value in frame["against"]]
+    label = field_label(comparison.field, study_ranks(analysis))
+    return Table(
+        comparison.title,
+        (
+            *axes,
+            Column(comparison.field, label),
+            _THROUGHPUT,
+            Column("against", "against"),
+            _ratio(),
+            *comparison.beside,
+            N_COLUMN,
+        ),
+        frame,
+        f"All fields but {label} are equal within a block. {comparison.note}".rstrip(),
+        blocks=("reference",),
+        empty="",
+    )
+
+
+def _ratio() -> Column:
+    return Column(
+        "ratio",
+        "times as fast",
+        "throughput / that of the value in “against” [95 % interval, Welch's t on logarithms]; an interval that holds 1 is no "
+        "difference beyond noise.",
+        decimals=3,
+        interval=True,
+    )  # fmt: skip
+
+
+def _joined(analysis: Analysis, rows: pd.DataFrame, axes: list[Column]) -> pd.DataFrame:
+    found = analysis.configurations
+    new = [name for name in found.columns if name not in rows.columns]
+    return rows.astype({"configuration": int, "ratio": float, "ratio_low": float, "ratio_high": float}).join(
+        found[new], on="configuration"
+    )
+
+
+def losses(analysis: Analysis) -> pd.DataFrame:
+    """What a configuration's losses say, indexed like `Analysis.configurations`.
+
+    final_loss: mean over all ranks and the last tenth of the plain window's steps (at least one), median over repeats.
+    skipped_steps: steps of rank 0 whose loss scale is lower than that of the step before, which is what
+    torch.amp.GradScaler does where gradients are not finite; null without a loss scale. unfinite_losses: rows without a
+    loss in windows that note one (a loss that is not finite is kept as null); null where no step of the study has a loss.
+    """
+    by_trial = analysis.configurations["trial_ids"].explode()
+    configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
+    steps = analysis.results.steps
+    steps = steps[steps["trial_id"].isin(configuration.index)]
+    plain = steps[steps["window"] == "plain"]
+    of_trial = plain.groupby("trial_id")["step"]
+    first, last = of_trial.transform("min"), of_trial.transform("max")
+    tail = plain[plain["step"] > last - ((last - first + 1) // 10).clip(lower=1)]
+    final = tail.groupby("trial_id")["loss"].agg(lambda loss: loss.mean(skipna=False))
+    noted = steps[steps["window"].isin(["warmup", "plain", "phases"])]
+    unfinite = (
+        noted["loss"].isna().groupby(noted["trial_id"]).sum() if steps["loss"].notna().any() else pd.Series(dtype=float)
+    )
+    scales = noted[noted["rank"] == 0].dropna(subset="loss_scale").sort_values(["trial_id", "step"], kind="stable")
+    lowered = scales.groupby("trial_id")["loss_scale"].diff() < 0
+    skipped = lowered.groupby(scales["trial_id"]).sum()
+    frame = pd.DataFrame({"final_loss": final, "skipped_steps": skipped, "unfinite_losses": unfinite}, dtype=float)
+    grouped = frame.groupby(configuration.reindex(frame.index))
+    result = grouped[["skipped_steps", "unfinite_losses"]].sum(min_count=1)
+    result.insert(0, "final_loss", frame["final_loss"].groupby(configuration.reindex(frame.index)).median())
+    return result

@@ -1,0 +1,135 @@
+"""Tables on what training makes of the GPUs: floating-point rate, energy, GPU-hours, money, and memory on each of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, study_ranks
+from analysis.formatting import number
+from analysis.hardware import PEAKS, USE_COLUMNS, use
+from analysis.scaling import Analysis
+from analysis.table import Column, Table
+
+
+def hardware(analysis: Analysis) -> Table:
+    """Floating-point utilisation, energy, GPU-hours and money of every configuration on GPUs."""
+    price = price_per_gpu_hour(analysis.results.study)
+    found = analysis.configurations
+    nothing = pd.DataFrame(columns=list(USE_COLUMNS))
+    of_trial = use(analysis.measured, analysis.results.steps, price) if len(found) else nothing
+    by_trial = found["trial_ids"].explode()
+    configuration = pd.Series(by_trial.index, index=by_trial.to_numpy()).reindex(of_trial.index)
+    medians = of_trial.groupby(configuration).median()
+    axes = axis_columns(analysis)
+    frame = found[[*(column.name for column in axes), "trial_ids", "n"]].join(medians, how="inner")
+    money = "money, in the currency of --price-per-gpu-hour" if price is None else f"GPU-hours at {price:g} each"
+    return Table(
+        "Hardware use and cost",
+        (
+            *axes,
+            Column("flops_per_s", "TFLOP/s a GPU", "floating-point operations of a step, counted while it ran forward and backward / plain step time / GPUs.", 1e-12, 1, optional=True),
+            Column("mfu", "MFU (%)", "model FLOPs utilisation: that / the GPU's dense peak in this precision by its data sheet. None is given for a GPU that is not known.", 1e2, 1, optional=True),
+            Column("power_w", "power (W)", "mean of a GPU from before the warm-up to after the phases window, by NVML's energy counter.", decimals=0, optional=True),
+            Column("wh_per_million_samples", "Wh per million samples", "energy of all GPUs in that span / samples of the warm-up, plain and phases windows, which fill it. Not in it: host, network, cooling.", decimals=1, optional=True),
+            Column("gpu_hours_per_million_samples", "GPU-hours per million samples", "GPUs / plain throughput."),
+            Column("gpu_hours_per_epoch", "GPU-hours per epoch", "the same for all samples of the data set.", optional=True),
+            Column("money_per_million_samples", "price per million samples", f"{money}.", decimals=4, optional=True),
+            Column("money_per_epoch", "price per epoch", f"{money}.", optional=True),
+            N_COLUMN,
+        ),
+        frame,
+        f"Medians of the repeats. {_peaks(analysis)}{_IMPOSSIBLE if (frame['mfu'].astype(float) > 1).any() else ''}".rstrip(),
+        blocks=blocks(axes),
+        empty="",
+    )  # fmt: skip
+
+
+_IMPOSSIBLE = (
+    " A utilisation above 100 % cannot be: the trial computed in other arithmetic than its precision says (TF32 in fp32, for "
+    "one), or its operations were counted wrongly."
+)
+
+
+def price_per_gpu_hour(study: Mapping[str, Any]) -> float | None:
+    """What --price-per-gpu-hour said when the study ran; None where it said nothing."""
+    configuration = study.get("configuration")
+    if not isinstance(configuration, dict):
+        return None
+    price = configuration.get("price-per-gpu-hour", configuration.get("price_per_gpu_hour"))
+    return float(price) if isinstance(price, int | float) and not isinstance(price, bool) else None
+
+
+def _peaks(analysis: Analysis) -> str:
+    """The peaks that utilisation is held against, with their source."""
+    names = sorted(set(analysis.measured["device_name"].dropna()))
+    said = []
+    for name in names:
+        if peak := PEAKS.get(name):
+            rates = {"bf16": peak.bf16, "fp16": peak.fp16, "tf32": peak.tf32, "fp32": peak.fp32}
+            listed = ", ".join(f"{number(rate, 1)} {kind}" for kind, rate in rates.items() if rate is not None)
+            said.append(
+                f"{name} at most: {listed} TFLOP/s dense, memory {peak.memory_tb_per_s:g} TB/s ({peak.source})."
+            )
+    return " ".join(said)
+
+
+def memory_balance(analysis: Analysis) -> Table:
+    """Peak memory of each GPU, and how evenly it is spread."""
+    found = analysis.configurations
+    rows = []
+    peaks = _peak_bytes(analysis)
+    for index, trial_ids in found["trial_ids"].items():
+        of_repeats = [peaks[trial_id] for trial_id in trial_ids if trial_id in peaks]
+        if len({len(each) for each in of_repeats}) != 1 or len(of_repeats[0]) < 2:
+            continue
+        each = [max(values) for values in zip(*of_repeats, strict=True)]
+        rows.append(
+            {
+                "configuration": index,
+                "least_bytes": min(each),
+                "most_bytes": max(each),
+                "balance": max(each) / min(each) if min(each) else None,
+                "first_bytes": each[0],
+                "others_bytes": sum(each[1:]) / (len(each) - 1),
+                "each": " ".join(number(value / GIB, 2) for value in each),
+            }
+        )
+    axes = axis_columns(analysis)
+    names = ["configuration", "least_bytes", "most_bytes", "balance", "first_bytes", "others_bytes", "each"]
+    frame = pd.DataFrame(rows, columns=names).join(
+        found[[*(column.name for column in axes), "n", "trial_ids"]], on="configuration"
+    )
+    one, several = study_ranks(analysis)
+    return Table(
+        f"Balance of memory over {several}",
+        (
+            *axes,
+            Column("first_bytes", "first (GiB)", f"largest memory allocated on {one} 0; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2),
+            Column("others_bytes", "others (GiB)", "mean of the others.", 1 / GIB, 2),
+            Column("balance", "largest / smallest", "1: every one holds as much.", decimals=2),
+            Column("each", "each (GiB)", "in the order of ranks or devices."),
+            N_COLUMN,
+        ),
+        frame,
+        "Peak of the warm-up, plain and phases windows; largest of the repeats.",
+        blocks=blocks(axes),
+        empty="",
+    )  # fmt: skip
+
+
+def _peak_bytes(analysis: Analysis) -> dict[str, list[float]]:
+    """Peak bytes on each device of a trial: of one rank's devices where it drives several, else of its ranks."""
+    by_rank = (
+        analysis.results.steps.dropna(subset="peak_memory_bytes")
+        .groupby(["trial_id", "rank"])["peak_memory_bytes"]
+        .max()
+    )
+    found = {str(trial_id): [float(v) for v in values] for trial_id, values in by_rank.groupby(level="trial_id")}
+    measured = analysis.measured
+    for trial_id, environment in zip(measured["trial_id"], measured["environment"], strict=True):
+        ranks = environment.get("ranks") or []
+        devices = [rank.get("peak_memory_by_device_bytes") for rank in ranks]
+        if len(devices) == 1 and devices[0]:
+            found[str(trial_id)] = [float(value) for value in devices[0]]
+    return found

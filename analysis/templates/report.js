@@ -1,0 +1,66 @@
+// Sorts and filters the tables of the page; without it the page says the same, in the report's own order.
+(() => {
+  const MISSING = "–";
+  const cell = (row, column) => row.cells[column].textContent.trim();
+  const first = (text) => parseFloat(text.replace(/,/g, "").replace("−", "-"));
+  const words = new Intl.Collator("en", { numeric: true });
+
+  function compared(a, b, numeric) {
+    if (a === MISSING || b === MISSING) return 0;
+    return numeric ? first(a) - first(b) || words.compare(a, b) : words.compare(a, b);
+  }
+
+  function sortable(table) {
+    const body = table.tBodies[0];
+    const given = [...body.rows];
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.title = "sort by this column";
+      button.append(...head.childNodes);
+      head.append(button);
+      head.setAttribute("aria-sort", "none");
+      button.addEventListener("click", () => {
+        const next = { none: "ascending", ascending: "descending", descending: "none" }[head.getAttribute("aria-sort")];
+        heads.forEach((other) => other.setAttribute("aria-sort", other === head ? next : "none"));
+        const sign = next === "descending" ? -1 : 1;
+        const numeric = head.classList.contains("gt_right");
+        const missing = (row) => cell(row, column) === MISSING; // last in either direction
+        const ordered = [...given];
+        if (next !== "none") {
+          ordered.sort((a, b) => missing(a) - missing(b) || sign * compared(cell(a, column), cell(b, column), numeric));
+        }
+        body.append(...ordered);
+        table.classList.toggle("sorted", next !== "none");
+      });
+    });
+  }
+
+  function filterable(table) {
+    const rows = [...table.tBodies[0].rows];
+    if (rows.length < 8) return;
+    const region = table.closest(".scroll");
+    const bar = document.createElement("p");
+    bar.className = "filter";
+    const input = document.createElement("input");
+    input.type = "search";
+    input.placeholder = "filter rows";
+    input.setAttribute("aria-label", `Filter rows of: ${region.getAttribute("aria-label")}`);
+    const count = document.createElement("output");
+    bar.append(input, count);
+    region.before(bar);
+    const texts = new Map(rows.map((row) => [row, [...row.cells].map((c) => c.textContent.trim()).join(" ").toLowerCase()]));
+    input.addEventListener("input", () => {
+      const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const row of rows) row.hidden = !wanted.every((word) => texts.get(row).includes(word));
+      const shown = rows.filter((row) => !row.hidden).length;
+      count.textContent = wanted.length ? `${shown} of ${rows.length} rows` : "";
+    });
+  }
+
+  for (const table of document.querySelectorAll(".scroll table")) {
+    sortable(table);
+    filterable(table);
+  }
+})();
