@@ -1,7 +1,8 @@
 """What to do next: the trial that narrows a prediction most for its cost, and the best configuration for a goal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,9 @@ from analysis.fitting import log_jacobian
 from analysis.forecast import ranks_per_node
 from analysis.formatting import configuration_label, number, percent, value_label
 from analysis.laws import Points
-from analysis.prediction import Model, models, predict
+from analysis.prediction import Model, half_width, models
 from analysis.scaling import Analysis, throughput_estimates
+from analysis.series import HOW_MEASURED
 from analysis.statistics import ratios
 
 GOALS = ("throughput", "time-to-accuracy", "cost")
@@ -41,9 +43,9 @@ class NextTrial:
 
 
 def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target: int | None = None) -> NextTrial | None:
-    """The cheapest way to narrow a prediction at `target` ranks (left out: twice the largest of each series).
+    """The cheapest way to narrow a prediction at `target` ranks (left out: twice what a node here holds or was measured).
 
-    For each candidate, a run of a series on a number of ranks that a node here holds, the variance of the predicted log
+    For each candidate, a run of a series on fewer ranks than that which a node here holds, the variance of the predicted log
     step is computed as if it had been made. It would add its row j of the law's Jacobian to the design, and so take
     (c'Mj)² / (1 + j'Mj) off c'Mc, the variance of the prediction, with M the inverse of J'J and c the Jacobian at the
     target (c-optimality; Atkinson, Donev and Tobias, Optimum Experimental Designs, 2007, chapter 10). The law's own error
@@ -53,12 +55,12 @@ def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target:
     """
     found = list(models(analysis) if found is None else found)
     limit = ranks_per_node(analysis)
-    candidates = [
-        candidate
-        for model in found
-        for size in _sizes(model, limit)
-        if (candidate := _expected(analysis, model, size, target)) is not None
-    ]
+    candidates: list[NextTrial] = []
+    for model in found:
+        steps = _steps(analysis, model)
+        goal = target or 2 * max(model.series.sizes[-1], limit or 0)
+        sizes = [size for size in _sizes(model, limit) if size < goal]
+        candidates += [c for size in sizes if (c := _expected(model, size, goal, steps)) is not None]
     thirds = [candidate for candidate in candidates if candidate.why == THIRD_SIZE]
     if thirds:
         return min(thirds, key=lambda candidate: candidate.gpu_hours)
@@ -72,12 +74,8 @@ def sentence(analysis: Analysis, trial: NextTrial | None) -> str:
         return "Next trial: none of those that fit on a node here would narrow the predictions."
     ranks = study_ranks(analysis)
     model = next(model for model in models(analysis) if model.number == trial.series)
-    names = [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu", "repeat")]
-    what = configuration_label(
-        model.series.fields | {"batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size},
-        ["world_size", "batch_per_gpu", *(name for name in names if name in model.series.fields)],
-        ranks,
-    )
+    fields = model.series.fields | {"batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
+    what = configuration_label(fields, _telling(analysis, fields, ("world_size", "batch_per_gpu")), ranks)
     hours = number(trial.gpu_hours, 4) if trial.gpu_hours < 0.01 else number(trial.gpu_hours, 2)
     text = f"Next trial: one more run with {what} ({hours} {ranks[0]}-hours): {trial.why}"
     if trial.why == NARROWER:
@@ -105,10 +103,10 @@ def best(analysis: Analysis, goal: str) -> str:
     unit = "samples/s" if goal == "throughput" else f"samples a {ranks[0]}-hour"
     scale = pd.Series(1.0, index=found.index) if goal == "throughput" else 3600 / found["world_size"]
     value = (found["throughput_samples_per_s"] * scale).sort_values(ascending=False)
-    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
 
     def label(index: int) -> str:
-        return configuration_label(found.loc[index], names, ranks)
+        row = {str(name): value for name, value in found.loc[index].items()}
+        return configuration_label(row, _telling(analysis, row, ("world_size", "batch_per_gpu")), ranks)
 
     first = int(value.index[0])
     text = f"Best for {goal}: {label(first)}, {number(value.iloc[0], 0 if value.iloc[0] >= 1000 else 1)} {unit}"
@@ -124,6 +122,12 @@ def best(analysis: Analysis, goal: str) -> str:
     return f"{text}, which is {'within' if within else 'beyond'} noise."
 
 
+def _telling(analysis: Analysis, fields: Mapping[str, Any], first: tuple[str, ...]) -> list[str]:
+    """Fields that tell a configuration from the others of its study; how a step is timed is none of them."""
+    aside = (*first, *HOW_MEASURED, "nodes")
+    return [*first, *(name for name in analysis.axes if name not in aside and fields.get(name) not in (None, ""))]
+
+
 def _sizes(model: Model, limit: int | None) -> list[int]:
     """Numbers of ranks to consider: those measured, and powers of two up to what a node here holds."""
     largest = limit or 2 * model.series.sizes[-1]
@@ -131,14 +135,14 @@ def _sizes(model: Model, limit: int | None) -> list[int]:
     return sorted(size for size in {*powers, *model.series.sizes} if model.series.batch(size) % 1 == 0)
 
 
-def _expected(analysis: Analysis, model: Model, size: int, target: int | None) -> NextTrial | None:
+def _expected(model: Model, size: int, target: int, steps: float) -> NextTrial | None:
+    """What one more run of so many steps on `size` ranks would bring; None where the law cannot be asked there."""
     series, chosen = model.series, model.chosen
-    goal = target or 2 * series.sizes[-1]
-    here, there = series.at([size]), series.at([goal])
+    here, there = series.at([size]), series.at([target])
     new = size not in series.sizes
     if chosen.law.needs_wire and not (here.wire_known and there.wire_known):
         return None
-    gpu_hours = size * _steps(analysis, model) * float(predict(model, [size])["step_s"].iloc[0]) / 3600
+    gpu_hours = size * steps * float(chosen.step_s(here)[0]) / 3600
     third = len(series.sizes) == 2 and new
     if len(series.sizes) == 2 and not new:
         return None
@@ -148,12 +152,11 @@ def _expected(analysis: Analysis, model: Model, size: int, target: int | None) -
     run = model.run_spread.variance
     total = run * (1 + before) + _law_variance(model, there, series.sizes)
     left = run * (1 + before - removed) + _law_variance(model, there, [*series.sizes, size])
-    row = predict(model, [goal]).iloc[0]
-    half = float(np.log(row["step_s_high"] / row["step_s"]))
+    half = float(half_width(model, there)[0])
     batch = round(series.batch(size))
     after = half * float(np.sqrt(left / total)) if total > 0 else half
     why = THIRD_SIZE if third else NARROWER
-    return NextTrial(model.number, size, batch, gpu_hours, goal, np.expm1(half), np.expm1(after), why)
+    return NextTrial(model.number, size, batch, gpu_hours, target, np.expm1(half), np.expm1(after), why)
 
 
 def _law_variance(model: Model, there: Points, sizes: Sequence[int]) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.fitting import Spread
-from analysis.formatting import join, value_label
+from analysis.formatting import join
 from analysis.laws import Link
 from analysis.prediction import ROW_COLUMNS, Model, models, pooled_spread, predict, with_throughput, without
 from analysis.scaling import Analysis
@@ -95,8 +95,9 @@ def power_w(analysis: Analysis, model: Model) -> float:
     means = []
     for environment in trials["environment"]:
         read = [(rank.get("after") or {}).get("power_w") for rank in (environment or {}).get("ranks") or ()]
-        if read and None not in read:
-            means.append(float(np.mean(read)))
+        known = [float(watts) for watts in read if watts is not None]
+        if known and len(known) == len(read):
+            means.append(float(np.mean(known)))
     return float(np.median(means)) if means else float("nan")
 
 
@@ -150,7 +151,7 @@ def _rows(
             return frame.assign(predicted=False, interconnect=series.interconnect).reindex(columns=FORECAST_COLUMNS)
         basis = rest[model.number]
     nodes = -(-size // per_node) if per_node else 1
-    links = series.links()
+    links = series.links
     frame = predict(basis, [size], nodes=[nodes if links.between else 1])
     frame["nodes"] = nodes
     if link is not None:
@@ -176,13 +177,13 @@ def _on_stated_link(model: Model, frame: pd.DataFrame, link: Link, nodes: int) -
     """
     series = model.series
     size = int(frame["world_size"].iloc[0])
-    measured = series.links()
-    old_s = series.at([size], links=replace(measured, between=None)).wire_s[0]
-    old_s = 0.0 if np.isnan(old_s) else old_s
-    if nodes > 1 and measured.inside:
-        links = Links(measured.inside, link, between_is_flat=False)
+    measured = series.links
+    if nodes > 1 and measured.inside:  # the part inside a node stays
+        links, as_before = Links(measured.inside, link, between_is_flat=False), -(-size // nodes)
     else:
-        links, nodes = Links(link), 1
+        links, nodes, as_before = Links(link), 1, size
+    old_s = series.at([as_before], links=replace(measured, between=None)).wire_s[0]
+    old_s = 0.0 if np.isnan(old_s) else old_s
     new_s = series.at([size], [nodes], links).wire_s[0]
     step_s = frame["step_s"].iloc[0]
     alone_s = series.points["step_s"].iloc[0] * series.batch(size) / series.points["batch_per_gpu"].iloc[0]
@@ -212,7 +213,7 @@ def _notes(
         )
     largest = int(predicted["world_size"].max()) if len(predicted) else 0
     if per_node and largest > per_node:
-        nodes = [model for model in found if model.series.links().between]
+        nodes = [model for model in found if model.series.links.between]
         if link is None and not nodes:
             notes.append(
                 f"A node here holds {per_node} GPUs, and no interconnect between nodes was measured: {largest} are predicted as if "
@@ -240,8 +241,3 @@ def _notes(
             f"{shown} was measured, and leaving it out leaves one number of ranks, from which nothing can be predicted."
         )
     return notes
-
-
-def measured_label(model: Model, ranks: tuple[str, str]) -> str:
-    """On which numbers of ranks a series was measured."""
-    return f"{join([str(size) for size in model.series.sizes[:-1]] + [value_label('world_size', model.series.sizes[-1], ranks)])}"

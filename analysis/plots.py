@@ -31,6 +31,7 @@ from analysis.drawing import (
 )
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.measures import PHASES
+from analysis.prediction_tables import prediction_fan
 from analysis.scaling import STRONG, WEAK, Analysis
 
 _LAYOUT = ["world_size", "nodes"]
@@ -151,6 +152,7 @@ PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
     "phases": phases,
     "slowdown": slowdown,
     "bus_bandwidth": bus_bandwidth,
+    "prediction_fan": prediction_fan,
 }
 
 

@@ -107,7 +107,7 @@ def models_of(series: Sequence[Series], common: Spread) -> list[Model]:
             continue
         law, why = choice
         reasons = {name: f.reason for name, f in fits[i].items() if isinstance(f, NotIdentifiable)}
-        table["reason"] = table["law"].map(reasons)
+        table["reason"] = table["law"].map(reasons).fillna(table["untested"])
         table["chosen"] = table["law"] == law
         error = _law_error(law, [tests[k] for k in like], each, fits[i])
         spread = _run_spread(each, fits[i][law], [fits[k][law] for k in like], common)
@@ -158,7 +158,7 @@ def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[s
         over = "the held-out point" if count == 1 else f"the {count} held-out points of series like it"
         return law, f"least error on {over}"
     close = [name for name in fitted if _fits(fits[name])] or fitted
-    if "overlap" in close and series.measured().wire_s[-1] >= _growth_s(series):
+    if "overlap" in close and series.measured.wire_s[-1] >= _growth_s(series):
         return "overlap", "nothing could be held out; the measured all-reduce is long enough to explain the growth"
     law = next(name for name in close if name != "overlap")
     return law, "nothing could be held out; first in order of preference of the laws that pass the points"
@@ -180,7 +180,7 @@ def predict(
     """
     points = model.series.at(sizes, nodes, links)
     step_s = model.chosen.step_s(points)
-    half = _half_width(model, points)
+    half = half_width(model, points)
     first = model.series.points.iloc[0]
     measured = model.series.points.set_index("world_size")["step_s"]
     frame = pd.DataFrame(
@@ -243,9 +243,9 @@ def _fit_all(series: Sequence[Series], common: Spread) -> list[Fits]:
 
 def _fit(name: str, series: Sequence[Series], common: Spread) -> Fit | NotIdentifiable:
     law = LAWS[name]
-    if law.joint and len({batch for each in series for batch in each.measured().batch_per_gpu}) < 2:
+    if law.joint and len({batch for each in series for batch in each.measured.batch_per_gpu}) < 2:
         return NotIdentifiable(law, "not identifiable: needs a second batch size")
-    parts = [each.measured() for each in series]
+    parts = [each.measured for each in series]
     points = Points(
         *(np.concatenate([getattr(part, field) for part in parts]) for field in Points.__dataclass_fields__)
     )
@@ -282,9 +282,20 @@ def _held_out(number: int, series: Series, fits: Fits) -> pd.DataFrame:
                 noise = found.run_spread.variance * (found.leverage(at)[0] + 1 / last["n"])
                 row |= {"held_out_error": np.expm1(error), "noise": noise}
                 row["distance"] = np.log(size / rest.sizes[-1])
+            elif found is not None:
+                row["untested"] = f"not tested: without {size} ranks {found.reason}"
         rows.append(row | {"naive_error": naive})
     return pd.DataFrame(rows).reindex(
-        columns=["series", "law", "held_out_world_size", "held_out_error", "naive_error", "noise", "distance"]
+        columns=[
+            "series",
+            "law",
+            "held_out_world_size",
+            "held_out_error",
+            "naive_error",
+            "noise",
+            "distance",
+            "untested",
+        ]
     )
 
 
@@ -336,8 +347,8 @@ def _needs(found: Fit, points: Points) -> bool:
     return found.law.needs_wire and not points.wire_known
 
 
-def _half_width(model: Model, points: Points) -> np.ndarray:
-    """Half of the interval of the log of a new run's step."""
+def half_width(model: Model, points: Points) -> np.ndarray:
+    """Half of the 95 % interval of the log of a new run's step; see `predict`."""
     noise = model.run_spread.variance * (1 + model.chosen.leverage(points))
     law, law_degrees = np.zeros(len(noise)), np.inf
     if model.law_error is not None:

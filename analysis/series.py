@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Series:
     buckets: float
     fits: pd.DataFrame
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [int(size) for size in self.points["world_size"]]
 
@@ -80,6 +81,7 @@ class Series:
             self.scaling, self.fields, points, self.base_batch, self.group, self.gradient_bytes, self.buckets, fits
         )
 
+    @cached_property
     def links(self) -> Links:
         """The links that were measured, each by the sweep on most ranks."""
         return Links(_link(self.fits[self.fits["nodes"] == 1]), _link(self.fits[self.fits["nodes"] > 1]))
@@ -87,7 +89,7 @@ class Series:
     def at(self, sizes: Sequence[int], nodes: Sequence[int] | None = None, links: Links | None = None) -> Points:
         """The points of a law for this series on so many ranks (and nodes, left out: 1)."""
         nodes = nodes if nodes is not None else [1] * len(sizes)
-        links = links or self.links()
+        links = links or self.links
         batch = [self.batch(size) for size in sizes]
         wire_s = [
             links.all_reduce_s(size, count, self.gradient_bytes, self.buckets)
@@ -95,6 +97,7 @@ class Series:
         ]
         return Points(np.array(sizes), np.array(batch), np.full(len(sizes), self.base_batch), np.array(wire_s))
 
+    @cached_property
     def measured(self) -> Points:
         """The points that were measured."""
         return self.at(self.sizes, [int(count) for count in self.points["nodes"]])

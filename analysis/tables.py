@@ -22,6 +22,7 @@ from analysis.evidence import gpus, hosts, ranks
 from analysis.formatting import decimals_for
 from analysis.host_tables import host, transfer
 from analysis.measures import PHASES
+from analysis.prediction_tables import law_parameters, laws, predictions
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.table import Column, Table
 from analysis.trace_table import trace
@@ -216,6 +217,9 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
+    "predictions": predictions,
+    "laws": laws,
+    "law_parameters": law_parameters,
     "trace": trace,
     "audit": audit,
     "failures": failures,
