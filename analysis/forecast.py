@@ -75,7 +75,7 @@ def stated_link(interconnect: str | None) -> Link | None:
         return None
     if not (np.isfinite(latency_us) and 0 < bandwidth_gb_s < np.inf):
         return None
-    return Link(latency_us * 1e-6, bandwidth_gb_s * 1e9, f"stated: {latency_us:g} µs a hop, {bandwidth_gb_s:g} GB/s")
+    return Link(latency_us / 1e6, bandwidth_gb_s * 1e9, f"stated: {latency_us:g} µs a hop, {bandwidth_gb_s:g} GB/s")
 
 
 def ranks_per_node(analysis: Analysis) -> int | None:

@@ -107,7 +107,9 @@ def models_of(series: Sequence[Series], common: Spread) -> list[Model]:
             continue
         law, why = choice
         reasons = {name: f.reason for name, f in fits[i].items() if isinstance(f, NotIdentifiable)}
-        table["reason"] = table["law"].map(reasons).fillna(table["untested"])
+        table["reason"] = [
+            reasons.get(name, later) for name, later in zip(table["law"], table["untested"], strict=True)
+        ]
         table["chosen"] = table["law"] == law
         error = _law_error(law, [tests[k] for k in like], each, fits[i])
         spread = _run_spread(each, fits[i][law], [fits[k][law] for k in like], common)
@@ -285,17 +287,21 @@ def _held_out(number: int, series: Series, fits: Fits) -> pd.DataFrame:
             elif found is not None:
                 row["untested"] = f"not tested: without {size} ranks {found.reason}"
         rows.append(row | {"naive_error": naive})
-    return pd.DataFrame(rows).reindex(
-        columns=[
-            "series",
-            "law",
-            "held_out_world_size",
-            "held_out_error",
-            "naive_error",
-            "noise",
-            "distance",
-            "untested",
-        ]
+    return (
+        pd.DataFrame(rows, dtype=object)
+        .infer_objects()
+        .reindex(
+            columns=[
+                "series",
+                "law",
+                "held_out_world_size",
+                "held_out_error",
+                "naive_error",
+                "noise",
+                "distance",
+                "untested",
+            ]
+        )
     )
 
 

@@ -119,7 +119,7 @@ def laws(analysis: Analysis) -> Table:
         for name, of_law in tests.groupby("law", sort=False):
             fitted = [model.fits[str(name)] for model in members]
             errors = 100 * of_law["held_out_error"].abs()
-            reasons = [fit.reason for fit in fitted if not isinstance(fit, Fit)]
+            reasons = of_law["reason"].dropna().tolist()
             rows.append(
                 {
                     "interconnect": interconnect,
