@@ -57,10 +57,10 @@ def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target:
     limit = ranks_per_node(analysis)
     candidates: list[NextTrial] = []
     for model in found:
-        steps = _steps(analysis, model)
+        steps = steps_of_a_trial(analysis, model)
         goal = target or 2 * max(model.series.sizes[-1], limit or 0)
         sizes = [size for size in _sizes(model, limit) if size < goal]
-        candidates += [c for size in sizes if (c := _expected(model, size, goal, steps)) is not None]
+        candidates += [c for size in sizes if (c := expected(model, size, goal, steps)) is not None]
     thirds = [candidate for candidate in candidates if candidate.why == THIRD_SIZE]
     if thirds:
         return min(thirds, key=lambda candidate: candidate.gpu_hours)
@@ -135,7 +135,7 @@ def _sizes(model: Model, limit: int | None) -> list[int]:
     return sorted(size for size in {*powers, *model.series.sizes} if model.series.batch(size) % 1 == 0)
 
 
-def _expected(model: Model, size: int, target: int, steps: float) -> NextTrial | None:
+def expected(model: Model, size: int, target: int, steps: float) -> NextTrial | None:
     """What one more run of so many steps on `size` ranks would bring; None where the law cannot be asked there."""
     series, chosen = model.series, model.chosen
     here, there = series.at([size]), series.at([target])
@@ -172,7 +172,7 @@ def _gain(candidate: NextTrial) -> float:
     return float(before**2 - after**2)
 
 
-def _steps(analysis: Analysis, model: Model) -> float:
+def steps_of_a_trial(analysis: Analysis, model: Model) -> float:
     """Steps of all windows of a trial of the series, the median."""
     trials = analysis.configurations.loc[model.series.points["configuration"], "trial_ids"].explode()
     steps = analysis.results.steps
