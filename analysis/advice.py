@@ -140,7 +140,7 @@ def expected(model: Model, size: int, target: int, steps: float) -> NextTrial | 
     series, chosen = model.series, model.chosen
     here, there = series.at([size]), series.at([target])
     new = size not in series.sizes
-    if chosen.law.needs_wire and not (here.wire_known and there.wire_known):
+    if chosen.law.lacks(here) or chosen.law.lacks(there):
         return None
     gpu_hours = size * steps * float(chosen.step_s(here)[0]) / 3600
     third = len(series.sizes) == 2 and new

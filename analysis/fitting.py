@@ -82,8 +82,8 @@ def fit(law: Law, points: Points, log_step: Array, repeats: Array, within: Sprea
     within: spread of the repeats of a point, pooled over all. Points fewer than parameters, or such that leave a
     parameter open, give NotIdentifiable.
     """
-    if law.needs_wire and not points.wire_known:
-        return NotIdentifiable(law, "not identifiable: needs an all-reduce sweep and the gradients' size")
+    if lacking := law.lacks(points):
+        return NotIdentifiable(law, f"not identifiable: needs {lacking}")
     count = len(law.parameters)
     distinct = len({*zip(points.world_size, points.batch_per_gpu, points.wire_s, strict=True)})
     if distinct < count:

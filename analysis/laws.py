@@ -33,16 +33,20 @@ class Points:
 
     base_batch: samples that one rank alone would take a step, those of the batch per rank where that is held (weak
     scaling) and of the global batch where that is (strong). wire_s: time of the gradients' all-reduce where the link and
-    their size are known, 0 on one rank; NaN where they are not.
+    their size are known, 0 on one rank; NaN where they are not. growth: what ranks cost each other in units of what 2 do,
+    as the parts of the communication account grow, 0 on one rank; NaN where no account was kept.
     """
 
     world_size: Array
     batch_per_gpu: Array
     base_batch: Array
     wire_s: Array
+    growth: Array | None = None
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "batch_per_gpu", "base_batch", "wire_s"):
+        if self.growth is None:
+            object.__setattr__(self, "growth", np.full(len(self.wire_s), np.nan))
+        for name in self.__dataclass_fields__:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=float))
 
     @property
@@ -54,8 +58,12 @@ class Points:
     def wire_known(self) -> bool:
         return bool(np.isfinite(self.wire_s).all())
 
+    @property
+    def growth_known(self) -> bool:
+        return self.growth is not None and bool(np.isfinite(self.growth).all())
+
     def __getitem__(self, which: Array | slice) -> "Points":
-        return Points(self.world_size[which], self.batch_per_gpu[which], self.base_batch[which], self.wire_s[which])
+        return Points(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,8 @@ class Parameter:
 class Law:
     """A law: `step_s(points, values)` in the order of `parameters`, of which the first is a time.
 
-    joint: fitted over all batches together, not to one series. needs_wire: cannot be asked where no link is known.
+    joint: fitted over all batches together, not to one series. needs_wire, needs_account: cannot be asked where no link
+    is known, or no communication account was kept.
     """
 
     title: str
@@ -82,6 +91,15 @@ class Law:
     step_s: Callable[[Points, Array], Array]
     joint: bool = False
     needs_wire: bool = False
+    needs_account: bool = False
+
+    def lacks(self, points: Points) -> str | None:
+        """What the law needs and these points do not have."""
+        if self.needs_wire and not points.wire_known:
+            return "an all-reduce sweep and the gradients' size"
+        if self.needs_account and not points.growth_known:
+            return "a communication account and one rank"
+        return None
 
 
 def amdahl(world_size: Array, serial: float | Array) -> Array:
@@ -177,6 +195,26 @@ def _offset(points: Points, values: Array) -> Array:
     return values[0] * points.work + values[1] * (points.world_size > 1)
 
 
+def _account(points: Points, values: Array) -> Array:
+    """Each part of the cost grows by its own law, see `account_growth`."""
+    assert points.growth is not None
+    return values[0] * points.work + values[1] * points.growth
+
+
+def account_growth(world_size: Array, host_s: float, wait_s: float, wire_s: float) -> Array:
+    """What N ranks cost each other in units of what 2 do; the parts are those on 2 ranks, in any unit.
+
+    The host's work and contention on the device stay as they are from 2 ranks on; the wait for the slowest rank grows as
+    `expected_largest`, exposed transfers as `ring_factor`. Where all parts are 0, what there is stays as it is.
+    """
+    size = np.asarray(world_size, dtype=float)
+    total = host_s + wait_s + wire_s
+    if total <= 0:
+        return (size > 1).astype(float)
+    grown = host_s * (size > 1) + wait_s * expected_largest(size) / _expected_largest(2.0) + wire_s * ring_factor(size)
+    return np.asarray(grown / total)
+
+
 def _ring(points: Points, values: Array) -> Array:
     """A cost that grows as the bytes that cross a link do."""
     return values[0] * points.work + values[1] * ring_factor(points.world_size)
@@ -218,6 +256,13 @@ _SHARED = (
 )
 
 LAWS: Mapping[str, Law] = {
+    "account": Law(
+        "parts of the account",
+        "T₁ + c · (host + wait · E[largest of N] + wire · 2(N-1)/N)",
+        (_ALONE, Parameter("cost on 2 ranks", "s")),
+        _account,
+        needs_account=True,
+    ),
     "ring": Law("ring", "T₁ + c · 2(N-1)/N", (_ALONE, Parameter("exposed cost on 2 ranks", "s")), _ring),
     "overlap": Law(
         "overlap with the measured all-reduce", "(T₁^γ + W(N)^γ)^(1/γ)", (_ALONE, _GAMMA), _overlap, needs_wire=True

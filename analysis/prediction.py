@@ -143,8 +143,8 @@ def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[s
     """The law for a series and why: least mean of absolute held-out errors, on the logarithm, over all series in `tests`.
 
     Only laws that were tested wherever any was are compared. Where nothing could be held out: the measured all-reduce
-    with overlap, if the growth of the step is at most its time, for then nothing else needs to be supposed; else the
-    first of `LAWS` that fits the points. None where no law can be fitted.
+    with overlap, where exposed transfers are most of what ranks cost each other, for what is hidden of them does not grow
+    as they do; else the first of `LAWS` that fits the points. None where no law can be fitted.
     """
     fitted = [name for name, found in fits.items() if isinstance(found, Fit)]
     if not fitted:
@@ -160,8 +160,9 @@ def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[s
         over = "the held-out point" if count == 1 else f"the {count} held-out points of series like it"
         return law, f"least error on {over}"
     close = [name for name in fitted if _fits(fits[name])] or fitted
-    if "overlap" in close and series.measured.wire_s[-1] >= _growth_s(series):
-        return "overlap", "nothing could be held out; the measured all-reduce is long enough to explain the growth"
+    parts = series.cost_parts
+    if "overlap" in close and parts and parts[2] >= sum(parts) / 2:
+        return "overlap", "nothing could be held out; exposed transfers are most of the cost, by the account"
     law = next(name for name in close if name != "overlap")
     return law, "nothing could be held out; first in order of preference of the laws that pass the points"
 
@@ -327,12 +328,6 @@ def _fits(found: Fit | NotIdentifiable) -> bool:
     return bool(np.abs(found.residuals).max() <= max(CLOSE, 2 * spread))
 
 
-def _growth_s(series: Series) -> float:
-    """How much longer a step takes on most ranks than the same work on fewest."""
-    first, last = series.points.iloc[0], series.points.iloc[-1]
-    return float(last["step_s"] - first["step_s"] * last["batch_per_gpu"] / first["batch_per_gpu"])
-
-
 def _law_error(law: str, tests: Sequence[pd.DataFrame], series: Series, fits: Fits) -> LawError | None:
     rows = pd.concat(tests)
     rows = rows[rows["law"] == law].dropna(subset="held_out_error")
@@ -341,16 +336,12 @@ def _law_error(law: str, tests: Sequence[pd.DataFrame], series: Series, fits: Fi
         beyond_noise = max(0.0, float((squares - rows["noise"].fillna(0.0)).mean()))
         return LawError(beyond_noise, float(rows["distance"].mean()), float(len(rows)))
     far = series.at([2 * series.sizes[-1]])
-    said = [np.log(f.step_s(far)[0]) for f in fits.values() if isinstance(f, Fit) and _fits(f) and not _needs(f, far)]
+    said = [np.log(f.step_s(far)[0]) for f in fits.values() if isinstance(f, Fit) and _fits(f) and not f.law.lacks(far)]
     if len(said) < 2:
         return None
     chosen = fits[law]
     center = np.log(chosen.step_s(far)[0]) if isinstance(chosen, Fit) else np.mean(said)
     return LawError(float(np.mean(np.square(said - center))), float(np.log(2)), float(len(said) - 1))
-
-
-def _needs(found: Fit, points: Points) -> bool:
-    return found.law.needs_wire and not points.wire_known
 
 
 def half_width(model: Model, points: Points) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Scaling series as laws are fitted to them: the measured points, their spread, and the all-reduce on their link."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,16 @@ import numpy as np
 import pandas as pd
 
 from analysis.fitting import Spread
-from analysis.laws import Array, Link, Points, ring_s, two_level_s
+from analysis.laws import (
+    Array,
+    Link,
+    Points,
+    account_growth,
+    expected_largest,
+    ring_factor,
+    ring_s,
+    two_level_s,
+)
 from analysis.scaling import STRONG, WEAK, Analysis, trial_fields
 
 HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks")
@@ -53,7 +62,8 @@ class Series:
     fields: what they share. points: a row for each number of ranks, in order (the fewest nodes of each): configuration,
     world_size, nodes, batch_per_gpu, log_step (mean log of seconds), step_s, throughput_samples_per_s, n, variance (of
     one run's log) and degrees. group: number of the series that differ from it in the batch at most. gradient_bytes,
-    buckets: NaN where no account was kept. fits: the ceilings of its interconnect, see `ceiling.fits`.
+    buckets: NaN where no account was kept. fits: the ceilings of its interconnect, see `ceiling.fits`. exposed: world_size,
+    wire_s and wait_s of the account after the last gradient (`communication.account`), a row a number of ranks with one.
     """
 
     scaling: str
@@ -64,6 +74,7 @@ class Series:
     gradient_bytes: float
     buckets: float
     fits: pd.DataFrame
+    exposed: pd.DataFrame
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -77,9 +88,8 @@ class Series:
         """The series as if it had been measured on these numbers of ranks only, its all-reduces too."""
         points = self.points[self.points["world_size"].isin(sizes)]
         fits = self.fits[self.fits["world_size"] <= max(sizes)]
-        return Series(
-            self.scaling, self.fields, points, self.base_batch, self.group, self.gradient_bytes, self.buckets, fits
-        )
+        exposed = self.exposed[self.exposed["world_size"].isin(sizes)]
+        return replace(self, points=points, fits=fits, exposed=exposed)
 
     @cached_property
     def links(self) -> Links:
@@ -95,12 +105,40 @@ class Series:
             links.all_reduce_s(size, count, self.gradient_bytes, self.buckets)
             for size, count in zip(sizes, nodes, strict=True)
         ]
-        return Points(np.array(sizes), np.array(batch), np.full(len(sizes), self.base_batch), np.array(wire_s))
+        base = np.full(len(sizes), self.base_batch)
+        return Points(np.array(sizes), np.array(batch), base, np.array(wire_s), self._growth(np.array(sizes)))
 
     @cached_property
     def measured(self) -> Points:
         """The points that were measured."""
         return self.at(self.sizes, [int(count) for count in self.points["nodes"]])
+
+    @cached_property
+    def cost_parts(self) -> tuple[float, float, float] | None:
+        """What 2 ranks cost each other a step, in seconds: host and contention, wait for the slowest, exposed transfers.
+
+        From the account on most ranks. It was kept in a window of its own, so transfers and wait that are longer than what
+        the plain step takes longer are scaled down to that, and the first part is what they leave of it. None without an
+        account, or where one rank was not measured.
+        """
+        if self.exposed.empty or self.sizes[0] != 1:
+            return None
+        kept = self.exposed.iloc[-1]
+        size = int(kept["world_size"])
+        step_s = self.points.set_index("world_size")["step_s"].astype(float)
+        longer_s = max(0.0, float(step_s[size] - step_s[1] * self.batch(size) / self.base_batch))
+        wire_s, wait_s = max(0.0, float(kept["wire_s"])), max(0.0, float(kept["wait_s"]))
+        scale = min(1.0, longer_s / (wire_s + wait_s)) if wire_s + wait_s > 0 else 1.0
+        wire_s, wait_s = wire_s * scale, wait_s * scale
+        as_on_two = expected_largest(np.array([2, size]))
+        return (
+            longer_s - wire_s - wait_s,
+            wait_s * float(as_on_two[0] / as_on_two[1]),
+            wire_s / float(ring_factor(size)),
+        )
+
+    def _growth(self, sizes: Array) -> Array:
+        return np.full(len(sizes), np.nan) if self.cost_parts is None else account_growth(sizes, *self.cost_parts)
 
     def batch(self, world_size: int) -> float:
         """Samples a rank and step on so many ranks; not whole where a global batch does not divide."""
@@ -151,9 +189,8 @@ def series_of(analysis: Analysis) -> list[Series]:
             seen |= set(rows["configuration"])
             shared = {name: rows[name].iloc[-1] for name in keys}
             base = float(rows["batch_per_gpu" if scaling == WEAK else "global_batch"].iloc[-1])
-            series.append(
-                Series(scaling, shared, rows, base, group, *_gradients(analysis, rows), _fits(analysis, shared))
-            )
+            of_link = *_gradients(analysis, found[groups == group]), _fits(analysis, shared)
+            series.append(Series(scaling, shared, rows[_POINTS], base, group, *of_link, _exposed(analysis, rows)))
     return series
 
 
@@ -191,6 +228,19 @@ def _gradients(analysis: Analysis, rows: pd.DataFrame) -> tuple[float, float]:
     kept = analysis.communication.exposed
     kept = kept[kept.index.isin(rows["configuration"])]
     return (float(kept["gradient_bytes"].median()), float(kept["buckets"].median())) if len(kept) else (np.nan, np.nan)
+
+
+def _exposed(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
+    """Exposed transfers and wait of each configuration with an account, on the rank that waits most."""
+    kept = analysis.communication.exposed.reindex(rows["configuration"])
+    frame = pd.DataFrame(
+        {
+            "world_size": rows["world_size"].to_numpy(dtype=int),
+            "wire_s": kept["seen_exposed_wire_s"].to_numpy(dtype=float),
+            "wait_s": kept["seen_exposed_wait_s"].to_numpy(dtype=float),
+        }
+    )
+    return frame[frame["world_size"] > 1].dropna(ignore_index=True)
 
 
 def _fits(analysis: Analysis, fields: dict[str, Any]) -> pd.DataFrame:

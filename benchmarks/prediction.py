@@ -8,7 +8,7 @@ about 4. Beside it stands the naive "throughput of one GPU x 4". Goals: a mean a
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ def predicted(folder: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
         for model in models_of([series.only(SEEN) for series in whole], pooled_spread(analysis)):
             row = predict(model, [ASKED]).iloc[0]
             series = whole[model.number]
-            yield _sample(Path(folder).name, series, model.law, row.to_dict(), analysis.axes), analysis.environment
+            yield _sample(Path(folder).name, series, model.law, dict(row.items()), analysis.axes), analysis.environment
 
 
-def _sample(folder: str, series: Series, law: str, row: dict[str, Any], axes: Sequence[str]) -> dict[str, Any]:
+def _sample(folder: str, series: Series, law: str, row: Mapping[Any, Any], axes: Sequence[str]) -> dict[str, Any]:
     by_size = series.points.set_index("world_size")
     step_s = by_size["step_s"]
     alone = float(step_s[1] * by_size["batch_per_gpu"][ASKED] / by_size["batch_per_gpu"][1])

@@ -11,6 +11,7 @@ from analysis.laws import (
     Law,
     Link,
     Points,
+    account_growth,
     amdahl,
     expected_largest,
     gustafson,
@@ -25,6 +26,7 @@ SIZES = np.array([1, 2, 4, 8])
 UNKNOWN = Spread(float("nan"), 0.0)
 
 TRUE = {
+    "account": (0.020, 0.004),
     "ring": (0.020, 0.004),
     "overlap": (0.020, 2.0),
     "offset": (0.020, 0.006),
@@ -39,13 +41,15 @@ TRUE = {
 """Parameters inside their bounds, of a size that the points below tell apart."""
 
 WIRE_S = 0.012 * ring_factor(SIZES)
+GROWTH = account_growth(SIZES, host_s=0.002, wait_s=0.001, wire_s=0.001)
 
 
 def points_of(law: Law) -> Points:
     """1, 2, 4 and 8 ranks at batch 32, for laws over batches also at 8 and 128; the all-reduce takes `WIRE_S`."""
     batches = (8, 32, 128) if law.joint else (32,)
     batch = np.repeat(batches, len(SIZES))
-    return Points(np.tile(SIZES, len(batches)), batch, batch, np.tile(WIRE_S, len(batches)))
+    sizes, wire_s, growth = (np.tile(values, len(batches)) for values in (SIZES, WIRE_S, GROWTH))
+    return Points(sizes, batch, batch, wire_s, growth)
 
 
 def fitted(name: str, points: Points, step_s: np.ndarray, repeats: int = 1, within: Spread = UNKNOWN) -> Fit:
@@ -99,6 +103,16 @@ def test_the_largest_of_normal_values_has_its_tabulated_expectation() -> None:
     )
 
 
+def test_the_parts_of_the_account_grow_each_in_their_own_way() -> None:
+    assert account_growth(SIZES, 3.0, 0.0, 0.0).tolist() == [0, 1, 1, 1]
+    assert account_growth(SIZES, 0.0, 0.0, 2.0).tolist() == [0, 1, 1.5, 1.75]
+    assert account_growth(SIZES, 0.0, 5.0, 0.0) == pytest.approx(
+        np.array([0, 0.56419, 1.02938, 1.4236]) / 0.56419, rel=1e-4
+    )
+    assert account_growth(SIZES, 1.0, 0.0, 1.0).tolist() == [0, 1, 1.25, 1.375]
+    assert account_growth(SIZES, 0.0, 0.0, 0.0).tolist() == [0, 1, 1, 1]
+
+
 @given(st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), st.floats(1.0, 10.0))
 def test_overlap_lies_between_the_longer_of_both_and_their_sum(compute_s: float, sync_s: float, gamma: float) -> None:
     step_s = float(overlapped_s(np.array(compute_s), np.array(sync_s), gamma))
@@ -116,7 +130,7 @@ def test_one_rank_alone_pays_for_no_other(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, law in LAWS.items() if not law.joint])
 def test_with_the_global_batch_held_computing_shrinks_with_the_number_of_ranks(name: str) -> None:
     values = np.array([0.020, *(parameter.low for parameter in LAWS[name].parameters[1:])])
-    points = Points(SIZES, 64 / SIZES, np.full(4, 64.0), np.zeros(4))
+    points = Points(SIZES, 64 / SIZES, np.full(4, 64.0), np.zeros(4), np.zeros(4))
     assert LAWS[name].step_s(points, values) == pytest.approx(0.020 / SIZES)
 
 
@@ -228,10 +242,15 @@ def test_an_offset_is_not_identifiable_without_a_single_rank() -> None:
     assert found == NotIdentifiable(LAWS["offset"], "not identifiable: needs 1 more point")
 
 
-def test_a_law_of_the_all_reduce_needs_one() -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("overlap", "not identifiable: needs an all-reduce sweep and the gradients' size"),
+        ("account", "not identifiable: needs a communication account and one rank"),
+    ],
+)
+def test_a_law_of_what_else_was_measured_needs_it(name: str, reason: str) -> None:
     batch = np.full(4, 32)
     points = Points(SIZES, batch, batch, np.array([0, np.nan, np.nan, np.nan]))
-    found = fit(LAWS["overlap"], points, np.log(np.full(4, 0.02)), np.full(4, 5), Spread(1e-4, 16))
-    assert found == NotIdentifiable(
-        LAWS["overlap"], "not identifiable: needs an all-reduce sweep and the gradients' size"
-    )
+    found = fit(LAWS[name], points, np.log(np.full(4, 0.02)), np.full(4, 5), Spread(1e-4, 16))
+    assert found == NotIdentifiable(LAWS[name], reason)
