@@ -1,5 +1,6 @@
 """Tables and a figure of what was predicted, each labelled so: nothing in them was measured where it says predicted."""
 
+from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -14,7 +15,7 @@ from analysis.columns import axis_columns, study_ranks
 from analysis.drawing import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
 from analysis.fitting import Fit
 from analysis.forecast import forecast
-from analysis.formatting import configuration_label, decimals_for, field_label, value_label, with_interval
+from analysis.formatting import configuration_label, decimals_for, field_label, field_value, value_label, with_interval
 from analysis.prediction import Model, models, predict
 from analysis.scaling import STRONG, Analysis
 from analysis.series import HOW_MEASURED
@@ -29,11 +30,12 @@ _ERROR_NOTE = "the largest number of ranks is left out, the law fitted to the re
 def predictions(analysis: Analysis) -> Table:
     """Twice and four times the ranks of each series."""
     found = models(analysis)
-    frame = pd.DataFrame()
-    if found:
-        largest = max(model.series.sizes[-1] for model in found)
-        frame = forecast(analysis, [largest * factor for factor in AHEAD]).rows
-    return forecast_table(analysis, found, frame)
+    if not found:
+        return forecast_table(analysis, found, pd.DataFrame())
+    largest = max(model.series.sizes[-1] for model in found)
+    made = forecast(analysis, [largest * factor for factor in AHEAD])
+    table = forecast_table(analysis, found, made.rows)
+    return replace(table, note=" ".join([table.note, *made.notes]))
 
 
 def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -> Table:
@@ -46,9 +48,10 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
         "held", "held", "what is the same for all numbers of ranks of a series: the batch per rank, or the global one."
     )
     columns = [
+        Column("series", "series", decimals=0),
         held,
         *axes,
-        Column("interconnect", "interconnect", optional=True),
+        Column("link", "interconnect", "measured, or stated by whoever asked.", optional=True),
         Column("kind", "kind"),
         Column("law", "law", optional=True),
         Column("step_s", "step time (ms)", "[95 % prediction interval of a new run].", 1e3, interval=True),
@@ -69,9 +72,10 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
     frame = _labelled(found, rows, ranks)
     if frame.empty:
         frame = pd.DataFrame(columns=[name for column in columns for name in (column.name,)])
-    interconnects = frame["interconnect"].astype(object)
-    if set(interconnects) <= {"auto"}:
-        columns = [column for column in columns if column.name != "interconnect"]
+    empty = [column.name for column in axes if len(frame) and frame[column.name].isin([""]).all()]
+    columns = [column for column in columns if column.name not in empty]
+    if set(frame["link"]) <= {"auto"}:
+        columns = [column for column in columns if column.name != "link"]
     return Table(
         "Predictions: predicted, not measured",
         tuple(columns),
@@ -91,6 +95,9 @@ def _labelled(found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) ->
     for name in {name for model in found for name in model.series.fields if name not in frame}:
         frame[name] = [model.series.fields.get(name) for model in series]
     frame["held"] = [_held(model, ranks) for model in series]
+    frame["link"] = [
+        link if link.startswith("stated") else field_value("interconnect", link) for link in frame["interconnect"]
+    ]
     frame["kind"] = ["predicted" if flag else "measured, no prediction" for flag in frame["predicted"]]
     frame["law"] = [
         model.fits[law].law.title if isinstance(law, str) else None for model, law in zip(series, frame["law"])
@@ -153,12 +160,12 @@ def laws(analysis: Analysis) -> Table:
         Column("scaling", "scaling"),
         Column("law", "law"),
         Column("formula", "step time"),
+        Column("chosen", "chosen for", "series; the least mean of |log(predicted / measured)| decides where there are held-out points.", decimals=0),
         Column("fitted", "series fitted", decimals=0),
         Column("held_out", "held out", f"series in which {_ERROR_NOTE}.", decimals=0),
         Column("mean_error", "mean error (%)", "of |predicted / measured - 1| over these.", decimals=1),
         Column("largest_error", "largest error (%)", decimals=1),
         Column("residual", "residual (%)", "what the law leaves of the points that it was fitted to, root mean square.", decimals=2),
-        Column("chosen", "chosen for", "series; the least mean of |log(predicted / measured)| decides where there are held-out points.", decimals=0),
         Column("reason", "note", optional=True),
     )  # fmt: skip
     if frame.empty:
@@ -173,6 +180,7 @@ def law_parameters(analysis: Analysis) -> Table:
     rows = [
         model.series.fields
         | {
+            "series": model.number,
             "held": _held(model, ranks),
             "sizes": ", ".join(map(str, model.series.sizes)),
             "law": model.chosen.law.title,
@@ -187,6 +195,7 @@ def law_parameters(analysis: Analysis) -> Table:
         if c.name not in (*HOW_MEASURED, "world_size", "nodes", "batch_per_gpu")
     ]
     columns = (
+        Column("series", "series", decimals=0),
         Column("held", "held"),
         *varying,
         Column("sizes", ranks[1]),
@@ -217,7 +226,7 @@ def next_steps(analysis: Analysis) -> list[str]:
 
 
 def prediction_fan(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval shaded."""
+    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval shaded and cut off at the frame."""
     found = models(analysis)
     if not found:
         return None
@@ -248,7 +257,8 @@ def prediction_fan(analysis: Analysis) -> Figure | None:
             axis.minorticks_off()
             axis.set_xlim(smallest / 1.2, largest * 1.2)
             axis.set_ylim(0, 130)
-            title = configuration_label(dict(zip(rest, key, strict=True)), rest, ranks)
+            fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
+            title = configuration_label(fields, fields, ranks)
             axis.set_title(wrapped(title, min(4, len(panels))))
         outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
         handles = [

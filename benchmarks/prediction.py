@@ -5,6 +5,9 @@
 Each series is cut to 1 and 2 GPUs (its all-reduce sweeps too), a law is chosen and fitted as `predict` does, and asked
 about 4. Beside it stands the naive "throughput of one GPU x 4". Goals: a mean absolute error of at most 3 %, none above
 8 %, and, where efficiency on 4 GPUs is below 0.9, at most half the naive error, on 12 series or more.
+
+The law that grows each part of the account by itself was found with the series of results/account in view: for these its
+error is a fit, and only series measured later test it.
 """
 
 import argparse
