@@ -145,7 +145,7 @@ def test_exact_steps_give_back_the_parameters(name: str) -> None:
     assert np.abs(found.residuals).max() < 1e-5
 
 
-STUDIES = 400
+STUDIES = 300
 
 
 def coverage(name: str, spread: float = 0.01) -> tuple[np.ndarray, float]:

@@ -38,6 +38,19 @@ def study(directory: Path, law: Callable[[dict[str, Any]], dict[str, Any]] = rin
     return analyse(load(write_results(directory, grid(GPU, **axes), law, spread=0.004)))
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of 1, 2 and 4 GPUs by 2 batches by 3 repeats that follow `ring_law`; nobody writes into it but reports."""
+    directory = tmp_path_factory.mktemp("plain") / "results"
+    study(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Analysis:
+    return analyse(load(folder))
+
+
 def series(
     steps_s: dict[int, float],
     spread: float = 0.0,
@@ -273,15 +286,16 @@ def test_a_strong_series_is_predicted_at_the_batch_that_is_left(tmp_path: Path) 
     assert row["step_s"] == pytest.approx(0.0002 * 32 + 0.003 * 1.75, rel=0.02)
 
 
-def test_cost_and_energy_follow_from_time_and_are_null_where_nothing_tells_them(tmp_path: Path) -> None:
-    found = study(tmp_path / "gpu")
-    row = forecast(found, [8], price_per_gpu_hour=3.0).rows.iloc[0]
+def test_cost_and_energy_follow_from_time_and_are_null_where_nothing_tells_them(
+    plain: Analysis, tmp_path: Path
+) -> None:
+    row = forecast(plain, [8], price_per_gpu_hour=3.0).rows.iloc[0]
     hours = 8 * 1e6 / row["throughput_samples_per_s"] / 3600
     assert row["cost_per_million_samples"] == pytest.approx(3.0 * hours)
     assert row["power_w_per_rank"] == 612  # what `frames.environment` reads after the windows
     assert row["energy_kwh_per_million_samples"] == pytest.approx(0.612 * hours)
-    assert np.isnan(forecast(found, [8]).rows.iloc[0]["cost_per_million_samples"])
-    cpu = forecast(study(tmp_path / "cpu", device=["cpu"]), [8])
+    assert np.isnan(forecast(plain, [8]).rows.iloc[0]["cost_per_million_samples"])
+    cpu = forecast(study(tmp_path / "cpu", device=["cpu"], batch_per_gpu=[32]), [8])
     assert cpu.rows["energy_kwh_per_million_samples"].isna().all()
     assert "No energy: power was not recorded." in cpu.notes
 
@@ -297,8 +311,8 @@ def test_a_law_that_does_not_beat_throughput_times_n_says_so(tmp_path: Path) -> 
     ) in forecast(found, [8]).notes
 
 
-def test_more_gpus_than_a_node_holds_are_predicted_with_a_warning(tmp_path: Path) -> None:
-    notes = forecast(study(tmp_path), [16]).notes
+def test_more_gpus_than_a_node_holds_are_predicted_with_a_warning(plain: Analysis) -> None:
+    notes = forecast(plain, [16]).notes
     assert (
         "A node here holds 8 GPUs, and no interconnect between nodes was measured: 16 are predicted as if all were linked like "
         "those of one node; state the network with --interconnect LATENCY_US:BANDWIDTH_GB_S."
@@ -368,18 +382,17 @@ def test_across_nodes_the_stated_interconnect_is_the_one_between_them(tmp_path: 
         ),
     ],
 )
-def test_an_interconnect_that_nothing_is_known_of_is_refused(interconnect: str, message: str, tmp_path: Path) -> None:
+def test_an_interconnect_that_nothing_is_known_of_is_refused(interconnect: str, message: str, plain: Analysis) -> None:
     with pytest.raises(PredictionError) as refused:
-        forecast(study(tmp_path), [8], interconnect, name="DIR")
+        forecast(plain, [8], interconnect, name="DIR")
     assert str(refused.value) == message
 
 
 # --------------------------------------------------------------------------------------------------- tables and figure
 
 
-def test_every_row_of_the_report_says_that_it_is_predicted(tmp_path: Path) -> None:
-    found = study(tmp_path)
-    table = predictions(found)
+def test_every_row_of_the_report_says_that_it_is_predicted(plain: Analysis) -> None:
+    table = predictions(plain)
     assert table.title == "Predictions: predicted, not measured"
     cells = table.cells()
     assert cells["GPUs"].tolist() == ["8", "16", "8", "16"]
@@ -390,8 +403,8 @@ def test_every_row_of_the_report_says_that_it_is_predicted(tmp_path: Path) -> No
     assert "kind" in table.to_csv().splitlines()[0].split(",")
 
 
-def test_no_law_is_hidden(tmp_path: Path) -> None:
-    table = laws(study(tmp_path))
+def test_no_law_is_hidden(plain: Analysis) -> None:
+    table = laws(plain)
     assert sorted(table.frame["law"]) == sorted([*(law.title for law in LAWS.values()), "naive"])
     shown = table.cells().set_index("law")
     assert shown.loc["ring", "chosen for"] == "2"
@@ -402,7 +415,7 @@ def test_no_law_is_hidden(tmp_path: Path) -> None:
     assert shown.loc["universal scalability", "note"] == (
         "not tested: without 4 ranks not identifiable: needs 1 more point"
     )
-    [first, _] = law_parameters(study(tmp_path / "again")).frame["parameters"]
+    [first, _] = law_parameters(plain).frame["parameters"]
     assert first.startswith("step of one rank 16.")
     assert "; exposed cost on 2 ranks " in first
 
@@ -416,32 +429,29 @@ def test_a_study_of_one_number_of_ranks_has_no_prediction_in_its_report(tmp_path
     assert not list((tmp_path / "report").rglob("*prediction*"))
 
 
-def test_the_report_shows_the_fan_the_laws_and_what_to_do_next(tmp_path: Path) -> None:
-    study(tmp_path)
-    page = Path(write_report(tmp_path)).read_text()
+def test_the_report_shows_the_fan_the_laws_and_what_to_do_next(folder: Path) -> None:
+    page = Path(write_report(folder)).read_text()
     assert 'id="predictions"' in page
     assert 'id="laws"' in page
     assert "predicted, not measured (shaded: 95 %)" in page
     assert "Next trial: one more run with" in page
-    assert (tmp_path / "report/figures/prediction_fan.png").is_file()
-    assert "## What to do next" in (tmp_path / "report/report.md").read_text()
+    assert (folder / "report/figures/prediction_fan.png").is_file()
+    assert "## What to do next" in (folder / "report/report.md").read_text()
 
 
 # --------------------------------------------------------------------------------------------------- command line
 
 
-def test_predict_prints_predictions_laws_and_advice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    study(tmp_path)
-    assert main(["predict", str(tmp_path), "--gpus", "8", "--price-per-gpu-hour", "2"]) == 0
+def test_predict_prints_predictions_laws_and_advice(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert main(["predict", str(folder), "--gpus", "8", "--price-per-gpu-hour", "2"]) == 0
     out = capsys.readouterr().out
     for text in ("Predictions: predicted, not measured", "held-out", "Laws tried for the predictions", "Next trial: "):
         assert text in out
     assert "Best for throughput: 4 GPUs, batch 128 per GPU, " in out
 
 
-def test_predict_as_json_has_plain_values_and_nulls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    study(tmp_path)
-    assert main(["predict", str(tmp_path), "--gpus", "8,4", "--json"]) == 0
+def test_predict_as_json_has_plain_values_and_nulls(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert main(["predict", str(folder), "--gpus", "8,4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert found["label"] == "predicted, not measured"
     assert [row["world_size"] for row in found["predictions"]] == [4, 8, 4, 8]
@@ -456,38 +466,38 @@ def test_predict_as_json_has_plain_values_and_nulls(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("axes", "arguments", "message"),
+    ("arguments", "message"),
     [
+        (["--gpus", "0"], "error: --gpus '0': allowed: numbers of 1 to 999999, separated by commas"),
+        (["--gpus", "8,x"], "error: --gpus '8,x': allowed: numbers of 1 to 999999, separated by commas"),
+        ([], "error: Missing option '--gpus'; see --help"),
         (
-            {"world_size": [2]},
-            ["--gpus", "8"],
-            (
-                "error: {dir}: nothing to predict from: every done trial ran on 2 ranks; run one configuration on two "
-                "numbers of ranks or more, such as --gpus 1,2,4"
-            ),
-        ),
-        ({}, ["--gpus", "0"], "error: --gpus '0': allowed: numbers of 1 to 999999, separated by commas"),
-        ({}, ["--gpus", "8,x"], "error: --gpus '8,x': allowed: numbers of 1 to 999999, separated by commas"),
-        ({}, [], "error: Missing option '--gpus'; see --help"),
-        (
-            {},
             ["--gpus", "8", "--goal", "speed"],
             "error: --goal 'speed' is not known; allowed: throughput, time-to-accuracy, cost",
         ),
         (
-            {},
             ["--gpus", "8", "--price-per-gpu-hour", "-1"],
             "error: --price-per-gpu-hour -1: allowed: 0 or more",
         ),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(
-    axes: dict[str, Any], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    study(tmp_path, **axes)
-    assert main(["predict", str(tmp_path), *arguments]) == 2
+    assert main(["predict", str(folder), *arguments]) == 2
     told = capsys.readouterr()
-    assert (told.out, told.err.splitlines()) == ("", [message.format(dir=tmp_path)])
+    assert (told.out, told.err.splitlines()) == ("", [message])
+
+
+def test_a_folder_of_one_number_of_ranks_says_what_is_needed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    study(tmp_path, world_size=[2], batch_per_gpu=[32], repeat=[0])
+    assert main(["predict", str(tmp_path), "--gpus", "8"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {tmp_path}: nothing to predict from: every done trial ran on 2 ranks; run one configuration on two "
+        + "numbers of ranks or more, such as --gpus 1,2,4"
+    ]
 
 
 def test_an_empty_folder_and_a_folder_without_a_done_trial_are_told(
