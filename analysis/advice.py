@@ -43,7 +43,7 @@ class NextTrial:
 
 
 def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target: int | None = None) -> NextTrial | None:
-    """The cheapest way to narrow a prediction at `target` ranks (left out: twice what a node here holds or was measured).
+    """The cheapest way to narrow a prediction at `target` ranks (left out: twice the largest that can be run here).
 
     For each candidate, a run of a series on fewer ranks than that which a node here holds, the variance of the predicted log
     step is computed as if it had been made. It would add its row j of the law's Jacobian to the design, and so take
@@ -58,8 +58,9 @@ def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target:
     candidates: list[NextTrial] = []
     for model in found:
         steps = steps_of_a_trial(analysis, model)
-        goal = target or 2 * max(model.series.sizes[-1], limit or 0)
-        sizes = [size for size in _sizes(model, limit) if size < goal]
+        possible = _sizes(model, limit)
+        goal = target or 2 * possible[-1]
+        sizes = [size for size in possible if size < goal]
         candidates += [c for size in sizes if (c := expected(model, size, goal, steps)) is not None]
     thirds = [candidate for candidate in candidates if candidate.why == THIRD_SIZE]
     if thirds:
@@ -129,7 +130,8 @@ def _telling(analysis: Analysis, fields: Mapping[str, Any], first: tuple[str, ..
 
 
 def _sizes(model: Model, limit: int | None) -> list[int]:
-    """Numbers of ranks to consider: those measured, and powers of two up to what a node here holds."""
+    """Numbers of ranks to consider: those measured, and powers of two up to the GPUs of a node here (on CPUs: up to twice
+    what was measured)."""
     largest = limit or 2 * model.series.sizes[-1]
     powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]
     return sorted(size for size in {*powers, *model.series.sizes} if model.series.batch(size) % 1 == 0)

@@ -100,6 +100,13 @@ def test_with_two_numbers_of_ranks_the_cheapest_third_one_comes_first(tmp_path: 
     )
 
 
+def test_ranks_on_cpus_are_advised_to_double(tmp_path: Path) -> None:
+    found = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
+    trial = next_trial(found)
+    assert trial is not None
+    assert (trial.world_size, trial.target, trial.why) == (4, 8, THIRD_SIZE)
+
+
 def test_a_larger_number_of_ranks_brings_the_law_nearer_to_what_is_asked() -> None:
 
     model = ring_series(1, 2, 4, spread=0.001)
