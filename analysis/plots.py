@@ -32,6 +32,7 @@ from analysis.drawing import (
 )
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.measures import OPTIONAL_PHASES, PHASES
+from analysis.prediction_tables import prediction_fan
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.step_plots import loss, timeline
 
@@ -158,6 +159,7 @@ PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
     "bus_bandwidth": bus_bandwidth,
     "ladder": ladder,
     "loss": loss,
+    "prediction_fan": prediction_fan,
 }
 
 

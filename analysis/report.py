@@ -24,6 +24,7 @@ from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
 from analysis.load import Results, filesystem, load
 from analysis.plots import PLOTS, caption
+from analysis.prediction_tables import next_steps
 from analysis.scaling import Analysis, analyses
 from analysis.table import Table
 from analysis.tables import TABLES
@@ -149,6 +150,7 @@ def _part(analysis: Analysis, number: int = 1, first: Analysis | None = None) ->
         "limits": limits(analysis),
         "communication": sentences(analysis),
         "trust": trust(analysis),
+        "next": next_steps(analysis),
     }
 
 

@@ -39,7 +39,7 @@ _LAYOUT = ("world_size", "nodes")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """The trials of one environment, computed: what every table, figure and sentence of the report is made from.
 

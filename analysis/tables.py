@@ -27,6 +27,7 @@ from analysis.hardware_tables import hardware, memory_balance
 from analysis.host_tables import host, transfer
 from analysis.ladder import ladder
 from analysis.measures import PHASES
+from analysis.prediction_tables import law_parameters, laws, predictions
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.table import Column, Table
 from analysis.trace_table import trace
@@ -246,6 +247,9 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "settings": settings,
     "memory_balance": memory_balance,
     "hardware": hardware,
+    "predictions": predictions,
+    "laws": laws,
+    "law_parameters": law_parameters,
     "trace": trace,
     "audit": audit,
     "failures": failures,

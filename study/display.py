@@ -11,6 +11,7 @@ from study.progress import duration
 
 if TYPE_CHECKING:
     from study.doctor import Check
+    from study.outlook import Outlook
     from study.session import Prepared
 
 
@@ -78,6 +79,17 @@ def print_summary(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> No
     for row in rows:
         table.add_row(*row)
     _console().print(table)
+
+
+def print_outlook(found: "Outlook") -> None:
+    """Predictions, the laws behind them, and what to do next."""
+    console = _console()
+    for title, columns, rows in found.tables:
+        console.print(f"{title}\n")
+        print_summary(columns, rows)
+        console.print()
+    for line in found.lines:
+        console.print(line, soft_wrap=True)
 
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}

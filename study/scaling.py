@@ -9,6 +9,8 @@ Examples:
   python -m study.scaling run --model resnet50 --batch-per-gpu 64,256 --out results/resnet50
 
   python -m study.scaling report results/resnet50          the report again, from the results alone
+
+  python -m study.scaling predict results/resnet50 --gpus 64   what more GPUs would bring
 """
 
 import json
@@ -136,6 +138,33 @@ def convert(
 
 
 @app.command()
+def predict(
+    directory: Directory,
+    gpus: Annotated[str, typer.Option(metavar="LIST", help="GPUs (on CPUs: ranks) to predict, such as 8 or 16,64.")],
+    interconnect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X", help="A measured one (auto, no_p2p, socket), or LATENCY_US:BANDWIDTH_GB_S, such as 5:50."
+        ),
+    ] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(metavar="PRICE", help="For the predicted cost.")] = None,
+    goal: Annotated[
+        str | None, typer.Option(metavar="GOAL", help="Best configuration for throughput, time-to-accuracy or cost.")
+    ] = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Step time, efficiency and cost on GPUs that were not measured, with intervals and held-out error."""
+    from study import display
+    from study.outlook import outlook
+
+    found = outlook(directory, gpus, interconnect, price_per_gpu_hour, goal)
+    if json_:
+        return _print_json(found.as_json)
+    display.print_outlook(found)
+
+
+@app.command()
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
     from study import display
@@ -179,6 +208,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
         "PlanError": USAGE,
         "StoreError": USAGE,
         "ResultsError": USAGE,
+        "PredictionError": USAGE,
         "WorkloadError": USAGE,
         "DataError": USAGE,
         "ClusterError": NO_CLUSTER,

@@ -1,0 +1,295 @@
+"""Tables and a figure of what was predicted, each labelled so: nothing in them was measured where it says predicted."""
+
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.advice import best, next_trial, sentence
+from analysis.columns import axis_columns, study_ranks
+from analysis.drawing import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
+from analysis.fitting import Fit
+from analysis.forecast import forecast
+from analysis.formatting import configuration_label, decimals_for, field_label, field_value, value_label, with_interval
+from analysis.prediction import Model, models, predict
+from analysis.scaling import STRONG, Analysis
+from analysis.series import HOW_MEASURED
+from analysis.table import Column, Table
+
+AHEAD = (2, 4)
+"""Numbers of ranks of the report, in multiples of the largest that was measured."""
+
+_ERROR_NOTE = "the largest number of ranks is left out, the law fitted to the rest and asked about it"
+
+
+def predictions(analysis: Analysis) -> Table:
+    """Twice and four times the ranks of each series."""
+    found = models(analysis)
+    if not found:
+        return forecast_table(analysis, found, pd.DataFrame())
+    largest = max(model.series.sizes[-1] for model in found)
+    made = forecast(analysis, [largest * factor for factor in AHEAD])
+    table = forecast_table(analysis, found, made.rows)
+    return replace(table, note=" ".join([table.note, *made.notes]))
+
+
+def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -> Table:
+    """The rows of `forecast.Forecast` as people read them."""
+    ranks = study_ranks(analysis)
+    axes = [
+        c for c in axis_columns(analysis) if c.name not in (*HOW_MEASURED, "nodes", "batch_per_gpu", "interconnect")
+    ]
+    held = Column(
+        "held", "held", "what is the same for all numbers of ranks of a series: the batch per rank, or the global one."
+    )
+    columns = [
+        Column("series", "series", decimals=0),
+        held,
+        *axes,
+        Column("link", "interconnect", "measured, or stated by whoever asked.", optional=True),
+        Column("kind", "kind"),
+        Column("law", "law", optional=True),
+        Column("step_s", "step time (ms)", "[95 % prediction interval of a new run].", 1e3, interval=True),
+        Column("throughput_samples_per_s", "throughput (samples/s)", optional=True),
+        Column(
+            "efficiency_percent",
+            "efficiency (%)",
+            f"predicted throughput a {ranks[0]} / that measured on the fewest {ranks[1]} [95 % prediction interval].",
+            decimals=1,
+            interval=True,
+        ),
+        Column("measured_step_ms", "measured (ms)", "step time on as many ranks, which the prediction did not see.", optional=True),
+        Column("held_out_percent", "held-out error (%)", f"predicted / measured - 1 where {_ERROR_NOTE}.", decimals=1),
+        Column("naive_percent", "naive error (%)", "the same for the throughput of the fewest ranks x N.", decimals=1),
+        Column("cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True),
+        Column("energy_kwh_per_million_samples", "kWh / 10⁶ samples", decimals=3, optional=True),
+    ]  # fmt: skip
+    frame = _labelled(found, rows, ranks)
+    if frame.empty:
+        frame = pd.DataFrame(columns=[name for column in columns for name in (column.name,)])
+    empty = [column.name for column in axes if len(frame) and frame[column.name].isin([""]).all()]
+    columns = [column for column in columns if column.name not in empty]
+    if set(frame["link"]) <= {"auto"}:
+        columns = [column for column in columns if column.name != "link"]
+    return Table(
+        "Predictions: predicted, not measured",
+        tuple(columns),
+        frame,
+        "Nothing in this table was measured, but where it says so: a law is fitted to each series, and asked about more ranks.",
+        blocks=("series",),
+        empty="",
+    )
+
+
+def _labelled(found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) -> pd.DataFrame:
+    frame = rows.copy()
+    if frame.empty:
+        return frame
+    by_number = {model.number: model for model in found}
+    series = [by_number[number] for number in frame["series"]]
+    for name in {name for model in found for name in model.series.fields if name not in frame}:
+        frame[name] = [model.series.fields.get(name) for model in series]
+    frame["held"] = [_held(model, ranks) for model in series]
+    frame["link"] = [
+        link if link.startswith("stated") else field_value("interconnect", link) for link in frame["interconnect"]
+    ]
+    frame["kind"] = ["predicted" if flag else "measured, no prediction" for flag in frame["predicted"]]
+    frame["law"] = [
+        model.fits[law].law.title if isinstance(law, str) else None for model, law in zip(series, frame["law"])
+    ]
+    for end in ("", "_low", "_high"):
+        frame[f"efficiency_percent{end}"] = 100 * frame[f"efficiency{end}"]
+    frame["held_out_percent"] = 100 * frame["held_out_error"].astype(float)
+    frame["naive_percent"] = 100 * frame["naive_error"].astype(float)
+    frame["measured_step_ms"] = 1e3 * frame["measured_step_s"].astype(float)
+    return frame
+
+
+def _held(model: Model, ranks: tuple[str, str]) -> str:
+    name = "global_batch" if model.series.scaling == STRONG else "batch_per_gpu"
+    return value_label(name, round(model.series.base_batch), ranks)
+
+
+def laws(analysis: Analysis) -> Table:
+    """Every law that was tried, with its error on held-out points: also those that were not chosen."""
+    found = models(analysis)
+    rows: list[dict[str, Any]] = []
+    keys = dict.fromkeys((model.series.interconnect, model.series.scaling) for model in found)
+    for interconnect, scaling in keys:
+        members = [m for m in found if (m.series.interconnect, m.series.scaling) == (interconnect, scaling)]
+        tests = pd.concat([model.held_out for model in members])
+        for name, of_law in tests.groupby("law", sort=False):
+            fitted = [model.fits[str(name)] for model in members]
+            errors = 100 * of_law["held_out_error"].abs()
+            reasons = of_law["reason"].dropna().tolist()
+            rows.append(
+                {
+                    "interconnect": interconnect,
+                    "scaling": scaling,
+                    "law": fitted[0].law.title,
+                    "formula": fitted[0].law.formula,
+                    "fitted": sum(isinstance(fit, Fit) for fit in fitted),
+                    "held_out": int(errors.notna().sum()),
+                    "mean_error": errors.mean(),
+                    "largest_error": errors.max(),
+                    "residual": 100 * of_law["residual"].median(),
+                    "chosen": int((of_law["chosen"]).sum()),
+                    "reason": reasons[0] if reasons else None,
+                    "order": errors.mean() if errors.notna().any() else np.inf,
+                }
+            )
+        naive = 100 * tests.drop_duplicates("series")["naive_error"].abs()
+        rows.append(
+            {
+                "interconnect": interconnect, "scaling": scaling, "law": "naive", "formula": "throughput x N",
+                "fitted": len(members), "held_out": int(naive.notna().sum()), "mean_error": naive.mean(),
+                "largest_error": naive.max(), "residual": np.nan, "chosen": 0, "reason": "a yardstick, never chosen",
+                "order": naive.mean() if naive.notna().any() else np.inf,
+            }
+        )  # fmt: skip
+    frame = pd.DataFrame(rows)
+    if len(frame):
+        frame = frame.sort_values(["interconnect", "scaling", "order"], kind="stable")
+    columns = (
+        Column("interconnect", "interconnect"),
+        Column("scaling", "scaling"),
+        Column("law", "law"),
+        Column("formula", "step time"),
+        Column("chosen", "chosen for", "series; the least mean of |log(predicted / measured)| decides where there are held-out points.", decimals=0),
+        Column("fitted", "series fitted", decimals=0),
+        Column("held_out", "held out", f"series in which {_ERROR_NOTE}.", decimals=0),
+        Column("mean_error", "mean error (%)", "of |predicted / measured - 1| over these.", decimals=1),
+        Column("largest_error", "largest error (%)", decimals=1),
+        Column("residual", "residual (%)", "what the law leaves of the points that it was fitted to, root mean square.", decimals=2),
+        Column("reason", "note", optional=True),
+    )  # fmt: skip
+    if frame.empty:
+        frame = pd.DataFrame(columns=[column.name for column in columns])
+    return Table("Laws tried for the predictions", columns, frame, blocks=("interconnect", "scaling"), empty="")
+
+
+def law_parameters(analysis: Analysis) -> Table:
+    """The law of each series with its parameters, fitted to all of its points."""
+    found = models(analysis)
+    ranks = study_ranks(analysis)
+    rows = [
+        model.series.fields
+        | {
+            "series": model.number,
+            "held": _held(model, ranks),
+            "sizes": ", ".join(map(str, model.series.sizes)),
+            "law": model.chosen.law.title,
+            "parameters": parameters_text(model),
+            "why": model.why,
+        }
+        for model in found
+    ]
+    varying = [
+        c
+        for c in axis_columns(analysis, last=())
+        if c.name not in (*HOW_MEASURED, "world_size", "nodes", "batch_per_gpu")
+    ]
+    columns = (
+        Column("series", "series", decimals=0),
+        Column("held", "held"),
+        *varying,
+        Column("sizes", ranks[1]),
+        Column("law", "law"),
+        Column("parameters", "parameters", "[95 % interval: Student's t by the delta method, within the parameter's bounds]."),
+        Column("why", "chosen for"),
+    )  # fmt: skip
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[column.name for column in columns])
+    return Table("Parameters of the chosen laws", columns, frame, empty="")
+
+
+def parameters_text(model: Model) -> str:
+    """The chosen law's parameters: names, values in ms or without unit, and intervals."""
+    parts = []
+    bounds = model.chosen.intervals()
+    for parameter, value, (low, high) in zip(model.chosen.law.parameters, model.chosen.values, bounds, strict=True):
+        scale, unit = (1e3, " ms") if parameter.unit == "s" else (1.0, "")
+        decimals = min(4, decimals_for(pd.Series([value * scale]))) if value else 0
+        parts.append(f"{parameter.name} {with_interval(value * scale, low * scale, high * scale, decimals)}{unit}")
+    return "; ".join(parts)
+
+
+def next_steps(analysis: Analysis) -> list[str]:
+    """What to run next, and what is best for throughput and for cost; empty where nothing can be predicted."""
+    if not models(analysis):
+        return []
+    return [sentence(analysis, next_trial(analysis)), best(analysis, "throughput"), best(analysis, "cost")]
+
+
+def prediction_fan(analysis: Analysis) -> Figure | None:
+    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval shaded and cut off at the frame."""
+    found = models(analysis)
+    if not found:
+        return None
+    ranks = study_ranks(analysis)
+    rest = [
+        name
+        for name in analysis.axes
+        if name not in ("world_size", "nodes", "batch_per_gpu", *HOW_MEASURED) and name in found[0].series.fields
+    ]
+    panels: dict[tuple[Any, ...], list[Model]] = {}
+    for model in found:
+        panels.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
+    labels = list(dict.fromkeys(_held(model, ranks) for model in sorted(found, key=lambda m: m.series.base_batch)))
+    colours = dict(zip(labels, sns.color_palette("colorblind", len(labels)), strict=True))
+    markers = {label: MARKERS[i % len(MARKERS)] for i, label in enumerate(labels)}
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        figure, axes = grid_of_axes(len(panels), sharey=True)
+        smallest = min(model.series.sizes[0] for model in found)
+        largest = max(AHEAD) * max(model.series.sizes[-1] for model in found)
+        for axis, (key, members) in zip(axes, panels.items(), strict=False):
+            axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
+            for model in members:
+                label = _held(model, ranks)
+                _fan(axis, analysis, model, largest, colours[label], markers[label])
+            axis.set_xscale("log", base=2)
+            sizes = [2**k for k in range(int(np.log2(largest)) + 1) if 2**k >= smallest]
+            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.minorticks_off()
+            axis.set_xlim(smallest / 1.2, largest * 1.2)
+            axis.set_ylim(0, 130)
+            fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
+            title = configuration_label(fields, fields, ranks)
+            axis.set_title(wrapped(title, min(4, len(panels))))
+        outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
+        handles = [
+            Line2D([], [], color=colours[label], marker=markers[label], markersize=5, label=label) for label in labels
+        ]
+        handles.append(
+            Line2D(
+                [], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="predicted, not measured (shaded: 95 %)"
+            )
+        )
+        legend(figure, handles)
+    return figure
+
+
+def _fan(axis: Any, analysis: Analysis, model: Model, largest: int, colour: Any, marker: str) -> None:
+    sizes = model.series.sizes
+    rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
+    rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
+    first = model.series.points.iloc[0]
+    measured = model.series.points["throughput_samples_per_s"] / first["throughput_samples_per_s"]
+    percent = 100 * measured * first["world_size"] / model.series.points["world_size"]
+    axis.plot(sizes, percent, linestyle="none", marker=marker, color=colour, markersize=5, markeredgewidth=0)
+    for _, row in rows.dropna(subset="efficiency_low").iterrows():
+        axis.vlines(
+            row["world_size"], 100 * row["efficiency_low"], 100 * row["efficiency_high"], color=colour, linewidth=1
+        )
+    for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
+        x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # there is nothing between two numbers of ranks
+        curve = predict(model, x.tolist())
+        axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
+        if ends[0] == sizes[-1] and curve["efficiency_low"].notna().any():
+            axis.fill_between(
+                x, 100 * curve["efficiency_low"], 100 * curve["efficiency_high"], color=colour, alpha=0.15, linewidth=0
+            )
