@@ -13,8 +13,9 @@ import pandas as pd
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
 from analysis.load import OUTCOME_COLUMNS, Results
-from analysis.measures import MEASURES, require, summaries
+from analysis.measures import MEASURES, summaries
 from analysis.statistics import intervals, log_estimates, ratios
+from analysis.windows import require
 
 _RESULT_COLUMNS = (
     "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
@@ -69,7 +70,7 @@ def analyse(results: Results) -> Analysis:
 
     Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
     """
-    rows = summaries(results.trials, results.steps)
+    rows = summaries(results.trials, results.windows)
     seen = list(comparable(rows).values())
     environment = seen[0] if seen else {}
     if unlike := next((other for other in seen if other != environment), None):

@@ -227,8 +227,8 @@ def _name(trial: Trial) -> str:
 def _measured(proof: Proof) -> pd.DataFrame:
     """Summary and account of every done trial, by trial_id."""
     results = proof.results()
-    rows = summaries(results.trials, results.steps).set_index("trial_id")
-    told = account(bucket_rows(results.buckets, results.steps, results.trials), results.steps)
+    rows = summaries(results.trials, results.windows).set_index("trial_id")
+    told = account(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
     return rows.join(told[["waited_for_rank", "lateness_s", "exposed_wire_s"]])
 
 

@@ -184,7 +184,7 @@ def test_missing_columns_are_named() -> None:
 
 def test_all_trials_at_once_are_as_each_alone(tmp_path: Path) -> None:
     results = load(gpu_study(tmp_path / "results"))
-    together = summaries(results.trials, results.steps)
+    together = summaries(results.trials, results.windows)
     assert set(together["trial_id"]) == set(results.trials.loc[results.trials["status"] == "done", "trial_id"])
     for i in (0, 41, 160):
         row = together.iloc[i]
