@@ -1,7 +1,6 @@
 """A table as a value: plain numbers in a frame, and how its columns are shown as HTML, Markdown, CSV and LaTeX."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,7 +97,9 @@ class Table:
             for right in numeric
         ]
         of_cell = pd.DataFrame(np.array(classes, dtype=object).reshape(cells.shape), columns=cells.columns)
-        head = [{"selector": f"th.col{i}", "props": "text-align: right"} for i, right in enumerate(numeric) if right]
+        head: list[Any] = [
+            {"selector": f"th.col{i}", "props": "text-align: right"} for i, right in enumerate(numeric) if right
+        ]
         styler = cells.style.hide(axis="index").format(escape="html").format_index(escape="html", axis="columns")
         styler = styler.set_td_classes(of_cell).set_table_styles(head)
         return styler.to_html(table_uuid=key, cell_ids=False)
