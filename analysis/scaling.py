@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.checks import Finding, data, findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
 from analysis.load import OUTCOME_COLUMNS, Results
@@ -47,7 +48,7 @@ class Analysis:
     results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
     that vary among configurations. fixed: fields that do not, with their value. environment: the fingerprint that all
     done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
-    `measures.summaries`. communication: see `communication.Communication`.
+    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found.
     """
 
     results: Results
@@ -58,6 +59,7 @@ class Analysis:
     environment: dict[str, str]
     measured: pd.DataFrame
     communication: Communication
+    findings: tuple[Finding, ...]
 
 
 def analyses(results: Results) -> list[Analysis]:
@@ -81,7 +83,8 @@ def analyse(results: Results) -> Analysis:
     fixed = {name: found[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(found) else {}
     scaling = scaling_rows(found)
     traffic = communication(results, found, scaling)
-    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic)
+    odd = findings(data(found, rows, results.shapes, results.windows))
+    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd))
 
 
 def trial_fields(frame: pd.DataFrame) -> list[str]:

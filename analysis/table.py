@@ -1,6 +1,7 @@
 """A table as a value: plain numbers in a frame, and how its columns are shown as HTML, Markdown, CSV and LaTeX."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd

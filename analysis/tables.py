@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.check_table import data_checks
 from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
 from analysis.communication_tables import (
     audit,
@@ -216,6 +217,7 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
+    "data": data_checks,
     "trace": trace,
     "audit": audit,
     "failures": failures,

@@ -217,6 +217,7 @@ def trust(analysis: Analysis) -> list[str]:
             f"In {int((cost < -NOISE).sum())} of {len(found)} configurations a step took up to {percent(-cost.min(), 1)} "
             "longer without instruments than with them, which only noise can do: use more steps, or a quieter machine."
         )
+    lines += [f"{finding.sentence} {finding.what_to_do}" for finding in analysis.findings]
     lines += doubts(analysis)
     alone = int((analysis.scaling["scaling"] == NEITHER).sum())
     if alone:

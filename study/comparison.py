@@ -22,7 +22,8 @@ _PARTS = {
     "backward_s": "backward",
     "optimizer_s": "optim.",
 }
-_INTERVAL = [f"throughput_samples_per_s_{end}" for end in ("ratio", "low", "high")]
+_RATIO = "throughput_samples_per_s_ratio"
+_LOW, _HIGH = "throughput_samples_per_s_low", "throughput_samples_per_s_high"
 _MOST_LISTED = 10
 
 
@@ -117,7 +118,7 @@ def _throughput(found: Comparison) -> Table:
     for i, row in found.rows.iterrows():
         a, b = (float(row[f"throughput_samples_per_s_{side}"]) for side in "ab")
         decimals = 0 if min(a, b) >= 100 else 2
-        ratio = with_interval(*row[_INTERVAL].astype(float), decimals=3)
+        ratio = with_interval(float(row[_RATIO]), float(row[_LOW]), float(row[_HIGH]), 3)
         style = "bold red" if row["verdict"] == SLOWER else ""
         cells = (str(row["label"]), number(a, decimals), number(b, decimals), ratio, str(row["verdict"]))
         table.add_row(str(int(str(i)) + 1), *cells, style=style)
