@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from analysis.checks import CHECKS, FALSE_ALARM, MATTERS
+from analysis.checks import CHECKS
+from analysis.finding import FALSE_ALARM, MATTERS
 from analysis.formatting import join, percent
 from analysis.scaling import Analysis
 from analysis.table import Column, Table

@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.checks import Finding, data, findings
+from analysis.checks import findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
+from analysis.finding import Finding, data
 from analysis.load import OUTCOME_COLUMNS, Results
 from analysis.measures import MEASURES, summaries
 from analysis.statistics import intervals, log_estimates, ratios
