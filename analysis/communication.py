@@ -18,7 +18,7 @@ from typing import Literal
 import pandas as pd
 
 from analysis.ceiling import bus_factor, ceiling_seconds, ceilings, fits, sweep_seconds
-from analysis.load import Results
+from analysis.results import Results
 from analysis.statistics import intervals, log_estimates
 from analysis.windows import require
 
@@ -79,7 +79,7 @@ def communication(results: Results, found: pd.DataFrame, scaling: pd.DataFrame) 
 def bucket_rows(buckets: pd.DataFrame, steps: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     """A row for each bucket of a rank's step, in the order of trial, window, rank, step and bucket.
 
-    buckets, steps, trials: frames of `load.Results`; rows whose trial is not in `trials` are left out. Raises ValueError
+    buckets, steps, trials: frames of `results.Results`; rows whose trial is not in `trials` are left out. Raises ValueError
     naming a column that a frame lacks.
 
     Columns: those of `buckets`, world_size, in_order (NCCL), last_gradient_s, and in seconds:
@@ -280,7 +280,7 @@ def slowdown(exposed: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataFrame) 
 def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     """A row for each bucket of a configuration: how near its transfer comes to the ceiling of the same ranks.
 
-    rows: see `bucket_rows`. sweep: frame of `load.Results`. Columns: configuration, bucket, bytes, n (trials), wire_s
+    rows: see `bucket_rows`. sweep: frame of `results.Results`. Columns: configuration, bucket, bytes, n (trials), wire_s
     (median over steps, then trials), ceiling_s (time of an all-reduce of that size in the same trial's sweep),
     utilisation = ceiling_s / wire_s, bus_bytes_per_s = bytes / wire_s · 2(N-1)/N (NVIDIA nccl-tests, PERFORMANCE.md).
     """

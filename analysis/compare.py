@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis.environments import NONE, by_environment, fingerprint
 from analysis.formatting import configuration_label, join, rank_noun, text
-from analysis.load import ResultsError, load_reduced
 from analysis.measures import PHASES, summaries
+from analysis.results import ResultsError, load_reduced
 from analysis.scaling import trial_fields
 from analysis.statistics import log_estimates, ratios
 

@@ -20,8 +20,8 @@ from analysis.communication_verdict import sentences
 from analysis.drawing import GRID, INK, render
 from analysis.environments import difference
 from analysis.formatting import field_label, field_value, join, text, value_label
-from analysis.load import Results, filesystem, load_reduced
 from analysis.plots import PLOTS, caption
+from analysis.results import Results, filesystem, load_reduced
 from analysis.scaling import Analysis, analyses
 from analysis.table import Table
 from analysis.tables import TABLES

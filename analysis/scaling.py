@@ -14,8 +14,8 @@ from analysis.checks import findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
 from analysis.finding import Finding, data
-from analysis.load import OUTCOME_COLUMNS, Results
 from analysis.measures import MEASURES, summaries
+from analysis.results import OUTCOME_COLUMNS, Results
 from analysis.statistics import intervals, log_estimates, ratios
 from analysis.windows import require
 

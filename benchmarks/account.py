@@ -28,9 +28,9 @@ import pandas as pd
 from analysis.ceiling import sweep_seconds
 from analysis.communication import account, bucket_rows
 from analysis.formatting import field_value
-from analysis.load import Results, load
 from analysis.measures import summaries
 from analysis.report import write_report
+from analysis.results import Results, load
 from analysis.trace import check
 from benchmarks.common import RESULTS, command, figure, write_summary
 from benchmarks.faults import LATE_RANK

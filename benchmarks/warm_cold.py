@@ -12,8 +12,8 @@ import math
 import tempfile
 from typing import Any
 
-from analysis.load import load
 from analysis.measures import summaries
+from analysis.results import load
 from benchmarks.common import figure, ratio_interval, write_summary
 from study.capacity import count_cpus, count_gpus
 from study.cluster import connect

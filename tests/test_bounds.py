@@ -8,8 +8,8 @@ import pytest
 
 from analysis.bounds import REGIONS, at_most, regions
 from analysis.communication import ACCOUNT_COLUMNS, Communication
-from analysis.load import load
 from analysis.measures import PHASES
+from analysis.results import load
 from analysis.scaling import analyse
 from analysis.verdict import bounds
 from tests.frames import grid, write_results

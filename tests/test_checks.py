@@ -12,7 +12,7 @@ from scipy import stats
 from analysis.check_table import data_checks
 from analysis.checks import CHECKS, findings
 from analysis.finding import FALSE_ALARM, Data, Finding
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import analyse
 from analysis.step_shape import step_shapes
 from analysis.verdict import trust

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.communication import SLOWDOWN_PARTS, account, bucket_rows, step_rows
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from tests.frames import MIB, grid, write_results
 

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from analysis.compare import compare
-from analysis.load import ResultsError
+from analysis.results import ResultsError
 from study.comparison import share
 from study.messages import ConfigurationError
 from study.scaling import DONE, SOME_FAILED, USAGE, main

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.load import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load
+from analysis.results import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load
 from tests.frames import CPU, FIELDS, H200, environment, record, steps, trial_id, write_study, write_trial
 
 ONE = FIELDS | {"steps": 3}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.load import load
 from analysis.measures import BUSY, LAUNCHES, MEASURES, PHASES, summaries, summarise
+from analysis.results import load
 from tests.frames import FIELDS, gpu_study, steps
 
 CUDA = FIELDS | {"device": "cuda", "world_size": 2, "batch_per_gpu": 8, "steps": 4, "image_size": 16}

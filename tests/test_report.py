@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from analysis.bounds import regions
-from analysis.load import load
 from analysis.plots import PLOTS
 from analysis.report import status_counts, summary_table, write_report
+from analysis.results import load
 from analysis.scaling import analyse
 from analysis.tables import TABLES
 from analysis.verdict import answer, limits, trust
