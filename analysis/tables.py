@@ -217,7 +217,7 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
-    "data": data_checks,
+    "data_checks": data_checks,
     "trace": trace,
     "audit": audit,
     "failures": failures,
