@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from analysis.measures import require
+from analysis.windows import require
 
 KEYS = ["interconnect", "cpus_per_rank", "place", "nodes", "world_size"]
 """What a ceiling is of: so many ranks, over this interconnect, at this place. `place` numbers groups of like ranks on

@@ -18,9 +18,9 @@ from typing import Literal
 import pandas as pd
 
 from analysis.ceiling import bus_factor, ceiling_seconds, ceilings, fits, sweep_seconds
-from analysis.load import Results
-from analysis.measures import require
+from analysis.results import Results
 from analysis.statistics import intervals, log_estimates
+from analysis.windows import require
 
 WINDOW = "communication"
 
@@ -63,7 +63,7 @@ class Communication:
 def communication(results: Results, found: pd.DataFrame, scaling: pd.DataFrame) -> Communication:
     """Everything about communication in trials of one environment; `found` and `scaling` as in `scaling.Analysis`."""
     rows = bucket_rows(results.buckets, results.steps, results.trials)
-    accounts = account(rows, results.steps)
+    accounts = account(rows, results.windows)
     exposed = exposed_costs(accounts.join(results.trials.set_index("trial_id")["worker_group"]), found, scaling)
     sweep = ceilings(results.trials, results.sweep)
     return Communication(
@@ -79,7 +79,7 @@ def communication(results: Results, found: pd.DataFrame, scaling: pd.DataFrame) 
 def bucket_rows(buckets: pd.DataFrame, steps: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
     """A row for each bucket of a rank's step, in the order of trial, window, rank, step and bucket.
 
-    buckets, steps, trials: frames of `load.Results`; rows whose trial is not in `trials` are left out. Raises ValueError
+    buckets, steps, trials: frames of `results.Results`; rows whose trial is not in `trials` are left out. Raises ValueError
     naming a column that a frame lacks.
 
     Columns: those of `buckets`, world_size, in_order (NCCL), last_gradient_s, and in seconds:
@@ -152,10 +152,10 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return result.drop(columns="in_order")
 
 
-def account(rows: pd.DataFrame, steps: pd.DataFrame, window: str = WINDOW) -> pd.DataFrame:
+def account(rows: pd.DataFrame, of_windows: pd.DataFrame, window: str = WINDOW) -> pd.DataFrame:
     """A row for each trial with buckets in `window`, indexed by trial_id, with `ACCOUNT_COLUMNS`.
 
-    rows: see `bucket_rows`. steps: frame of `load.Results`. Seconds: per rank the median over its steps, then the mean
+    rows: see `bucket_rows`. of_windows: see `windows.windows`. Seconds: per rank the median over its steps, then the mean
     over ranks. first_ready_s and last_gradient_s say when in a step the first bucket and the last local gradient are
     there. synchronised_step_s and no_sync_step_s: interleaved steps with and without communication.
 
@@ -170,15 +170,15 @@ def account(rows: pd.DataFrame, steps: pd.DataFrame, window: str = WINDOW) -> pd
     if per_step.empty:
         return pd.DataFrame(columns=ACCOUNT_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
     ranks = per_step.groupby(["trial_id", "rank"])[["gradient_bytes", "buckets", *_SECONDS]].median()
-    ranks["load_wait_s"] = _rank_medians(steps, "phases", "load_wait_s").reindex(ranks.index)
+    ranks["load_wait_s"] = _rank_medians(of_windows, "phases", "load_wait_s").reindex(ranks.index)
     result = ranks.drop(columns="load_wait_s").groupby(level="trial_id").mean()
     for kind in ("synchronised", "no_sync"):
-        result[f"{kind}_step_s"] = _rank_medians(steps, kind, "step_s").groupby(level="trial_id").mean()
+        result[f"{kind}_step_s"] = _rank_medians(of_windows, kind, "step_s").groupby(level="trial_id").mean()
     late = _rank_with(ranks["wait_s"], "idxmin")
     result["lateness_s"] = _lateness(rows[rows["window"] == window], late)
     result["caused_wait_s"] = -_against_others(ranks["exposed_wait_s"], late)
     result["late_by_load_s"] = _against_others(ranks["load_wait_s"], late)
-    step_s = _rank_medians(steps, window, "step_s").groupby(level="trial_id").mean()
+    step_s = _rank_medians(of_windows, window, "step_s").groupby(level="trial_id").mean()
     matters = result["caused_wait_s"] >= WAIT_MATTERS_SHARE * step_s
     result["waited_for_rank"] = late.get_level_values("rank").to_series(result.index).where(matters).astype("Int64")
     seen = ranks.loc[_rank_with(ranks["exposed_wait_s"].fillna(-1.0), "idxmax")].droplevel("rank")
@@ -280,7 +280,7 @@ def slowdown(exposed: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataFrame) 
 def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     """A row for each bucket of a configuration: how near its transfer comes to the ceiling of the same ranks.
 
-    rows: see `bucket_rows`. sweep: frame of `load.Results`. Columns: configuration, bucket, bytes, n (trials), wire_s
+    rows: see `bucket_rows`. sweep: frame of `results.Results`. Columns: configuration, bucket, bytes, n (trials), wire_s
     (median over steps, then trials), ceiling_s (time of an all-reduce of that size in the same trial's sweep),
     utilisation = ceiling_s / wire_s, bus_bytes_per_s = bytes / wire_s · 2(N-1)/N (NVIDIA nccl-tests, PERFORMANCE.md).
     """
@@ -327,9 +327,9 @@ def _after(start_s: pd.Series, end_s: pd.Series, stamp_s: pd.Series) -> pd.Serie
     return (end_s - start_s.where(start_s > stamp_s, stamp_s)).clip(lower=0.0)
 
 
-def _rank_medians(steps: pd.DataFrame, window: str, column: str) -> pd.Series:
+def _rank_medians(of_windows: pd.DataFrame, window: str, column: str) -> pd.Series:
     """Median over a rank's steps in a window, by trial_id and rank."""
-    return steps[steps["window"] == window].groupby(["trial_id", "rank"])[column].median()
+    return of_windows[of_windows["window"] == window].set_index(["trial_id", "rank"])[column]
 
 
 def _rank_with(values: pd.Series, which: Literal["idxmin", "idxmax"]) -> pd.MultiIndex:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.formatting import join
-from analysis.load import Results, device_name
+from analysis.results import Results, device_name
 
 NONE = "none"
 

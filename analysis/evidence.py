@@ -105,7 +105,7 @@ def gpus(analysis: Analysis) -> Table:
 
 def ranks(analysis: Analysis) -> Table:
     """Every rank and where it ran, with its peak memory over all trials."""
-    held = analysis.results.steps.groupby(["trial_id", "rank"])[["peak_memory_bytes", "peak_reserved_bytes"]]
+    held = analysis.results.windows.groupby(["trial_id", "rank"])[["peak_memory_bytes", "peak_reserved_bytes"]]
     peaks: dict[Any, dict[Any, Any]] = held.max().to_dict("index")
     rows: list[dict[str, Any]] = []
     for trial_id, environment in _done(analysis):

@@ -3,33 +3,15 @@
 Order of aggregation: medians over the steps of a rank first, ranks afterwards; repeats are left to `statistics`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-PHASES = (
-    "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s", "reduce_s",
-    "optimizer_s",
-)  # fmt: skip
-"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce. Scatter, replicate
-and gather are there only where one process drives several GPUs, and reduce only where gradients are reduced after the
-backward pass. Results that are older than `loss_s` have no value there: their forward holds the loss."""
+from analysis.windows import LAUNCHED, LAUNCHES, PHASES, WINDOW_COLUMNS, require, windows
 
-OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s")
-"""Phases whose columns a frame of steps may lack: most strategies have no such part."""
-
-LAUNCHED = ("forward_s", "loss_s", "backward_s", "optimizer_s")
-"""The parts that the host issues to the device as kernels."""
-
-LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
-
-REQUIRED_COLUMNS = (
-    "rank", "window", "step", "samples", "window_s", *(p for p in PHASES if p not in OPTIONAL_PHASES), "step_s", "host_to_device_bytes", "host_transfer_s",
-    "previous_step_done", *LAUNCHES, "step_launch_s", "peak_memory_bytes", "peak_reserved_bytes",
-)  # fmt: skip
 
 SYNCED = ("synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_step_s")
 
@@ -45,13 +27,6 @@ HOST_BOUND_STEP_SHARE = 0.75
 
 HOST_BOUND_LAUNCH_RATIO = 0.9
 """On an idle device a host that needs this share of the step's span to issue it cannot run ahead of the device."""
-
-
-def require(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
-    """Raises ValueError naming the columns that `frame` lacks."""
-    lacking = [name for name in columns if name not in frame.columns]
-    if lacking:
-        raise ValueError(f"{what} lacks the columns {', '.join(lacking)}")
 
 
 def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
@@ -81,17 +56,20 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     free running. None where neither was measured.
     peak_memory_bytes, peak_reserved_bytes: allocated, and held by the allocator; maximum over ranks.
     """
-    row = _measure(steps.assign(trial_id="")).iloc[0] if len(steps) else pd.Series(dtype=object)
+    row = _measure(windows(steps.assign(trial_id=""))).iloc[0] if len(steps) else pd.Series(dtype=object)
     return {name: _plain_value(row.get(name)) for name in MEASURES}
 
 
-def summaries(trials: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row for each done trial: the columns of `trials` and its measures (see `summarise`), NaN or None where unknown."""
+def summaries(trials: pd.DataFrame, of_windows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each done trial: the columns of `trials` and its measures (see `summarise`), NaN or None where unknown.
+
+    of_windows: see `windows.windows`. Raises ValueError naming a column that a frame lacks.
+    """
     require(trials, ("trial_id", "status"), "the frame of trials")
     done = trials[trials["status"] == "done"]
     measured = (
-        _measure(steps[steps["trial_id"].isin(done["trial_id"])])
-        if len(steps)
+        _measure(of_windows[of_windows["trial_id"].isin(done["trial_id"])])
+        if len(of_windows)
         else pd.DataFrame(columns=list(MEASURES))
     )
     return done.join(measured.reindex(done["trial_id"]).set_axis(done.index)).reset_index(drop=True)
@@ -103,16 +81,14 @@ def _plain_value(value: Any) -> float | int | bool | None:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _measure(steps: pd.DataFrame) -> pd.DataFrame:
-    """`MEASURES` for every trial in `steps`, indexed by trial_id."""
-    require(steps, ("trial_id", *REQUIRED_COLUMNS), "the frame of steps")
-    steps = steps.assign(**{name: np.nan for name in OPTIONAL_PHASES if name not in steps})
-    plain = _windows(steps[steps["window"] == "plain"])
-    phases = steps[steps["window"] == "phases"]
-    instrumented = _windows(phases)
-    accounted = _windows(steps[steps["window"] == "communication"])
-    issue = steps[steps["window"] == "issue"]
-    result = pd.DataFrame(index=pd.Index(steps["trial_id"].unique(), name="trial_id"))
+def _measure(of_windows: pd.DataFrame) -> pd.DataFrame:
+    """`MEASURES` for every trial in the frame of windows, indexed by trial_id."""
+    require(of_windows, WINDOW_COLUMNS, "the frame of windows")
+    rows = of_windows.assign(window_per_step_s=of_windows["window_s"] / of_windows["steps"])
+    by_window = {name: part.set_index(["trial_id", "rank"]) for name, part in rows.groupby("window")}
+    nothing = rows.iloc[:0].set_index(["trial_id", "rank"])
+    plain, phases = (by_window.get(name, nothing) for name in ("plain", "phases"))
+    result = pd.DataFrame(index=pd.Index(rows["trial_id"].unique(), name="trial_id"))
 
     by_trial = plain.groupby(level="trial_id")
     complete = ~plain["window_s"].isna().groupby(level="trial_id").any()  # one rank's time unknown: so is the slowest
@@ -126,38 +102,28 @@ def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     result["fastest_rank"] = ranks.first().where(complete)
     result["rank_window_ratio"] = window_s / by_trial["window_s"].min()
 
-    columns = [*PHASES, "step_s", "host_transfer_s"]
-    transfer = phases["host_to_device_bytes"].astype(float) / phases["host_to_device_s"].where(
-        phases["host_to_device_s"] > 0
-    )
-    medians = _median_per_rank(
-        phases.assign(bytes=phases["host_to_device_bytes"].astype(float), bytes_per_s=transfer),
-        [*columns, "bytes", "bytes_per_s"],
-    )
-    result[list(PHASES)] = medians[list(PHASES)]
-    result["phases_step_s"] = medians["step_s"]
-    result["host_transfer_s"] = medians["host_transfer_s"]
-    result["host_to_device_bytes"] = medians["bytes"]
-    result["host_to_device_bytes_per_s"] = medians["bytes_per_s"]
-    synced = [name.removeprefix("synced_") for name in SYNCED]
-    result[list(SYNCED)] = _median_per_rank(steps[steps["window"] == "transfer_synced"], synced)[synced]
-    for name, window in (("instruments_ratio", instrumented), ("communication_ratio", accounted)):
-        result[name] = window.groupby(level="trial_id")["window_per_step_s"].max() / result["step_s"]
+    def over_ranks(window: str, columns: Sequence[str]) -> pd.DataFrame:
+        """Means over the ranks' medians, indexed by trial_id."""
+        return by_window.get(window, nothing)[list(columns)].astype(float).groupby(level="trial_id").mean()
 
-    ratio = issue["step_launch_s"] / issue["step_s"].where(issue["step_s"] > 0)
-    launches = _median_per_rank(
-        issue.assign(launch_ratio=ratio), [*LAUNCHES, "step_launch_s", "step_s", "launch_ratio"]
-    )
+    columns = [*PHASES, "host_transfer_s", "host_to_device_bytes", "host_to_device_bytes_per_s"]
+    result[columns] = over_ranks("phases", columns)
+    result["phases_step_s"] = over_ranks("phases", ["step_s"])["step_s"]
+    synced = [name.removeprefix("synced_") for name in SYNCED]
+    result[list(SYNCED)] = over_ranks("transfer_synced", synced)[synced]
+    for name, window in (("instruments_ratio", "phases"), ("communication_ratio", "communication")):
+        longest_s = by_window.get(window, nothing)["window_per_step_s"].groupby(level="trial_id").max()
+        result[name] = longest_s / result["step_s"]
+
+    launches = over_ranks("issue", [*LAUNCHES, "step_launch_s", "step_s", "launch_ratio"])
     result[[*LAUNCHES, "step_launch_s"]] = launches[[*LAUNCHES, "step_launch_s"]]
     result["issue_step_s"] = launches["step_s"]
-    busy = _median_per_rank(steps[steps["window"] == "busy"], list(LAUNCHED))
-    result[list(BUSY)] = busy[list(LAUNCHED)]
+    result[list(BUSY)] = over_ranks("busy", LAUNCHED)[list(LAUNCHED)]
     result["busy_s"] = result[list(BUSY)].sum(axis=1, min_count=len(BUSY))
     result["busy_fraction"] = (result["busy_s"] + result["host_to_device_s"].fillna(0.0)) / result["step_s"]
-    # The step before a window's first ended at the synchronisation that opened it, so the first says nothing.
-    first = phases.groupby(["trial_id", "rank"])["step"].transform("min")
-    running = phases[phases["step"] > first]
-    result["previous_step_done_share"] = running["previous_step_done"].astype(float).groupby(running["trial_id"]).mean()
+    previous = phases.groupby(level="trial_id")[["previous_steps_done", "previous_steps_seen"]].sum()
+    seen = previous["previous_steps_seen"]
+    result["previous_step_done_share"] = previous["previous_steps_done"] / seen.where(seen > 0)
     share = result["previous_step_done_share"]
     launch_ratio = launches["launch_ratio"].reindex(result.index)
     issued_s, busy_s = result["step_launch_s"], result["busy_s"]
@@ -167,19 +133,5 @@ def _measure(steps: pd.DataFrame) -> pd.DataFrame:
     known = compared | (share.notna() & launch_ratio.notna())
     result["host_bound"] = bound.astype(object).where(known, None)
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
-    result[peaks] = steps.groupby("trial_id")[peaks].max()
+    result[peaks] = rows.groupby("trial_id")[peaks].max()
     return result[list(MEASURES)]
-
-
-def _windows(steps: pd.DataFrame) -> pd.DataFrame:
-    """A row for each (trial_id, rank): samples and wall seconds of its window, and wall seconds a step."""
-    frame = steps.groupby(["trial_id", "rank"]).agg(
-        samples=("samples", "sum"), window_s=("window_s", "first"), steps=("step", "count")
-    )
-    frame["window_per_step_s"] = frame["window_s"] / frame["steps"]
-    return frame
-
-
-def _median_per_rank(steps: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Medians over the steps of each rank, then means over ranks, indexed by trial_id."""
-    return steps.groupby(["trial_id", "rank"])[columns].median().groupby(level="trial_id").mean()

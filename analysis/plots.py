@@ -31,10 +31,10 @@ from analysis.drawing import (
     wrapped,
 )
 from analysis.formatting import configuration_label, field_label, value_label
-from analysis.measures import OPTIONAL_PHASES, PHASES
 from analysis.prediction_tables import prediction_fan
 from analysis.scaling import STRONG, WEAK, Analysis
 from analysis.step_plots import loss, timeline
+from analysis.windows import OPTIONAL_PHASES, PHASES
 
 _LAYOUT = ["world_size", "nodes"]
 

@@ -22,9 +22,9 @@ from analysis.drawing import GRID, INK, render
 from analysis.environments import difference
 from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
-from analysis.load import Results, filesystem, load
 from analysis.plots import PLOTS, caption
 from analysis.prediction_tables import next_steps
+from analysis.results import Results, filesystem, load_reduced
 from analysis.scaling import Analysis, analyses
 from analysis.table import Table
 from analysis.tables import TABLES
@@ -77,7 +77,7 @@ def write_report(
 
     partial: the study was interrupted, and the report says so. Raises ResultsError where the results cannot be read.
     """
-    results = load(results_dir)
+    results = load_reduced(results_dir)
     first, *others = analyses(results)
     target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
     system, root = filesystem(target)
@@ -108,7 +108,7 @@ def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[
     The rows are of one environment, that with most done trials; the line says what ran under others (None: nothing).
     Raises ResultsError where the results cannot be read.
     """
-    analysis, *others = analyses(load(results_dir))
+    analysis, *others = analyses(load_reduced(results_dir))
     table = TABLES["throughput"](analysis)
     names = {*analysis.axes, "world_size", "throughput_samples_per_s", "step_s", "n"}
     cells = Table(table.title, tuple(column for column in table.columns if column.name in names), table.frame).cells()

@@ -10,11 +10,14 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.checks import findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
-from analysis.load import OUTCOME_COLUMNS, Results
-from analysis.measures import MEASURES, require, summaries
+from analysis.finding import Finding, data
+from analysis.measures import MEASURES, summaries
+from analysis.results import OUTCOME_COLUMNS, Results
 from analysis.statistics import intervals, log_estimates, ratios
+from analysis.windows import require
 
 RESULT_COLUMNS = (
     "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
@@ -46,7 +49,7 @@ class Analysis:
     results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
     that vary among configurations. fixed: fields that do not, with their value. environment: the fingerprint that all
     done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
-    `measures.summaries`. communication: see `communication.Communication`.
+    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found.
     """
 
     results: Results
@@ -57,6 +60,7 @@ class Analysis:
     environment: dict[str, str]
     measured: pd.DataFrame
     communication: Communication
+    findings: tuple[Finding, ...]
 
 
 def analyses(results: Results) -> list[Analysis]:
@@ -69,7 +73,7 @@ def analyse(results: Results) -> Analysis:
 
     Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
     """
-    rows = summaries(results.trials, results.steps)
+    rows = summaries(results.trials, results.windows)
     seen = list(comparable(rows).values())
     environment = seen[0] if seen else {}
     if unlike := next((other for other in seen if other != environment), None):
@@ -80,7 +84,8 @@ def analyse(results: Results) -> Analysis:
     fixed = {name: found[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(found) else {}
     scaling = scaling_rows(found)
     traffic = communication(results, found, scaling)
-    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic)
+    odd = findings(data(found, rows, results.shapes, results.windows))
+    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd))
 
 
 def trial_fields(frame: pd.DataFrame) -> list[str]:

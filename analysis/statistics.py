@@ -80,10 +80,11 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
     Satterthwaite (Welch, Biometrika 34, 1947); NaN where either side has one repeat. The two sides are treated as
     independent, which is the safe side where they share worker groups that were slow or fast as a whole.
 
-    Coverage of the nominal 95 %, measured on 12,000 simulated studies with equal log-normal spread: where groups agree
-    98 % with 2 repeats, 96 to 97 % with 3, 95.5 to 97 % with 5, 95 to 96 % with 10 (the F test, wrong once in twenty,
-    widens some). On 4,000 more where two groups differ by as much as repeats do, and independently on both sides of the
-    ratio, 5 repeats cover 86 to 89 %: two groups are too few to be found different, and only more help (five: 96 %).
+    Coverage of the nominal 95 %, over 20,000 generated studies with equal log-normal spread (`python -m benchmarks.coverage`;
+    benchmarks/results/coverage): where groups agree 97.6 % with 2 repeats, 96.6 % with 3, 95.8 % with 5 and 95.3 % with 10
+    in one group, and up to 0.5 % more in two (the F test, wrong once in twenty, widens some). Where groups differ by as
+    much as repeats do, and independently on both sides of the ratio, 5 repeats in two groups cover 88 %, and 10 in five
+    92 %: so few groups are often not found to differ.
     """
     va, vb = numerator["log_variance"], denominator["log_variance"]
     variance = va + vb

@@ -1,9 +1,9 @@
 """A table as a value: plain numbers in a frame, and how its columns are shown as HTML, Markdown, CSV and LaTeX."""
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.formatting import MISSING, decimals_for, field_value, number, percent, with_interval
@@ -89,18 +89,21 @@ class Table:
 
     def to_html(self, key: str) -> str:
         """An HTML table; `key` keeps its ids apart from those of other tables on the page. Every cell is escaped."""
-        from great_tables import GT, loc, style
-
         cells = self.cells()
-        numeric = [f"{key}-{i}" for i, c in enumerate(self.shown().columns) if _is_number(self.frame[c.name])]
-        names: dict[str, Any] = {f"{key}-{i}": header for i, header in enumerate(cells.columns)}
-        cells.columns = list(names)
-        table = GT(cells).cols_label(cases=names).cols_align("left").cols_align("right", columns=numeric)
-        if starts := self._block_starts():
-            table = table.tab_style(style.css("border-top: 1px solid var(--line)"), loc.body(rows=starts))
-        html = re.search(r"<table.*</table>", table.as_raw_html(), flags=re.DOTALL)
-        assert html is not None, "great_tables made no table"
-        return html.group()
+        numeric = [_is_number(self.frame[column.name]) for column in self.shown().columns]
+        starts = self._block_starts()
+        classes = [
+            " ".join(name for name, there in (("number", right), ("block", row in starts)) if there)
+            for row in range(len(cells))
+            for right in numeric
+        ]
+        of_cell = pd.DataFrame(np.array(classes, dtype=object).reshape(cells.shape), columns=cells.columns)
+        head: list[Any] = [
+            {"selector": f"th.col{i}", "props": "text-align: right"} for i, right in enumerate(numeric) if right
+        ]
+        styler = cells.style.hide(axis="index").format(escape="html").format_index(escape="html", axis="columns")
+        styler = styler.set_td_classes(of_cell).set_table_styles(head)
+        return styler.to_html(table_uuid=key, cell_ids=False)
 
     def to_markdown(self) -> str:
         """A pipe table with its title and the meaning of its columns. Cells cannot break the table."""

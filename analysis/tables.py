@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.bandwidth_table import bandwidth
 from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
+from analysis.check_table import data_checks
 from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
 from analysis.communication_tables import (
     audit,
@@ -250,6 +251,7 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "predictions": predictions,
     "laws": laws,
     "law_parameters": law_parameters,
+    "data_checks": data_checks,
     "trace": trace,
     "audit": audit,
     "failures": failures,

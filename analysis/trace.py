@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.communication import bucket_rows, step_rows
-from analysis.load import Results, ResultsError, filesystem
+from analysis.results import Results, ResultsError, filesystem
 
 Intervals = npt.NDArray[np.float64]
 """begins and ends in seconds, [n, 2]"""
@@ -175,7 +175,7 @@ def compare(trace: pd.DataFrame, live: pd.DataFrame) -> dict[str, Any]:
 def check_trial(trial: pd.Series, buckets: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """A row for each trace of a trial: rank, the values of `compare`, uncovered_s, wire_trace_s and wire_live_s.
 
-    trial: a row of `load.Results.trials`, of GPUs; buckets, steps: frames of `load.Results`. Both sides are totalled by
+    trial: a row of `results.Results.trials`, of GPUs; buckets, steps: frames of `results.Results`. Both sides are totalled by
     `communication.bucket_rows` and `step_rows`, so that they differ in what was seen alone. Wire is given where every
     rank has a trace: without one of them the shortest duration may be missing.
 

@@ -3,8 +3,10 @@
 Each sentence is one function of the analysis, and None where the study has nothing to say about it.
 """
 
+import numpy as np
 import pandas as pd
 
+from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_verdict import audit, slowdown
 from analysis.evidence import doubts
@@ -14,29 +16,11 @@ from analysis.measures import PHASES
 from analysis.scaling import NEITHER, STRONG, WEAK, Analysis, throughput_estimates
 from analysis.statistics import ratios
 
-INPUT_BOUND_SHARE = 0.2
-"""Share of a step from which waiting for and copying its batch is called a bound (TraceML's critical threshold)."""
-
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
 
 NOISE = 0.03
 """Gain by the instruments, which there cannot be, from which a machine is called noisy."""
-
-
-def bound_by(row: pd.Series) -> str | None:
-    """What holds back a configuration: "host", "input" or "compute"; None where its phases are not known.
-
-    host: the device waits for the host to issue work (see `measures.summarise`). input: waiting for a batch and copying
-    it take at least `INPUT_BOUND_SHARE` of the step. compute: what is left, communication that is not hidden included.
-    """
-    if row["host_bound"] is True:
-        return "host"
-    parts = row[list(PHASES)].astype(float)
-    if pd.isna(row["phases_step_s"]) or not parts.sum() > 0:
-        return None
-    share = parts[["load_wait_s", "host_to_device_s"]].sum() / parts.sum()
-    return "input" if share >= INPUT_BOUND_SHARE else "compute"
 
 
 def answer(analysis: Analysis) -> list[str]:
@@ -122,35 +106,66 @@ def best(analysis: Analysis) -> str | None:
 
 
 def bounds(analysis: Analysis) -> str | None:
-    """What bounds the fastest configuration, with the number that shows it, and how many others share each bound."""
+    """What bounds the fastest configuration, the number that shows it, and what would help most, with its upper bound.
+
+    Then the other bounds in the study, and the configuration where one change could bring most.
+    """
     found = analysis.configurations
-    kinds = [kind for _, row in found.iterrows() if (kind := bound_by(row))]
-    row = found.sort_values("throughput_samples_per_s").iloc[-1]
-    kind = bound_by(row)
-    if kind is None:
+    of = regions(found, analysis.communication)
+    known = of["bound"].dropna()
+    fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
+    if of["bound"].iloc[fastest] is None:
         return None
-    parts = row[list(PHASES)].astype(float)
-    shares = {name: percent(value) for name, value in (parts / parts.sum()).items()}
-    if kind == "host":
-        shown = f"by the host, which takes {number(1e3 * row['step_launch_s'], 1)} ms to issue a step"
-    elif kind == "input":
-        shown = f"by its input: {percent(parts[['load_wait_s', 'host_to_device_s']].sum() / parts.sum())} of a step waits for or copies the batch"
-    else:
-        several = " (with the all-reduce in it)" if row["world_size"] > 1 else ""
-        shown = (
-            f"by compute and communication: forward takes {shares['forward_s']}, backward{several} {shares['backward_s']} and "
-            f"the wait for a batch {shares['load_wait_s']} of a step"
-        )
-    names = {"host": "the host", "input": "the input", "compute": "compute and communication"}
-    counts = {name: kinds.count(name) for name in names if name in kinds}
-    text = f"The fastest configuration is bound {shown}."
-    if len(kinds) == 1:
+    text = f"The fastest configuration is bound by {_bound(of.iloc[fastest], found.iloc[fastest])}"
+    counts = known.value_counts()
+    if len(known) == 1:
         return text
     if len(counts) == 1:
-        return f"{text} All {len(kinds)} configurations are bound by {names[kind]}."
-    first, *others = [f"{names[name]} {{}}{count}" for name, count in counts.items()]
-    listed = join([first.format("bounds "), *(other.format("") for other in others)])
-    return f"{text} Of the {len(kinds)} configurations, {listed}."
+        return f"{text} All {len(known)} configurations are bound by {WORDS[str(counts.index[0])].label}."
+    listed = join([f"{count} by {WORDS[str(kind)].label}" for kind, count in counts.items()])
+    text += f" Of the {len(known)} configurations, {listed}."
+    removable = [name for name in REGIONS if name != "compute"]
+    part = of[removable].astype(float).fillna(0.0).to_numpy()
+    where, column = np.unravel_index(part.argmax(), part.shape)
+    gain, kind = float(part.max()), removable[int(column)]
+    if where == fastest or gain < BOUND_SHARE:
+        return text
+    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
+    label = configuration_label(found.iloc[int(where)], names, study_ranks(analysis))
+    return (
+        f"{text} One change could bring most with {label}: without {WORDS[kind].takes}, {percent(gain)} of a step, it would be "
+        f"at most {number(at_most(gain), 2)} times as fast."
+    )
+
+
+def _bound(shares: pd.Series, row: pd.Series) -> str:
+    """The bound of one configuration with its share, the change that helps most, and what it would bring at most."""
+    kind = str(shares["bound"])
+    words, share = WORDS[kind], float(shares[kind])
+    if kind == "host":
+        shown = f"{words.label}, which takes {number(1e3 * row['step_launch_s'], 1)} ms to issue a step"
+        if pd.isna(share) or share <= 0:
+            return f"{shown}. What helps is {words.change}."
+        shown += f": {words.takes} takes {percent(share)} of it"
+    elif kind == "compute":
+        rest = {name: float(shares[name]) for name in REGIONS if name != "compute" and shares[name] > 0}
+        largest = max(rest, key=lambda name: rest[name], default="")
+        unknown = (
+            " (communication that is not hidden, which was not measured, is in it)" if pd.isna(shares["wire"]) else ""
+        )
+        shown = f"{words.label}: {words.takes} take {percent(share)} of a step{unknown}"
+        if not largest or rest[largest] < NOISE:
+            return f"{shown}. What helps is {words.change}."
+        return (
+            f"{shown}. What helps is {words.change}; the largest other part is {WORDS[largest].takes} ({percent(rest[largest])}), without "
+            f"which a step would be at most {number(at_most(rest[largest]), 2)} times as fast."
+        )
+    else:
+        shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
+    gain = number(at_most(share), 2)
+    return (
+        f"{shown}. What helps most is {words.change}; without that part a step would be at most {gain} times as fast."
+    )
 
 
 def growth(analysis: Analysis) -> str | None:
@@ -217,6 +232,7 @@ def trust(analysis: Analysis) -> list[str]:
             f"In {int((cost < -NOISE).sum())} of {len(found)} configurations a step took up to {percent(-cost.min(), 1)} "
             "longer without instruments than with them, which only noise can do: use more steps, or a quieter machine."
         )
+    lines += [f"{finding.sentence} {finding.what_to_do}" for finding in analysis.findings]
     lines += doubts(analysis)
     alone = int((analysis.scaling["scaling"] == NEITHER).sum())
     if alone:

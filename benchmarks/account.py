@@ -28,9 +28,9 @@ import pandas as pd
 from analysis.ceiling import sweep_seconds
 from analysis.communication import account, bucket_rows
 from analysis.formatting import field_value
-from analysis.load import Results, load
 from analysis.measures import summaries
 from analysis.report import write_report
+from analysis.results import Results, load
 from analysis.trace import check
 from benchmarks.common import RESULTS, command, figure, write_summary
 from benchmarks.faults import LATE_RANK
@@ -227,8 +227,8 @@ def _name(trial: Trial) -> str:
 def _measured(proof: Proof) -> pd.DataFrame:
     """Summary and account of every done trial, by trial_id."""
     results = proof.results()
-    rows = summaries(results.trials, results.steps).set_index("trial_id")
-    told = account(bucket_rows(results.buckets, results.steps, results.trials), results.steps)
+    rows = summaries(results.trials, results.windows).set_index("trial_id")
+    told = account(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
     return rows.join(told[["waited_for_rank", "lateness_s", "exposed_wire_s"]])
 
 

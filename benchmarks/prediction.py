@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import load
 from analysis.prediction import models_of, pooled_spread, predict
+from analysis.results import load
 from analysis.scaling import analyses
 from analysis.series import HOW_MEASURED, Series, series_of
 from benchmarks.common import figure, write_summary

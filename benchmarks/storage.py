@@ -38,7 +38,8 @@ from trainables.data.image_sets import open_folder
 from trainables.data.loader import endless_batches
 from trainables.image_sets import storages_in, stored_side
 from trainables.registry import DECODERS, STORAGES
-from trainables.run import run, to_device
+from trainables.run import run
+from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import build_workload
 

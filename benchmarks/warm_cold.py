@@ -12,8 +12,8 @@ import math
 import tempfile
 from typing import Any
 
-from analysis.load import load
 from analysis.measures import summaries
+from analysis.results import load
 from benchmarks.common import figure, ratio_interval, write_summary
 from study.capacity import count_cpus, count_gpus
 from study.cluster import connect
@@ -55,7 +55,7 @@ def main() -> None:
             # every other pair the other way round, so that drift cancels
             run_trials("warm-cold", groups if pair % 2 == 0 else groups[::-1], store, cluster)
             results = load(out)
-            step_s = summaries(results.trials, results.steps).set_index("trial_id")["step_s"]
+            step_s = summaries(results.trials, results.windows).set_index("trial_id")["step_s"]
             taken.append(
                 {"pair": pair, "warm_step_s": float(step_s[warm.trial_id]), "cold_step_s": float(step_s[cold.trial_id])}
             )

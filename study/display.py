@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from study.session import Prepared
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """Plain text, never markup: trial ids and reasons may hold brackets. A pipe gets long lines whole."""
     return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def print_plan(prepared: "Prepared") -> None:
     """Every trial with its status and reason, then counts, time and cost."""
-    console = _console()
+    console = terminal()
     with_reasons = any(row.reason for row in prepared.rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trial", overflow="fold")
@@ -53,7 +53,7 @@ def _estimate(prepared: "Prepared") -> str:
 
 def print_status(found: dict[str, Any]) -> None:
     """What `study.session.status_of` found."""
-    console = _console()
+    console = terminal()
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in found["counts"].items())
     console.print(f"study {found['study']}: {counts or 'no trial has been run'}; {len(found['left'])} left")
     for failure in found["failures"]:
@@ -78,12 +78,12 @@ def print_summary(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> No
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    terminal().print(table)
 
 
 def print_outlook(found: "Outlook") -> None:
     """Predictions, the laws behind them, and what to do next."""
-    console = _console()
+    console = terminal()
     for title, columns, rows in found.tables:
         console.print(f"{title}\n")
         print_summary(columns, rows)
@@ -99,7 +99,7 @@ def print_checks(checks: "Sequence[Check]", only_troubles: bool) -> None:
     """What the doctor found, and the mend of each trouble."""
     from rich.text import Text
 
-    console = _console()
+    console = terminal()
     for check in checks:
         if only_troubles and check.status == "ok":
             continue

@@ -9,10 +9,10 @@ import pandas as pd
 
 from analysis.advice import GOALS, best, next_trial, sentence
 from analysis.forecast import Forecast, forecast
-from analysis.load import load
 from analysis.prediction import Model
 from analysis.prediction_tables import forecast_table, law_parameters, laws
 from analysis.report import left_out
+from analysis.results import load
 from analysis.scaling import Analysis, analyses
 from study.messages import ConfigurationError
 

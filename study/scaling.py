@@ -165,6 +165,33 @@ def predict(
 
 
 @app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="DIR_A", help="Results folder, or its URI: what to compare with.")],
+    after: Annotated[str, typer.Argument(metavar="DIR_B", help="Results folder, or its URI: what to judge.")],
+    fail_above: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Exit code 1 where throughput is shown to have fallen by more than this, such as 5%: "
+            "where the whole 95 % interval of its ratio lies below.",
+        ),
+    ] = None,
+    json_: Json = False,
+    debug: Debug = False,
+) -> int:
+    """The same trials of two results folders side by side: ratios with intervals, regressions first."""
+    from study import comparison
+
+    threshold = comparison.share(fail_above) if fail_above is not None else None
+    found = comparison.compared(before, after)
+    if json_:
+        _print_json(comparison.as_json(found, threshold))
+    else:
+        comparison.show(found, before, after, threshold)
+    return SOME_FAILED if threshold is not None and len(found.regressions(threshold)) else DONE
+
+
+@app.command()
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
     from study import display

@@ -21,8 +21,8 @@ from analysis.advice import (
 )
 from analysis.fitting import Spread, fit
 from analysis.laws import LAWS, Points, ring_factor
-from analysis.load import load
 from analysis.prediction import LawError, Model, models, models_of
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from tests.frames import grid, write_results
 from tests.test_prediction import GPU, ring_law, series, study

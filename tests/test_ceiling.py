@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.ceiling import ceiling_seconds, ceilings, fit, fits, sweep_seconds
-from analysis.load import Results, load
+from analysis.results import Results, load
 from tests.frames import MIB, grid, write_results
 
 SIZES = np.array([4.0**k for k in range(1, 16)])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.communication import SLOWDOWN_PARTS, account, bucket_rows, step_rows
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from tests.frames import MIB, grid, write_results
 
@@ -221,5 +221,5 @@ def test_the_profiled_window_has_an_account_of_its_own(tmp_path: Path) -> None:
     rows = bucket_rows(
         results.buckets.assign(window="profile"), results.steps.replace("communication", "profile"), results.trials
     )
-    assert account(rows, results.steps).empty
-    assert len(account(rows, results.steps.replace("communication", "profile"), "profile")) == 1
+    assert account(rows, results.windows).empty
+    assert len(account(rows, results.windows.replace("communication", "profile"), "profile")) == 1

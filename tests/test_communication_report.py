@@ -9,9 +9,9 @@ import pytest
 
 from analysis.communication_verdict import audit, sentences
 from analysis.formatting import number, size, value_label
-from analysis.load import ResultsError, load
 from analysis.plots import PLOTS
 from analysis.report import write_report
+from analysis.results import ResultsError, load
 from analysis.scaling import analyse
 from analysis.tables import TABLES
 from analysis.verdict import limits, trust

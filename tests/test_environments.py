@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis.environments import comparable, difference, fingerprint
-from analysis.load import load
 from analysis.report import summary_table, write_report
+from analysis.results import load
 from analysis.scaling import analyse, analyses
 from tests.frames import FIELDS, environment, record, steps, write_study, write_trial
 

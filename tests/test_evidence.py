@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.evidence import _as_ranges, doubts
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
 from tests.frames import grid, record, steps, write_study, write_trial

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from analysis.hardware import PEAKS, use
-from analysis.load import load
 from analysis.measures import summaries
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from analysis.host import advice, issue_ratio
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
 from tests.frames import FIELDS, cpu_study, grid, record, steps, write_results, write_study, write_trial

@@ -10,8 +10,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.load import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load
-from tests.frames import CPU, FIELDS, H200, environment, record, steps, trial_id, write_study, write_trial
+from analysis import parquet
+from analysis.results import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load, load_reduced
+from tests.frames import (
+    CPU,
+    FIELDS,
+    H200,
+    environment,
+    gpu_law,
+    grid,
+    record,
+    steps,
+    trial_id,
+    write_results,
+    write_study,
+    write_trial,
+)  # fmt: skip
 
 ONE = FIELDS | {"steps": 3}
 
@@ -198,3 +212,30 @@ def test_any_json_in_trial_json_is_read_or_refused_in_one_line(changes: dict[str
         except ResultsError as problem:
             assert "\n" not in str(problem)
             assert str(trial) in str(problem)
+
+
+def test_steps_that_are_read_in_portions_give_the_same_windows_and_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = grid(
+        {"device": "cuda", "steps": 12, "cpus_per_rank": 8, "loader_workers": 4}, world_size=[1, 2, 4], repeat=range(2)
+    )
+    directory = write_results(tmp_path / "results", trials, gpu_law, noise=0.02)
+    whole = load(directory)
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 150)  # two or three files at once
+    reduced = load_reduced(directory)
+    for name in ("windows", "shapes"):
+        pd.testing.assert_frame_equal(getattr(reduced, name), getattr(whole, name))
+    pd.testing.assert_frame_equal(reduced.buckets, whole.buckets)
+    assert 0 < len(reduced.steps) < len(whole.steps)
+    assert reduced.steps["last_gradient_s"].notna().all()
+
+
+def test_a_damaged_table_among_portions_is_named(folder: Path) -> None:
+    path = folder / "trials" / trial_id(ONE) / "steps.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:200] + b"x" * 400 + content[600:])
+    with pytest.raises(ResultsError) as caught:
+        load_reduced(folder)
+    assert str(caught.value).startswith(f"{path}: not readable as Parquet (")
+    assert str(caught.value).endswith("; remove that trial's folder and run the study again")

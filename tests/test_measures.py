@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.load import load
 from analysis.measures import BUSY, LAUNCHES, MEASURES, PHASES, summaries, summarise
+from analysis.results import load
 from tests.frames import FIELDS, gpu_study, steps
 
 CUDA = FIELDS | {"device": "cuda", "world_size": 2, "batch_per_gpu": 8, "steps": 4, "image_size": 16}
@@ -184,7 +184,7 @@ def test_missing_columns_are_named() -> None:
 
 def test_all_trials_at_once_are_as_each_alone(tmp_path: Path) -> None:
     results = load(gpu_study(tmp_path / "results"))
-    together = summaries(results.trials, results.steps)
+    together = summaries(results.trials, results.windows)
     assert set(together["trial_id"]) == set(results.trials.loc[results.trials["status"] == "done", "trial_id"])
     for i in (0, 41, 160):
         row = together.iloc[i]

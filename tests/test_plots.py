@@ -8,8 +8,8 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from analysis.drawing import render
-from analysis.load import load
 from analysis.plots import PLOTS, phases, speed_up_weak
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from tests.frames import cpu_study, gpu_study, grid, write_results, write_study
 

@@ -13,10 +13,10 @@ import pytest
 from analysis.fitting import Spread
 from analysis.forecast import FORECAST_COLUMNS, PredictionError, forecast, stated_link
 from analysis.laws import LAWS, Link, expected_largest, ring_factor, ring_s, two_level_s
-from analysis.load import load
 from analysis.prediction import models, models_of, predict, without
 from analysis.prediction_tables import law_parameters, laws, prediction_fan, predictions
 from analysis.report import write_report
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.series import Links, Series, series_of
 from study.scaling import main

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from analysis.load import load
 from analysis.report import write_report
+from analysis.results import load
 from analysis.scaling import analyse
 from analysis.tables import TABLES
 from tests.frames import grid, write_results

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.formatting import decimals_for, with_interval
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.table import Column, Table
 from analysis.tables import TABLES

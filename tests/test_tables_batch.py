@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.batch_plots import batch_size as batch_figure
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import analyse
 from analysis.tables import TABLES
 from tests.frames import FIELDS, environment, grid, record, steps, write_results, write_study, write_trial

@@ -15,7 +15,7 @@ from scipy.stats import ttest_ind
 from analysis.batch_plots import ladder as ladder_figure
 from analysis.comparison import against_reference
 from analysis.ladder import PUBLISHED, published_rows, rungs
-from analysis.load import load
+from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.step_plots import loss as loss_figure
 from analysis.step_plots import timeline as timeline_figure

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.load import load
 from analysis.report import write_report
+from analysis.results import load
 from analysis.scaling import analyse
 from analysis.tables import TABLES
 from analysis.trace import (

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,22 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from analysis.parquet import (
+    BUCKET_SCHEMA,
+    REQUIRED_STEP_COLUMNS,
+    RUN_AGAIN,
+    STEP_SCHEMA,
+    SWEEP_SCHEMA,
+    ResultsError,
+    dataset_of,
+    frame_of,
+    line,
+    portions,
+    read_portion,
+)
+from analysis.step_shape import step_shapes
+from analysis.windows import windows
 
 SCHEMA_VERSION = 1
 
@@ -26,65 +43,7 @@ OUTCOME_COLUMNS = (
 )  # fmt: skip
 """Columns of `Results.trials` that say how a trial went; every other column is a field of the trial."""
 
-REQUIRED_STEP_COLUMNS = ("rank", "window", "step", "samples", "window_s")
-
-_SECONDS = (
-    "window_s", "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
-    "reduce_s", "optimizer_s", "step_s",
-    "host_load_s", "host_transfer_s", "forward_launch_s", "loss_launch_s", "backward_launch_s", "optimizer_launch_s",
-    "step_launch_s", "last_gradient_s",
-)  # fmt: skip
-
-STEP_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("rank", pa.int32()),
-        ("window", pa.string()),
-        ("step", pa.int32()),
-        ("samples", pa.int32()),
-        ("loss", pa.float64()),
-        ("loss_scale", pa.float64()),
-        *((name, pa.float64()) for name in _SECONDS),
-        ("host_to_device_bytes", pa.int64()),
-        ("previous_step_done", pa.bool_()),
-        ("peak_memory_bytes", pa.int64()),
-        ("peak_reserved_bytes", pa.int64()),
-    ]
-)
-"""What is read of each steps.parquet; a column that a file lacks is null."""
-
-BUCKET_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("rank", pa.int32()),
-        ("window", pa.string()),
-        ("step", pa.int32()),
-        ("bucket", pa.int32()),
-        ("bytes", pa.int64()),
-        ("ready_s", pa.float64()),
-        ("end_s", pa.float64()),
-    ]
-)
-"""What is read of each buckets.parquet: a gradient bucket of a rank's step; seconds from the begin of that step."""
-
-SWEEP_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("rank", pa.int32()),
-        ("bytes", pa.int64()),
-        ("repetition", pa.int32()),
-        ("seconds", pa.float64()),
-    ]
-)
-"""What is read of each sweep.parquet: seconds of one all-reduce of so many bytes."""
-
 _TRACE = re.compile(r"(.*)/traces/rank(\d+)\.json\.gz")
-
-_RUN_AGAIN = "remove that trial's folder and run the study again"
-
-
-class ResultsError(ValueError):
-    """A results folder cannot be read: one line with what is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +53,9 @@ class Results:
     `study` is study.json. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
     `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
     `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and no row of a trial that has no such file.
+
+    `windows` and `shapes` are made from all steps: see `windows.windows` and `step_shape.step_shapes`. `load_reduced`
+    makes them while it reads, and keeps only steps that have a `last_gradient_s`.
     """
 
     study: dict[str, Any]
@@ -101,6 +63,16 @@ class Results:
     steps: pd.DataFrame
     buckets: pd.DataFrame
     sweep: pd.DataFrame
+    read_windows: pd.DataFrame | None = None
+    read_shapes: pd.DataFrame | None = None
+
+    @cached_property
+    def windows(self) -> pd.DataFrame:
+        return windows(self.steps) if self.read_windows is None else self.read_windows
+
+    @cached_property
+    def shapes(self) -> pd.DataFrame:
+        return step_shapes(self.steps) if self.read_shapes is None else self.read_shapes
 
 
 class _Part(BaseModel):
@@ -162,7 +134,7 @@ def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]
         return pafs.FileSystem.from_uri(text)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ResultsError(
-            f"{text}: no file system answers for this address ({_line(error)}); give a folder or a URI"
+            f"{text}: no file system answers for this address ({line(error)}); give a folder or a URI"
         ) from None
 
 
@@ -172,6 +144,61 @@ def load(directory: str | os.PathLike[str]) -> Results:
     A trial's folder without trial.json is half written and left out. Raises ResultsError where study.json is missing
     or a file is corrupt.
     """
+    folder = _open(directory)
+    steps = folder.dataset("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS)
+    return Results(folder.study, folder.trials, frame_of(steps, STEP_SCHEMA), *folder.communication())
+
+
+def load_reduced(directory: str | os.PathLike[str]) -> Results:
+    """As `load`, for what a report needs: all but the steps that only `windows` and `shapes` are made from.
+
+    Steps are read in portions (`parquet.ROWS_AT_ONCE`), so a study may be larger than memory.
+    """
+    folder = _open(directory)
+    steps = folder.dataset("steps.parquet", _REDUCED_SCHEMA, REQUIRED_STEP_COLUMNS)
+    with ThreadPoolExecutor(_READERS) as pool:
+        parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
+    stamped, of_windows, shapes = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
+    return Results(folder.study, folder.trials, stamped, *folder.communication(), of_windows, shapes)
+
+
+def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Steps with a `last_gradient_s`, windows and shapes of some trials."""
+    steps = read_portion(files, _REDUCED_SCHEMA) if files else _REDUCED_SCHEMA.empty_table().to_pandas()
+    stamped = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "last_gradient_s"]]
+    return stamped.astype({"trial_id": "str", "window": "str"}), windows(steps), step_shapes(steps)
+
+
+_READERS = 2
+_STEP = ("trial_id", "rank", "window", "step")
+_REDUCED_SCHEMA = pa.schema([field for field in STEP_SCHEMA if field.name not in ("loss", "host_load_s")])
+"""Columns of steps that windows, shapes and the account of communication are made from."""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A results folder whose JSON is read: its done and other trials, and where their tables are."""
+
+    system: pafs.FileSystem
+    root: str
+    study: dict[str, Any]
+    trials: pd.DataFrame
+    folders: Sequence[str]
+    paths: Collection[str]
+
+    def dataset(self, name: str, schema: pa.Schema, required: Sequence[str]) -> ds.Dataset | None:
+        """Every trial's table of that name; None where no trial has one. Raises ResultsError where one is damaged."""
+        present = [path for folder in self.folders if (path := f"{folder}/{name}") in self.paths]
+        return dataset_of(self.system, f"{self.root}/trials", present, schema, required) if present else None
+
+    def communication(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The frames of buckets and of the sweep."""
+        buckets = self.dataset("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:])
+        sweep = self.dataset("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:])
+        return frame_of(buckets, BUCKET_SCHEMA), frame_of(sweep, SWEEP_SCHEMA)
+
+
+def _open(directory: str | os.PathLike[str]) -> _Folder:
     system, root = filesystem(directory)
     study = _read_study(system, root)
     listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
@@ -182,22 +209,10 @@ def load(directory: str | os.PathLike[str]) -> Results:
     folders = [marker.removesuffix("/trial.json") for marker in markers]
     for file, folder in zip(files, folders, strict=True):
         if file.status == "done" and f"{folder}/steps.parquet" not in paths:
-            raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json beside it says done; {_RUN_AGAIN}")
-
+            raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json beside it says done; {RUN_AGAIN}")
     address = os.fspath(directory)
     traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
-
-    def read(name: str, schema: pa.Schema, required: Sequence[str]) -> pd.DataFrame:
-        present = [path for folder in folders if (path := f"{folder}/{name}") in paths]
-        return _read_parquet(system, f"{root}/trials", present, schema, required)
-
-    return Results(
-        study,
-        _trials(files, [traces.get(folder, ()) for folder in folders]),
-        read("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS),
-        read("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:]),
-        read("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:]),
-    )
+    return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
 
 
 def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -209,19 +224,15 @@ def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[
     return {folder: tuple(path for _, path in sorted(traces)) for folder, traces in found.items()}
 
 
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
 def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
     """A JSON file that holds a mapping, of a version that is known; `mend` says what to do where it does not."""
     try:
         with system.open_input_stream(path) as stream:
             value = json.loads(stream.read())
     except (ValueError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: not valid JSON ({_line(error)}); {mend}") from None
+        raise ResultsError(f"{path}: not valid JSON ({line(error)}); {mend}") from None
     except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({_line(error)})") from None
+        raise ResultsError(f"{path}: cannot be read ({line(error)})") from None
     if not isinstance(value, dict):
         raise ResultsError(f"{path}: holds {type(value).__name__} where a mapping belongs; {mend}")
     version = value.get("schema_version")
@@ -243,55 +254,17 @@ def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
 
 def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
     try:
-        file = _TrialFile.model_validate(_read_json(system, path, _RUN_AGAIN))
+        file = _TrialFile.model_validate(_read_json(system, path, RUN_AGAIN))
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise ResultsError(f"{path}: {where}: {problem['msg']}; {_RUN_AGAIN}") from None
+        raise ResultsError(f"{path}: {where}: {problem['msg']}; {RUN_AGAIN}") from None
     folder = path.split("/")[-2]
     if file.trial_id != folder:
         raise ResultsError(
             f"{path}: says trial_id {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
         )
     return file
-
-
-def _read_parquet(
-    system: pafs.FileSystem, base: str, paths: Sequence[str], schema: pa.Schema, required: Sequence[str]
-) -> pd.DataFrame:
-    """All these files as one frame; the trial's id comes from the folder's name."""
-    if not paths:
-        return schema.empty_table().to_pandas()
-    folder = ds.DirectoryPartitioning(pa.schema([("trial_id", pa.string())]), segment_encoding="none")
-    dataset = ds.dataset(
-        list(paths),
-        schema=schema,
-        filesystem=system,
-        format="parquet",
-        partitioning=folder,
-        partition_base_dir=base,
-    )
-    for fragment in dataset.get_fragments():
-        try:
-            present = fragment.physical_schema.names
-        except (pa.ArrowException, OSError) as error:
-            raise _corrupt(fragment.path, error) from None
-        lacking = [name for name in required if name not in present]
-        if lacking:
-            raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {_RUN_AGAIN}")
-    try:
-        return dataset.to_table().to_pandas(split_blocks=True, self_destruct=True)
-    except (pa.ArrowException, OSError):
-        for fragment in dataset.get_fragments():
-            try:
-                fragment.to_table(schema=schema)
-            except (pa.ArrowException, OSError) as error:
-                raise _corrupt(fragment.path, error) from None
-        raise
-
-
-def _corrupt(path: str, error: Exception) -> ResultsError:
-    return ResultsError(f"{path}: not readable as Parquet ({_line(error)}); {_RUN_AGAIN}")
 
 
 def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:

@@ -1,0 +1,81 @@
+"""What bounds a step: its parts by region, each with what removing it would bring at most, and what would shrink it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.communication import Communication
+from analysis.measures import PHASES
+
+BOUND_SHARE = 0.2
+"""Share of a step from which load and transfer together, or wire and wait, are called a bound (TraceML's critical
+threshold)."""
+
+REGIONS = ("host", "load", "transfer", "wire", "wait", "compute")
+
+
+@dataclass(frozen=True)
+class Region:
+    """What a region is called as a bound, what it takes of a step, and the change that shrinks it."""
+
+    label: str
+    takes: str
+    change: str
+
+
+WORDS: Mapping[str, Region] = {
+    "host": Region("the host", "the device waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"),
+    "load": Region("loading", "waiting for a batch", "more loader workers, or a format that is read and decoded faster"),
+    "transfer": Region("the copy to the device", "copying the batch to the device", "pinned memory, copies that overlap the step, or smaller samples"),
+    "wire": Region("the wire", "exposed transfer of gradients", "a larger batch per rank, smaller gradients or a faster interconnect"),
+    "wait": Region("waiting for the slowest rank", "waiting for the slowest rank", "ranks of equal speed and equal work"),
+    "compute": Region("compute", "kernels of forward, loss, backward and optimizer", "lower precision, compilation or a faster device"),
+}  # fmt: skip
+
+
+def regions(found: pd.DataFrame, traffic: Communication) -> pd.DataFrame:
+    """The share of a step that each of `REGIONS` takes, and the `bound`, a row a configuration; indexed like `found`.
+
+    found: see `scaling.configurations`. Shares add up to 1; they are NaN, and bound is None, where phases are not known.
+
+    load, transfer: of the phases. wire, wait: what the backward pass does not hide of the account of communication; 0
+    on one rank, NaN where several have no account, and part of compute then. host: where the device waits for the host (`measures.host_bound`), the time of the step for which
+    it has nothing to run and that none of these explains; NaN where its kernels' own time is not known, and part of compute
+    then. compute: the rest.
+
+    bound: "host" where the device waits for the host; else the larger of load and transfer, or of wire and wait, where
+    the two together take at least `BOUND_SHARE`, whichever pair takes more; else "compute".
+    """
+    parts = found[list(PHASES)].astype(float)
+    total = parts.sum(axis=1, min_count=1).where(found["phases_step_s"].astype(float).notna())
+    total = total.where(total > 0)
+    exposed = traffic.exposed.reindex(index=found.index, columns=["exposed_wire_s", "exposed_wait_s"])
+    step_s, alone = found["step_s"].astype(float), found["world_size"] == 1
+    shares = pd.DataFrame(
+        {
+            "load": parts["load_wait_s"].fillna(0.0) / total,
+            "transfer": parts["host_to_device_s"].fillna(0.0) / total,
+            "wire": (exposed["exposed_wire_s"].astype(float) / step_s).mask(alone, 0.0),
+            "wait": (exposed["exposed_wait_s"].astype(float) / step_s).mask(alone, 0.0),
+        }
+    )
+    host_bound = pd.Series([value is True for value in found["host_bound"]], index=found.index)
+    idle = 1 - found["busy_s"].astype(float) / step_s - shares.sum(axis=1)
+    shares["host"] = idle.clip(lower=0.0).where(host_bound, 0.0)
+    shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
+    shares = shares.where(total.notna())[list(REGIONS)]
+    pairs = pd.DataFrame(
+        {"input": shares["load"] + shares["transfer"], "sync": (shares["wire"] + shares["wait"]).fillna(0.0)}
+    )
+    larger = pd.Series("load", index=found.index, dtype=object).where(shares["load"] >= shares["transfer"], "transfer")
+    late = pd.Series("wire", index=found.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
+    bound = larger.where(pairs["input"] >= pairs["sync"], late).where(pairs.max(axis=1) >= BOUND_SHARE, "compute")
+    bound = bound.where(~host_bound, "host").astype(object)
+    shares["bound"] = bound.where(total.notna() | host_bound, None)
+    return shares
+
+
+def at_most(share: float) -> float:
+    """How many times as fast a step is without a part that takes this share of it (Amdahl, 1967): an upper bound."""
+    return 1 / (1 - share) if share < 1 else float("inf")

@@ -1,0 +1,150 @@
+"""The Parquet tables of a results folder: what is read of them, and how, whole or in portions."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+REQUIRED_STEP_COLUMNS = ("rank", "window", "step", "samples", "window_s")
+
+_SECONDS = (
+    "window_s", "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
+    "reduce_s", "graph_s", "optimizer_s", "step_s",
+    "host_load_s", "host_transfer_s", "forward_launch_s", "loss_launch_s", "backward_launch_s", "optimizer_launch_s",
+    "step_launch_s", "last_gradient_s",
+)  # fmt: skip
+
+STEP_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("rank", pa.int32()),
+        ("window", pa.string()),
+        ("step", pa.int32()),
+        ("samples", pa.int32()),
+        ("loss", pa.float64()),
+        ("loss_scale", pa.float64()),
+        *((name, pa.float64()) for name in _SECONDS),
+        ("host_to_device_bytes", pa.int64()),
+        ("previous_step_done", pa.bool_()),
+        ("peak_memory_bytes", pa.int64()),
+        ("peak_reserved_bytes", pa.int64()),
+    ]
+)
+"""What is read of each steps.parquet; a column that a file lacks is null."""
+
+BUCKET_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("rank", pa.int32()),
+        ("window", pa.string()),
+        ("step", pa.int32()),
+        ("bucket", pa.int32()),
+        ("bytes", pa.int64()),
+        ("ready_s", pa.float64()),
+        ("end_s", pa.float64()),
+    ]
+)
+"""What is read of each buckets.parquet: a gradient bucket of a rank's step; seconds from the begin of that step."""
+
+SWEEP_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("rank", pa.int32()),
+        ("bytes", pa.int64()),
+        ("repetition", pa.int32()),
+        ("seconds", pa.float64()),
+    ]
+)
+"""What is read of each sweep.parquet: seconds of one all-reduce of so many bytes."""
+
+RUN_AGAIN = "remove that trial's folder and run the study again"
+
+
+class ResultsError(ValueError):
+    """A results folder cannot be read: one line with what is wrong, where, and what to do."""
+
+
+ROWS_AT_ONCE = 250_000
+"""Rows of steps that one reader has in memory; 22 columns of 8 bytes and as much again while they are reduced."""
+
+
+def line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def dataset_of(
+    system: pafs.FileSystem, base: str, paths: Sequence[str], schema: pa.Schema, required: Sequence[str]
+) -> ds.Dataset:
+    """All these files as one; the trial's id comes from the folder's name. Raises ResultsError where a file lacks a column."""
+    folder = ds.DirectoryPartitioning(pa.schema([("trial_id", pa.string())]), segment_encoding="none")
+    dataset = ds.dataset(
+        list(paths),
+        schema=schema,
+        filesystem=system,
+        format="parquet",
+        partitioning=folder,
+        partition_base_dir=base,
+    )
+    for fragment in dataset.get_fragments():
+        try:
+            present = fragment.physical_schema.names
+        except (pa.ArrowException, OSError) as error:
+            raise _corrupt(fragment.path, error) from None
+        lacking = [name for name in required if name not in present]
+        if lacking:
+            raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {RUN_AGAIN}")
+    return dataset
+
+
+def frame_of(dataset: ds.Dataset | None, schema: pa.Schema) -> pd.DataFrame:
+    """Everything in memory; no row where there is no file."""
+    if dataset is None:
+        return schema.empty_table().to_pandas()
+    try:
+        return dataset.to_table().to_pandas(split_blocks=True, self_destruct=True)
+    except (pa.ArrowException, OSError):
+        for fragment in dataset.get_fragments():
+            _read_fragment(fragment, schema)
+        raise
+
+
+def _read_fragment(fragment: ds.Fragment, schema: pa.Schema) -> pa.Table:
+    """One file, with the trial's id. Raises ResultsError where it is damaged."""
+    try:
+        table = fragment.to_table(schema=schema, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(fragment.path, error) from None
+    name = pa.DictionaryArray.from_arrays(np.zeros(len(table), dtype=np.int32), [fragment.path.split("/")[-2]])
+    return table.set_column(table.schema.get_field_index("trial_id"), "trial_id", name)
+
+
+def portions(dataset: ds.Dataset | None) -> Iterator[list[ds.Fragment]]:
+    """Files of whole trials with about `ROWS_AT_ONCE` rows together."""
+    portion: list[ds.Fragment] = []
+    rows = 0
+    for fragment in dataset.get_fragments() if dataset else ():
+        portion.append(fragment)
+        rows += fragment.count_rows()
+        if rows >= ROWS_AT_ONCE:
+            yield portion
+            portion, rows = [], 0
+    if portion:
+        yield portion
+
+
+def read_portion(fragments: Sequence[ds.Fragment], schema: pa.Schema) -> pd.DataFrame:
+    """These files in memory, in columns that are quick to group by: trial_id and window are categories, bool is float."""
+    table = pa.concat_tables([_read_fragment(fragment, schema) for fragment in fragments]).unify_dictionaries()
+    for i, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            table = table.set_column(i, field.name, table[i].dictionary_encode().unify_dictionaries())
+        elif pa.types.is_boolean(field.type):
+            table = table.set_column(i, field.name, table[i].cast(pa.int8()))
+    return table.to_pandas(split_blocks=True, self_destruct=True)
+
+
+def _corrupt(path: str, error: Exception) -> ResultsError:
+    return ResultsError(f"{path}: not readable as Parquet ({line(error)}); {RUN_AGAIN}")

@@ -1,0 +1,125 @@
+"""What bounds a step: each region on a configuration that it bounds and one that it does not, and the verdict's words."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.bounds import REGIONS, at_most, regions
+from analysis.communication import ACCOUNT_COLUMNS, Communication
+from analysis.measures import PHASES
+from analysis.results import load
+from analysis.scaling import analyse
+from analysis.verdict import bounds
+from tests.frames import grid, write_results
+
+NONE = pd.DataFrame()
+
+
+def configuration(**changes: Any) -> tuple[pd.DataFrame, Communication]:
+    """100 ms on two ranks: 5 ms load, 2 ms copy, 90 ms of kernels, 4 ms exposed wire, 2 ms exposed wait."""
+    row = dict.fromkeys(PHASES, 0.0) | {
+        "load_wait_s": 0.005, "host_to_device_s": 0.002, "forward_s": 0.03, "backward_s": 0.055, "optimizer_s": 0.008,
+        "phases_step_s": 0.1, "step_s": 0.1, "busy_s": 0.087, "host_bound": False, "world_size": 2,
+        "exposed_wire_s": 0.004, "exposed_wait_s": 0.002,
+    } | changes  # fmt: skip
+    found = pd.DataFrame([row])
+    exposed = found.reindex(columns=list(ACCOUNT_COLUMNS))
+    return found.drop(columns=["exposed_wire_s", "exposed_wait_s"]), Communication(
+        NONE, exposed, NONE, NONE, NONE, NONE
+    )
+
+
+def bound(**changes: Any) -> Any:
+    return regions(*configuration(**changes))["bound"].iloc[0]
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    shares = regions(*configuration())[list(REGIONS)].iloc[0]
+    assert shares.sum() == pytest.approx(1)
+    assert shares.to_dict() == pytest.approx(
+        {"host": 0, "load": 0.05, "transfer": 0.02, "wire": 0.04, "wait": 0.02, "compute": 0.87}
+    )
+
+
+LOADING = {
+    "load_wait_s": 0.3,
+    "forward_s": 0.2,
+    "backward_s": 0.4,
+    "optimizer_s": 0.1,
+    "step_s": 1.0,
+    "phases_step_s": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "compute"),
+        (LOADING, "load"),
+        (LOADING | {"load_wait_s": 0.05}, "compute"),
+        (LOADING | {"load_wait_s": 0.05, "host_to_device_s": 0.25}, "transfer"),
+        ({"exposed_wire_s": 0.03}, "wire"),
+        ({"exposed_wire_s": 0.015}, "compute"),
+        ({"exposed_wait_s": 0.03}, "wait"),
+        ({"exposed_wait_s": 0.015, "exposed_wire_s": 0.001}, "compute"),
+        ({"host_bound": True}, "host"),
+        ({"host_bound": None}, "compute"),
+        ({"world_size": 1, "exposed_wire_s": None, "exposed_wait_s": None}, "compute"),
+        ({"phases_step_s": None}, None),
+    ],
+)
+def test_a_region_bounds_a_step_where_its_rule_holds_and_only_there(
+    changes: dict[str, Any], expected: str | None
+) -> None:
+    assert bound(**changes) == expected
+
+
+def test_what_the_host_costs_is_the_time_for_which_the_device_has_nothing_to_run() -> None:
+    shares = regions(*configuration(host_bound=True, busy_s=0.047)).iloc[0]
+    assert shares["host"] == pytest.approx(1 - 0.47 - 0.05 - 0.02 - 0.04 - 0.02)
+    assert shares[list(REGIONS)].astype(float).sum() == pytest.approx(1)
+    assert pd.isna(regions(*configuration(host_bound=True, busy_s=None))["host"].iloc[0])
+
+
+def test_communication_that_was_not_measured_is_unknown_on_several_ranks_and_nothing_on_one() -> None:
+    several = regions(*configuration(exposed_wire_s=None, exposed_wait_s=None)).iloc[0]
+    assert pd.isna(several["wire"])
+    one = regions(*configuration(exposed_wire_s=None, exposed_wait_s=None, world_size=1)).iloc[0]
+    assert one["wire"] == 0
+
+
+def test_removing_a_part_brings_at_most_what_amdahl_says() -> None:
+    assert at_most(0.5) == 2
+    assert at_most(0.0) == 1
+    assert at_most(1.0) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        (
+            (0.0, 0.4, 0.2, 0.02, 0.3, 0.08),
+            (
+                "The fastest configuration is bound by the copy to the device: copying the batch to the device takes 40\u00a0% of a "
+                "step. What helps most is pinned memory, copies that overlap the step, or smaller samples; without that part a step "
+                "would be at most 1.67 times as fast."
+            ),
+        ),
+        (
+            (0.1, 0.0, 0.3, 0.02, 0.5, 0.08),
+            (
+                "The fastest configuration is bound by compute: kernels of forward, loss, backward and optimizer take 90\u00a0% of a "
+                "step. What helps is lower precision, compilation or a faster device; the largest other part is waiting for a batch "
+                "(10\u00a0%), without which a step would be at most 1.11 times as fast."
+            ),
+        ),
+    ],
+)
+def test_the_verdict_says_what_would_help_and_how_much_at_most(
+    tmp_path: Path, shares: tuple[float, ...], expected: str
+) -> None:
+    trials = grid({"device": "cuda", "steps": 4, "cpus_per_rank": 8})
+    analysis = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": shares})))
+    assert bounds(analysis) == expected
