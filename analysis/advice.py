@@ -177,6 +177,6 @@ def _gain(candidate: NextTrial) -> float:
 def steps_of_a_trial(analysis: Analysis, model: Model) -> float:
     """Steps of all windows of a trial of the series, the median."""
     trials = analysis.configurations.loc[model.series.points["configuration"], "trial_ids"].explode()
-    steps = analysis.results.steps
-    steps = steps[steps["trial_id"].isin(trials) & (steps["rank"] == 0)]
-    return float(steps.groupby("trial_id").size().median())
+    windows = analysis.results.windows
+    windows = windows[windows["trial_id"].isin(trials) & (windows["rank"] == 0)]
+    return float(windows.groupby("trial_id")["steps"].sum().median())

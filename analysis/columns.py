@@ -19,6 +19,7 @@ PHASE_LABELS = {
     "loss_s": "loss",
     "backward_s": "backward",
     "reduce_s": "reduce",
+    "graph_s": "CUDA graph",
     "optimizer_s": "optimizer",
 }
 

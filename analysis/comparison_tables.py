@@ -208,18 +208,16 @@ def losses(analysis: Analysis) -> pd.DataFrame:
     """
     by_trial = analysis.configurations["trial_ids"].explode()
     configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
-    steps = analysis.results.steps
+    steps = analysis.results.losses
     steps = steps[steps["trial_id"].isin(configuration.index)]
     plain = steps[steps["window"] == "plain"]
     of_trial = plain.groupby("trial_id")["step"]
     first, last = of_trial.transform("min"), of_trial.transform("max")
     tail = plain[plain["step"] > last - ((last - first + 1) // 10).clip(lower=1)]
     final = tail.groupby("trial_id")["loss"].agg(lambda loss: loss.mean(skipna=False))
-    noted = steps[steps["window"].isin(["warmup", "plain", "phases"])]
-    unfinite = (
-        noted["loss"].isna().groupby(noted["trial_id"]).sum() if steps["loss"].notna().any() else pd.Series(dtype=float)
-    )
-    scales = noted[noted["rank"] == 0].dropna(subset="loss_scale").sort_values(["trial_id", "step"], kind="stable")
+    noted = steps["loss"].notna().any()
+    unfinite = steps.groupby("trial_id")["unfinite_losses"].sum() if noted else pd.Series(dtype=float)
+    scales = steps.dropna(subset="loss_scale")
     lowered = scales.groupby("trial_id")["loss_scale"].diff() < 0
     skipped = lowered.groupby(scales["trial_id"]).sum()
     frame = pd.DataFrame({"final_loss": final, "skipped_steps": skipped, "unfinite_losses": unfinite}, dtype=float)

@@ -15,6 +15,7 @@ DRAWN_FROM: Mapping[str, str] = {
     "speed_up_strong": "strong_scaling",
     "efficiency_strong": "strong_scaling",
     "bus_bandwidth": "sweep",
+    "prediction_fan": "predictions",
 }
 """Figures whose table has another name than they."""
 

@@ -90,10 +90,10 @@ USE_COLUMNS = (
 """Columns of `use`."""
 
 
-def use(measured: pd.DataFrame, steps: pd.DataFrame, price_per_gpu_hour: float | None = None) -> pd.DataFrame:
+def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float | None = None) -> pd.DataFrame:
     """What each done trial on GPUs made of them, indexed by trial_id, with `USE_COLUMNS`.
 
-    measured: see `measures.summaries`. steps: frame of `load.Results`. price_per_gpu_hour: in any currency; None: unknown.
+    measured: see `measures.summaries`. windows: see `windows.windows`. price_per_gpu_hour: in any currency; None: unknown.
     Raises ValueError naming a column that a frame lacks.
 
     step_flops: floating-point operations of one step on all GPUs together, as the ranks counted them; null where one did
@@ -110,7 +110,7 @@ def use(measured: pd.DataFrame, steps: pd.DataFrame, price_per_gpu_hour: float |
         ("trial_id", "device", "world_size", "environment", "throughput_samples_per_s", "step_s"),
         "the frame of trials",
     )
-    require(steps, ("trial_id", "window", "samples"), "the frame of steps")
+    require(windows, ("trial_id", "window", "samples"), "the frame of windows")
     rows = measured[measured["device"] == "cuda"].set_index("trial_id")
     result = pd.DataFrame(index=rows.index)
     gpus = rows["world_size"].astype(float)
@@ -130,7 +130,7 @@ def use(measured: pd.DataFrame, steps: pd.DataFrame, price_per_gpu_hour: float |
     whole = rows["environment"].map(lambda found: len(found.get("ranks") or ())) == rows["world_size"]
     facts[["energy_j", "power_w"]] = facts[["energy_j", "power_w"]].where(whole)
     result["power_w"] = facts["power_w"]
-    spanned = steps[steps["window"].isin(["warmup", "plain", "phases"])]
+    spanned = windows[windows["window"].isin(["warmup", "plain", "phases"])]
     samples = spanned.groupby("trial_id")["samples"].sum().reindex(rows.index)
     result["wh_per_million_samples"] = 1e6 * facts["energy_j"] / 3600 / samples
     hours_per_sample = gpus / rows["throughput_samples_per_s"].astype(float) / 3600

@@ -17,7 +17,7 @@ def hardware(analysis: Analysis) -> Table:
     price = price_per_gpu_hour(analysis.results.study)
     found = analysis.configurations
     nothing = pd.DataFrame(columns=list(USE_COLUMNS))
-    of_trial = use(analysis.measured, analysis.results.steps, price) if len(found) else nothing
+    of_trial = use(analysis.measured, analysis.results.windows, price) if len(found) else nothing
     by_trial = found["trial_ids"].explode()
     configuration = pd.Series(by_trial.index, index=by_trial.to_numpy()).reindex(of_trial.index)
     medians = of_trial.groupby(configuration).median()
@@ -121,7 +121,7 @@ def memory_balance(analysis: Analysis) -> Table:
 def _peak_bytes(analysis: Analysis) -> dict[str, list[float]]:
     """Peak bytes on each device of a trial: of one rank's devices where it drives several, else of its ranks."""
     by_rank = (
-        analysis.results.steps.dropna(subset="peak_memory_bytes")
+        analysis.results.windows.dropna(subset="peak_memory_bytes")
         .groupby(["trial_id", "rank"])["peak_memory_bytes"]
         .max()
     )

@@ -32,6 +32,7 @@ from analysis.parquet import (
     portions,
     read_portion,
 )
+from analysis.step_losses import step_losses
 from analysis.step_shape import step_shapes
 from analysis.windows import windows
 
@@ -54,8 +55,8 @@ class Results:
     `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
     `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and no row of a trial that has no such file.
 
-    `windows` and `shapes` are made from all steps: see `windows.windows` and `step_shape.step_shapes`. `load_reduced`
-    makes them while it reads, and keeps only steps that have a `last_gradient_s`.
+    `windows`, `shapes` and `losses` are made from all steps: see the functions `windows`, `step_shapes` and `step_losses`
+    of the modules windows, step_shape and step_losses. `load_reduced` makes them while it reads, and keeps only steps that have a `last_gradient_s`.
     """
 
     study: dict[str, Any]
@@ -65,6 +66,7 @@ class Results:
     sweep: pd.DataFrame
     read_windows: pd.DataFrame | None = None
     read_shapes: pd.DataFrame | None = None
+    read_losses: pd.DataFrame | None = None
 
     @cached_property
     def windows(self) -> pd.DataFrame:
@@ -73,6 +75,10 @@ class Results:
     @cached_property
     def shapes(self) -> pd.DataFrame:
         return step_shapes(self.steps) if self.read_shapes is None else self.read_shapes
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        return step_losses(self.steps) if self.read_losses is None else self.read_losses
 
 
 class _Part(BaseModel):
@@ -158,21 +164,21 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     steps = folder.dataset("steps.parquet", _REDUCED_SCHEMA, REQUIRED_STEP_COLUMNS)
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
-    stamped, of_windows, shapes = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
-    return Results(folder.study, folder.trials, stamped, *folder.communication(), of_windows, shapes)
+    stamped, *reduced = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
+    return Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
 
 
-def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Steps with a `last_gradient_s`, windows and shapes of some trials."""
+def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
+    """Steps with a `last_gradient_s`, windows, shapes and losses of some trials."""
     steps = read_portion(files, _REDUCED_SCHEMA) if files else _REDUCED_SCHEMA.empty_table().to_pandas()
-    stamped = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "last_gradient_s"]]
-    return stamped.astype({"trial_id": "str", "window": "str"}), windows(steps), step_shapes(steps)
+    stamped = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "step_s", "last_gradient_s"]]
+    return stamped.astype({"trial_id": "str", "window": "str"}), windows(steps), step_shapes(steps), step_losses(steps)
 
 
 _READERS = 2
 _STEP = ("trial_id", "rank", "window", "step")
-_REDUCED_SCHEMA = pa.schema([field for field in STEP_SCHEMA if field.name not in ("loss", "host_load_s")])
-"""Columns of steps that windows, shapes and the account of communication are made from."""
+_REDUCED_SCHEMA = pa.schema([field for field in STEP_SCHEMA if field.name != "host_load_s"])
+"""Columns of steps that windows, shapes, losses and the account of communication are made from."""
 
 
 @dataclass(frozen=True)

@@ -137,13 +137,11 @@ def loss_rows(analysis: Analysis) -> pd.DataFrame:
         analysis.configurations["trial_ids"].explode() if len(analysis.configurations) else pd.Series(dtype=object)
     )
     configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
-    steps = analysis.results.steps
-    steps = steps[steps["window"].isin(["warmup", "plain", "phases"]) & steps["trial_id"].isin(configuration.index)]
-    if steps["loss"].isna().all():
+    mean = analysis.results.losses
+    mean = mean[mean["trial_id"].isin(configuration.index)]
+    if mean["loss"].isna().all():
         return pd.DataFrame(columns=["configuration", "step", "loss"])
-    of_step = steps.groupby(["trial_id", "step"])["loss"]
-    mean = of_step.mean().where(of_step.count() == of_step.size()).reset_index()
-    mean["configuration"] = mean["trial_id"].map(configuration).astype(int)
+    mean = mean.assign(configuration=mean["trial_id"].map(configuration).astype(int))
     return mean.groupby(["configuration", "step"])["loss"].median().reset_index()
 
 

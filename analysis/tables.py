@@ -162,6 +162,7 @@ def phases(analysis: Analysis) -> Table:
         "replicate_s": "the model is copied to each of these devices.",
         "gather_s": "outputs of these devices are brought to the first.",
         "reduce_s": "gradients are reduced, with nothing beside it.",
+        "graph_s": "the whole step after the copy, replayed as one CUDA graph.",
         "forward_s": "forward pass." if found["loss_s"].notna().any() else "forward pass and loss.",
         "loss_s": "loss function.",
         "backward_s": "backward pass, with DDP's all-reduce that overlaps it and the wait for slower ranks.",

@@ -118,17 +118,17 @@ def test_without_a_price_there_is_no_money(tmp_path: Path) -> None:
 
 def test_a_rank_that_counted_nothing_makes_the_sum_unknown(tmp_path: Path) -> None:
     results = load(study(tmp_path / "results", [GPU | {"world_size": 2}]))
-    measured = summaries(results.trials, results.steps)
+    measured = summaries(results.trials, results.windows)
     measured["environment"].iloc[0]["ranks"][1]["step_flops"] = None
-    assert use(measured, results.steps)["mfu"].isna().all()
+    assert use(measured, results.windows)["mfu"].isna().all()
 
 
 @pytest.mark.parametrize("after_j", [None, 5.0])
 def test_a_counter_that_was_not_read_or_began_anew_gives_no_energy(tmp_path: Path, after_j: float | None) -> None:
     results = load(study(tmp_path / "results", [GPU | {"world_size": 2}]))
-    measured = summaries(results.trials, results.steps)
+    measured = summaries(results.trials, results.windows)
     measured["environment"].iloc[0]["ranks"][1]["after"]["energy_j"] = after_j
-    found = use(measured, results.steps).iloc[0]
+    found = use(measured, results.windows).iloc[0]
     assert found[["power_w", "wh_per_million_samples"]].isna().all()
     assert found["flops_per_s"] > 0
 
@@ -136,9 +136,9 @@ def test_a_counter_that_was_not_read_or_began_anew_gives_no_energy(tmp_path: Pat
 def test_one_rank_that_drives_several_gpus_has_no_energy_of_one(tmp_path: Path) -> None:
     fields = GPU | {"world_size": 2, "parallel": "dp"}
     results = load(study(tmp_path / "results", [fields]))
-    measured = summaries(results.trials, results.steps)
+    measured = summaries(results.trials, results.windows)
     del measured["environment"].iloc[0]["ranks"][1]
-    found = use(measured, results.steps).iloc[0]
+    found = use(measured, results.windows).iloc[0]
     assert found[["power_w", "wh_per_million_samples"]].isna().all()
     assert found["flops_per_s"] == pytest.approx(2e12 / 0.05 / 2)
 

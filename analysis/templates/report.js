@@ -25,7 +25,7 @@
         const next = { none: "ascending", ascending: "descending", descending: "none" }[head.getAttribute("aria-sort")];
         heads.forEach((other) => other.setAttribute("aria-sort", other === head ? next : "none"));
         const sign = next === "descending" ? -1 : 1;
-        const numeric = head.classList.contains("gt_right");
+        const numeric = body.rows[0].cells[column].classList.contains("number");
         const missing = (row) => cell(row, column) === MISSING; // last in either direction
         const ordered = [...given];
         if (next !== "none") {
