@@ -131,6 +131,8 @@ def measure(job: dict[str, Any], trial_rank: int, device: torch.device, group: A
             "memory": {"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
             "threads": trial.cpus_per_rank,
             "peak_memory_by_device_bytes": measured.peak_memory_by_device_bytes,
+            "step_flops": measured.step_flops,
+            "dataset_samples": measured.dataset_samples,
         },
     }
 

@@ -139,7 +139,10 @@ def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> N
 def test_each_rank_brings_its_state_before_and_after(served: list[InMemory]) -> None:
     for payload in served[0].results["second"]:
         evidence = payload["evidence"]
-        assert evidence.keys() == {"before", "after", "memory", "threads", "peak_memory_by_device_bytes"}
+        assert evidence.keys() == {
+            "before", "after", "memory", "threads", "peak_memory_by_device_bytes", "step_flops", "dataset_samples",
+        }  # fmt: skip
+        assert evidence["dataset_samples"] == 10_000
         assert evidence["before"].keys() == evidence["after"].keys()
         assert evidence["before"]["load_average_1min"] >= 0
         assert evidence["before"]["power_w"] is None

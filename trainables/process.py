@@ -30,7 +30,8 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
     np.random.seed(seed % 2**32)
     random.seed(seed)
     torch.set_num_threads(trial.cpus_per_rank)
-    torch.backends.cudnn.benchmark = not trial.deterministic
+    # cuDNN's tuning is remembered by thread, and DataParallel's threads live for one forward pass: each would tune anew
+    torch.backends.cudnn.benchmark = not trial.deterministic and trial.parallel != "dp"
     torch.backends.cudnn.deterministic = trial.deterministic
     torch.use_deterministic_algorithms(trial.deterministic)
     _set_fp32_arithmetic(precision.fp32_arithmetic)

@@ -18,11 +18,12 @@ from torch.profiler import record_function
 from trainables.communication import Account, bucket_bytes, bucket_rows, with_account
 from trainables.data.loader import endless_batches
 from trainables.execution import GraphClock, capture, stream_for
+from trainables.flops import step_flops
 from trainables.parallel import Strategy
 from trainables.precision import Precision, cast_model
 from trainables.process import drop_buckets, settings_for
 from trainables.profile import kineto
-from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.step import training_step
 from trainables.sweep import all_reduce_sweep, sweep_sizes
 from trainables.timing import (
@@ -82,6 +83,10 @@ class Measurement:
     observations: list[Any] = field(default_factory=list)
     peak_memory_by_device_bytes: list[int] | None = None
     """of each GPU that the rank drives, its own first; None on CPUs"""
+    step_flops: float | None = None
+    """see `trainables.flops`; counted on CUDA only, where a device's peak may be known"""
+    dataset_samples: int | None = None
+    """samples of an epoch of all ranks; None for data that have no end"""
 
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -196,7 +201,7 @@ def run(
                     drop_buckets(group, device)  # two sets of them would be memory that training does not need
                 if communicates or trial.profile_ranks:
                     buckets, trace = _explaining_windows(here, sizes)
-            rows, device_peaks = _rows(here, peaks), here.device_peaks
+            rows, device_peaks, known = _rows(here, peaks), here.device_peaks, _facts(here)
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del batches, workload, here
@@ -207,7 +212,23 @@ def run(
             with without_garbage_collection():
                 sweep = all_reduce_sweep(every, rank, device, group, control or group, clock)
         windows_ended_at = time.time()
-    return Measurement(rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace, observations, device_peaks)
+    return Measurement(
+        rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace, observations, device_peaks, *known
+    )
+
+
+def _facts(here: _Rank) -> tuple[float | None, int | None]:
+    """Operations of a step of this rank, and samples of the data set."""
+    workload, trial = here.workload, here.trial
+    samples = None if workload.resident else len(workload.dataset)  # type: ignore[arg-type]
+    if samples is not None and not trial.workload and trial.model in TEXT_MODELS:
+        samples //= trial.sequence_length  # its length is in bytes
+    if here.device.type != "cuda":
+        return None, samples
+    batch = next(here.batches)
+    inputs, _ = batch[0] if trial.accumulation_steps > 1 else batch
+    flops = step_flops(workload.blueprint, inputs, trial.model)
+    return None if flops is None else flops * trial.accumulation_steps, samples
 
 
 def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:

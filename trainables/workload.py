@@ -72,6 +72,8 @@ class Workload:
     """applied to the inputs on the device; timed as part of the forward pass"""
     resident: bool = False
     """the data set's tensors are on the device already: no loader, no copy"""
+    blueprint: Callable[[], nn.Module] | None = None
+    """makes the model once more, on the current device, so that its operations can be counted; None: not known"""
     batch_indices: Callable[[int], Sampler[list[int]]] | None = None
     """(rank) -> its endless batches of indices; None: shuffled samples, as `trainables.data.loader` does"""
 
@@ -94,10 +96,12 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
 
 def _images(trial: Trial, device: torch.device) -> Workload:
     data = load(IMAGE_DATASETS[trial.dataset])(trial)
+    blueprint = partial(load(MODELS[trial.model]), data.classes, data.channels, data.image_size)
     with device:
-        model = load(MODELS[trial.model])(data.classes, data.channels, data.image_size)
+        model = blueprint()
     return Workload(
         model=model,
+        blueprint=blueprint,
         dataset=data.dataset,
         loss=nn.functional.cross_entropy,
         optimizer=sgd(trial),
@@ -109,10 +113,12 @@ def _images(trial: Trial, device: torch.device) -> Workload:
 
 def _text(trial: Trial, device: torch.device) -> Workload:
     data = load(TEXT_DATASETS[trial.dataset])(trial)
+    blueprint = partial(load(MODELS[trial.model]), data.vocabulary, trial)
     with device:
-        model = load(MODELS[trial.model])(data.vocabulary, trial)
+        model = blueprint()
     return Workload(
         model=model,
+        blueprint=blueprint,
         dataset=data.dataset,
         loss=next_byte_loss,
         optimizer=sgd(trial),
