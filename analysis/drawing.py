@@ -40,11 +40,10 @@ MARKERS = "oDs^vPX*"
 
 def render(figure: Figure) -> tuple[str, bytes]:
     """The figure as SVG (the same text for the same figure) and as PNG on white, 160 dots an inch; closes it."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out once, for both
     svg, png = io.StringIO(), io.BytesIO()
     with plt.rc_context(TEXT):
         figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.set_layout_engine("none")  # laid out once, for both
     figure.savefig(png, format="png", dpi=160, facecolor="white")
     plt.close(figure)
     return svg.getvalue(), png.getvalue()

@@ -42,3 +42,9 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def results_folder(tmp_path: Any) -> str:
     """A results folder that does not exist yet."""
     return str(tmp_path / "results")
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are made without their figures, which take most of the time."""
+    monkeypatch.setattr("analysis.report.PLOTS", {})

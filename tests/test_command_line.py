@@ -340,6 +340,7 @@ def test_an_internal_error_is_one_line_that_names_the_traceback(
 # --------------------------------------------------------------------------------------------------- run, status, report
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_study_that_is_done_is_reported_without_a_cluster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -358,6 +359,7 @@ def test_a_study_that_is_done_is_reported_without_a_cluster(
     assert set(study["configuration"]["planned_trials"]) == {t.trial_id for t in trials_of("smoke")}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_quiet_prints_only_the_reports_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):
@@ -367,6 +369,7 @@ def test_quiet_prints_only_the_reports_path(capsys: pytest.CaptureFixture[str], 
     assert (told.out, told.err) == (f"{tmp_path}/report/index.html\n", "")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_batches_above_one_that_ran_out_of_memory_are_recorded_as_pruned(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -384,6 +387,7 @@ def test_batches_above_one_that_ran_out_of_memory_are_recorded_as_pruned(
     assert [record["reason"] for record in pruned] == ["batch_per_gpu 8 of this row ran out of memory"] * 2
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_rows_of_a_named_study_that_do_not_fit_are_recorded_and_the_others_count(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

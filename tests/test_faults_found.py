@@ -15,6 +15,7 @@ import torch.distributed as dist
 from analysis.ceiling import sweep_seconds
 from analysis.communication import account, bucket_rows
 from analysis.measures import summarise
+from analysis.windows import windows
 from benchmarks.faults import LATE_RANK, LATE_S, LOAD_S
 from study.tables import packed, unpacked
 from tests.gloo import on_ranks
@@ -45,7 +46,7 @@ def findings(trial: Trial, ranks: list[Measurement]) -> pd.Series:
         for name, each in rows.items()
     )
     trials = pd.DataFrame([trial.model_dump()]).assign(trial_id=trial.trial_id)
-    found = account(bucket_rows(buckets, steps, trials), steps).iloc[0]
+    found = account(bucket_rows(buckets, steps, trials), windows(steps)).iloc[0]
     largest = sweep_seconds(sweep).iloc[-1]
     rate = largest["bytes"] / largest["seconds"]
     return pd.concat([found, pd.Series(summarise(steps) | {"all_reduce_bytes_per_s": rate})])

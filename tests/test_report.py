@@ -94,6 +94,7 @@ def test_ids_are_unique_and_links_within_the_page_arrive(gpu: Path, gpu_page: Pa
     assert set(used) <= set(ids)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_every_string_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     directory = write_study(tmp_path / "results", name=evil, question=evil, command=evil)
@@ -120,6 +121,7 @@ def test_the_counts_say_what_became_of_every_trial(gpu: Path, gpu_page: Page) ->
     assert "165 done 3 failed 3 out of memory 9 pruned 1 infeasible" in listed
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_missing_trials_are_counted_where_the_plan_is_known(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
     assert "missing" not in dict(status_counts(load(directory)))
@@ -129,6 +131,7 @@ def test_missing_trials_are_counted_where_the_plan_is_known(tmp_path: Path) -> N
     assert "2 missing" in " ".join(Page(write_report(directory)).text.split())
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_partial_report_says_so(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
     page = Page(write_report(directory, partial=True))
@@ -143,6 +146,7 @@ def test_cpu_ranks_are_never_called_gpus(cpu: Path, cpu_page: Page) -> None:
     assert "GPU" not in (cpu / "report" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_study_without_a_done_trial_still_has_a_clear_page(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     assert "No trial is done yet" in Page(write_report(directory)).text
@@ -268,6 +272,7 @@ def test_a_calm_study_is_given_its_spread_and_no_warning(tmp_path: Path) -> None
     assert line.endswith("None is wider than ±5\u00a0%.")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_done_trial_whose_throughput_is_unknown_is_left_out(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     write_trial(directory, record(FIELDS), steps(FIELDS, 0.1).assign(window_s=float("nan")))

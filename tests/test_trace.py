@@ -343,6 +343,7 @@ def test_traces_are_found_where_the_results_are_named_by_a_uri(tmp_path: Path) -
     assert check(results)["holds"].tolist() == [True, True]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_report_has_the_section_where_there_are_traces(tmp_path: Path) -> None:
     with_traces = write_report(traced_study(tmp_path / "traced"))
     write_study(tmp_path / "plain")

@@ -1,0 +1,45 @@
+"""Writes a study's page for docs/studies from its results: its question, its answer, and the tables that show it.
+
+    python -m scripts.study_page RESULTS docs/studies/NAME.md throughput parallel memory_balance
+
+Nothing in a page is written by hand: the command that it names and this one make it again.
+"""
+
+import sys
+from pathlib import Path
+
+from analysis.report import environment_rows, status_counts
+from analysis.results import load_reduced
+from analysis.scaling import analyses
+from analysis.tables import TABLES
+from analysis.verdict import answer, limits, trust
+
+
+def page(results_folder: str, names: list[str]) -> str:
+    """The page as Markdown. Raises ResultsError for what is no results folder, KeyError for an unknown table."""
+    results = load_reduced(results_folder)
+    first = analyses(results)[0]
+    where = first.environment.get("device") or ", ".join(map(str, results.trials["device_name"].dropna().unique()))
+    parts = [
+        f"# {results.study['name']}",
+        results.study["question"],
+        f"Measured on: {where}. Without GPUs a study is a small form of itself: it shows the way, not what GPUs do."
+        if set(results.trials["device"]) == {"cpu"}
+        else f"Measured on: {where}.",
+        f"    {results.study['command']}",
+        ", ".join(f"{count} {label}" for label, count in status_counts(results) if count) + " trials.",
+        "## Answer",
+        " ".join([*answer(first), *limits(first)]),
+        "\n".join(f"- {line}" for line in trust(first)),
+        "## Tables",
+        *(table.to_markdown() for name in names if not (table := TABLES[name](first)).frame.empty),
+        "## Environment",
+        "\n".join(f"- {key}: {value}" for key, value in environment_rows(first)),
+    ]
+    return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
+
+
+if __name__ == "__main__":
+    source, destination, *wanted = sys.argv[1:]
+    Path(destination).parent.mkdir(parents=True, exist_ok=True)
+    Path(destination).write_text(page(source, wanted))

@@ -1,0 +1,37 @@
+"""Everything in the registries runs in the smallest study, or is infeasible with its reason."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from study.studies import STUDIES
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "study.scaling", *arguments],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+@pytest.mark.timeout(600)
+def test_everything_runs_here_or_says_why_not(tmp_path: Path) -> None:
+    out = str(tmp_path / "everything")
+    ran = command("run", "everything", "--address", "local", "--out", out, "-q")
+    found = json.loads(command("status", out, "--json").stdout)
+    assert found["failures"] == []
+    assert ran.returncode == 0, ran.stderr
+    assert found["left"] == []
+    assert found["counts"].keys() == {"done", "infeasible"}
+    assert found["counts"]["infeasible"] == 8
+    assert STUDIES["everything"]([]).question in (tmp_path / "everything/report/report.md").read_text()
