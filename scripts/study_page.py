@@ -5,6 +5,7 @@
 Nothing in a page is written by hand: the command that it names and this one make it again.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def page(results_folder: str, names: list[str]) -> str:
         f"Measured on: {where}. Without GPUs a study is a small form of itself: it shows the way, not what GPUs do."
         if set(results.trials["device"]) == {"cpu"}
         else f"Measured on: {where}.",
-        f"    {results.study['command']}",
+        f"    {_anywhere(results.study['command'])}",
         ", ".join(f"{count} {label}" for label, count in status_counts(results) if count) + " trials.",
         "## Answer",
         " ".join([*answer(first), *limits(first)]),
@@ -37,6 +38,11 @@ def page(results_folder: str, names: list[str]) -> str:
         "\n".join(f"- {key}: {value}" for key, value in environment_rows(first)),
     ]
     return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
+
+
+def _anywhere(command: str) -> str:
+    """The command without the folder that it happened to write into."""
+    return re.sub(r" --out \S+", "", command)
 
 
 if __name__ == "__main__":

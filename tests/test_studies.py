@@ -35,7 +35,7 @@ def test_every_trial_of_a_plain_study_is_valid_and_fits(name: str, capacity: lis
 def test_every_trial_of_a_named_study_is_valid_and_what_cannot_run_says_why(
     name: str, capacity: list[NodeCapacity]
 ) -> None:
-    rows = plan_trials(STUDIES[name](capacity), capacity)
+    rows = plan_trials(STUDIES[name](capacity).asking({"data_dir": ("/data",)}), capacity)
     assert {row.status for row in rows} <= {"pending", "infeasible"}
     assert any(row.status == "pending" for row in rows)
     assert all(bool(row.reason) == (row.status == "infeasible") for row in rows)
@@ -69,6 +69,11 @@ def test_what_a_cpu_lacks_is_infeasible_with_the_exact_reason() -> None:
         "execution compile_graph": "CUDA graphs exist on GPUs only",
         "synchronised batch normalisation": "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels",
     }
+
+
+def test_a_study_of_images_says_that_it_needs_their_folder() -> None:
+    rows = plan_trials(STUDIES["acceleration-ladder"](CPU_HOST), CPU_HOST)
+    assert {row.reason for row in rows} == {"dataset 'image_folder' needs --data-dir DIR with its files"}
 
 
 def test_rungs_of_a_ladder_hold_the_global_batch_on_one_node_and_state_the_two_node_one() -> None:

@@ -5,6 +5,7 @@ A trial that is possible as a value but cannot run here is `infeasible`: a row o
 
 from collections.abc import Callable, Sequence
 
+from trainables.registry import READ_FROM_DATA_DIR
 from trainables.trial import Trial
 
 Requirement = tuple[Callable[[Trial], bool], str]
@@ -15,6 +16,10 @@ def _on_cpu(field: str, *values: object) -> Callable[[Trial], bool]:
 
 
 REQUIREMENTS: Sequence[Requirement] = (
+    (
+        lambda trial: not trial.workload and trial.dataset in READ_FROM_DATA_DIR and not trial.data_dir,
+        "dataset {dataset!r} needs --data-dir DIR with its files",
+    ),
     (_on_cpu("precision", "tf32"), "precision 'tf32' exists on GPUs only"),
     (_on_cpu("parallel", "dp"), "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process"),
     (
