@@ -21,7 +21,7 @@ from tests.frames import gpu_law, grid, write_results
 
 CONFIGURATIONS, REPEATS, STEPS = 20, 5, 24
 TRIALS = CONFIGURATIONS * REPEATS
-STUDIES = 80
+STUDIES = 60
 
 Change = Callable[[pd.DataFrame, pd.DataFrame], None]
 

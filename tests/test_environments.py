@@ -121,6 +121,7 @@ def test_one_analysis_of_two_environments_is_refused_and_says_why(tmp_path: Path
         analyse(load(mixed(tmp_path / "results")))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_report_keeps_environments_in_sections_and_files_of_their_own(tmp_path: Path) -> None:
     directory = mixed(tmp_path / "results")
     page = Path(write_report(directory)).read_text()
@@ -145,6 +146,7 @@ def test_the_report_keeps_environments_in_sections_and_files_of_their_own(tmp_pa
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_tables_of_an_environment_that_is_gone_are_removed(tmp_path: Path) -> None:
     directory = mixed(tmp_path / "results")
     write_report(directory)
