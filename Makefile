@@ -17,7 +17,8 @@ study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
 
 test: lint
-	.venv/bin/python -m pytest -q
+	.venv/bin/python -m pytest -q -m "not ray" -n 2 --dist loadfile
+	.venv/bin/python -m pytest -q -m ray
 
 lint: $(DEVELOP)
 	.venv/bin/ruff check

@@ -38,6 +38,15 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+STARTS_RAY = ("test_cluster.py", "test_end_to_end.py", "test_tuning.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in STARTS_RAY:
+            item.add_marker("ray")
+
+
 @pytest.fixture
 def results_folder(tmp_path: Any) -> str:
     """A results folder that does not exist yet."""
