@@ -48,12 +48,13 @@ class Study:
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name of the case and fields of every combination, each once, without repeats; cases that have become equal
         are one."""
-        seen: list[dict[str, Any]] = []
+        seen: set[frozenset[tuple[str, Any]]] = set()
         for case, of_case in (self.cases or {"": {}}).items():
             for values in itertools.product(*self.axes.values()):
                 fields = dict(self.base) | dict(of_case) | dict(zip(self.axes, values, strict=True))
-                if fields not in seen:
-                    seen.append(fields)
+                key = frozenset(fields.items())
+                if key not in seen:
+                    seen.add(key)
                     yield case, fields
 
     @property
