@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trainables.batch import map_tensors
 from trainables.step import byte_size
 from trainables.timing import Begin, CudaClock, Row, Step, Stepped
 from trainables.trial import Trial
@@ -54,7 +55,7 @@ def capture(
     it are timed by events of the graph itself, see `Stepped.parts`. Raises torch's RuntimeError where the step cannot be
     captured.
     """
-    held = example if resident else _like(example, device)
+    held = example if resident else map_tensors(lambda tensor: tensor.to(device, copy=True), example)
     clock = GraphClock(device)
     marks: list[tuple[str, torch.cuda.Event]] = []
 
@@ -94,17 +95,6 @@ def capture(
         return Stepped(given.loss.clone(), moved_bytes, scale, parts)
 
     return replay
-
-
-def _like(value: Any, device: torch.device) -> Any:
-    """Memory on the device for a batch of this shape."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, copy=True)
-    if isinstance(value, dict):
-        return {key: _like(item, device) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_like(item, device) for item in value]
-    return value
 
 
 def _copy(source: Any, target: Any) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trainables.batch import map_tensors
+
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -59,13 +61,7 @@ def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
     """Floating-point tensors in a tensor, or in tuples, lists and dicts of them, as `dtype` (None: as they are)."""
     if dtype is None:
         return value
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: cast_floats(item, dtype) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [cast_floats(item, dtype) for item in value]
-    return value
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
 
 
 class Updater:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainables.batch import map_tensors
 from trainables.parallel import Strategy
 from trainables.precision import Precision, Updater, cast_floats
 from trainables.timing import Begin, Step, Stepped
@@ -78,13 +79,7 @@ def training_step(
 
 def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
     """A batch (a tensor, or tuples, lists and dicts of tensors) on the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    if isinstance(value, dict):
-        return {key: to_device(item, device, non_blocking) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_device(item, device, non_blocking) for item in value]
-    return value
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
 
 
 def byte_size(value: Any) -> int:
