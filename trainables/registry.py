@@ -86,6 +86,14 @@ DDP_WRAPPED = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
 EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
 """op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
 
+OPTIMIZERS: Mapping[str, str] = {
+    "sgd": "trainables.optimizers:sgd",
+    "nesterov": "trainables.optimizers:nesterov",
+    "lars": "trainables.optimizers:lars",
+    "lamb": "trainables.optimizers:lamb",
+    "adamw": "trainables.optimizers:adamw",
+}
+
 STORAGES: Mapping[str, str] = {
     "jpeg": "trainables.data.jpeg_files:storage",
     "lmdb": "trainables.data.lmdb_file:storage",

@@ -18,6 +18,7 @@ from trainables.registry import (
     IMAGE_FOLDERS,
     MEMORY_FORMATS,
     MODELS,
+    OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
     SMALLEST_IMAGES,
@@ -32,6 +33,7 @@ _NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "parallel": PARALLEL,
     "execution": EXECUTIONS,
+    "optimizer": OPTIMIZERS,
     "storage": STORAGES,
     "decode": DECODERS,
     "memory_format": MEMORY_FORMATS,
@@ -88,9 +90,42 @@ class Trial(BaseModel):
     accumulation_steps: int = Field(1, ge=1, le=4096, description="batches whose gradients make one optimizer step")
     execution: str = Field("eager", description="how the step's operations are issued")
     memory_format: str = Field("contiguous", description="layout of image tensors")
-    learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="SGD's constant learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="SGD's momentum; 0: plain SGD")
-    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="SGD's weight decay")
+    optimizer: str = Field("sgd", description="what turns gradients into updates")
+    learning_rate: float = Field(
+        0.01, gt=0, allow_inf_nan=False, description="learning rate for a global batch of `reference_batch`"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD and LARS; 0: none")
+    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="weight decay")
+    epochs: int = Field(
+        0, ge=0, le=100_000, description="epochs to train, with validation after each; 0: timed windows instead"
+    )
+    target_accuracy: float | None = Field(
+        None, gt=0, le=1, description="share of validation samples that are right at which training ends early"
+    )
+    reference_batch: int = Field(128, ge=1, description="global batch for which `learning_rate` is meant")
+    lr_rule: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="how the learning rate grows with global batch / reference batch"
+    )
+    warmup: Literal["none", "constant", "gradual"] = Field(
+        "none",
+        description="the first `warmup_epochs` use the unscaled learning rate, or rise from it to the scaled one, step by step",
+    )
+    warmup_epochs: float = Field(5.0, ge=0, allow_inf_nan=False, description="length of the learning rate's warm-up")
+    decay: Literal["constant", "step", "cosine"] = Field(
+        "constant", description="course of the learning rate after its warm-up"
+    )
+    decay_norm_and_bias: bool = Field(True, description="weight decay on batch normalisation and biases too")
+    zero_gamma: bool = Field(False, description="the last batch normalisation of each residual block begins at zero")
+    momentum_correction: bool = Field(True, description="momentum follows a change of the learning rate")
+    loss_mean: Literal["global", "rank"] = Field(
+        "global", description="a sample weighs 1 / global batch, or as much as its rank's share of samples makes it"
+    )
+    shared_shuffle: bool = Field(True, description="ranks divide one shuffle of the data set, or each draws its own")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a target that is spread over all classes")
+    resident_data: bool = Field(
+        False, description="the data set lies on the device, where batches are gathered and augmented without loaders"
+    )
+    noise_scale: bool = Field(False, description="estimate the gradient noise scale while training")
     deterministic: bool = Field(False, description="deterministic algorithms only; slower")
     warmup_steps: int = Field(
         3,
