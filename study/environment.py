@@ -68,7 +68,7 @@ def versions() -> dict[str, str | None]:
         "torchvision": metadata.version("torchvision"),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
-        "ray": metadata.version("ray"),
+        "ray": _version("ray"),
     }
 
 
@@ -133,3 +133,11 @@ def _gpus() -> list[dict[str, Any]]:
             | nvml.links(handle)
         )
     return gpus
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed: benchmarks of one rank need no Ray."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
