@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset, Sampler, default_collate
 
 from trainables.data.text import next_byte_loss, streams
+from trainables.optimizers import make_optimizer
 from trainables.registry import IMAGE_DATASETS, MODELS, TEXT_DATASETS, TEXT_MODELS, load
 from trainables.trial import Trial
 
@@ -30,17 +31,6 @@ class WorkloadError(Exception):
 def identity(value: Any) -> Any:
     """The value itself: the collate function of data sets that already deliver batches."""
     return value
-
-
-def sgd(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """SGD with the trial's learning rate, momentum and weight decay; one fused kernel for all parameters."""
-
-    def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            parameters, lr=trial.learning_rate, momentum=trial.momentum, weight_decay=trial.weight_decay, fused=True
-        )
-
-    return build
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
         blueprint=blueprint,
         dataset=data.dataset,
         loss=nn.functional.cross_entropy,
-        optimizer=sgd(trial),
+        optimizer=make_optimizer(trial),
         collate=identity,
         prepare=_prepare(data.prepare, _normalise(trial.memory_format)),
         resident=trial.dataset == "synthetic",
@@ -121,7 +111,7 @@ def _text(trial: Trial, device: torch.device) -> Workload:
         blueprint=blueprint,
         dataset=data.dataset,
         loss=next_byte_loss,
-        optimizer=sgd(trial),
+        optimizer=make_optimizer(trial),
         collate=identity,
         resident=trial.dataset == "synthetic",
         batch_indices=partial(streams, trial, data.dataset),
