@@ -119,8 +119,6 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
             reason = f"global batch {fields['global_batch']} does not divide over {over}"
             return PlannedTrial(None, fields, "skipped", reason)
         resolved |= {"batch_per_gpu": batch, "accumulation_steps": parts[1]}
-    if resolved.get("accumulation_steps", 1) > 1 and "most_per_gpu" in fields:
-        resolved["execution"] = _ACCUMULATING.get(resolved.get("execution", ""), "eager")
     if fields.get("epochs"):
         resolved["seed"] = (fields.get("seed", 0) + SEED_STRIDE * fields["repeat"]) % 2**31
     if fields.get("epoch_steps") and not fields.get("epochs") and fields.get("dataset") in TRAINING_IMAGES:
@@ -134,6 +132,11 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
         trial = Trial.model_validate(resolved)
     except ValidationError as error:
         return PlannedTrial(None, resolved, "skipped", "; ".join(explain(error)))
+    if trial.epochs and trial.global_batch > (images := TRAINING_IMAGES.get(trial.dataset, trial.global_batch)):
+        reason = (
+            f"global batch {trial.global_batch} is larger than an epoch: dataset {trial.dataset!r} has {images} images"
+        )
+        return PlannedTrial(None, resolved, "skipped", reason)
     reason = unmet(trial) or unfit
     return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
 
@@ -146,10 +149,6 @@ def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
         accumulated = max(accumulated, -(-fields["global_batch"] // (ranks * most)))
     over = f"world_size {ranks}" + (f" and accumulation_steps {accumulated}" if accumulated > 1 else "")
     return (ranks, accumulated), over
-
-
-_ACCUMULATING = {"graph": "eager", "compile_graph": "compile", "compile": "compile"}
-"""in place of executions that hold a step of one batch, where a study accumulates by itself"""
 
 
 def _one_epoch(fields: Mapping[str, Any]) -> dict[str, int]:
