@@ -158,10 +158,16 @@ def _in_buckets(tensors: list[torch.Tensor], limit_bytes: float) -> list[list[to
 
 
 def _sharded_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter], group: Group) -> torch.optim.Optimizer:
-    def shard(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return make([parameter for held in groups for parameter in held["params"]])
+    """The optimizer of all parameters, left with this rank's share of each of its groups."""
+    optimizer = make(parameters)
 
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=shard, process_group=group)  # type: ignore[arg-type]
+    def shard(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        for held, share in zip(optimizer.param_groups, groups, strict=True):
+            held["params"] = share["params"]
+        return optimizer
+
+    divided = [{"params": held["params"]} for held in optimizer.param_groups]
+    return ZeroRedundancyOptimizer(divided, optimizer_class=shard, process_group=group)  # type: ignore[arg-type]
 
 
 def _fully_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:

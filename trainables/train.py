@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from trainables.checkpoint import Progress, pack, rank_state, restore, unpack
 from trainables.epochs import Taken, epochs_of, seed_of, steps_per_epoch

@@ -200,6 +200,10 @@ class Trial(BaseModel):
                 raise ValueError(
                     f"execution {self.execution!r} captures one batch; accumulation_steps is {self.accumulation_steps}: use 1"
                 )
+        if self.optimizer == "nesterov" and self.momentum == 0:
+            raise ValueError(
+                "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
+            )
         if self.sync_batch_norm and self.parallel in ("none", "dp"):
             raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
         is_text = self.model in TEXT_MODELS

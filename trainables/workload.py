@@ -36,17 +36,6 @@ def identity(value: Any) -> Any:
     return value
 
 
-def sgd(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """SGD with the trial's learning rate, momentum and weight decay; one fused kernel for all parameters."""
-
-    def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            parameters, lr=trial.learning_rate, momentum=trial.momentum, weight_decay=trial.weight_decay, fused=True
-        )
-
-    return build
-
-
 @dataclass(frozen=True)
 class OnHost:
     """A part of a batch that stays on the host: `prepare` gets it as the loader made it.
