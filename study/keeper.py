@@ -66,7 +66,7 @@ class Keeper:
         self.gauges = Gauges(study_name)
 
     async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
-        """Runs a job {"id", "trial", "source"} in a live group, or in a new one where layout or block differ.
+        """Runs a job {"id", "trial", "source", "checkpoint_every_s"} in a live group, or in a new one where layout or block differ.
 
         A job that trains may take `timeout_s` for each epoch, any other for all of it.
         Gives {"status", "reason", "log", "worker_group", "environment", "payloads", "started_at", "duration_s",

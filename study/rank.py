@@ -143,6 +143,7 @@ def measure(
             checkpoints=_Checkpoints(reports, job["id"]),
             on_epoch=lambda row: reports.epoch_ended(job["id"], row),
             observe=lambda: readings(device),
+            checkpoint_every_s=job["checkpoint_every_s"],
         )
         rows = {"steps": trained.steps, "epochs": trained.epochs}
         span = {"began_at": trained.began_at, "ended_at": trained.ended_at}

@@ -32,6 +32,8 @@ from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 60.0
 EPOCHS_ASKED_EVERY_S = 1.0
+CHECKPOINT_EVERY_S = 30.0
+"""a training's state crosses the cluster to the driver's host: that of ResNet-50 is 200 MB"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def run_trials(
     isolate: bool = False,
     trial_timeout_s: float = 600.0,
     max_concurrent: int = 1,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> bool:
     """Runs all trials and saves each as it ends. True where Ctrl-C ended it early.
@@ -71,7 +74,17 @@ def run_trials(
     try:
         for trials, side_by_side in ((part(beside=False), 1), (part(beside=True), max_concurrent)):
             if any(trials):
-                tune_grid(study_name, trials, store, cluster, isolate, trial_timeout_s, on_event, side_by_side)
+                tune_grid(
+                    study_name,
+                    trials,
+                    store,
+                    cluster,
+                    isolate,
+                    trial_timeout_s,
+                    on_event,
+                    side_by_side,
+                    checkpoint_every_s,
+                )
     except KeyboardInterrupt:
         return True
     return False
@@ -86,6 +99,7 @@ def tune_grid(
     trial_timeout_s: float = 600.0,
     on_event: Callable[[Event], None] = lambda event: None,
     side_by_side: int = 1,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
 ) -> tune.ResultGrid:
     """Tune's own result grid: a row a trial, its fields under `config/point/trial/...`, throughput and phase medians beside,
     of a training what its last epoch came to.
@@ -108,6 +122,7 @@ def tune_grid(
         layouts=layouts(trials, cluster.nodes),
         isolate=isolate,
         trial_timeout_s=trial_timeout_s,
+        checkpoint_every_s=checkpoint_every_s,
         sources=_workload_sources(trials),
     )
     # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
@@ -139,6 +154,7 @@ class _Task:
     layouts: dict[ProcessKind, Layout]
     isolate: bool
     trial_timeout_s: float
+    checkpoint_every_s: float
     sources: dict[str, str]
 
 
@@ -185,7 +201,12 @@ def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
 
 
 def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
-    job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
+    job = {
+        "id": trial.trial_id,
+        "trial": trial.model_dump(),
+        "source": task.sources.get(trial.workload),
+        "checkpoint_every_s": task.checkpoint_every_s,
+    }
     layout = task.layouts[ProcessKind.of(trial)]
     if task.isolate:
         layout = dataclasses.replace(layout, world_sizes=(trial.processes,))
