@@ -37,7 +37,9 @@ def whole_large_batch() -> list[Trial]:
 
 
 def test_large_batch_has_each_batch_with_each_remedy_and_five_seeds() -> None:
-    counts = Counter((t.global_batch, t.lr_rule, t.warmup, t.optimizer, t.zero_gamma) for t in whole_large_batch())
+    counts: Counter[Any] = Counter(
+        (t.global_batch, t.lr_rule, t.warmup, t.optimizer, t.zero_gamma) for t in whole_large_batch()
+    )
     plain, smoothed = (128, "none", "none", "nesterov", False), (128, "linear", "gradual", "nesterov", True)
     assert counts.pop(plain) == 2 * 5, "the noise scale has a case of its own"
     assert counts.pop(smoothed) == counts.pop((128, "sqrt", "gradual", "lars", False)) == 5
