@@ -12,6 +12,7 @@ from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES
 from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
 from trainables.registry import IMAGE_FOLDERS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
+from trainables.training_rules import NEED_EPOCHS
 from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 AXIS_OPTIONS = {
@@ -242,6 +243,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
         "dataset": {"model": "mlstm64" if value in list(TEXT_DATASETS) else "mlp"},
     }
     beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}
+    beside |= {name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS}
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:
