@@ -55,7 +55,6 @@ def over_ranks(rank: int, trial: Trial, scale: float | None, spoiled_at: int | N
     return {
         "found": found,
         "again": noise.read(),
-        "gradients": gradients,
         "before": own_state,
         "state": noise.state_dict(),
     }
