@@ -248,7 +248,6 @@ def _typed(field: str, value: Any, source: str) -> Any:
     }
     beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}
     beside |= {name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS}
-    beside |= {"zero_gamma": {"model": "resnet18"}}
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:

@@ -89,6 +89,11 @@ class Updater:
         """The optimizer that holds this rank's state: ZeRO's wrapper keeps it in `optim`."""
         return getattr(self.optimizer, "optim", self.optimizer)
 
+    @property
+    def scale(self) -> torch.Tensor | None:
+        """What the loss was multiplied with, still unread; None without a scaler, or before its first loss."""
+        return self.scaler._scale if self.scaler else None
+
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """What the backward pass starts from."""
         return self.scaler.scale(loss) if self.scaler else loss

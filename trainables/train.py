@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -14,17 +14,18 @@ from trainables.checkpoint import Progress, pack, rank_state, restore, unpack
 from trainables.epochs import Taken, epochs_of, seed_of, steps_per_epoch
 from trainables.execution import capture, stream_for
 from trainables.flops import step_flops
+from trainables.noise_scale import NoiseScale
 from trainables.optimizers import correct_momentum, set_learning_rate
 from trainables.parallel import Strategy, broadcast_from_first
 from trainables.precision import Precision
 from trainables.process import drop_buckets, set_seeds, settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.rehearsal import rehearse_steps, zero_momentum
+from trainables.rehearsal import taken_back, zero_momentum
 from trainables.run import on_device
 from trainables.schedule import learning_rate
 from trainables.step import updater_for
-from trainables.timing import Row, Stepped, no_mark, without_garbage_collection
-from trainables.train_step import Counts, train_step, weights
+from trainables.timing import Begin, Row, Step, Stepped, no_mark, without_garbage_collection
+from trainables.train_step import Counts, train_step
 from trainables.trial import Trial
 from trainables.validation import Judged, judge
 from trainables.workload import Workload, build_workload
@@ -158,18 +159,29 @@ class _Trainee:
     strategy: Strategy
     workload: Workload
     progress: Progress = field(default_factory=Progress)
-    replay: Callable[[Any, Any], Stepped] | None = None
-    """a whole step as a CUDA graph, once it is captured"""
+    replay: Step | None = None
+    """a whole step of these parts, once it is compiled or captured"""
     flops: float | None = None
 
     def __post_init__(self) -> None:
         trial, workload = self.trial, self.workload
-        self.model = self.strategy.wrapped(workload.model, trial, self.group)
+        self.model = self.strategy.wrapped(workload.model, trial, self.group, bare=trial.noise_scale)
+        self.noise = NoiseScale(trial, self.model, self.group) if trial.noise_scale else None
+        if self.noise:
+            self.noise.attach(self.model)
         self.updater = updater_for(workload, self.model, self.precision, self.strategy, self.group)
         zero_momentum(self.updater.own)
         self.counts = Counts(self.device)
         self.step = train_step(
-            trial, workload, self.model, self.precision, self.strategy, self.updater, self.counts, self.group
+            trial,
+            workload,
+            self.model,
+            self.precision,
+            self.strategy,
+            self.updater,
+            self.counts,
+            self.noise,
+            self.group,
         )
         self.length = len(workload.dataset)  # type: ignore[arg-type]
         self.rates = learning_rate(trial, steps_per_epoch(trial, self.length))
@@ -201,11 +213,10 @@ class _Trainee:
         """One optimizer step. A short batch is neither compiled for nor captured: it comes once an epoch."""
         if taken.whole and self.replay is not None:
             return self.replay(taken.parts, no_mark)
-        each = (taken.parts, taken.sizes, weights(self.trial, taken), no_mark)
         if taken.whole or not self.trial.compiled:
-            return self.step(*each)
+            return self.step(taken, no_mark)
         with torch.compiler.set_stance("force_eager"):
-            return self.step(*each)
+            return self.step(taken, no_mark)
 
     def set_rate(self, step: int) -> None:
         """The learning rate of a step, counted from 0."""
@@ -224,23 +235,16 @@ class _Trainee:
         if self.replay is not None or trial.workload or not (trial.compiled or trial.captured):
             return 0.0
         began_s = time.perf_counter()
-        trial_weights = weights(trial, first)
         self.set_rate(len(self.progress.steps))
 
-        def step(parts: Any, begin: Any) -> Stepped:
-            return self.step(parts, first.sizes, trial_weights, begin)
+        def step(parts: Any, begin: Begin) -> Stepped:
+            return self.step(replace(first, parts=parts), begin)
 
-        replay = [step]
-
-        def rehearse() -> None:
+        with taken_back(self.workload.model, self.updater, self.noise):
             for _ in range(trial.settling_steps):
                 step(first.parts, no_mark)
-            if trial.captured:
-                replay[0] = capture(step, first.parts, self.device, resident=False)
-            replay[0](first.parts, no_mark)
-
-        rehearse_steps(rehearse, self.workload.model, self.updater)
-        self.replay = replay[0]
+            self.replay = capture(step, first.parts, self.device, resident=False) if trial.captured else step
+            self.replay(first.parts, no_mark)
         self.counts.read()
         set_seeds(seed_of(trial, "epoch", self.progress.epoch, self.rank))
         self.barrier()
@@ -263,6 +267,7 @@ class _Trainee:
         progress.samples += sum(sizes)
         progress.train_s += max(each["train_s"] for each in everyone)
         top1, top5 = (_sum([each["right"][place] for each in everyone]) for place in range(2))
+        trace, norm2 = self.noise.read() if self.noise else (None, None)
         return {
             "step": len(progress.steps),
             "samples": progress.samples,
@@ -271,8 +276,8 @@ class _Trainee:
             "train_top1": _share(top1, sum(sizes)),
             "train_top5": _share(top5, sum(sizes)),
             "learning_rate": progress.steps[-1][3],
-            "noise_trace": None,
-            "noise_norm2": None,
+            "noise_trace": trace,
+            "noise_norm2": norm2,
             "non_finite_steps": sum(
                 left_out or not math.isfinite(loss) for left_out, loss in zip(skipped, sums, strict=True)
             ),
@@ -315,13 +320,16 @@ class _Trainee:
         """Goes on from a checkpoint."""
         found = unpack(self.trial, content)
         restore(found, self.workload.model, self.updater, self.rank)
+        if self.noise:
+            self.noise.load_state_dict(found["noise"])
         self.progress = found["progress"]
 
     def packed(self) -> bytes:
         """A checkpoint, on rank 0; all ranks call it."""
         state = rank_state(self.updater)
         states = self.gathered(state) if self.trial.parallel == "zero1" else [state]
-        return pack(self.trial, self.progress, self.workload.model, states, None) if self.rank == 0 else b""
+        noise = self.noise.state_dict() if self.noise else None
+        return pack(self.trial, self.progress, self.workload.model, states, noise) if self.rank == 0 else b""
 
     def step_rows(self) -> list[Row]:
         """A row for each optimizer step so far."""

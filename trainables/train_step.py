@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainables.epochs import Taken
+from trainables.noise_scale import NoiseScale
 from trainables.parallel import Strategy
 from trainables.precision import Precision, Updater
 from trainables.step import forward_pass
@@ -55,11 +56,13 @@ def train_step(
     strategy: Strategy,
     updater: Updater,
     counts: Counts,
+    noise: NoiseScale | None,
     group: dist.ProcessGroup | None = None,
-) -> Callable[[list[Any], list[int], list[float], Begin], Stepped]:
-    """`step(parts, sizes, weights, begin)` trains one step of `model`; its loss is the sum over the rank's samples.
+) -> Callable[[Taken, Begin], Stepped]:
+    """The function that trains one step of `model`; its loss is the sum over the rank's samples.
 
-    Only the last part's backward pass communicates. Nothing in it waits for the device.
+    Only the last part's backward pass communicates. The noise scale leaves out a step that is short. Nothing in it waits
+    for the device.
     """
     forward = forward_pass(trial, workload, model, precision, strategy)
 
@@ -68,16 +71,22 @@ def train_step(
         counts.add(passed.outputs, passed.targets)
         begin("backward")
         updater.scaled(passed.loss * weight if weight != 1.0 else passed.loss).backward()
+        if noise:
+            noise.observe_part()
         return passed.loss.detach().float() * size
 
-    def step(parts: list[Any], sizes: list[int], weights: list[float], begin: Begin) -> Stepped:
-        each = list(zip(parts, sizes, weights, strict=True))
+    def step(taken: Taken, begin: Begin) -> Stepped:
+        each = list(zip(taken.parts, taken.sizes, weights(trial, taken), strict=True))
         with strategy.unsynchronised(model):
             losses = [backward(*part, begin) for part in each[:-1]]
         losses.append(backward(*each[-1], begin))
         if strategy.reduce is not None:
             begin("reduce")
             strategy.reduce(model, group, trial)
+        if noise and taken.whole:
+            noise.finish_step(updater.scale)
+        elif noise:
+            noise.skip_step()
         begin("optimizer")
         scale = updater.update()
         return Stepped(torch.stack(losses).sum(), None, scale)

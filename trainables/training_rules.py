@@ -85,6 +85,11 @@ def _check_epochs(trial: "Trial") -> None:
             "noise_scale compares gradients of two batch sizes, and one rank with accumulation_steps 1 has one: "
             "use accumulation_steps 2 or more, or more ranks"
         )
+    if trial.noise_scale and trial.processes > 1 and trial.parallel not in DDP_WRAPPED:
+        raise ValueError(
+            f"noise_scale needs to see a rank's own gradients, which parallel {trial.parallel!r} shows nobody; "
+            f"allowed: {', '.join(DDP_WRAPPED)}"
+        )
 
 
 def _check_resident(trial: "Trial") -> None:

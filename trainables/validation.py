@@ -76,6 +76,7 @@ def judge(
                 samples += size
                 sums[0] += held.loss(outputs, targets).double() * size
                 if countable(outputs, targets):
+                    assert isinstance(targets, torch.Tensor)
                     classes = outputs.shape[1]
                     sums[1:] += right(outputs, targets)
     finally:
