@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainables.data.synthetic import CHANNELS, CLASSES, resident
+from trainables.optimizers import make_optimizer
 from trainables.registry import MODELS, load
 from trainables.timing import CudaClock
 from trainables.trial import Trial
-from trainables.workload import Workload, identity, sgd
+from trainables.workload import Workload, identity
 
 LATE_RANK = 1
 LATE_S = 0.02
@@ -35,7 +36,7 @@ def sound(trial: Trial) -> Workload:
         model=load(MODELS[trial.model])(CLASSES, CHANNELS, trial.image_size),
         dataset=TensorDataset(*resident_batch(trial)),
         loss=nn.functional.cross_entropy,
-        optimizer=sgd(trial),
+        optimizer=make_optimizer(trial),
         collate=identity,
         resident=True,
     )

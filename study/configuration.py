@@ -12,6 +12,7 @@ from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES
 from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
 from trainables.registry import IMAGE_FOLDERS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
+from trainables.training_rules import NEED_EPOCHS
 from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 AXIS_OPTIONS = {
@@ -24,6 +25,8 @@ AXIS_OPTIONS = {
     "model": "model",
     "interconnect": "interconnect",
     "steps": "steps",
+    "epochs": "epochs",
+    "target-accuracy": "target_accuracy",
     "seed": "seed",
 }
 """options that take a comma list, and the field of a trial that each sets"""
@@ -34,6 +37,7 @@ PLAIN_OPTIONS = {
     "repeats": "repeats",
     "address": "address",
     "isolate": "isolate",
+    "max-concurrent": "max_concurrent",
     "trial-timeout": "trial_timeout_s",
     "price-per-gpu-hour": "price_per_gpu_hour",
 }
@@ -64,6 +68,7 @@ class Configuration(BaseModel):
     repeats: int | None = Field(None, ge=1, le=1000)
     address: str | None = Field(None, pattern=r"^(auto|local|[^\s/]+:\d{1,5})$")
     isolate: bool = False
+    max_concurrent: int = Field(1, ge=1, le=1000)
     trial_timeout_s: float = Field(600.0, gt=0)
     price_per_gpu_hour: float | None = Field(None, ge=0)
 
@@ -116,11 +121,11 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
         if getattr(configuration, field) is not None
     }
     options["repeats"] = study.repeats
-    fields = {name: list(values) for name, values in study.axes.items()}
     in_cases = {name for of_case in study.cases.values() for name in of_case}  # which asking would lay flat
-    fields = {name: [value] for name, value in study.base.items() if name not in in_cases} | fields
-    fields.pop("workload_digest", None)
-    fields.pop("epoch_steps", None)
+    of_all = {name: [value] for name, value in study.base.items()} | {name: list(v) for name, v in study.axes.items()}
+    fields = {name: values for name, values in of_all.items() if name not in in_cases}
+    for made in ("workload_digest", "most_per_gpu", "epoch_steps"):
+        fields.pop(made, None)
     for option, field in AXIS_OPTIONS.items():
         if field in fields:
             options[option] = fields.pop(field)
@@ -242,6 +247,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
         "dataset": {"model": "mlstm64" if value in list(TEXT_DATASETS) else "mlp"},
     }
     beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}
+    beside |= {name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS}
     try:
         typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
     except ValidationError as error:

@@ -15,11 +15,11 @@ ABANDONED_AFTER_S = 3600.0  # what another host was writing, whose processes can
 
 
 def replace_file(root: Path, name: str, content: bytes) -> None:
-    """Writes root/name so that a reader sees the old or the new one, whole."""
-    beside = _beside(root)
+    """Writes root/name, in a folder that is there, so that a reader sees the old or the new one, whole."""
+    beside, final = _beside(root), root / name
     _write(beside, content)
-    beside.replace(root / name)
-    _sync_folder(root)
+    beside.replace(final)
+    _sync_folder(final.parent)
 
 
 def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> None:

@@ -1,5 +1,6 @@
 """What a number was measured on: every node, rank and version that took part."""
 
+import contextlib
 import os
 import platform
 import socket
@@ -55,6 +56,15 @@ def readings(device: Any) -> dict[str, Any]:
     `load_average_1min` counts processes that run or wait to, as getloadavg(3) has it; those of the study are in it.
     """
     return nvml.state(_uuid(device)) | {"load_average_1min": os.getloadavg()[0]}
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what is installed on the driver's host; imports none of it."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def versions() -> dict[str, str | None]:

@@ -10,16 +10,20 @@ from study.capacity import NodeCapacity
 
 Capacity = Sequence[NodeCapacity]
 Fields = Mapping[str, Any]
-"""values of a trial's fields, by name; `global_batch` may stand in place of `batch_per_gpu`, and `epoch_steps` for a
-warm-up and timed windows that last an epoch each"""
+"""values of a trial's fields, by name; `global_batch` may stand in place of `batch_per_gpu`, `most_per_gpu` beside it for
+the batch above which it is accumulated, and `epoch_steps` for a warm-up and timed windows that last an epoch each"""
+
+NO_FIELDS = ("global_batch", "most_per_gpu", "epoch_steps")
+"""names in `Fields` that are no fields of a trial"""
 
 
 @dataclass(frozen=True)
 class Study:
     """A question and the grid that answers it: every combination of `axes` over `base`, `repeats` times.
 
-    cases: named sets of fields, each laid over `base` and crossed with the axes, for studies that are no plain grid;
-    none: `base` alone. ladder: the cases are rungs, each compared with the one before. A skip rule looks at one
+    cases: named sets of fields, each laid over `base` and crossed with the axes, for studies that are no plain grid; an
+    axis whose field a case has is not crossed with it; none: `base` alone. simplify: fields that stand in place of a
+    combination's, where it comes to the same as a simpler one. ladder: the cases are rungs, each compared with the one before. A skip rule looks at one
     combination and gives the reason why it means nothing, or None.
     """
 
@@ -31,6 +35,7 @@ class Study:
     skip: tuple[Callable[[Fields], str | None], ...] = ()
     cases: Mapping[str, Fields] = field(default_factory=dict)
     ladder: bool = False
+    simplify: Callable[[Fields], Fields] = dict
 
     def asking(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
         """This study with other values on some axes. The batch is per GPU or global: asking for one drops the other."""
@@ -51,7 +56,8 @@ class Study:
         seen: set[frozenset[tuple[str, Any]]] = set()
         for case, of_case in (self.cases or {"": {}}).items():
             for values in itertools.product(*self.axes.values()):
-                fields = dict(self.base) | dict(of_case) | dict(zip(self.axes, values, strict=True))
+                crossed = dict(zip(self.axes, values, strict=True))
+                fields = dict(self.simplify(dict(self.base) | crossed | dict(of_case)))
                 key = frozenset(fields.items())
                 if key not in seen:
                     seen.add(key)

@@ -87,6 +87,20 @@ def _layout(kind: ProcessKind, ranks: int, sizes: set[int], capacity: Sequence[N
     return Layout(kind, node_ids, tuple(sorted(sizes)))
 
 
+def may_run_beside(trial: Trial) -> bool:
+    """Whether others may train on the same host meanwhile: timed windows want it alone, and several ranks its links."""
+    return trial.epochs > 0 and trial.world_size == 1
+
+
+def side_by_side_nodes(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> list[str]:
+    """A node id for each of these trials of one rank that can run at the same time, whichever of them these are."""
+    held = list(trials)
+    cores = max(trial.cpus_per_rank for trial in held)
+    on_gpus = any(trial.device == "cuda" for trial in held)
+    rooms = ((node, min(node.cpus // cores, node.gpus) if on_gpus else node.cpus // cores) for node in capacity)
+    return [node.node_id for node, room in rooms for _ in range(room)]
+
+
 def ranks_by_node(node_ids: Sequence[str]) -> list[list[int]]:
     """Ranks grouped by the node they sit on, nodes in the order of their first rank; `node_ids` is one entry a rank."""
     return [[rank for rank, at in enumerate(node_ids) if at == node] for node in dict.fromkeys(node_ids)]

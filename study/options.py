@@ -47,6 +47,12 @@ def study_options(
         _axis("auto, no_p2p, socket: slow ones are emulated, by forbidding NCCL direct copies, then shared memory."),
     ] = None,
     steps: Annotated[str | None, _axis("Steps of a timed window.")] = None,
+    epochs: Annotated[
+        str | None, _axis("Train for so many epochs, with validation after each, in place of timed windows.")
+    ] = None,
+    target_accuracy: Annotated[
+        str | None, _axis("Share of validation samples, such as 0.93, at which training ends early.")
+    ] = None,
     seed: Annotated[str | None, _axis("Seeds of weights and data; the first also orders the trials.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -78,7 +84,11 @@ def study_options(
         bool, Option("--isolate", help="A fresh worker group for every trial; slow.", rich_help_panel=_RUN)
     ] = False,
     trial_timeout: Annotated[
-        float | None, _run("A trial that takes longer is ended; left out: 600.", "SECONDS")
+        float | None, _run("A trial, or an epoch of a training, that takes longer is ended; left out: 600.", "SECONDS")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None,
+        _run("So many trainings on one GPU each run side by side, and are marked; timed trials never do.", "N"),
     ] = None,
     price_per_gpu_hour: Annotated[float | None, _run("For the estimated cost.", "PRICE")] = None,
     quiet: Quiet = False,

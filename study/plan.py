@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.capacity import NodeCapacity
-from study.grid import Capacity, Study
-from study.layout import ProcessKind
+from study.grid import NO_FIELDS, Capacity, Study
+from study.layout import ProcessKind, may_run_beside
 from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
@@ -23,6 +23,9 @@ LAYOUT_FIELDS = ("world_size", "nodes", "cpus_per_rank", "device")
 """fields that decide whether a trial fits a cluster"""
 
 MOST_TRIALS = 100_000
+
+SEED_STRIDE = 1_000
+"""between the seeds of a training's repeats: they are to differ in everything that chance decides, timings in nothing"""
 
 NATIVE_IMAGE_SIZE = {"cifar10": 32, "tiny_imagenet": 64, "image_folder": 224}
 """edge in pixels at which a data set's images are used unless image_size is asked for: their own, or ImageNet's usual"""
@@ -108,14 +111,17 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
     reason = next((reason for rule in study.skip if (reason := rule(fields))), None)
     if reason:
         return PlannedTrial(None, fields, "skipped", reason)
-    resolved = {name: value for name, value in fields.items() if name not in ("global_batch", "epoch_steps")}
+    resolved = {name: value for name, value in fields.items() if name not in NO_FIELDS}
     if "global_batch" in fields:
-        batch, rest = divmod(fields["global_batch"], fields["world_size"])
+        parts, over = _batch_parts(fields)
+        batch, rest = divmod(fields["global_batch"], math.prod(parts))
         if rest or not batch:
-            reason = f"global batch {fields['global_batch']} does not divide over world_size {fields['world_size']}"
+            reason = f"global batch {fields['global_batch']} does not divide over {over}"
             return PlannedTrial(None, fields, "skipped", reason)
-        resolved["batch_per_gpu"] = batch
-    if fields.get("epoch_steps") and fields.get("dataset") in TRAINING_IMAGES:
+        resolved |= {"batch_per_gpu": batch, "accumulation_steps": parts[1]}
+    if fields.get("epochs"):
+        resolved["seed"] = (fields.get("seed", 0) + SEED_STRIDE * fields["repeat"]) % 2**31
+    if fields.get("epoch_steps") and not fields.get("epochs") and fields.get("dataset") in TRAINING_IMAGES:
         resolved |= _one_epoch(resolved)
     if "image_size" not in fields and fields.get("dataset") in NATIVE_IMAGE_SIZE:
         resolved["image_size"] = NATIVE_IMAGE_SIZE[fields["dataset"]]
@@ -126,8 +132,23 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
         trial = Trial.model_validate(resolved)
     except ValidationError as error:
         return PlannedTrial(None, resolved, "skipped", "; ".join(explain(error)))
+    if trial.epochs and trial.global_batch > (images := TRAINING_IMAGES.get(trial.dataset, trial.global_batch)):
+        reason = (
+            f"global batch {trial.global_batch} is larger than an epoch: dataset {trial.dataset!r} has {images} images"
+        )
+        return PlannedTrial(None, resolved, "skipped", reason)
     reason = unmet(trial) or unfit
     return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
+
+
+def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
+    """Into how many ranks and batches of each a global batch is divided, and how to say it."""
+    ranks, most = fields["world_size"], fields.get("most_per_gpu")
+    accumulated = fields.get("accumulation_steps", 1)
+    if most is not None:
+        accumulated = max(accumulated, -(-fields["global_batch"] // (ranks * most)))
+    over = f"world_size {ranks}" + (f" and accumulation_steps {accumulated}" if accumulated > 1 else "")
+    return (ranks, accumulated), over
 
 
 def _one_epoch(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -217,8 +238,8 @@ def _counted(number: int, noun: str) -> str:
 
 
 def row_of(trial: Trial) -> tuple[Any, ...]:
-    """What trials of one row share: every field but the batch and the repeat."""
-    return tuple(value for name, value in trial.model_dump().items() if name not in ("batch_per_gpu", "repeat"))
+    """What trials of one row share: every field but the batch, the repeat and the seed."""
+    return tuple(value for name, value in trial.model_dump().items() if name not in ("batch_per_gpu", "repeat", "seed"))
 
 
 def pruned_by(trial: Trial, out_of_memory: Sequence[Trial]) -> str | None:
@@ -258,9 +279,14 @@ def blocks(trials: Sequence[Trial], repeats: int, seed: int) -> list[list[Trial]
 
 
 def estimate(
-    rows: Sequence[PlannedTrial], records: Sequence[Mapping[str, Any]], price_per_gpu_hour: float | None
+    rows: Sequence[PlannedTrial],
+    records: Sequence[Mapping[str, Any]],
+    price_per_gpu_hour: float | None,
+    side_by_side: int = 1,
 ) -> Estimate:
     """Time, GPU-hours and cost of the pending rows, from the durations in `records` (contents of trial.json).
+
+    So many trainings on one rank run `side_by_side`, each holding its own GPU alone.
 
     A trial takes the median of recorded repeats of the same configuration, else of trials that differ in batch,
     loader workers and precision too. Where one pending trial has neither, everything is unknown.
@@ -270,32 +296,45 @@ def estimate(
         return Estimate(0.0, 0.0, None if price_per_gpu_hour is None else 0.0, "nothing is left to run")
     done = [record for record in records if record.get("status") == "done" and record.get("duration_s")]
     same, like = _durations(done, _SAME_BUT), _durations(done, _LIKE_BUT)
+    beside = [side_by_side > 1 and may_run_beside(trial) for trial in pending]
     held: dict[ProcessKind, int] = {}
-    for trial in pending:
-        held[ProcessKind.of(trial)] = max(held.get(ProcessKind.of(trial), 0), trial.world_size)
+    for trial, is_beside in zip(pending, beside, strict=True):
+        if not is_beside:
+            held[ProcessKind.of(trial)] = max(held.get(ProcessKind.of(trial), 0), trial.world_size)
     total_s = gpu_s = 0.0
     from_like = 0
-    for trial in pending:
+    for trial, is_beside in zip(pending, beside, strict=True):
         known = same.get(_key(trial.model_dump(), _SAME_BUT))
         if known is None:
             known = like.get(_key(trial.model_dump(), _LIKE_BUT))
             from_like += 1
         if known is None:
             return Estimate(None, None, None, "no trial like these has been recorded in this results folder")
-        total_s += known
-        gpu_s += known * held[ProcessKind.of(trial)] if trial.device == "cuda" else 0.0
+        total_s += known / side_by_side if is_beside else known
+        gpu_s += known * (1 if is_beside else held[ProcessKind.of(trial)]) if trial.device == "cuda" else 0.0
     basis = f"{_counted(len(done), 'recorded trial')}; the start of worker groups is not in it"
     if from_like:
-        basis = f"{from_like} of {len(pending)} from trials of another batch, loader workers or precision; {basis}"
+        differ = "batch, loader workers or precision" + (" or way to train" if any(t.epochs for t in pending) else "")
+        basis = f"{from_like} of {len(pending)} from trials of another {differ}; {basis}"
     gpu_hours = gpu_s / 3600
     return Estimate(total_s, gpu_hours, None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour, basis)
 
 
-_SAME_BUT = frozenset({"repeat"})
-_LIKE_BUT = frozenset({"repeat", "batch_per_gpu", "loader_workers", "precision"})
+_SAME_BUT = frozenset({"repeat", "seed"})
+_LIKE_BUT = _SAME_BUT | {"batch_per_gpu", "loader_workers", "precision"}
+_ACCURACY_ONLY = frozenset(
+    {
+        "learning_rate", "momentum", "weight_decay", "reference_batch", "lr_rule", "warmup", "warmup_epochs", "decay",
+        "decay_norm_and_bias", "zero_gamma", "momentum_correction", "loss_mean", "label_smoothing", "optimizer",
+        "accumulation_steps", "execution", "noise_scale",
+    }
+)  # fmt: skip
+"""fields that decide what a training comes to rather than how long it takes, or the latter less than the batch does"""
 
 
 def _key(fields: Mapping[str, Any], but: frozenset[str]) -> tuple[Any, ...]:
+    if fields.get("epochs") and but == _LIKE_BUT:
+        but = but | _ACCURACY_ONLY
     return tuple(sorted((name, value) for name, value in fields.items() if name not in but))
 
 

@@ -9,6 +9,8 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +22,11 @@ import torch.distributed as dist
 from study.environment import git_state, node_facts, rank_facts, readings, variables, versions
 from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
-from study.tables import packed
+from study.tables import SCHEMAS, packed
 from trainables.process import rehearse, release_memory
 from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
-from trainables.run import run
+from trainables.run import Measurement, run
+from trainables.train import Trained, train
 from trainables.trial import Trial
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
@@ -38,7 +41,7 @@ PATIENCE = timedelta(days=30)
 
 
 class Reports(Protocol):
-    """The keeper's side, as a rank sees it. Only rank 0 opens, takes jobs and hands in; any rank may fail."""
+    """The keeper's side, as a rank sees it. Any rank may fail; all else is rank 0's."""
 
     def opened(self, environment: dict[str, Any], handles: list[Any]) -> None: ...
 
@@ -46,7 +49,27 @@ class Reports(Protocol):
 
     def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None: ...
 
+    def epoch_ended(self, job_id: str, row: dict[str, Any]) -> None: ...
+
+    def load_checkpoint(self, job_id: str) -> bytes | None: ...
+
+    def save_checkpoint(self, job_id: str, content: bytes) -> None: ...
+
     def failed(self, job_id: str, failure: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Checkpoints:
+    """A job's checkpoints, kept by the keeper."""
+
+    reports: Reports
+    job_id: str
+
+    def load(self) -> bytes | None:
+        return self.reports.load_checkpoint(self.job_id)
+
+    def save(self, content: bytes) -> None:
+        self.reports.save_checkpoint(self.job_id, content)
 
 
 def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, reports: Reports) -> None:
@@ -86,7 +109,7 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
         if rank not in chosen:
             continue
         try:
-            payload = measure(job[0], chosen.index(rank), device, group, group_control)
+            payload = measure(job[0], chosen.index(rank), device, group, group_control, reports)
         except BaseException as error:
             reports.failed(job[0]["id"], describe_failure(rank, node_id, error))
             raise
@@ -96,11 +119,13 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
             reports.finished(job[0]["id"], payloads)
 
 
-def measure(job: dict[str, Any], trial_rank: int, device: torch.device, group: Any, control: Any) -> dict[str, Any]:
-    """Runs a trial on this rank, and gives what the keeper hands on.
+def measure(
+    job: dict[str, Any], trial_rank: int, device: torch.device, group: Any, control: Any, reports: Reports
+) -> dict[str, Any]:
+    """Runs a trial on this rank, timed windows or a training, and gives what the keeper hands on.
 
-    That is: its tables as Arrow streams, the profiler's trace where it kept one, the span of its windows, and as
-    evidence its memory and `readings` before and after.
+    That is: its tables as Arrow streams, the profiler's trace where it kept one, the span of its windows or of this run
+    of its training, and as evidence its memory and `readings` before and after.
     """
 
     def allocated_bytes() -> int | None:
@@ -108,23 +133,31 @@ def measure(job: dict[str, Any], trial_rank: int, device: torch.device, group: A
 
     trial = Trial.model_validate(job["trial"])
     before_bytes = allocated_bytes()
-    measured = run(
-        trial,
-        rank=trial_rank,
-        device=device,
-        group=group,
-        control=control,
-        source=job["source"],
-        observe=lambda: readings(device),
-    )
+    ranks = {"rank": trial_rank, "device": device, "group": group, "control": control, "source": job["source"]}
+    measured: Measurement | Trained
+    rows: dict[str, Sequence[dict[str, Any]]]
+    if trial.epochs:
+        measured = trained = train(
+            trial,
+            **ranks,
+            checkpoints=_Checkpoints(reports, job["id"]),
+            on_epoch=lambda row: reports.epoch_ended(job["id"], row),
+            observe=lambda: readings(device),
+            checkpoint_every_s=job["checkpoint_every_s"],
+        )
+        rows = {"steps": trained.steps, "epochs": trained.epochs}
+        span = {"began_at": trained.began_at, "ended_at": trained.ended_at}
+        trace = None
+    else:
+        measured = timed = run(trial, **ranks, observe=lambda: readings(device))
+        rows = {"steps": timed.rows, "buckets": timed.buckets, "sweep": timed.sweep}
+        span = {"began_at": timed.warmup_began_at, "ended_at": timed.windows_ended_at}
+        trace = timed.trace
     before, after = measured.observations
     return {
-        "steps": packed("steps", measured.rows),
-        "buckets": packed("buckets", measured.buckets),
-        "sweep": packed("sweep", measured.sweep),
-        "trace": measured.trace,
-        "warmup_began_at": measured.warmup_began_at,
-        "windows_ended_at": measured.windows_ended_at,
+        **{name: packed(name, rows.get(name, ())) for name in SCHEMAS},
+        "trace": trace,
+        **span,
         "evidence": {
             "before": before,
             "after": after,

@@ -67,6 +67,7 @@ def plan(json_: Json = False, **options: Any) -> int:
         _print_json(session.plan_as_json(prepared))
     else:
         display.print_plan(prepared)
+    session.say_warnings(prepared)
     session.say_what_does_not_fit(prepared)
     return DOES_NOT_FIT if prepared.unfit else DONE
 

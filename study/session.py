@@ -18,8 +18,9 @@ from study.capacity import NodeCapacity, local_capacity
 from study.configuration import Configuration, resolve, to_yaml
 from study.grid import Study
 from study.options import given
-from study.plan import LAYOUT_FIELDS, Estimate, PlannedTrial, blocks, estimate, plan_trials
+from study.plan import LAYOUT_FIELDS, SETTLED, Estimate, PlannedTrial, blocks, estimate, plan_trials
 from study.studies import STUDIES
+from study.trainings import side_by_side, warnings
 from trainables.requirements import unmet
 from trainables.trial import Trial
 
@@ -36,6 +37,7 @@ class Prepared:
     rows: Sequence[PlannedTrial]
     unfit: Sequence[PlannedTrial]
     estimate: Estimate
+    side_by_side: int
 
     @property
     def pending(self) -> list[Trial]:
@@ -102,7 +104,10 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
         unfit = []
     if all(row.status in ("skipped", "infeasible") for row in rows):
         unfit = list(rows)
-    return Prepared(configuration, study, rows, unfit, estimate(rows, records, configuration.price_per_gpu_hour))
+    pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
+    beside = side_by_side(configuration.max_concurrent, pending, nodes)
+    found = estimate(rows, records, configuration.price_per_gpu_hour, beside)
+    return Prepared(configuration, study, rows, unfit, found, beside)
 
 
 def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]) -> None:
@@ -140,6 +145,12 @@ def say_what_does_not_fit(prepared: Prepared) -> None:
     """Every combination that keeps a plan from starting, and why, once each."""
     for line in dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in prepared.unfit):
         say(f"does not fit: {line}")
+
+
+def say_warnings(prepared: Prepared) -> None:
+    """What is to be known of a plan's trainings before anyone trusts them."""
+    for line in warnings(prepared.configuration.max_concurrent, prepared.side_by_side, prepared.pending):
+        say(line)
 
 
 def run(configuration: Configuration, command: str, quiet: bool) -> int:
@@ -192,6 +203,7 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
         on_gpus = prepared.pending[0].device == "cuda"
         if not on_gpus and "world_size" in prepared.configuration.axes:
             say("no GPUs are used: --gpus counts CPU ranks")
+    say_warnings(prepared)
     configuration = prepared.configuration
     chatter = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
     with (
@@ -207,6 +219,7 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
             cluster,
             isolate=configuration.isolate,
             trial_timeout_s=configuration.trial_timeout_s,
+            max_concurrent=prepared.side_by_side,
             on_event=progress.on_event,
         )
 
@@ -235,6 +248,8 @@ def _open(prepared: Prepared, command: str) -> "Store":
     """The results folder, with what is known without running anything saved in it."""
     import yaml
 
+    from study import checkpoints
+    from study.environment import package_versions
     from study.store import Store, TrialResult
 
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
@@ -248,10 +263,11 @@ def _open(prepared: Prepared, command: str) -> "Store":
         name=prepared.study.name,
         question=prepared.study.question,
         configuration=yaml.safe_load(prepared.yaml) | {"planned_trials": planned} | marked,
-        versions=_versions(),
+        versions=package_versions(),
         command=command,
     )
     known = store.statuses()
+    checkpoints.drop(store, [trial_id for trial_id, status in known.items() if status in SETTLED])
     for row in prepared.rows:
         if (
             row.trial is not None
@@ -375,16 +391,3 @@ def _out_of_memory(records: Sequence[Mapping[str, Any]]) -> list[Trial]:
             except ValidationError:  # of a version with other fields: no trial of today is of its row
                 continue
     return trials
-
-
-def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version()}
-    for package in ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -5,9 +5,11 @@
         steps.parquet                    a row per rank, window and step
         buckets.parquet                  a row per rank, window, step and gradient bucket
         sweep.parquet                    a row per rank, message size and repetition of the all-reduce sweep
+        epochs.parquet                   a row per epoch of a training to an accuracy
         traces/rank<R>.json.gz           a rank's profiler trace, in Chrome's format
         error.log                        tracebacks of the ranks
         trial.json                       the trial's fields, status, reason, environment
+    DIR/checkpoints/<trial_id>/          of a training to an accuracy that has not ended (`study/checkpoints.py`)
     DIR/.partial/                        what is being written; that of killed writers is cleared when DIR is opened
 
 `study/tables.py` has the columns. DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
@@ -26,7 +28,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
-from study.tables import parquet_bytes
+from study.tables import SCHEMAS, parquet_bytes
 from trainables.trial import Trial
 
 SCHEMA_VERSION = 1
@@ -41,7 +43,7 @@ class StoreError(Exception):
 class TrialResult:
     """What came of a trial. `log` is the text of all ranks' tracebacks.
 
-    `steps`, `buckets` and `sweep` have the columns that `study.tables` says; None where nothing of the kind was
+    `steps`, `buckets`, `sweep` and `epochs` have the columns that `study.tables` says; None where nothing of the kind was
     measured. `traces` holds the profiler's trace of a rank as gzip'd JSON. `started_at` is in seconds since 1970 (UTC).
     `worker_group` names the warm worker group that ran it; it and `environment` are empty where nothing ran.
     """
@@ -52,6 +54,7 @@ class TrialResult:
     steps: pa.Table | None = None
     buckets: pa.Table | None = None
     sweep: pa.Table | None = None
+    epochs: pa.Table | None = None
     traces: Mapping[int, bytes] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     worker_group: str = ""
@@ -95,7 +98,7 @@ class Store:
         that is corrupt or was written by a newer version.
         """
         store = cls._locate(out, filesystem)
-        with _explained(f"{out} cannot be used"):
+        with explained(f"{out} cannot be used"):
             existing = store._read_study()
             if existing is None and store._holds_something_else():
                 raise StoreError(
@@ -124,14 +127,14 @@ class Store:
     def at(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
         """The results that are in `out`; changes nothing."""
         store = cls._locate(out, filesystem)
-        with _explained(f"{out} cannot be used"):
+        with explained(f"{out} cannot be used"):
             if store._read_study() is None:
                 raise StoreError(f"{out} holds no results: there is no study.json in it; give the folder of a study")
         return store
 
     def study(self) -> dict[str, Any]:
         """The content of study.json."""
-        with _explained(f"{self.out} cannot be read"):
+        with explained(f"{self.out} cannot be read"):
             study = self._read_study()
         if study is None:
             raise StoreError(f"{self.out} holds no results: its study.json is gone")
@@ -164,13 +167,13 @@ class Store:
             raise StoreError(
                 f"trial {trial_id!r} cannot be a folder's name: a workload's name may hold letters, digits and _"
             )
-        tables = {"steps": result.steps, "buckets": result.buckets, "sweep": result.sweep}
-        files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items() if table is not None}
+        tables = {name: table for name in SCHEMAS if (table := getattr(result, name)) is not None}
+        files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items()}
         files |= {f"traces/rank{rank}.json.gz": trace for rank, trace in result.traces.items()}
         if result.log:
             files["error.log"] = result.log.encode(errors="backslashreplace")
         files["trial.json"] = _json_bytes(_record(result))
-        with _explained(f"trial {trial_id} cannot be saved in {self.out}"):
+        with explained(f"trial {trial_id} cannot be saved in {self.out}"):
             if self._is_local:
                 replace_folder(Path(self.root), trial_id, files)
             else:
@@ -222,7 +225,7 @@ class Store:
 
     def _scan(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The records of whole trials, and the ids of corrupt ones."""
-        with _explained(f"{self.out} cannot be read"):
+        with explained(f"{self.out} cannot be read"):
             selector = fs.FileSelector(f"{self.root}/trials", allow_not_found=True, recursive=True)
             base = selector.base_dir.strip("/") + "/"
             entries = self.filesystem.get_file_info(selector)
@@ -298,7 +301,7 @@ def _json_bytes(value: Mapping[str, Any]) -> bytes:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Turns what a file system raises into one line."""
     try:
         yield

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from study.accuracy_studies import accuracy, fifth_epoch, large_batch
 from study.case_studies import acceleration_ladder, everything, forum_phases, hpml_lab4, mlstm_scaling, vgg_case_study
 from study.grid import Capacity, Study, gpus, world_sizes
 
@@ -86,4 +87,7 @@ STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
     "hpml-lab4": hpml_lab4,
     "vgg-case-study": vgg_case_study,
     "mlstm-scaling": mlstm_scaling,
+    "accuracy": accuracy,
+    "large-batch": large_batch,
+    "fifth-epoch": fifth_epoch,
 }

@@ -39,9 +39,12 @@ STEPS_SCHEMA = pa.schema(
         ("last_gradient_s", pa.float64()),
         ("peak_memory_bytes", pa.int64()),
         ("peak_reserved_bytes", pa.int64()),
+        ("epoch", pa.int32()),
+        ("learning_rate", pa.float64()),
     ]
 )
-"""A row for each rank, window and step. What was not measured is null. `last_gradient_s` counts from the step's begin."""
+"""A row for each rank, window and step. What was not measured is null. `last_gradient_s` counts from the step's begin.
+Training to an accuracy is one window "train" of rank 0, which alone has `epoch` and `learning_rate`."""
 
 BUCKETS_SCHEMA = pa.schema(
     [
@@ -67,7 +70,30 @@ SWEEP_SCHEMA = pa.schema(
 )
 """A row for each repetition: seconds of one all-reduce of so many bytes, the mean of some that ran back to back."""
 
-SCHEMAS: Mapping[str, pa.Schema] = {"steps": STEPS_SCHEMA, "buckets": BUCKETS_SCHEMA, "sweep": SWEEP_SCHEMA}
+EPOCHS_SCHEMA = pa.schema(
+    [
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("samples", pa.int64(), nullable=False),
+        *(
+            (name, pa.float64())
+            for name in (
+                "train_s", "validation_s", "train_loss", "train_top1", "train_top5", "validation_loss",
+                "validation_top1", "validation_top5", "learning_rate", "noise_trace", "noise_norm2",
+            )
+        ),
+        ("non_finite_steps", pa.int64()),
+    ]
+)  # fmt: skip
+"""A row for each epoch, from all ranks together. `step`, `samples` and `train_s` count from the begin of training, without
+validation; `validation_s` is this epoch's; shares lie in 0..1."""
+
+SCHEMAS: Mapping[str, pa.Schema] = {
+    "steps": STEPS_SCHEMA,
+    "buckets": BUCKETS_SCHEMA,
+    "sweep": SWEEP_SCHEMA,
+    "epochs": EPOCHS_SCHEMA,
+}
 """schema by the table's name; a trial's folder holds each as NAME.parquet"""
 
 

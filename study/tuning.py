@@ -21,22 +21,26 @@ from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 
 from analysis.measures import summarise
+from study import checkpoints
 from study.cluster import Cluster
-from study.layout import Layout, ProcessKind, layouts, members
-from study.plan import pruned_by
+from study.keeper import Keeper
+from study.layout import Layout, ProcessKind, layouts, may_run_beside, members, side_by_side_nodes
+from study.plan import SETTLED, pruned_by
 from study.store import Store, TrialResult
 from study.tables import SCHEMAS, unpacked
-from study.worker_group import Keeper
 from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 60.0
+EPOCHS_ASKED_EVERY_S = 1.0
+CHECKPOINT_EVERY_S = 30.0
+"""a training's state crosses the cluster to the driver's host: that of ResNet-50 is 200 MB"""
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that a person who watches wants to know."""
 
-    kind: Literal["group_starting", "trial_started", "trial_ended"]
+    kind: Literal["group_starting", "trial_started", "epoch_ended", "trial_ended"]
     trial: Trial | None = None
     status: str = ""
     reason: str = ""
@@ -52,14 +56,35 @@ def run_trials(
     *,
     isolate: bool = False,
     trial_timeout_s: float = 600.0,
+    max_concurrent: int = 1,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> bool:
     """Runs all trials and saves each as it ends. True where Ctrl-C ended it early.
 
     `blocks`: the trials of one element may share a warm worker group, in their order; with `isolate` none do.
+    With `max_concurrent` above 1 trainings on one rank follow the others, so many of them side by side as fit.
     """
+
+    def part(beside: bool) -> list[list[Trial]]:
+        return [
+            [trial for trial in block if (max_concurrent > 1 and may_run_beside(trial)) == beside] for block in blocks
+        ]
+
     try:
-        tune_grid(study_name, blocks, store, cluster, isolate, trial_timeout_s, on_event)
+        for trials, side_by_side in ((part(beside=False), 1), (part(beside=True), max_concurrent)):
+            if any(trials):
+                tune_grid(
+                    study_name,
+                    trials,
+                    store,
+                    cluster,
+                    isolate,
+                    trial_timeout_s,
+                    on_event,
+                    side_by_side,
+                    checkpoint_every_s,
+                )
     except KeyboardInterrupt:
         return True
     return False
@@ -73,8 +98,14 @@ def tune_grid(
     isolate: bool = False,
     trial_timeout_s: float = 600.0,
     on_event: Callable[[Event], None] = lambda event: None,
+    side_by_side: int = 1,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
 ) -> tune.ResultGrid:
-    """Tune's own result grid: a row a trial, its fields under `config/point/trial/...`, throughput and phase medians beside."""
+    """Tune's own result grid: a row a trial, its fields under `config/point/trial/...`, throughput and phase medians beside,
+    of a training what its last epoch came to.
+
+    With `side_by_side` above 1 as many trials run at once, of one rank each.
+    """
     trials = [trial for block in blocks for trial in block]
     points: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
@@ -83,13 +114,15 @@ def tune_grid(
             points.append({"trial": trial.model_dump(), "block": lone or f"block-{number}"})
     exhausted = [record["trial"] for record in store.records() if record["status"] == "out_of_memory"]
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
-    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted)
+    rooms = side_by_side_nodes(trials, cluster.nodes)[:side_by_side] if side_by_side > 1 else []
+    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted, store, rooms)
     task = _Task(
         keeper=keeper,
         store=store,
         layouts=layouts(trials, cluster.nodes),
         isolate=isolate,
         trial_timeout_s=trial_timeout_s,
+        checkpoint_every_s=checkpoint_every_s,
         sources=_workload_sources(trials),
     )
     # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
@@ -99,7 +132,7 @@ def tune_grid(
         return tune.Tuner(
             tune.with_resources(tune.with_parameters(measure_point, task=task), cluster.driver_resource),
             param_space={"point": tune.grid_search(points)},
-            tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
+            tune_config=tune.TuneConfig(max_concurrent_trials=max(1, len(rooms)), reuse_actors=True),
             run_config=tune.RunConfig(
                 name=study_name,
                 storage_path=state_dir,
@@ -121,25 +154,40 @@ class _Task:
     layouts: dict[ProcessKind, Layout]
     isolate: bool
     trial_timeout_s: float
+    checkpoint_every_s: float
     sources: dict[str, str]
 
 
 def measure_point(config: dict[str, Any], task: _Task) -> None:
     """A Tune trial: measure one point of the grid, save it, report it.
 
-    Reports `study_trial_id`, `status`, `reason` and every number of `analysis.measures.summarise` that is not null.
+    Reports `study_trial_id`, `status`, `reason` and every number of `analysis.measures.summarise` that is not null; a
+    training reports each epoch, and in place of those numbers what the last one came to.
     """
     trial = Trial.model_validate(config["point"]["trial"])
     result = _pruned(trial, task.keeper) or _measured(trial, config["point"]["block"], task)
     task.store.save(result)
-    summary = {}
-    if result.steps is not None:
-        summary = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
+    if result.status in SETTLED:
+        checkpoints.drop(task.store, [trial.trial_id])
+    summary = _summary(result)
+    if summary:
         ray.get(task.keeper.export.remote(trial.trial_id, {k: float(v) for k, v in summary.items()}))
     report = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
     tune.report(
         report | {"log": f"{task.store.trial_folder(trial.trial_id)}/error.log" if result.log else "", **summary}
     )
+
+
+def _summary(result: TrialResult) -> dict[str, Any]:
+    """What a trial came to, as numbers by name."""
+    if result.epochs is not None:
+        last = result.epochs.slice(result.epochs.num_rows - 1).to_pylist()[0]
+        found = last | {"throughput_samples_per_s": last["samples"] / last["train_s"]}
+    elif result.steps is not None:
+        found = summarise(result.steps.to_pandas())
+    else:
+        found = {}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
@@ -153,17 +201,27 @@ def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
 
 
 def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
-    job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
+    job = {
+        "id": trial.trial_id,
+        "trial": trial.model_dump(),
+        "source": task.sources.get(trial.workload),
+        "checkpoint_every_s": task.checkpoint_every_s,
+    }
     layout = task.layouts[ProcessKind.of(trial)]
     if task.isolate:
         layout = dataclasses.replace(layout, world_sizes=(trial.processes,))
-    outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))
+    pending = task.keeper.measure.remote(job, layout, block, task.trial_timeout_s)
+    if trial.epochs:
+        _report_epochs(trial, pending, task.keeper)
+    outcome = ray.get(pending)
     payloads = outcome.pop("payloads")
     environment = outcome.pop("environment")
+    beside = {"side_by_side": outcome.pop("side_by_side")}
     measured: dict[str, Any] = {}
     if payloads:
         ranks = [
-            facts | payload["evidence"] for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
+            facts | payload["evidence"] | beside
+            for facts, payload in zip(_ranks_of(environment, trial), payloads, strict=True)
         ]
         environment = environment | {"ranks": ranks}
         tables = {name: table_of(name, payloads) for name in SCHEMAS}
@@ -171,6 +229,15 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
         traces = {rank: payload["trace"] for rank, payload in enumerate(payloads)}
         measured["traces"] = {rank: trace for rank, trace in traces.items() if trace is not None}
     return TrialResult(trial=trial, environment=environment, **measured, **outcome)
+
+
+def _report_epochs(trial: Trial, pending: Any, keeper: Any) -> None:
+    """Reports each epoch of a training to Tune, until the training is over."""
+    told = 0
+    while not ray.wait([pending], timeout=EPOCHS_ASKED_EVERY_S)[0]:
+        for row in ray.get(keeper.epochs_of.remote(trial.trial_id))[told:]:
+            told += 1
+            tune.report({"study_trial_id": trial.trial_id, **row})
 
 
 def table_of(name: str, payloads: Sequence[dict[str, Any]]) -> pa.Table:
@@ -214,6 +281,9 @@ class _Narrator(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         if "status" not in result:
+            if "epoch" in result:
+                trained = Trial.model_validate(trial.config["point"]["trial"])
+                self.on_event(Event("epoch_ended", trained, summary=result))
             return
         if result["status"] not in ("done", "pruned"):
             self.block = None  # a failure ends the group

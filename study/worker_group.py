@@ -1,20 +1,16 @@
 """Warm worker groups: one TorchTrainer run whose ranks serve trial after trial.
 
 A cold TorchTrainer costs many seconds before its first step; most of that is starting processes, importing torch and
-connecting ranks. A group pays it once. The `Keeper` is an actor that opens a group, hands it one job at a time, and
-closes it; ranks ask it for the next job (`study/rank.py` is their side).
-
-    Tune trial -> Keeper.measure(job) -> rank 0 -> broadcast -> trainables.run on the trial's ranks -> rows -> Keeper
+connecting ranks. A group pays it once. The keeper (`study/keeper.py`) is an actor that opens a group, hands it one job
+at a time, and closes it; ranks ask it for the next job (`study/rank.py` is their side).
 
 Any failure ends the group: ranks that wait in a collective for one that raised can only be ended from outside.
 """
 
 import asyncio
 import contextlib
-import os
 import tempfile
 import threading
-import time
 import traceback
 from typing import Any
 
@@ -22,11 +18,6 @@ import ray
 
 from study.failures import first_line, is_out_of_memory
 from study.layout import Layout
-
-START_TIMEOUT_S = 180.0
-CLOSE_TIMEOUT_S = 20.0
-FAILURE_GRACE_S = 5.0
-"""how long after one rank's failure the others may still report theirs"""
 
 
 class _ToKeeper:
@@ -43,6 +34,15 @@ class _ToKeeper:
 
     def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
         ray.get(self.keeper.finished.remote(self.group_name, job_id, payloads))
+
+    def epoch_ended(self, job_id: str, row: dict[str, Any]) -> None:
+        ray.get(self.keeper.epoch_ended.remote(self.group_name, job_id, row))
+
+    def load_checkpoint(self, job_id: str) -> bytes | None:
+        return ray.get(self.keeper.load_checkpoint.remote(self.group_name, job_id))
+
+    def save_checkpoint(self, job_id: str, content: bytes) -> None:
+        ray.get(self.keeper.save_checkpoint.remote(self.group_name, job_id, content))
 
     def failed(self, job_id: str, failure: dict[str, Any]) -> None:
         ray.get(self.keeper.rank_failed.remote(self.group_name, failure))
@@ -61,64 +61,14 @@ def train_loop(config: dict[str, Any]) -> None:
     serve(layout, context.get_node_id(), context.current_actor, device, _ToKeeper(config["keeper"], config["name"]))
 
 
-class Keeper:
-    """Holds the one live worker group of a study. An asyncio actor: every method may wait while others run.
+class Gauges:
+    """Numbers of the current trials as gauges `scaling_study_<name>` on the metrics port of the process' node."""
 
-    Metrics of the latest trial are gauges of this process, which lives as long as the study.
-    """
-
-    def __init__(self, study_name: str, exhausted: list[dict[str, Any]]):
-        # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
-        # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
-        os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
-        os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "60"
-        os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
+    def __init__(self, study_name: str):
         self.study_name = study_name
-        self.exhausted = exhausted
-        self.group: _Group | None = None
-        self.opened_groups = 0
         self.gauges: dict[str, Any] = {}
 
-    async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
-        """Runs a job {"id", "trial", "source"} in the live group, or in a new one where layout or block differ.
-
-        Gives {"status", "reason", "log", "worker_group", "environment", "payloads", "started_at", "duration_s"}.
-        """
-        started_at = time.time()
-        try:
-            group = await self._group_for(layout, block)
-        except GroupError as error:
-            return _outcome("failed", str(error), error.log, "", {}, started_at)
-        job_future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        group.job_id, group.job_future, group.failures = job["id"], job_future, []
-        dispatched_at = time.time()
-        await group.jobs.put(job)
-        await asyncio.wait({job_future, group.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if job_future.done():
-            payloads = job_future.result()
-            began_at = min(payload["warmup_began_at"] for payload in payloads)
-            ended_at = max(payload["windows_ended_at"] for payload in payloads)
-            return _outcome("done", "", "", group.name, group.environment, began_at, ended_at, payloads)
-        timed_out = not group.ended.done()
-        if not timed_out:
-            await asyncio.sleep(0)  # reports that arrived together with the end
-        await self._end(group, kill=True)
-        status, reason, log = group.verdict(timeout_s if timed_out else None)
-        if status == "out_of_memory":
-            self.exhausted.append(job["trial"])
-        return _outcome(status, reason, log, group.name, group.environment, dispatched_at)
-
-    async def exhausted_trials(self) -> list[dict[str, Any]]:
-        """The fields of every trial so far that ran out of memory."""
-        return self.exhausted
-
-    async def close(self) -> None:
-        """Ends the live group, if there is one, and waits until its processes and resources are gone."""
-        if self.group is not None:
-            await self._end(self.group, kill=False)
-
-    async def export(self, trial_id: str, values: dict[str, float]) -> None:
-        """Publishes numbers of the current trial as gauges `scaling_study_<name>` on this node's metrics port."""
+    def set(self, trial_id: str, values: dict[str, float]) -> None:
         from ray.util.metrics import Gauge
 
         for name, value in values.items():
@@ -127,69 +77,6 @@ class Keeper:
                     f"scaling_study_{name}", description=f"{name} of the current trial", tag_keys=("study", "trial")
                 )
             self.gauges[name].set(value, tags={"study": self.study_name, "trial": trial_id})
-
-    # called by ranks
-
-    async def opened(self, name: str, environment: dict[str, Any], actors: list[Any]) -> None:
-        """Rank 0 of a group says that all its ranks are connected."""
-        if self.group and self.group.name == name:
-            self.group.environment, self.group.actors = environment, actors
-            self.group.ready.set_result(None)
-
-    async def next_job(self, name: str) -> dict[str, Any] | None:
-        """Rank 0 waits here for work; None means the end."""
-        if self.group is None or self.group.name != name:
-            return None
-        return await self.group.jobs.get()
-
-    async def finished(self, name: str, job_id: str, payloads: list[dict[str, Any]]) -> None:
-        """Rank 0 hands in what all ranks measured."""
-        group = self.group
-        if group and group.name == name and group.job_id == job_id and group.job_future and not group.job_future.done():
-            group.job_future.set_result(payloads)
-
-    async def rank_failed(self, name: str, failure: dict[str, Any]) -> None:
-        """A rank says what it raised, before it ends; the others get a moment to say theirs."""
-        group = self.group
-        if group is None or group.name != name:
-            return
-        group.failures.append(failure)
-        if len(group.failures) == 1:
-            asyncio.get_running_loop().call_later(FAILURE_GRACE_S, group.kill)
-
-    # groups
-
-    async def _group_for(self, layout: Layout, block: Any) -> "_Group":
-        group = self.group
-        if group is not None and (group.key != (layout, block) or group.ended.done()):
-            await self._end(group, kill=False)
-            group = None
-        if group is None:
-            self.opened_groups += 1
-            name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
-            group = self.group = _Group(name, layout, block)
-            group.start(ray.get_runtime_context().current_actor)
-        await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if group.ready.done():
-            return group
-        timed_out = not group.ended.done()
-        await self._end(group, kill=True)
-        what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
-        _, why, log = group.verdict()
-        raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
-
-    async def _end(self, group: "_Group", kill: bool) -> None:
-        if kill:
-            group.kill()
-        else:
-            await group.jobs.put(None)
-        for wait_s in (CLOSE_TIMEOUT_S, CLOSE_TIMEOUT_S):
-            await asyncio.wait({group.ended}, timeout=wait_s)
-            if group.ended.done():
-                break
-            group.kill()
-        if self.group is group:
-            self.group = None
 
 
 class GroupError(Exception):
@@ -200,7 +87,7 @@ class GroupError(Exception):
         self.log = log
 
 
-class _Group:
+class WorkerGroup:
     """One TorchTrainer run, in a thread of the keeper, and what is known of it."""
 
     def __init__(self, name: str, layout: Layout, block: Any):
@@ -213,12 +100,12 @@ class _Group:
         self.environment: dict[str, Any] = {}
         self.actors: list[Any] = []
         self.job_id = ""
-        self.job_future: asyncio.Future[Any] | None = None
         self.failures: list[dict[str, Any]] = []
         self.killed = False
 
-    def start(self, keeper: Any) -> None:
-        loop = asyncio.get_running_loop()
+    def start(self) -> None:
+        """To be called in the keeper's own process, which its ranks then ask for jobs."""
+        loop, keeper = asyncio.get_running_loop(), ray.get_runtime_context().current_actor
 
         def fit() -> None:
             try:
@@ -264,8 +151,8 @@ class _Group:
             with contextlib.suppress(Exception):  # a rank that is gone already
                 ray.kill(actor)
 
-    def verdict(self, timed_out_after_s: float | None = None) -> tuple[str, str, str]:
-        """Status, reason in one line, and log of the job that this group did not finish."""
+    def verdict(self, timed_out: str = "") -> tuple[str, str, str]:
+        """Status, reason in one line, and log of the job that this group did not finish; `timed_out` says what was late."""
         ran_out = next((failure for failure in self.failures if failure["out_of_memory"]), None)
         if ran_out:
             return "out_of_memory", f"rank {ran_out['rank']}: {ran_out['line']}", self.log()
@@ -275,8 +162,8 @@ class _Group:
         if self.failures and (self.killed or not dead):
             first = self.failures[0]
             return "failed", f"rank {first['rank']} on node {first['node_id'][:8]}: {first['line']}", self.log()
-        if timed_out_after_s is not None:
-            return "timeout", f"no result within {timed_out_after_s:g} s (--trial-timeout)", self.log()
+        if timed_out:
+            return "timeout", timed_out, self.log()
         for rank, error in dead.items():
             # Ray's own error where it ended a rank because the host's memory was full
             exhausted = is_out_of_memory(error) or isinstance(error, ray.exceptions.OutOfMemoryError)
@@ -292,25 +179,3 @@ class _Group:
         if self.error is not None:
             parts.append("Ray Train\n" + "".join(traceback.format_exception(self.error)))
         return "\n".join(parts)
-
-
-def _outcome(
-    status: str,
-    reason: str,
-    log: str,
-    worker_group: str,
-    environment: dict[str, Any],
-    started_at: float,
-    ended_at: float | None = None,
-    payloads: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    return {
-        "status": status,
-        "reason": reason,
-        "log": log,
-        "worker_group": worker_group,
-        "environment": environment,
-        "started_at": started_at,
-        "duration_s": (ended_at or time.time()) - started_at,
-        "payloads": payloads or [],
-    }

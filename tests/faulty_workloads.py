@@ -1,5 +1,6 @@
 """Users' workloads, sound and broken, for tests of what a study does with them. Each fails on its last rank only."""
 
+import itertools
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainables.trial import Trial
-from trainables.workload import Workload
+from trainables.workload import Held, Workload
 
 TOO_LARGE_BATCH = 16
 
@@ -57,6 +58,25 @@ def slow(trial: Trial) -> Workload:
     return _workload(step)
 
 
+def trains(trial: Trial) -> Workload:
+    """Is sound, and takes half a second for an epoch of 8 steps of 32 samples, so that it can be watched and broken off."""
+    return _workload(lambda: time.sleep(0.06))
+
+
+def dies_once(trial: Trial) -> Workload:
+    """As `trains`, but is killed in its third epoch, in its first life only: the folder `data_dir` remembers."""
+    remembered = Path(trial.data_dir, "died")
+    steps = itertools.count(1)
+
+    def step() -> None:
+        time.sleep(0.06)
+        if next(steps) == 20 and not remembered.exists():
+            remembered.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _workload(step)
+
+
 def _on_last_rank(act: Any) -> None:
     if dist.get_rank() == dist.get_world_size() - 1:
         act()
@@ -74,4 +94,5 @@ def _workload(act: Any) -> Workload:
         dataset=TensorDataset(*samples),
         loss=loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        validation=Held(TensorDataset(*samples), nn.functional.cross_entropy),
     )

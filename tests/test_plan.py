@@ -235,7 +235,7 @@ def test_a_larger_batch_of_a_row_that_ran_out_of_memory_is_pruned() -> None:
         ({"batch_per_gpu": 63}, False),
         ({"batch_per_gpu": 128, "precision": "bf16"}, False),
         ({"batch_per_gpu": 128, "world_size": 2}, False),
-        ({"batch_per_gpu": 128, "seed": 1}, False),
+        ({"batch_per_gpu": 128, "seed": 1}, True),
     ],
 )
 def test_pruning_keeps_to_the_row(changes: dict[str, Any], pruned: bool) -> None:

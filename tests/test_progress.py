@@ -103,3 +103,36 @@ def test_cpu_ranks_are_not_called_gpus_and_a_workload_goes_by_its_name() -> None
 )
 def test_a_duration_is_said_as_people_say_it(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_a_training_shows_its_epoch_and_accuracy_beside_the_others(clock: SimpleNamespace) -> None:
+    trials = [Trial(model="mlp", epochs=9, batch_per_gpu=256, seed=seed) for seed in (0, 1)]
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress("large-batch", trials, quiet=False, console=screen) as shown:
+        shown.on_event(event("group_starting"))
+        for trial in trials:
+            shown.on_event(event("trial_started", trial))
+        shown.on_event(event("epoch_ended", trials[0], summary={"epoch": 3, "validation_top1": 0.8712}))
+        what = "mlp fp32, 1 CPU rank, global batch 256, sgd, seed"
+        assert str(shown.render()).splitlines()[1:] == [f"{what} 0: epoch 3/9, 87.1% right", f"{what} 1"]
+        shown.on_event(event("trial_ended", trials[0], status="done"))
+        assert str(shown.render()).splitlines()[1:] == [f"{what} 1"]
+
+
+def test_a_log_tells_of_a_training_every_half_minute_and_what_it_came_to(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    trial = Trial(model="mlp", epochs=9, lr_rule="linear")
+    with Progress("large-batch", [trial], quiet=False, console=Console(file=text, width=200)) as shown:
+        shown.on_event(event("trial_started", trial))
+        for epoch in range(1, 10):
+            clock.s += 12.0
+            shown.on_event(event("epoch_ended", trial, summary={"epoch": epoch, "validation_top1": epoch / 10}))
+        summary = {"epoch": 9, "validation_top1": 0.9, "throughput_samples_per_s": 5000.0}
+        shown.on_event(event("trial_ended", trial, status="done", summary=summary))
+    what = "mlp fp32, 1 CPU rank, global batch 32, sgd linear, seed 0"
+    assert text.getvalue().splitlines() == [
+        f"{what}: epoch 3/9, 30.0% right",
+        f"{what}: epoch 6/9, 60.0% right",
+        f"{what}: epoch 9/9, 90.0% right",
+        f"[1/1] done: {what}, epoch 9/9, 90.0% right, 5,000 samples/s",
+    ]

@@ -76,6 +76,8 @@ class InMemory:
         self.handles: list[Any] = []
         self.results: dict[str, list[dict[str, Any]]] = {}
         self.failures: dict[str, dict[str, Any]] = {}
+        self.epochs: dict[str, list[dict[str, Any]]] = {}
+        self.checkpoints: dict[str, bytes] = {}
         self.raised: str | None = None
 
     def opened(self, environment: dict[str, Any], handles: list[Any]) -> None:
@@ -88,12 +90,21 @@ class InMemory:
     def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
         self.results[job_id] = payloads
 
+    def epoch_ended(self, job_id: str, row: dict[str, Any]) -> None:
+        self.epochs.setdefault(job_id, []).append(row)
+
+    def load_checkpoint(self, job_id: str) -> bytes | None:
+        return self.checkpoints.get(job_id)
+
+    def save_checkpoint(self, job_id: str, content: bytes) -> None:
+        self.checkpoints[job_id] = content
+
     def failed(self, job_id: str, failure: dict[str, Any]) -> None:
         self.failures[job_id] = failure
 
 
 def job(job_id: str, trial: Trial, source: str | None = None) -> dict[str, Any]:
-    return {"id": job_id, "trial": trial.model_dump(), "source": source}
+    return {"id": job_id, "trial": trial.model_dump(), "source": source, "checkpoint_every_s": 0.0}
 
 
 def serve_jobs(rank: int, jobs: list[dict[str, Any]], node_ids: tuple[str, ...]) -> InMemory:
@@ -130,10 +141,13 @@ def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> N
             for kind, schema in SCHEMAS.items():
                 rows = table(payload, kind)
                 assert rows.schema.equals(schema)
+                if kind == "epochs":
+                    assert rows.num_rows == 0, "of a trial that times windows"
+                    continue
                 assert set(rows["rank"].to_pylist()) == ({rank} if kind == "steps" or trial.world_size > 1 else set())
             windows = table(payload)["window"].to_pylist()
             assert windows[:8] == ["warmup"] * 2 + ["plain"] * 3 + ["phases"] * 3
-            assert payload["warmup_began_at"] < payload["windows_ended_at"]
+            assert payload["began_at"] < payload["ended_at"]
 
 
 def test_each_rank_brings_its_state_before_and_after(served: list[InMemory]) -> None:
@@ -190,6 +204,62 @@ def test_the_environment_names_every_rank_and_each_node_once(served: list[InMemo
     assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert environment["set_by_study"] == ["CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS"], "GLOO_SOCKET_IFNAME is ours"
     assert all(facts["affinity"] == sorted(os.sched_getaffinity(0)) for facts in environment["ranks"])
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+TRAINED = Trial(model="mlp", world_size=2, batch_per_gpu=500, epochs=3, deterministic=True, resident_data=True)
+
+
+def serve_a_training_twice(rank: int) -> tuple[InMemory, InMemory]:
+    """The same training as a job, and as one of a later life that finds the checkpoint of the second epoch."""
+    first = serve_jobs(rank, [job("training", TRAINED), job("timing", PAIR)], ("a", "a"))
+    again = InMemory([job("training", TRAINED)] if rank == 0 else [])
+    again.checkpoints = dict(first.checkpoints)
+    serve(Layout(ProcessKind.of(PAIR), ("a", "a"), (1, 2)), "a", "handle", CPU, again)
+    return first, again
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[tuple[InMemory, InMemory]]:
+    return on_ranks(2, serve_a_training_twice)
+
+
+def test_a_training_brings_its_epochs_and_steps_once_for_all_ranks(trained: list[tuple[InMemory, InMemory]]) -> None:
+    first, second = (reports.results for reports, _ in trained)
+    assert list(first) == ["training", "timing"]
+    assert second == {}
+    payloads = first["training"]
+    epochs = table(payloads[0], "epochs").to_pylist()
+    assert [row["epoch"] for row in epochs] == [1, 2, 3]
+    assert epochs[-1]["validation_top1"] > 0.5
+    assert table(payloads[1], "epochs").num_rows == table(payloads[1]).num_rows == 0
+    steps = table(payloads[0])
+    assert set(steps["window"].to_pylist()) == {"train"}
+    assert steps["epoch"].to_pylist() == [epoch for epoch in (1, 2, 3) for _ in range(10)]
+    assert None not in steps["learning_rate"].to_pylist()
+    assert all(payload["evidence"]["before"].keys() == payload["evidence"]["after"].keys() for payload in payloads)
+
+
+def test_epochs_are_told_as_they_end_and_kept_by_rank_0_alone(trained: list[tuple[InMemory, InMemory]]) -> None:
+    (first, _), (second, _) = trained
+    assert [row["epoch"] for row in first.epochs["training"]] == [1, 2, 3]
+    assert list(first.checkpoints) == ["training"]
+    assert second.epochs == second.checkpoints == {}
+
+
+def test_a_training_that_was_broken_off_goes_on_where_it_was(trained: list[tuple[InMemory, InMemory]]) -> None:
+    first, again = trained[0]
+    assert [row["epoch"] for row in again.epochs["training"]] == [3], "the others were done"
+    clocks = ("train_s", "validation_s")
+    curves = [
+        [
+            {name: value for name, value in row.items() if name not in clocks}
+            for row in table(reports.results["training"][0], "epochs").to_pylist()
+        ]
+        for reports in (first, again)
+    ]
+    assert curves[0] == curves[1]
 
 
 # --------------------------------------------------------------------------------------------------------- failing

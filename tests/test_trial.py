@@ -20,6 +20,7 @@ from trainables.registry import (
     TEXT_DATASETS,
 )
 from trainables.requirements import unmet
+from trainables.training_rules import NEED_EPOCHS
 from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
 ROOT = Path(__file__).parent.parent
@@ -56,9 +57,25 @@ CHANGED: dict[str, Any] = {
     "accumulation_steps": 2,
     "execution": "compile",
     "memory_format": "channels_last",
+    "optimizer": "nesterov",
     "learning_rate": 0.1,
     "momentum": 0.0,
     "weight_decay": 0.0,
+    "epochs": 1,
+    "target_accuracy": 0.9,
+    "reference_batch": 256,
+    "lr_rule": "linear",
+    "warmup": "gradual",
+    "warmup_epochs": 1.0,
+    "decay": "cosine",
+    "decay_norm_and_bias": False,
+    "zero_gamma": True,
+    "momentum_correction": False,
+    "loss_mean": "rank",
+    "shared_shuffle": False,
+    "label_smoothing": 0.1,
+    "resident_data": True,
+    "noise_scale": True,
     "deterministic": True,
     "warmup_steps": 4,
     "steps": 21,
@@ -73,6 +90,7 @@ CHANGED: dict[str, Any] = {
 NEEDS: dict[str, dict[str, Any]] = {
     "nodes": {"world_size": 2},
     **{name: {"dataset": "image_folder"} for name in IMAGE_FOLDER_FIELDS},
+    **{name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS},
 }
 """with what else a changed field is possible"""
 

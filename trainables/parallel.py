@@ -110,16 +110,16 @@ class Delayed(nn.Module):
         self.module = _normalised_over_ranks(model, trial, group)
         self.group = group
         self.broadcast_buffers = trial.broadcast_buffers
-        _from_first([*self.module.parameters(), *self.module.buffers()], group)
+        broadcast_from_first([*self.module.parameters(), *self.module.buffers()], group)
 
     def forward(self, *inputs: Any) -> Any:
         if self.broadcast_buffers and self.training:
-            _from_first(list(self.module.buffers()), self.group)
+            broadcast_from_first(list(self.module.buffers()), self.group)
         return self.module(*inputs)
 
 
 @torch.no_grad()
-def _from_first(tensors: list[torch.Tensor], group: Group) -> None:
+def broadcast_from_first(tensors: list[torch.Tensor], group: Group) -> None:
     """Rank 0's values for all ranks, one message for each type."""
     ranks: Any = group or dist.group.WORLD
     first = dist.get_global_rank(ranks, 0)
@@ -158,16 +158,22 @@ def _in_buckets(tensors: list[torch.Tensor], limit_bytes: float) -> list[list[to
 
 
 def _sharded_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter], group: Group) -> torch.optim.Optimizer:
-    def shard(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return make([parameter for held in groups for parameter in held["params"]])
+    """The optimizer of all parameters, left with this rank's share of each of its groups."""
+    optimizer = make(parameters)
 
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=shard, process_group=group)  # type: ignore[arg-type]
+    def shard(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        for held, share in zip(optimizer.param_groups, groups, strict=True):
+            held["params"] = share["params"]
+        return optimizer
+
+    divided = [{"params": held["params"]} for held in optimizer.param_groups]
+    return ZeroRedundancyOptimizer(divided, optimizer_class=shard, process_group=group)  # type: ignore[arg-type]
 
 
 def _fully_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     """Each child of a Sequential or ModuleList is gathered by itself, and what is left over with the root."""
     tensors = [*model.parameters(), *model.buffers()]
-    _from_first([tensor.data for tensor in tensors], group)
+    broadcast_from_first([tensor.data for tensor in tensors], group)
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, next(model.parameters()).device.type)  # type: ignore[arg-type]
     model = _normalised_over_ranks(model, trial, group)
     for module in list(model.modules()):

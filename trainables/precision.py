@@ -4,6 +4,7 @@ The names follow Micikevicius et al. 2018 (https://arxiv.org/abs/1710.03740) and
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,11 @@ def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
     return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
 
 
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """The context in which a model computes in the precision's types."""
+    return torch.autocast(device.type, precision.autocast) if precision.autocast else nullcontext()
+
+
 class Updater:
     """The optimizer's part of a step in a given precision: scale the loss, and update the weights from gradients.
 
@@ -77,6 +83,16 @@ class Updater:
             self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
         self.optimizer = make(self.masters or self.parameters)  # type: ignore[arg-type]
         self.scaler = torch.amp.GradScaler(device_type) if precision.loss_scaling else None
+
+    @property
+    def own(self) -> torch.optim.Optimizer:
+        """The optimizer that holds this rank's state: ZeRO's wrapper keeps it in `optim`."""
+        return getattr(self.optimizer, "optim", self.optimizer)
+
+    @property
+    def scale(self) -> torch.Tensor | None:
+        """What the loss was multiplied with, still unread; None without a scaler, or before its first loss."""
+        return self.scaler._scale if self.scaler else None
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """What the backward pass starts from."""

@@ -25,10 +25,7 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
     """The trial's seeds, threads and arithmetic for the length of a trial; a clean process afterwards."""
     _reset()
     threads = torch.get_num_threads()
-    seed = trial.seed + 1_000_003 * trial.repeat
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    set_seeds(trial.seed + 1_000_003 * trial.repeat)
     torch.set_num_threads(trial.cpus_per_rank)
     # cuDNN's tuning is remembered by thread, and DataParallel's threads live for one forward pass: each would tune anew
     torch.backends.cudnn.benchmark = not trial.deterministic and trial.parallel != "dp"
@@ -41,6 +38,13 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
         _reset()
         torch.set_num_threads(threads)
         release_memory()
+
+
+def set_seeds(seed: int) -> None:
+    """Python's, numpy's and torch's random numbers, on all devices, begin anew."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def rehearse(device: torch.device, group: dist.ProcessGroup | None) -> None:

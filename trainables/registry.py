@@ -31,6 +31,9 @@ IMAGE_MODELS: Mapping[str, str] = {
 
 MODELS: Mapping[str, str] = {**IMAGE_MODELS, **TEXT_MODELS}
 
+RESIDUAL_MODELS = ("resnet18", "resnet18_small", "resnet50", "resnet50_small")
+"""models of residual blocks, whose last batch normalisation may begin at zero"""
+
 SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32, "inception_v3": 75}
 """edge in pixels of the smallest image that a model takes, where that is more than a trial may ask for"""
 
@@ -55,6 +58,9 @@ DATASETS: Mapping[str, str] = {**TEXT_DATASETS, **IMAGE_DATASETS}
 
 IMAGE_FOLDERS = ("image_folder", "tiny_imagenet")
 """data sets of image files, which may be converted into another storage format"""
+
+RESIDENT_DATASETS = ("fashion_mnist_sample", "fashion_mnist", "cifar10")
+"""data sets that are one array of uint8 images in memory: they may lie on the device as a whole, and be cropped there"""
 
 READ_FROM_DATA_DIR = ("fashion_mnist", "cifar10", "amazon_reviews", *IMAGE_FOLDERS)
 """data sets whose files a user has to name"""

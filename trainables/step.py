@@ -1,6 +1,7 @@
 """One training step, from a batch on the host to updated weights, part by part."""
 
-import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,10 +10,45 @@ from torch import nn
 
 from trainables.batch import map_tensors
 from trainables.parallel import Strategy
-from trainables.precision import Precision, Updater, cast_floats
+from trainables.precision import Precision, Updater, autocast, cast_floats
 from trainables.timing import Begin, Step, Stepped
 from trainables.trial import Trial
 from trainables.workload import Workload
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A batch that has come through the model: its loss, what that was computed from, and the bytes that were copied."""
+
+    loss: torch.Tensor
+    outputs: Any
+    targets: Any
+    moved_bytes: int
+
+
+def forward_pass(
+    trial: Trial, workload: Workload, model: nn.Module, precision: Precision, strategy: Strategy
+) -> Callable[[Any, Begin], Passed]:
+    """The function that takes a batch from the host to its loss: copy, forward, loss. Nothing in it waits for the device."""
+    device = next(model.parameters()).device
+    copies = not workload.resident and device.type == "cuda"
+
+    def forward(batch: Any, begin: Begin) -> Passed:
+        moved_bytes = 0
+        if copies:
+            begin("host_to_device")
+            moved_bytes = byte_size(batch)
+            batch = to_device(batch, device, trial.non_blocking)
+        inputs, targets = workload.select(batch)
+        with autocast(precision, device):
+            outputs = strategy.forward(
+                model, lambda given: cast_floats(workload.prepare(given), precision.parameters), inputs, begin
+            )
+            begin("loss")
+            outputs = cast_floats(outputs, torch.float32) if precision.parameters else outputs
+            return Passed(workload.loss(outputs, targets), outputs, targets, moved_bytes)
+
+    return forward
 
 
 def training_step(
@@ -31,32 +67,16 @@ def training_step(
     """
     device = next(model.parameters()).device
     parts = trial.accumulation_steps
-    updater = Updater(
-        precision,
-        lambda parameters: strategy.optimizer(workload.optimizer, list(parameters), group),
-        model.parameters(),
-        device.type,
-    )
+    updater = updater_for(workload, model, precision, strategy, group)
+    forward = forward_pass(trial, workload, model, precision, strategy)
     copies = not workload.resident and device.type == "cuda"
 
     def accumulate(batch: Any, begin: Begin) -> tuple[torch.Tensor, int]:
-        moved_bytes = 0
-        if copies:
-            begin("host_to_device")
-            moved_bytes = byte_size(batch)
-            batch = to_device(batch, device, trial.non_blocking)
-        inputs, targets = batch
-        with torch.autocast(device.type, precision.autocast) if precision.autocast else contextlib.nullcontext():
-            outputs = strategy.forward(
-                model, lambda given: cast_floats(workload.prepare(given), precision.parameters), inputs, begin
-            )
-            begin("loss")
-            outputs = cast_floats(outputs, torch.float32) if precision.parameters else outputs
-            loss = workload.loss(outputs, targets)
-        loss = loss / parts if parts > 1 else loss
+        passed = forward(batch, begin)
+        loss = passed.loss / parts if parts > 1 else passed.loss
         begin("backward")
         updater.scaled(loss).backward()
-        return loss.detach(), moved_bytes
+        return loss.detach(), passed.moved_bytes
 
     def step(batch: Any, begin: Begin) -> Stepped:
         if parts == 1:
@@ -75,6 +95,18 @@ def training_step(
         return Stepped(loss, moved_bytes if copies else None, scale)
 
     return step
+
+
+def updater_for(
+    workload: Workload, model: nn.Module, precision: Precision, strategy: Strategy, group: dist.ProcessGroup | None
+) -> Updater:
+    """The optimizer's part of a step of `model`, under its strategy and in its precision."""
+    return Updater(
+        precision,
+        lambda parameters: strategy.optimizer(workload.optimizer, list(parameters), group),
+        model.parameters(),
+        next(model.parameters()).device.type,
+    )
 
 
 def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:

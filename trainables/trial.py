@@ -21,11 +21,13 @@ from trainables.registry import (
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
+    RESIDENT_DATASETS,
     SMALLEST_IMAGES,
     STORAGES,
     TEXT_DATASETS,
     TEXT_MODELS,
 )
+from trainables.training_rules import check_training
 
 _NAMES: dict[str, Iterable[str]] = {
     "model": MODELS,
@@ -40,7 +42,7 @@ _NAMES: dict[str, Iterable[str]] = {
 }
 
 IMAGE_FOLDER_FIELDS = ("storage", "storage_place", "page_cache", "decode", "augment")
-"""fields that say something of image folders only; other data sets have their defaults"""
+"""fields that say something of image folders only; other data sets have their defaults, and `augment` "device" too"""
 
 
 class Trial(BaseModel):
@@ -194,10 +196,14 @@ class Trial(BaseModel):
                     f"execution {self.execution!r} captures one fixed step; parallel {self.parallel!r} is none: "
                     "use parallel 'none', 'ddp', 'ddp_fp16', 'ddp_bf16' or 'ddp_delayed'"
                 )
-            if self.accumulation_steps > 1:
+            if self.accumulation_steps > 1 and not self.epochs:
                 raise ValueError(
                     f"execution {self.execution!r} captures one batch; accumulation_steps is {self.accumulation_steps}: use 1"
                 )
+        if self.optimizer == "nesterov" and self.momentum == 0:
+            raise ValueError(
+                "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
+            )
         if self.sync_batch_norm and self.parallel in ("none", "dp"):
             raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
         is_text = self.model in TEXT_MODELS
@@ -218,6 +224,7 @@ class Trial(BaseModel):
                 f"loader_workers {self.loader_workers} has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0"
             )
         self._possible_storage()
+        check_training(self)
         return self
 
     def _possible_storage(self) -> None:
@@ -225,10 +232,12 @@ class Trial(BaseModel):
         if not self.workload and self.dataset not in IMAGE_FOLDERS:
             for field in IMAGE_FOLDER_FIELDS:
                 value, default = getattr(self, field), Trial.model_fields[field].default
-                if value != default:
+                cropped = field == "augment" and self.dataset in RESIDENT_DATASETS
+                allowed = [default, "device"] if cropped else [default]
+                if value not in allowed:
                     raise ValueError(
                         f"{field} {value!r} is for image folders ({', '.join(IMAGE_FOLDERS)}); "
-                        f"dataset {self.dataset!r} has {default!r} only"
+                        f"dataset {self.dataset!r} has {' and '.join(map(repr, allowed))} only"
                     )
         if self.storage_place == "shared_memory" and self.page_cache != "as_is":
             raise ValueError(

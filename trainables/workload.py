@@ -18,8 +18,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler, default_collate
 
+from trainables.data.augment import padded_crop_and_flip
+from trainables.data.resident import on_device
 from trainables.data.text import next_byte_loss, streams
-from trainables.registry import IMAGE_DATASETS, MODELS, TEXT_DATASETS, TEXT_MODELS, load
+from trainables.models.resnet import zero_last_gammas
+from trainables.optimizers import make_optimizer
+from trainables.registry import IMAGE_DATASETS, MODELS, RESIDENT_DATASETS, TEXT_DATASETS, TEXT_MODELS, load
 from trainables.trial import Trial
 
 
@@ -32,17 +36,6 @@ def identity(value: Any) -> Any:
     return value
 
 
-def sgd(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """SGD with the trial's learning rate, momentum and weight decay; one fused kernel for all parameters."""
-
-    def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            parameters, lr=trial.learning_rate, momentum=trial.momentum, weight_decay=trial.weight_decay, fused=True
-        )
-
-    return build
-
-
 @dataclass(frozen=True)
 class OnHost:
     """A part of a batch that stays on the host: `prepare` gets it as the loader made it.
@@ -51,6 +44,15 @@ class OnHost:
     """
 
     value: Any
+
+
+@dataclass(frozen=True)
+class Held:
+    """Samples that are never trained on; `loss` as a workload's, and `prepare`, which augments nothing."""
+
+    dataset: Dataset
+    loss: Callable[[Any, Any], torch.Tensor]
+    prepare: Callable[[Any], Any] = identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,17 @@ class Workload:
     """makes the model once more, on the current device, so that its operations can be counted; None: not known"""
     batch_indices: Callable[[int], Sampler[list[int]]] | None = None
     """(rank) -> its endless batches of indices; None: shuffled samples, as `trainables.data.loader` does"""
+    validation: Held | None = None
+    """held-out samples, on which training by epochs is judged; None: it is not"""
+    gathered: bool = False
+    """`dataset.tensors` (inputs, targets) are on the device already, and a batch is a tensor of indices into them"""
+
+    def select(self, batch: Any) -> tuple[Any, Any]:
+        """(inputs, targets) of a batch on the device."""
+        if not self.gathered:
+            return batch
+        inputs, targets = self.dataset.tensors  # type: ignore[attr-defined]
+        return inputs[batch], targets[batch]
 
 
 def build_workload(trial: Trial, device: torch.device, source: str | None = None) -> Workload:
@@ -99,16 +112,30 @@ def _images(trial: Trial, device: torch.device) -> Workload:
     blueprint = partial(load(MODELS[trial.model]), data.classes, data.channels, data.image_size)
     with device:
         model = blueprint()
+    if trial.zero_gamma:
+        zero_last_gammas(model)
+    first, normalise = data.prepare, _normalise(trial.memory_format)
+    if trial.augment == "device" and trial.dataset in RESIDENT_DATASETS:
+        first = padded_crop_and_flip
     return Workload(
         model=model,
         blueprint=blueprint,
-        dataset=data.dataset,
-        loss=nn.functional.cross_entropy,
-        optimizer=sgd(trial),
+        dataset=on_device(data.dataset, device) if trial.resident_data else data.dataset,
+        loss=partial(nn.functional.cross_entropy, label_smoothing=trial.label_smoothing),
+        optimizer=make_optimizer(trial),
         collate=identity,
-        prepare=_prepare(data.prepare, _normalise(trial.memory_format)),
+        prepare=_prepare(first, normalise),
         resident=trial.dataset == "synthetic",
+        validation=_held(trial, device) if trial.epochs else None,
+        gathered=trial.resident_data,
     )
+
+
+def _held(trial: Trial, device: torch.device) -> Held:
+    """The data set's part for tests, without augmentation; its loss is the plain cross entropy."""
+    data = load(IMAGE_DATASETS[trial.dataset])(trial.but(augment="none"), "test")
+    dataset = on_device(data.dataset, device) if trial.resident_data else data.dataset
+    return Held(dataset, nn.functional.cross_entropy, _prepare(data.prepare, _normalise(trial.memory_format)))
 
 
 def _text(trial: Trial, device: torch.device) -> Workload:
@@ -121,7 +148,7 @@ def _text(trial: Trial, device: torch.device) -> Workload:
         blueprint=blueprint,
         dataset=data.dataset,
         loss=next_byte_loss,
-        optimizer=sgd(trial),
+        optimizer=make_optimizer(trial),
         collate=identity,
         resident=trial.dataset == "synthetic",
         batch_indices=partial(streams, trial, data.dataset),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from trainables.data.decode import Box
 
@@ -28,6 +29,16 @@ def crop_and_flip(images: torch.Tensor, size: int) -> torch.Tensor:
     columns = (places[1] + torch.where(mirrored, size - 1 - along, along))[:, None, :]
     image = torch.arange(n, device=device)[:, None, None]
     return images.permute(0, 2, 3, 1)[image, rows, columns].permute(0, 3, 1, 2)
+
+
+def padded_crop_and_flip(images: torch.Tensor) -> torch.Tensor:
+    """Small images uint8 [n, c, edge, edge], each moved by up to an eighth of its edge in either direction, zeros coming
+    in from outside, and every second one mirrored.
+
+    At 28 and 32 pixels the padding is 4, as for CIFAR in He et al. 2016 (https://arxiv.org/abs/1512.03385, section 4.2).
+    """
+    edge = images.shape[-1]
+    return crop_and_flip(pad(images, [round(edge / 8)] * 4), edge)
 
 
 def generators(seed: int, epoch_and_index: list[tuple[int, int]]) -> Iterator[np.random.Generator]:

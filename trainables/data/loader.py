@@ -1,7 +1,7 @@
 """From a data set to an endless stream of batches, one stream a rank."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -63,27 +63,32 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any]:
-    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; on the host, in pinned memory where
-    the trial says so, unless resident.
-
-    Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank.
-    """
+    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; see `loader`, unless resident."""
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
+    indices = (workload.batch_indices or partial(_shuffled, trial, workload))(rank)
+    batches = loader(trial, workload, workload.dataset, indices, trial.seed)
+    return _accumulated(iter(batches), trial.accumulation_steps)
+
+
+def loader(trial: Trial, workload: Workload, dataset: Any, indices: Iterable[list[int]], seed: int) -> DataLoader[Any]:
+    """The batches of these indices, on the host, in pinned memory where the trial says so; `seed` is the processes'.
+
+    Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank.
+    """
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
-    loader: DataLoader[Any] = DataLoader(
-        workload.dataset,
-        batch_sampler=(workload.batch_indices or partial(_shuffled, trial, workload))(rank),
+    return DataLoader(
+        dataset,
+        batch_sampler=indices,
         num_workers=trial.loader_workers,
         collate_fn=workload.collate,
         pin_memory=trial.pin_memory and trial.device == "cuda",
-        generator=torch.Generator().manual_seed(trial.seed),
+        generator=torch.Generator().manual_seed(seed),
         **workers,
     )
-    return _accumulated(iter(loader), trial.accumulation_steps)
 
 
 def _accumulated(batches: Iterator[Any], count: int) -> Iterator[Any]:

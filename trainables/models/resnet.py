@@ -7,6 +7,7 @@ from typing import Any
 
 import torchvision
 from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 
 def resnet18(classes: int, channels: int, image_size: int) -> nn.Module:
@@ -30,6 +31,17 @@ def resnet18_small(classes: int, channels: int, image_size: int) -> nn.Module:
 def resnet50_small(classes: int, channels: int, image_size: int) -> nn.Module:
     """ResNet-50 for small images: its stem as that of `resnet18_small`."""
     return _small_images(torchvision.models.resnet50(num_classes=classes), channels)
+
+
+def zero_last_gammas(model: nn.Module) -> None:
+    """The last batch normalisation of each residual block begins at zero, so that at first each block passes on what it
+    gets (Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 5.1).
+    """
+    for block in model.modules():
+        if isinstance(block, BasicBlock):
+            nn.init.zeros_(block.bn2.weight)
+        elif isinstance(block, Bottleneck):
+            nn.init.zeros_(block.bn3.weight)
 
 
 def _small_images(model: Any, channels: int) -> nn.Module:

@@ -1,0 +1,269 @@
+"""The actor that holds a study's live worker groups, and what ranks and the driver's side tell each other through it.
+
+    Tune trial -> Keeper.measure(job) -> rank 0 -> broadcast -> trainables on the trial's ranks -> rows -> Keeper
+
+It lives on the driver's host, so checkpoints of trainings pass through it into the results folder.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from study import checkpoints
+from study.layout import Layout
+from study.store import Store
+from study.worker_group import Gauges, GroupError, WorkerGroup
+
+START_TIMEOUT_S = 180.0
+CLOSE_TIMEOUT_S = 20.0
+FAILURE_GRACE_S = 5.0
+"""how long after one rank's failure the others may still report theirs"""
+
+
+@dataclass
+class _Slot:
+    """Room for one live group: on the nodes of a job's own layout, or all its ranks on the node that is named here."""
+
+    node_id: str | None = None
+    group: WorkerGroup | None = None
+
+
+@dataclass
+class _Job:
+    """What is known of a job while it runs. `side_by_side`: the most jobs, this one included, that ran meanwhile."""
+
+    id: str
+    trial: dict[str, Any]
+    result: asyncio.Future[list[dict[str, Any]]]
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    side_by_side: int = 0
+
+
+class Keeper:
+    """Holds one live worker group, or one for each of `node_ids`. An asyncio actor: every method may wait while others run.
+
+    Metrics of the latest trial are gauges of this process, which lives as long as the study.
+    """
+
+    def __init__(self, study_name: str, exhausted: list[dict[str, Any]], store: Store, node_ids: Sequence[str] = ()):
+        # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
+        # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
+        os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
+        os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "60"
+        os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
+        self.exhausted = exhausted
+        self.store = store
+        self.slots = [_Slot(node_id) for node_id in node_ids] or [_Slot()]
+        self.free: asyncio.Queue[_Slot] = asyncio.Queue()
+        for slot in self.slots:
+            self.free.put_nowait(slot)
+        self.running: dict[str, _Job] = {}
+        self.opened_groups = 0
+        self.gauges = Gauges(study_name)
+
+    async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
+        """Runs a job {"id", "trial", "source", "checkpoint_every_s"} in a live group, or in a new one where layout or block differ.
+
+        A job that trains may take `timeout_s` for each epoch, any other for all of it.
+        Gives {"status", "reason", "log", "worker_group", "environment", "payloads", "started_at", "duration_s",
+        "side_by_side"}.
+        """
+        started_at = time.time()
+        slot = await self.free.get()
+        mine = _Job(job["id"], job["trial"], asyncio.get_running_loop().create_future())
+        self.running[mine.id] = mine
+        for other in self.running.values():
+            other.side_by_side = max(other.side_by_side, len(self.running))
+        try:
+            outcome = await self._measure(job, mine, layout, block, timeout_s, slot)
+        except GroupError as error:
+            outcome = _outcome("failed", str(error), error.log, "", {}, started_at)
+        finally:
+            del self.running[mine.id]
+            self.free.put_nowait(slot)
+        return outcome | {"side_by_side": mine.side_by_side}
+
+    async def _measure(
+        self, job: dict[str, Any], mine: _Job, layout: Layout, block: Any, timeout_s: float, slot: _Slot
+    ) -> dict[str, Any]:
+        group = await self._group_for(layout, block, slot)
+        group.job_id, group.failures = mine.id, []
+        dispatched_at = time.time()
+        await group.jobs.put(job)
+        in_time = await _result_or_end(mine, group, timeout_s)
+        if mine.result.done():
+            payloads = mine.result.result()
+            began_at = min(payload["began_at"] for payload in payloads)
+            ended_at = max(payload["ended_at"] for payload in payloads)
+            return _outcome("done", "", "", group.name, group.environment, began_at, ended_at, payloads)
+        if in_time:
+            await asyncio.sleep(0)  # reports that arrived together with the end
+        await self._end(slot, kill=True)
+        awaited = "no epoch ended" if job["trial"].get("epochs") else "no result"
+        status, reason, log = group.verdict("" if in_time else f"{awaited} within {timeout_s:g} s (--trial-timeout)")
+        if status == "out_of_memory":
+            self.exhausted.append(job["trial"])
+        return _outcome(status, reason, log, group.name, group.environment, dispatched_at)
+
+    async def exhausted_trials(self) -> list[dict[str, Any]]:
+        """The fields of every trial so far that ran out of memory."""
+        return self.exhausted
+
+    async def epochs_of(self, job_id: str) -> list[dict[str, Any]]:
+        """The epochs that a running job has ended so far, as this run of it knows them; empty for any other job."""
+        return self.running[job_id].epochs if job_id in self.running else []
+
+    async def close(self) -> None:
+        """Ends the live groups, and waits until their processes and resources are gone."""
+        await asyncio.gather(*(self._end(slot, kill=False) for slot in self.slots if slot.group is not None))
+
+    async def export(self, trial_id: str, values: dict[str, float]) -> None:
+        """Publishes numbers of a current trial as gauges `scaling_study_<name>` on this node's metrics port."""
+        self.gauges.set(trial_id, values)
+
+    # called by ranks
+
+    async def opened(self, name: str, environment: dict[str, Any], actors: list[Any]) -> None:
+        """Rank 0 of a group says that all its ranks are connected."""
+        if group := self._live(name):
+            group.environment, group.actors = environment, actors
+            group.ready.set_result(None)
+
+    async def next_job(self, name: str) -> dict[str, Any] | None:
+        """Rank 0 waits here for work; None means the end."""
+        group = self._live(name)
+        return await group.jobs.get() if group else None
+
+    async def finished(self, name: str, job_id: str, payloads: list[dict[str, Any]]) -> None:
+        """Rank 0 hands in what all ranks measured."""
+        job = self._job(name, job_id)
+        if job and not job.result.done():
+            job.result.set_result(payloads)
+
+    async def epoch_ended(self, name: str, job_id: str, row: dict[str, Any]) -> None:
+        """Rank 0 tells of an epoch, a row of epochs.parquet."""
+        if job := self._job(name, job_id):
+            job.epochs.append(row)
+            job.news.set()
+            self.gauges.set(job_id, {key: float(value) for key, value in row.items() if value is not None})
+
+    async def load_checkpoint(self, name: str, job_id: str) -> bytes | None:
+        """Rank 0 asks where an earlier run of this job came to."""
+        return await asyncio.to_thread(checkpoints.load, self.store, job_id)
+
+    async def save_checkpoint(self, name: str, job_id: str, content: bytes) -> None:
+        """Rank 0 hands in where the job has come to. From a group that was given up nothing is kept."""
+        if self._job(name, job_id):
+            await asyncio.to_thread(checkpoints.save, self.store, job_id, content)
+
+    async def rank_failed(self, name: str, failure: dict[str, Any]) -> None:
+        """A rank says what it raised, before it ends; the others get a moment to say theirs."""
+        group = self._live(name)
+        if group is None:
+            return
+        group.failures.append(failure)
+        if len(group.failures) == 1:
+            asyncio.get_running_loop().call_later(FAILURE_GRACE_S, group.kill)
+
+    # groups
+
+    def _live(self, name: str) -> WorkerGroup | None:
+        return next((slot.group for slot in self.slots if slot.group and slot.group.name == name), None)
+
+    def _job(self, name: str, job_id: str) -> _Job | None:
+        """The running job of that name, if it is this group's."""
+        group = self._live(name)
+        return self.running.get(job_id) if group and group.job_id == job_id else None
+
+    async def _group_for(self, layout: Layout, block: Any, slot: _Slot) -> WorkerGroup:
+        if slot.node_id is not None:
+            layout = replace(layout, node_ids=(slot.node_id,) * len(layout.node_ids))
+        if slot.group is not None and (slot.group.key != (layout, block) or slot.group.ended.done()):
+            await self._end(slot, kill=False)
+        if slot.group is None:
+            self.opened_groups += 1
+            name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
+            slot.group = WorkerGroup(name, layout, block)
+            slot.group.start()
+        group = slot.group
+        await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if group.ready.done():
+            await self._refuse_shared_gpus(slot, group)
+            return group
+        timed_out = not group.ended.done()
+        await self._end(slot, kill=True)
+        what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
+        _, why, log = group.verdict()
+        raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
+
+    async def _refuse_shared_gpus(self, slot: _Slot, group: WorkerGroup) -> None:
+        """Raises GroupError where a GPU of this group is another live group's too: neither would train as if alone."""
+        others = [other.group for other in self.slots if other is not slot and other.group is not None]
+        shared = shared_gpus(group.environment, [other.environment for other in others])
+        if shared:
+            await self._end(slot, kill=True)
+            raise GroupError(f"GPU {shared[0]} is held by two worker groups at once: use --max-concurrent 1", "")
+
+    async def _end(self, slot: _Slot, kill: bool) -> None:
+        group = slot.group
+        assert group is not None
+        if kill:
+            group.kill()
+        else:
+            await group.jobs.put(None)
+        for wait_s in (CLOSE_TIMEOUT_S, CLOSE_TIMEOUT_S):
+            await asyncio.wait({group.ended}, timeout=wait_s)
+            if group.ended.done():
+                break
+            group.kill()
+        if slot.group is group:
+            slot.group = None
+
+
+def shared_gpus(environment: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
+    """UUIDs of GPUs that a group's ranks hold and ranks of others too, from what each group said of its ranks."""
+    mine, *theirs = (
+        {rank["gpu_uuid"] for rank in facts.get("ranks", ()) if rank["gpu_uuid"]} for facts in (environment, *others)
+    )
+    return sorted(mine & set().union(*theirs))
+
+
+async def _result_or_end(job: _Job, group: WorkerGroup, timeout_s: float) -> bool:
+    """Waits until the job has its result or the group has ended; False where neither came in time.
+
+    The time begins anew with each epoch that ends.
+    """
+    while True:
+        job.news.clear()
+        news = asyncio.ensure_future(job.news.wait())
+        awaited: set[asyncio.Future[Any]] = {job.result, group.ended, news}
+        done, _ = await asyncio.wait(awaited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+        if done != {news}:
+            return bool(done)
+
+
+def _outcome(
+    status: str,
+    reason: str,
+    log: str,
+    worker_group: str,
+    environment: dict[str, Any],
+    started_at: float,
+    ended_at: float | None = None,
+    payloads: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    return {
+        "status": status,
+        "reason": reason,
+        "log": log,
+        "worker_group": worker_group,
+        "environment": environment,
+        "started_at": started_at,
+        "duration_s": (ended_at or time.time()) - started_at,
+        "payloads": payloads or [],
+    }

@@ -1,0 +1,23 @@
+"""What a plan says of its trainings: how many run side by side, and what to know before anyone trusts them."""
+
+from collections.abc import Sequence
+
+from trainables.schedule import warning
+
+from study.grid import Capacity
+from study.layout import may_run_beside, side_by_side_nodes
+from trainables.trial import Trial
+
+
+def side_by_side(asked: int, trials: Sequence[Trial], nodes: Capacity) -> int:
+    """How many trainings run at a time: as many as were asked for, as far as they fit."""
+    trainings = [trial for trial in trials if may_run_beside(trial)]
+    return max(1, min(asked, len(side_by_side_nodes(trainings, nodes)))) if asked > 1 and trainings else 1
+
+
+def warnings(asked: int, running: int, trials: Sequence[Trial]) -> list[str]:
+    """Lines for people, each once; `running` of the `asked` trainings run at a time."""
+    lines = [f"warning: {line}" for trial in trials if trial.epochs and (line := warning(trial))]
+    if running < asked and any(map(may_run_beside, trials)):
+        lines.append(f"--max-concurrent {asked}: no more than {running} fit here, so that many train side by side")
+    return list(dict.fromkeys(lines))

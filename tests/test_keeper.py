@@ -1,0 +1,57 @@
+"""The keeper's own decisions, without a cluster: whose GPU is whose, and how long a training may be silent."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from study.keeper import _Job, _result_or_end, shared_gpus
+
+
+def group_on(*uuids: str | None) -> dict[str, Any]:
+    return {"ranks": [{"gpu_uuid": uuid} for uuid in uuids]}
+
+
+def test_a_gpu_that_two_groups_hold_is_found_by_its_uuid() -> None:
+    assert shared_gpus(group_on("GPU-1", "GPU-2"), [group_on("GPU-3"), group_on("GPU-4")]) == []
+    assert shared_gpus(group_on("GPU-1", "GPU-2"), [group_on("GPU-3"), group_on("GPU-2")]) == ["GPU-2"]
+
+
+def test_cpu_ranks_and_groups_that_are_still_starting_hold_no_gpu() -> None:
+    assert shared_gpus(group_on(None), [group_on(None), {}]) == []
+
+
+def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | None, end_at_s: float | None) -> Any:
+    """What waiting gives for a job whose epochs, result and group's end come at these times: (in time?, seconds)."""
+
+    async def play() -> tuple[bool, float]:
+        loop = asyncio.get_running_loop()
+        job = _Job("job", {}, loop.create_future())
+        group: Any = SimpleNamespace(ended=loop.create_future())
+        for at_s in epochs_at_s:
+            loop.call_later(at_s, job.news.set)
+        if result_at_s is not None:
+            loop.call_later(result_at_s, job.result.set_result, [])
+        if end_at_s is not None:
+            loop.call_later(end_at_s, group.ended.set_result, None)
+        began_s = loop.time()
+        return await _result_or_end(job, group, timeout_s), loop.time() - began_s
+
+    return asyncio.run(play())
+
+
+def test_each_epoch_that_ends_gives_a_training_its_time_again() -> None:
+    in_time, waited_s = wait_for(timeout_s=1.0, epochs_at_s=[0.6, 1.2], result_at_s=1.8, end_at_s=None)
+    assert in_time
+    assert waited_s > 1.5
+
+
+def test_without_an_epoch_a_result_or_an_end_the_time_is_up() -> None:
+    in_time, waited_s = wait_for(timeout_s=0.2, epochs_at_s=[0.1], result_at_s=None, end_at_s=None)
+    assert not in_time
+    assert waited_s >= 0.3
+
+
+def test_a_group_that_ends_is_noticed_at_once() -> None:
+    in_time, waited_s = wait_for(timeout_s=60.0, epochs_at_s=[], result_at_s=None, end_at_s=0.1)
+    assert in_time
+    assert waited_s < 30

@@ -1,0 +1,54 @@
+"""Steps that are taken back: what compiling and capturing a step need before the training that counts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from trainables.noise_scale import NoiseScale
+from trainables.precision import Updater
+
+
+@contextmanager
+def taken_back(model: nn.Module, updater: Updater, noise: NoiseScale | None) -> Iterator[None]:
+    """Whatever is trained inside: weights, buffers, the optimizer's state and the noise scale are put back afterwards,
+    into the same memory.
+
+    A buffer that the optimizer made on the way becomes zero, where all optimizers of the registry begin.
+    """
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    masters = [master.detach().clone() for master in updater.masters]
+    states = {id(value): (value, value.clone()) for value in _states(updater.own)}
+    scaler = updater.scaler.state_dict() if updater.scaler else None
+    remembered = noise.state_dict() if noise else None
+    yield
+    model.load_state_dict(before)
+    with torch.no_grad():
+        for master, kept in zip(updater.masters, masters, strict=True):
+            master.copy_(kept)
+        for value in _states(updater.own):
+            if id(value) in states:
+                value.copy_(states[id(value)][1])
+            else:
+                value.zero_()
+    if updater.scaler and scaler is not None:
+        updater.scaler.load_state_dict(scaler)
+    if noise and remembered is not None:
+        noise.load_state_dict(remembered)
+
+
+def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Momentum begins at zero, which makes the first step what it is without.
+
+    torch's fused SGD else begins with memory that nothing was written to, and leaves it so where a loss scaler leaves
+    out the first step.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        for held in optimizer.param_groups:
+            for parameter in held["params"] if held["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
