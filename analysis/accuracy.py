@@ -68,7 +68,7 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
 
     Columns beside the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
     samples_trained, train_s; throughput_samples_per_s (samples / train_s, validation left out); noise_trace and
-    noise_norm2 (means over its epochs), noise_scale (their ratio, NaN where either is not positive) with `_first` and
+    noise_norm2 (means over its epochs), noise_batch (their ratio, NaN where either is not positive) with `_first` and
     `_last` (of single epochs); side_by_side (the most trainings of a host at a time, itself included; NaN if not noted).
     """
     rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
@@ -84,10 +84,10 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     last = last.drop(columns=["validation_s", "noise_trace", "noise_norm2", "non_finite_steps"])
     by_run = ordered.groupby("trial_id")
     noise = by_run[["noise_trace", "noise_norm2"]].mean()
-    last = last.join(noise).assign(noise_scale=_ratio(noise["noise_trace"], noise["noise_norm2"]))
+    last = last.join(noise).assign(noise_batch=_ratio(noise["noise_trace"], noise["noise_norm2"]))
     each = ordered.assign(scale=_ratio(ordered["noise_trace"], ordered["noise_norm2"])).dropna(subset="scale")
-    last["noise_scale_first"] = each.groupby("trial_id")["scale"].first()
-    last["noise_scale_last"] = each.groupby("trial_id")["scale"].last()
+    last["noise_batch_first"] = each.groupby("trial_id")["scale"].first()
+    last["noise_batch_last"] = each.groupby("trial_id")["scale"].last()
     rows = rows.join(last, on="trial_id")
     rows["global_batch"] = rows["world_size"] * rows["batch_per_gpu"] * rows["accumulation_steps"]
     rows["throughput_samples_per_s"] = rows["samples_trained"] / rows["train_s"]
@@ -158,7 +158,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
     reference) with `_low` and `_high` (Welch's t) and within_noise (True where it holds 0; None for one seed); plain_difference:
     the same to the plain reference, for remedies that have another; throughput_samples_per_s (mean);
-    noise_scale with `_low`, `_high` (t on logarithms over seeds) and noise_n, `_first`, `_last` epoch (geometric means);
+    noise_batch with `_low`, `_high` (t on logarithms over seeds) and noise_n, `_first`, `_last` epoch (geometric means);
     reached (runs that reached the target), steps_to_target, samples_to_target, time_to_target_s with `_low` and `_high` and
     hours_to_target (rank-hours): means, and NaN unless every run reached it; side_by_side (most); trial_ids.
     """
@@ -166,7 +166,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     rows = []
     plain_reference = _reference_of(members, plain)
     for key, part in members.items():
-        remedy, batch = key[:2]
+        remedy = key[0]
         reference = _reference_of(members, str(remedy))
         first = next(other for other in members if other[:2] == key[:2])
         values = part["validation_top1"].dropna()
@@ -206,14 +206,14 @@ def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference
 
 
 def _noise(part: pd.DataFrame) -> dict[str, Any]:
-    logs = np.log(part["noise_scale"].astype(float).dropna())
+    logs = part["noise_batch"].astype(float).dropna().map(np.log)
     low, high = mean_interval(logs)
     ends = {
-        f"noise_scale_{end}": np.exp(np.log(part[f"noise_scale_{end}"].astype(float)).mean())
+        f"noise_batch_{end}": np.exp(np.log(part[f"noise_batch_{end}"].astype(float)).mean())
         for end in ("first", "last")
     }
-    found = {"noise_scale": np.exp(logs.mean()) if len(logs) else np.nan, "noise_n": len(logs)}
-    return found | {"noise_scale_low": np.exp(low), "noise_scale_high": np.exp(high)} | ends
+    found = {"noise_batch": np.exp(logs.mean()) if len(logs) else np.nan, "noise_n": len(logs)}
+    return found | {"noise_batch_low": np.exp(low), "noise_batch_high": np.exp(high)} | ends
 
 
 def _to_target(part: pd.DataFrame) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def elbows(found: pd.DataFrame) -> pd.DataFrame:
 
 def critical_batch(found: pd.DataFrame, remedy: str) -> dict[str, Any]:
     """Critical batch of a remedy in samples, with its interval over seeds and the cell that it comes from."""
-    known = found[(found["remedy"] == remedy) & found["noise_scale"].notna()]
+    known = found[(found["remedy"] == remedy) & found["noise_batch"].notna()]
     known = known.sort_values(["is_reference", "global_batch"], ascending=[False, True], kind="stable")
     if known.empty:
         return {
@@ -269,9 +269,9 @@ def critical_batch(found: pd.DataFrame, remedy: str) -> dict[str, Any]:
         }
     row = known.iloc[0]
     return {
-        "critical_batch": row["noise_scale"],
-        "critical_batch_low": row["noise_scale_low"],
-        "critical_batch_high": row["noise_scale_high"],
+        "critical_batch": row["noise_batch"],
+        "critical_batch_low": row["noise_batch_low"],
+        "critical_batch_high": row["noise_batch_high"],
         "critical_from": f"batch {row['global_batch']} ({row['made_of']}), n = {row['noise_n']}",
     }
 

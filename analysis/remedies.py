@@ -45,10 +45,10 @@ def remedies(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """
     fields = [name for name in _fields(runs) if name not in (*ASIDE, *RULE)]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
-    rest = [tuple(str(value) for value in values) for values in runs[varying].to_numpy()]
+    rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
     ruled = runs["lr_rule"] != "none"
     base = pd.Series(rest)[~ruled.to_numpy()] if (~ruled).any() else pd.Series(rest)
-    usual = base.mode().iloc[0] if len(base) else ()
+    usual = str(base.mode().iloc[0])
     plain = runs.iloc[rest.index(usual)]
     told = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
     spans = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1

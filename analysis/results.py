@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -169,7 +169,8 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
     stamped, *reduced = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
-    return Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced, epochs=folder.epochs())
+    found = Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
+    return replace(found, epochs=folder.epochs())
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
