@@ -104,7 +104,7 @@ def _training(on_gpus: bool) -> dict[str, Any]:
         "optimizer": "nesterov",
         "momentum": 0.9,
         "weight_decay": 5e-4,
-        "learning_rate": 0.05,
+        "learning_rate": 0.03,
         "label_smoothing": 0.1,
     }
     if not on_gpus:
@@ -121,6 +121,6 @@ def _training(on_gpus: bool) -> dict[str, Any]:
         "memory_format": "channels_last",
         "execution": "graph",
         "augment": "device",
-        "epochs": 18,
+        "epochs": 16,
         "most_per_gpu": 16384,
     }
