@@ -2,7 +2,6 @@
 
 import io
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,12 @@ import torch.distributed as dist
 
 from tests.gloo import on_ranks
 from trainables.checkpoint import CheckpointError
+from trainables.precision import fp32
 from trainables.timing import Row
 from trainables.train import Trained, train
 from trainables.trial import Trial
-from trainables.workload import WorkloadError
+from trainables.validation import judge
+from trainables.workload import Held, WorkloadError, load_user_workload
 
 CPU = torch.device("cpu")
 PAIR = Trial(
@@ -117,7 +118,7 @@ def build(trial, held=31, loss=nn.functional.cross_entropy, **more):
     torch.manual_seed(5)
     return Workload(
         model=nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7, momentum=None), nn.Linear(7, 2)),
-        dataset=numbers(42, 0), loss=loss,
+        dataset=numbers(44, 0), loss=loss,
         validation=Held(numbers(held, 1), nn.functional.cross_entropy) if held else None,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=trial.learning_rate), **more)
 
@@ -162,15 +163,20 @@ def without_times(rows: list[Row]) -> list[Row]:
 def test_an_equal_global_batch_on_one_and_two_ranks_trains_the_same_curve(visit: list[dict[str, Any]]) -> None:
     pair, alone = visit[0]["pair"], visit[0]["alone"]
     assert len(losses(pair)) == 3 * STEPS
-    assert losses(pair) == pytest.approx(losses(alone), rel=1e-4)
+    assert losses(pair)[:10] == pytest.approx(losses(alone)[:10], rel=1e-5)
+    assert losses(pair) == pytest.approx(losses(alone), rel=1e-3)
     assert losses(pair)[-1] < 0.6 * losses(pair)[0]
     for mine, other in zip(without_times(pair.epochs), without_times(alone.epochs), strict=True):
-        assert mine == pytest.approx(other, rel=2e-3)
+        assert mine.keys() == other.keys()
+        known = {name: value for name, value in other.items() if value is not None}
+        assert {name: value for name, value in mine.items() if value is not None} == pytest.approx(known, rel=3e-3)
 
 
 def test_accumulated_batches_train_as_the_big_batch(visit: list[dict[str, Any]]) -> None:
     parts = train(PARTS, rank=0, device=CPU)
-    assert losses(parts) == pytest.approx(losses(visit[0]["alone"]), rel=1e-4)
+    alone = visit[0]["alone"]
+    assert losses(parts)[:10] == pytest.approx(losses(alone)[:10], rel=1e-5)
+    assert losses(parts) == pytest.approx(losses(alone), rel=2e-3)
 
 
 def test_a_mean_over_each_ranks_own_samples_is_the_same_where_ranks_have_equally_many(
@@ -182,8 +188,6 @@ def test_a_mean_over_each_ranks_own_samples_is_the_same_where_ranks_have_equally
 
 def test_the_noise_scale_watches_and_does_not_change_the_curve(visit: list[dict[str, Any]]) -> None:
     watched = visit[0]["noisy"]
-    plain = PAIR.but(epochs=2)
-    assert plain.trial_id != NOISY.trial_id
     assert losses(watched)[:STEPS] == losses(visit[0]["pair"])[:STEPS]
     for row in watched.epochs:
         assert row["noise_trace"] > 0 and math.isfinite(row["noise_norm2"])
@@ -235,19 +239,15 @@ def test_validation_takes_each_sample_once_whatever_the_ranks(visit: list[dict[s
         assert row["validation_top5"] is None and row["train_top5"] is None, "of two classes"
         assert row["validation_loss"] > 0
     alone = visit[0]["users alone"]
-    assert [row["samples"] for row in alone.epochs] == [row["samples"] for row in visit[0]["users"].epochs] == [42, 84]
+    assert [row["samples"] for row in alone.epochs] == [row["samples"] for row in visit[0]["users"].epochs] == [44, 88]
 
 
 @pytest.mark.parametrize("held", [1, 2, 3, 31, 64])
 def test_shares_of_ranks_add_up_to_the_validation_of_one(users_file: str, held: int) -> None:
-    from trainables.precision import fp32
-    from trainables.validation import judge
-    from trainables.workload import load_user_workload
-
     trial = users_trial(f"{users_file}:build")
     workload = load_user_workload(trial.workload)(trial)
-    samples = load_user_workload(f"{users_file}:numbers")(held, 3)  # type: ignore[call-arg, arg-type]
-    holding = type(workload.validation)(samples, torch.nn.functional.cross_entropy)  # type: ignore[misc]
+    samples: Any = load_user_workload(f"{users_file}:numbers")
+    holding = Held(samples(held, 3), torch.nn.functional.cross_entropy)
     whole = judge(trial, workload, holding, fp32, CPU, 0)
     for ranks in (2, 3):
         shares = [judge(trial.but(world_size=ranks), workload, holding, fp32, CPU, rank) for rank in range(ranks)]
@@ -308,7 +308,7 @@ def test_a_checkpoint_follows_each_epoch_but_the_last_and_holds_no_pickle(visit:
     assert {content["trial_id"] for content in found} == {PAIR.trial_id}
 
 
-def resumed(trial: Trial, **more: Any) -> Trained:
+def resumed(trial: Trial) -> Trained:
     box = Box()
     whole = train(trial, rank=0, device=CPU, checkpoints=box, checkpoint_every_s=0)
     again = train(trial, rank=0, device=CPU, checkpoints=Box(box.saved[0]))
@@ -352,7 +352,7 @@ def test_every_precision_trains_the_shipped_sample_to_a_stated_accuracy(precisio
     assert trained.epochs[-1]["samples"] == 30_000
 
 
-def test_training_ends_with_the_epoch_that_reaches_the_target(tmp_path: Path) -> None:
+def test_training_ends_with_the_epoch_that_reaches_the_target() -> None:
     target = 0.7
     box = Box()
     trial = RECIPE.but(epochs=50, decay="constant", target_accuracy=target)
