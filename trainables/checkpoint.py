@@ -78,11 +78,14 @@ def unpack(trial: Trial, content: bytes) -> dict[str, Any]:
 
 
 def restore(found: dict[str, Any], model: nn.Module, updater: Updater, rank: int) -> None:
-    """Puts weights, buffers and the rank's state back in place."""
+    """Puts weights, buffers and the rank's state back in place; the learning rate is set before each step anyway."""
     model.load_state_dict(found["model"])
     states = found["ranks"]
     state = states[rank if len(states) > 1 else 0]
+    rates = [held["lr"] for held in updater.own.param_groups]
     updater.own.load_state_dict(state["optimizer"])
+    for held, rate in zip(updater.own.param_groups, rates, strict=True):
+        held["lr"] = rate  # what was read lies on the CPU, where a captured step would take it for a constant
     with torch.no_grad():
         for master, kept in zip(updater.masters, state["masters"], strict=True):
             master.copy_(kept)

@@ -21,7 +21,7 @@ def taken_back(model: nn.Module, updater: Updater, noise: NoiseScale | None) -> 
     masters = [master.detach().clone() for master in updater.masters]
     states = {id(value): (value, value.clone()) for value in _states(updater.own)}
     scaler = updater.scaler.state_dict() if updater.scaler else None
-    remembered = noise.state_dict() if noise else None
+    remembered = {name: value.clone() for name, value in noise.state_dict().items()} if noise else None
     yield
     model.load_state_dict(before)
     with torch.no_grad():

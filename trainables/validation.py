@@ -92,7 +92,9 @@ def _batches(
     length = len(held.dataset)  # type: ignore[arg-type]
     pixels = SMALL_IMAGES * IMAGE_PIXELS // trial.image_size**2
     size = trial.batch_per_gpu if trial.workload else max(trial.batch_per_gpu, pixels)
-    mine = torch.arange(rank, length, trial.world_size)
+    mine = torch.arange(length)[rank :: trial.world_size]
+    if not len(mine):
+        return
     if workload.gathered:
         assert isinstance(held.dataset, TensorDataset)
         for indices in mine.to(device).split(size):
