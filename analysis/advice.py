@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.accuracy_verdict import soonest
 from analysis.columns import study_ranks
 from analysis.fitting import log_jacobian
 from analysis.forecast import ranks_per_node
@@ -95,11 +96,15 @@ def best(analysis: Analysis, goal: str) -> str:
     if goal not in GOALS:
         raise ValueError(f"goal {goal!r} is not known; allowed: {', '.join(GOALS)}")
     if goal == "time-to-accuracy":
+        if analysis.accuracy and (said := soonest(analysis.accuracy)):
+            return f"Best for time to accuracy: {said}"
         return (
             "Best for time to accuracy: not known, for no trial here was trained to an accuracy; throughput alone does not "
             "tell it, because larger batches need more samples."
         )
     found = analysis.configurations
+    if found.empty:
+        return f"Best for {goal}: not known, for no trial with timed windows is done."
     ranks = study_ranks(analysis)
     unit = "samples/s" if goal == "throughput" else f"samples a {ranks[0]}-hour"
     scale = pd.Series(1.0, index=found.index) if goal == "throughput" else 3600 / found["world_size"]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from analysis.accuracy_plots import curve_rows
 from analysis.formatting import field_value
 from analysis.scaling import Analysis
 from analysis.step_plots import loss_rows, timeline_rows
@@ -16,6 +17,7 @@ DRAWN_FROM: Mapping[str, str] = {
     "efficiency_strong": "strong_scaling",
     "bus_bandwidth": "sweep",
     "prediction_fan": "predictions",
+    "accuracy_batch": "accuracy",
 }
 """Figures whose table has another name than they."""
 
@@ -26,7 +28,16 @@ def _losses(analysis: Analysis) -> pd.DataFrame:
     return loss_rows(analysis).join(pd.DataFrame(fields, index=found.index), on="configuration")
 
 
-_OWN: Mapping[str, Callable[[Analysis], pd.DataFrame]] = {"timeline": timeline_rows, "loss": _losses}
+def _curves(analysis: Analysis) -> pd.DataFrame:
+    return curve_rows(analysis.accuracy) if analysis.accuracy else pd.DataFrame()
+
+
+_OWN: Mapping[str, Callable[[Analysis], pd.DataFrame]] = {
+    "timeline": timeline_rows,
+    "loss": _losses,
+    "training_curves": _curves,
+    "lr_schedules": _curves,
+}
 
 
 def data_csv(name: str, analysis: Analysis, tables: Mapping[str, Table]) -> str | None:

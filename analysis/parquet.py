@@ -60,6 +60,25 @@ SWEEP_SCHEMA = pa.schema(
 )
 """What is read of each sweep.parquet: seconds of one all-reduce of so many bytes."""
 
+EPOCH_SCHEMA = pa.schema(
+    [
+        ("trial_id", pa.string()),
+        ("epoch", pa.int32()),
+        ("step", pa.int64()),
+        ("samples", pa.int64()),
+        *(
+            (name, pa.float64())
+            for name in (
+                "train_s", "validation_s", "train_loss", "train_top1", "train_top5", "validation_loss", "validation_top1",
+                "validation_top5", "learning_rate", "noise_trace", "noise_norm2",
+            )
+        ),
+        ("non_finite_steps", pa.int64()),
+    ]
+)  # fmt: skip
+"""What is read of each epochs.parquet: an epoch of a training, of all ranks together; `step`, `samples` and `train_s` count
+from the begin of the training, shares lie in 0..1."""
+
 RUN_AGAIN = "remove that trial's folder and run the study again"
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
+from analysis.accuracy_plots import accuracy_batch, lr_schedules, training_curves
 from analysis.batch_plots import batch_size, ladder
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_plots import bus_bandwidth, slowdown
@@ -148,6 +149,9 @@ def phases(analysis: Analysis) -> Figure | None:
 
 
 PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
+    "accuracy_batch": accuracy_batch,
+    "training_curves": training_curves,
+    "lr_schedules": lr_schedules,
     "speed_up_weak": speed_up_weak,
     "efficiency_weak": efficiency_weak,
     "speed_up_strong": speed_up_strong,

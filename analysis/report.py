@@ -109,6 +109,9 @@ def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[
     Raises ResultsError where the results cannot be read.
     """
     analysis, *others = analyses(load_reduced(results_dir))
+    if analysis.configurations.empty and analysis.accuracy:
+        cells = TABLES["accuracy"](analysis).cells()
+        return list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)], left_out(analysis, others)
     table = TABLES["throughput"](analysis)
     names = {*analysis.axes, "world_size", "throughput_samples_per_s", "step_s", "n"}
     cells = Table(table.title, tuple(column for column in table.columns if column.name in names), table.frame).cells()
@@ -136,7 +139,12 @@ def _part(analysis: Analysis, number: int = 1, first: Analysis | None = None) ->
     """
     prefix = f"environment-{number}-" if first else ""
     tables = {name: make(analysis) for name, make in TABLES.items() if first is None or name != "failures"}
-    tables = {name: table for name, table in tables.items() if len(table.frame) or table.empty}
+    timed = len(analysis.configurations) > 0 or analysis.accuracy is None
+    tables = {
+        name: table
+        for name, table in tables.items()
+        if len(table.frame) or (table.empty and (timed or name == "failures"))
+    }
     return {
         "prefix": prefix,
         "suffix": f"-{number}" if first else "",
@@ -170,6 +178,7 @@ def left_out(first: Analysis, others: Sequence[Analysis]) -> str | None:
 def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
     """What both the page and the Markdown say besides tables and figures."""
     ranks = study_ranks(analysis)
+    runs = analysis.accuracy.runs if analysis.accuracy and analysis.configurations.empty else analysis.configurations
     return {
         "name": results.study.get("name") or "study",
         "question": results.study.get("question") or "",
@@ -185,14 +194,12 @@ def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], p
         "axes": [
             (
                 field_label(name, ranks),
-                ", ".join(field_value(name, v) for v in sorted(analysis.configurations[name].unique())),
+                ", ".join(field_value(name, v) for v in sorted(runs[name].dropna().unique())),
             )
             for name in analysis.axes
         ],
         "configuration_count": len(analysis.configurations),
-        "ranks": value_label("world_size", int(analysis.configurations["world_size"].max()), ranks)
-        if len(analysis.configurations)
-        else "",
+        "ranks": value_label("world_size", int(runs["world_size"].max()), ranks) if len(runs) else "",
     }
 
 

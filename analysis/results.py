@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from analysis.parquet import (
     BUCKET_SCHEMA,
+    EPOCH_SCHEMA,
     REQUIRED_STEP_COLUMNS,
     RUN_AGAIN,
     STEP_SCHEMA,
@@ -53,7 +54,7 @@ class Results:
 
     `study` is study.json. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
     `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
-    `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and no row of a trial that has no such file.
+    `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and `epochs` those of `EPOCH_SCHEMA`; none has a row of a trial that has no such file.
 
     `windows`, `shapes` and `losses` are made from all steps: see the functions `windows`, `step_shapes` and `step_losses`
     of the modules windows, step_shape and step_losses. `load_reduced` makes them while it reads, and keeps only steps that have a `last_gradient_s`.
@@ -67,6 +68,7 @@ class Results:
     read_windows: pd.DataFrame | None = None
     read_shapes: pd.DataFrame | None = None
     read_losses: pd.DataFrame | None = None
+    epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, EPOCH_SCHEMA))
 
     @cached_property
     def windows(self) -> pd.DataFrame:
@@ -152,7 +154,9 @@ def load(directory: str | os.PathLike[str]) -> Results:
     """
     folder = _open(directory)
     steps = folder.dataset("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS)
-    return Results(folder.study, folder.trials, frame_of(steps, STEP_SCHEMA), *folder.communication())
+    return Results(
+        folder.study, folder.trials, frame_of(steps, STEP_SCHEMA), *folder.communication(), epochs=folder.epochs()
+    )
 
 
 def load_reduced(directory: str | os.PathLike[str]) -> Results:
@@ -165,7 +169,8 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
     stamped, *reduced = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
-    return Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
+    found = Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
+    return replace(found, epochs=folder.epochs())
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
@@ -202,6 +207,11 @@ class _Folder:
         buckets = self.dataset("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:])
         sweep = self.dataset("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:])
         return frame_of(buckets, BUCKET_SCHEMA), frame_of(sweep, SWEEP_SCHEMA)
+
+    def epochs(self) -> pd.DataFrame:
+        """The frame of epochs."""
+        required = ("epoch", "step", "samples", "train_s", "validation_top1")
+        return frame_of(self.dataset("epochs.parquet", EPOCH_SCHEMA, required), EPOCH_SCHEMA)
 
 
 def _open(directory: str | os.PathLike[str]) -> _Folder:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.accuracy import Accuracy, accuracy
 from analysis.checks import findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
@@ -47,9 +48,11 @@ class Analysis:
     """The trials of one environment, computed: what every table, figure and sentence of the report is made from.
 
     results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
-    that vary among configurations. fixed: fields that do not, with their value. environment: the fingerprint that all
+    that vary among configurations, or among trainings where nothing else is done. fixed: fields that do not, with their value. environment: the fingerprint that all
     done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
-    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found.
+    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found. accuracy: of trials that were
+    trained to an accuracy (see `accuracy.Accuracy`), which have no plain window and are in none of the others; None
+    where there are none.
     """
 
     results: Results
@@ -61,6 +64,7 @@ class Analysis:
     measured: pd.DataFrame
     communication: Communication
     findings: tuple[Finding, ...]
+    accuracy: Accuracy | None
 
 
 def analyses(results: Results) -> list[Analysis]:
@@ -80,12 +84,14 @@ def analyse(results: Results) -> Analysis:
         raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")
     fields = trial_fields(rows)
     found = configurations(rows)
-    varying = tuple(name for name in fields if name != "repeat" and found[name].nunique(dropna=False) > 1)
-    fixed = {name: found[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(found) else {}
+    trained = accuracy(results)
+    shown = trained.runs if trained and found.empty else found
+    varying = tuple(name for name in fields if name != "repeat" and shown[name].nunique(dropna=False) > 1)
+    fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
     scaling = scaling_rows(found)
     traffic = communication(results, found, scaling)
     odd = findings(data(found, rows, results.shapes, results.windows))
-    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd))
+    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
 
 
 def trial_fields(frame: pd.DataFrame) -> list[str]:

@@ -103,3 +103,29 @@ def _t_interval(center: pd.Series, variance: pd.Series, degrees: pd.Series) -> p
     half = t * np.sqrt(variance.to_numpy(dtype=float))
     middle = center.to_numpy(dtype=float)
     return pd.DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)}, index=center.index)
+
+
+def mean_interval(values: pd.Series) -> tuple[float, float]:
+    """The 95 % interval of the mean of plain values (not logs), Student's t; NaN for fewer than two."""
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    half = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2) * np.sqrt(values.var() / len(values)))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def welch_difference(values: pd.Series, reference: pd.Series) -> tuple[float, float, float]:
+    """Mean of `values` less that of `reference`, with the ends of its 95 % interval, all in their unit.
+
+    Welch's t with the degrees of Welch and Satterthwaite (Welch, Biometrika 34, 1947); the ends are NaN where either side
+    has fewer than two values.
+    """
+    if values.empty or reference.empty:
+        return (float("nan"),) * 3
+    difference = float(values.mean() - reference.mean())
+    if min(len(values), len(reference)) < 2:
+        return difference, float("nan"), float("nan")
+    va, vb = values.var() / len(values), reference.var() / len(reference)
+    spread = va**2 / (len(values) - 1) + vb**2 / (len(reference) - 1)
+    degrees = (va + vb) ** 2 / spread if spread > 0 else len(values) + len(reference) - 2
+    half = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2) * np.sqrt(va + vb))
+    return difference, difference - half, difference + half

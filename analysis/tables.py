@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.accuracy_tables import ACCURACY_TABLES
 from analysis.bandwidth_table import bandwidth
 from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
 from analysis.check_table import data_checks
@@ -224,6 +225,7 @@ def failures(analysis: Analysis) -> Table:
 
 
 TABLES: Mapping[str, Callable[[Analysis], Table]] = {
+    **ACCURACY_TABLES,
     "throughput": throughput,
     "weak_scaling": weak_scaling,
     "strong_scaling": strong_scaling,

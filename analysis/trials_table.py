@@ -86,4 +86,6 @@ def _asked(analysis: Analysis) -> list[str]:
     asked = {of_option.get(str(name), "") for name in configuration} | set(
         settings if isinstance(settings, dict) else ()
     )
+    trained = analysis.accuracy.runs if analysis.accuracy else analysis.results.trials.iloc[:0]
+    asked |= {name for name in known if trained[name].nunique(dropna=False) > 1}
     return [name for name in known if name in asked or name in analysis.axes or name in _ALWAYS]

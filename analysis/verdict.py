@@ -6,6 +6,7 @@ Each sentence is one function of the analysis, and None where the study has noth
 import numpy as np
 import pandas as pd
 
+from analysis import accuracy_verdict
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_verdict import audit, slowdown
@@ -24,12 +25,12 @@ NOISE = 0.03
 
 
 def answer(analysis: Analysis) -> list[str]:
-    """Sentences that answer the study's question: efficiency and what is fastest; empty where no trial is done."""
+    """Sentences that answer the study's question: accuracy, efficiency and what is fastest; empty where no trial is done."""
+    trained = accuracy_verdict.sentences(analysis)
     if analysis.configurations.empty:
-        return []
-    return [
-        sentence for sentence in (efficiency(analysis, WEAK), efficiency(analysis, STRONG), best(analysis)) if sentence
-    ]
+        return trained
+    timed = (efficiency(analysis, WEAK), efficiency(analysis, STRONG), best(analysis))
+    return [*trained, *(sentence for sentence in timed if sentence)]
 
 
 def limits(analysis: Analysis) -> list[str]:
@@ -197,9 +198,9 @@ def growth(analysis: Analysis) -> str | None:
 def trust(analysis: Analysis) -> list[str]:
     """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
+    lines = accuracy_verdict.trust(analysis)
     if found.empty:
-        return []
-    lines = []
+        return lines
     lone = int((found["n"] == 1).sum())
     fewest, most = int(found["n"].min()), int(found["n"].max())
     repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"

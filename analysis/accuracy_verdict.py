@@ -1,0 +1,177 @@
+"""The answer about trainings, in words: where accuracy holds and fails, what mends it, and what trains soonest."""
+
+import pandas as pd
+
+from analysis.accuracy import Accuracy, goodput
+from analysis.formatting import join, number, percent, with_interval
+from analysis.remedies import NOTHING
+from analysis.scaling import Analysis
+from analysis.statistics import welch_difference
+
+
+def sentences(analysis: Analysis) -> list[str]:
+    """Sentences about accuracy; empty where nothing was trained."""
+    found = analysis.accuracy
+    if found is None:
+        return []
+    said = (reference(found), failure(found), mended(found), critical(found), soonest(found), most_goodput(found))
+    return [sentence for sentence in said if sentence]
+
+
+def trust(analysis: Analysis) -> list[str]:
+    """Whether to believe the accuracies: seeds, runs side by side, steps that were not finite."""
+    found = analysis.accuracy
+    if found is None:
+        return []
+    lines = []
+    fewest, most = int(found.cells["n"].min()), int(found.cells["n"].max())
+    seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    half = (found.cells["difference_high"] - found.cells["difference_low"]).median() / 2
+    if fewest < 2:
+        lines.append(
+            f"{int((found.cells['n'] < 2).sum())} of {len(found.cells)} accuracies have one seed and no interval: run more repeats."
+        )
+    if pd.notna(half):
+        lines.append(
+            f"{seeds} seeds of each training; the middle difference in accuracy is known to ±{number(100 * half, 2)} points, and a smaller one cannot be seen."
+        )
+    beside = found.runs["side_by_side"].max()
+    if beside > 1:
+        lines.append(
+            f"Up to {number(beside, 0)} trainings ran side by side on a host, each on a device of its own: accuracies are not touched by it, "
+            "times may be."
+        )
+    if bad := int(found.epochs["non_finite_steps"].fillna(0).sum()):
+        trials = found.epochs.loc[found.epochs["non_finite_steps"] > 0, "trial_id"].nunique()
+        lines.append(f"{bad} steps of {trials} trainings had a loss or gradient that was not finite.")
+    return lines
+
+
+def reference(found: Accuracy) -> str | None:
+    """The accuracy that all is compared with."""
+    rows = found.cells[found.cells["is_reference"] & (found.cells["remedy"] == found.plain)]
+    if rows.empty:
+        return None
+    row = rows.iloc[0]
+    value, low, high = (100 * row[f"top1{end}"] for end in ("", "_low", "_high"))
+    seeds = "one seed" if row["n"] == 1 else f"{row['n']} seeds"
+    return (
+        f"The plain training at global batch {row['global_batch']} reaches {_percent(value, low, high)} of the held-out samples "
+        f"({seeds}, last epoch)."
+    )
+
+
+def failure(found: Accuracy) -> str | None:
+    """Up to which batch nothing need be done."""
+    own = found.elbows[found.elbows["remedy"] == found.plain] if len(found.elbows) else found.elbows
+    if own.empty:
+        return None
+    row = own.iloc[0]
+    if pd.isna(row["elbow"]):
+        return "Whether a larger batch costs accuracy cannot be told from one seed: run more."
+    if row["is_open"]:
+        return f"Without any remedy, accuracy stays within noise of that up to {number(row['elbow'], 0)}, the largest batch here."
+    return (
+        f"Without any remedy, accuracy stays within noise of that up to batch {number(row['elbow'], 0)} and falls by {_points(row)} at "
+        f"{number(row['failing_batch'], 0)}."
+    )
+
+
+def mended(found: Accuracy) -> str | None:
+    """How far each remedy moves the elbow, the one that moves it most first."""
+    others = found.elbows[found.elbows["remedy"] != found.plain] if len(found.elbows) else found.elbows
+    others = others.dropna(subset="elbow").sort_values(["elbow", "is_open"], ascending=False, kind="stable")
+    if others.empty:
+        return None
+    own = found.elbows[found.elbows["remedy"] == found.plain]["elbow"]
+    plain = own.iloc[0] if len(own) else float("nan")
+    better = others[others["elbow"] > plain]
+    worse = others[others["elbow"] <= plain]
+    text = []
+    if len(better):
+        references = found.cells[found.cells["is_reference"]].set_index("remedy")
+        below = {
+            str(name): f"; its own reference is {number(-100 * row['plain_difference'], 2)} points lower"
+            for name, row in references.iterrows() if row["plain_difference_high"] < 0
+        }  # fmt: skip
+        listed = join(
+            [
+                f"{row['remedy']} ({'at least ' if row['is_open'] else ''}{number(row['elbow'], 0)}{below.get(row['remedy'], '')})"
+                for _, row in better.iterrows()
+            ]
+        )
+        text.append(f"What moves that limit, to the batch in brackets: {listed}.")
+    if len(worse):
+        text.append(f"No larger batch is won by {join(list(worse['remedy']), 'or')}.")
+    return " ".join(text)
+
+
+def critical(found: Accuracy) -> str | None:
+    """The elbow against what the noise scale says of it."""
+    known = found.elbows.dropna(subset="critical_batch") if len(found.elbows) else found.elbows
+    if known.empty:
+        return None
+    row = known.iloc[0]
+    shown = with_interval(row["critical_batch"], row["critical_batch_low"], row["critical_batch_high"], 0)
+    return f"The gradient noise scale puts the critical batch of “{row['remedy']}” at {shown} samples ({row['critical_from']}); this is an estimate."
+
+
+def soonest(found: Accuracy) -> str | None:
+    """The cell that reaches the target soonest, and whether the next differs beyond noise."""
+    rows = (
+        found.cells[found.cells["is_chosen"]]
+        .dropna(subset="time_to_target_s")
+        .sort_values("time_to_target_s", kind="stable")
+    )
+    rows = rows.drop_duplicates("trial_ids")  # a reference stands in every remedy that shares it
+    if found.target is None:
+        return None
+    target = percent(found.target, 1)
+    if rows.empty:
+        return f"No batch reached {target} with every seed."
+    first = rows.iloc[0]
+    low, high = first["time_to_target_s_low"], first["time_to_target_s_high"]
+    shown = with_interval(first["time_to_target_s"], low, high, 1)
+    text = f"{target} is reached soonest with {label(first)}: {shown} s of training, {number(first['samples_to_target'], 0)} samples"
+    if len(rows) == 1:
+        return f"{text}; no other reached it with every seed."
+    second = rows.iloc[1]
+    times = pd.Series(found.runs["time_to_target_s"].to_numpy(), index=found.runs["trial_id"])
+    _, low, high = welch_difference(times.reindex(list(second["trial_ids"])), times.reindex(list(first["trial_ids"])))
+    later = (
+        f"{text}; next is {label(second)}, {number(second['time_to_target_s'] - first['time_to_target_s'], 1)} s later"
+    )
+    if pd.isna(low):
+        return f"{later}, and one seed cannot tell whether they differ."
+    return f"{later}, which is {'within' if low <= 0 <= high else 'beyond'} noise."
+
+
+def most_goodput(found: Accuracy) -> str | None:
+    """The batch that the noise scale would choose."""
+    rows = goodput(found.cells, found.plain)
+    if rows.empty:
+        return None
+    row = rows.sort_values("goodput_samples_per_s", kind="stable").iloc[-1]
+    fails = ", though accuracy is lower there: the prediction takes a suitable learning rate for granted"
+    fails = fails if row["difference_high"] < 0 else ""
+    return (
+        f"Throughput times predicted statistical efficiency is highest with {label(row)}: {number(row['goodput_samples_per_s'], 0)} "
+        f"samples/s that count, of {number(row['throughput_samples_per_s'], 0)}{fails}."
+    )
+
+
+def label(row: pd.Series) -> str:
+    """A cell in words."""
+    remedy = "no remedy" if row["remedy"] == NOTHING else row["remedy"]
+    return f"{remedy} at batch {number(row['global_batch'], 0)}"
+
+
+def _points(row: pd.Series) -> str:
+    value, low, high = (-100 * row[f"failing_difference{end}"] for end in ("", "_high", "_low"))
+    first, _, interval = with_interval(value, low, high, 2).partition(" ")
+    return f"{first} points {interval}".rstrip()
+
+
+def _percent(value: float, low: float, high: float) -> str:
+    first, _, interval = with_interval(value, low, high, 2).partition(" ")
+    return f"{first}\u00a0% {interval}".rstrip()
