@@ -22,7 +22,7 @@ PAIR = Trial(
     model="mlp",
     world_size=2,
     batch_per_gpu=272,
-    epochs=3,
+    epochs=2,
     learning_rate=0.05,
     optimizer="nesterov",
     decay="cosine",
@@ -35,8 +35,8 @@ PAIR = Trial(
 )
 ALONE = PAIR.but(world_size=1, batch_per_gpu=544)
 PARTS = ALONE.but(batch_per_gpu=136, accumulation_steps=4, noise_scale=True, parallel="none")
-NOISY = PAIR.but(noise_scale=True, epochs=2)
-SHARDED = PAIR.but(parallel="zero1", optimizer="adamw", learning_rate=0.002, lr_rule="none", warmup="none", epochs=2)
+NOISY = PAIR.but(noise_scale=True)
+SHARDED = PAIR.but(parallel="zero1", optimizer="adamw", learning_rate=0.002, lr_rule="none", warmup="none")
 STEPS = 19
 """of an epoch of 10,000: 18 of 544 and one of 208"""
 
@@ -91,12 +91,11 @@ def train_all(rank: int, users: str) -> dict[str, Any]:
     else:
         again = Unused()
     found["pair resumed"] = train(PAIR, rank=rank, device=CPU, checkpoints=again, on_epoch=told.append)
-    for name, trial in (("noisy", NOISY), ("sharded", SHARDED)):
-        kept: Any = Box() if rank == 0 else Unused()
-        found[name] = train(trial, rank=rank, device=CPU, checkpoints=kept, checkpoint_every_s=0)
-        kept = Box(kept.saved[0]) if rank == 0 else kept
-        found[f"{name} resumed"] = train(trial, rank=rank, device=CPU, checkpoints=kept)
-    found["rank mean"] = train(PAIR.but(loss_mean="rank", epochs=1), rank=rank, device=CPU)
+    kept: Any = Box() if rank == 0 else Unused()
+    found["sharded"] = train(SHARDED, rank=rank, device=CPU, checkpoints=kept, checkpoint_every_s=0)
+    kept = Box(kept.saved[0]) if rank == 0 else kept
+    found["sharded resumed"] = train(SHARDED, rank=rank, device=CPU, checkpoints=kept)
+    found["noisy"] = train(NOISY, rank=rank, device=CPU)
     found["users"] = train(users_trial(f"{users}:build", world_size=2), rank=rank, device=CPU)
     if rank == 0:
         found["alone"] = train(ALONE, rank=0, device=CPU, group=alone)
@@ -146,7 +145,7 @@ def users_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def visit(users_file: str) -> list[dict[str, Any]]:
-    return on_ranks(2, train_all, users_file)
+    return on_ranks(2, train_all, users_file, timeout_s=280)
 
 
 def losses(trained: Trained) -> list[float]:
@@ -162,7 +161,7 @@ def without_times(rows: list[Row]) -> list[Row]:
 
 def test_an_equal_global_batch_on_one_and_two_ranks_trains_the_same_curve(visit: list[dict[str, Any]]) -> None:
     pair, alone = visit[0]["pair"], visit[0]["alone"]
-    assert len(losses(pair)) == 3 * STEPS
+    assert len(losses(pair)) == 2 * STEPS
     assert losses(pair)[:10] == pytest.approx(losses(alone)[:10], rel=1e-5)
     assert losses(pair) == pytest.approx(losses(alone), rel=1e-3)
     assert losses(pair)[-1] < 0.6 * losses(pair)[0]
@@ -179,16 +178,9 @@ def test_accumulated_batches_train_as_the_big_batch(visit: list[dict[str, Any]])
     assert losses(parts) == pytest.approx(losses(alone), rel=2e-3)
 
 
-def test_a_mean_over_each_ranks_own_samples_is_the_same_where_ranks_have_equally_many(
-    visit: list[dict[str, Any]],
-) -> None:
-    assert losses(visit[0]["rank mean"])[0] == losses(visit[0]["pair"])[0]
-    assert len(losses(visit[0]["rank mean"])) == STEPS
-
-
 def test_the_noise_scale_watches_and_does_not_change_the_curve(visit: list[dict[str, Any]]) -> None:
     watched = visit[0]["noisy"]
-    assert losses(watched)[:STEPS] == losses(visit[0]["pair"])[:STEPS]
+    assert losses(watched) == losses(visit[0]["pair"])
     for row in watched.epochs:
         assert row["noise_trace"] > 0 and math.isfinite(row["noise_norm2"])
     assert {row["noise_trace"] for row in visit[0]["pair"].epochs} == {None}
@@ -202,13 +194,12 @@ def test_rows_tell_steps_samples_and_rates_of_all_ranks(visit: list[dict[str, An
     assert [(row["epoch"], row["step"], row["samples"]) for row in pair.epochs] == [
         (1, STEPS, 10_000),
         (2, 2 * STEPS, 20_000),
-        (3, 3 * STEPS, 30_000),
     ]
-    assert [row["samples"] for row in pair.steps] == [*[544] * 18, 208] * 3
-    assert [row["epoch"] for row in pair.steps] == [1 + number // STEPS for number in range(3 * STEPS)]
-    assert [row["step"] for row in pair.steps] == list(range(3 * STEPS))
+    assert [row["samples"] for row in pair.steps] == [*[544] * 18, 208] * 2
+    assert [row["epoch"] for row in pair.steps] == [1 + number // STEPS for number in range(2 * STEPS)]
+    assert [row["step"] for row in pair.steps] == list(range(2 * STEPS))
     rates = [row["learning_rate"] for row in pair.steps]
-    assert rates[0] == 0.05 and max(rates) == rates[STEPS] == pytest.approx(0.2) and rates[-1] < 0.001
+    assert rates[0] == 0.05 and max(rates) == rates[STEPS] == pytest.approx(0.2) and rates[-1] < 0.002
     assert [row["learning_rate"] for row in pair.epochs] == rates[STEPS - 1 :: STEPS]
     for number, row in enumerate(pair.epochs):
         own = pair.steps[number * STEPS : (number + 1) * STEPS]
@@ -217,7 +208,7 @@ def test_rows_tell_steps_samples_and_rates_of_all_ranks(visit: list[dict[str, An
         assert 0 < row["validation_top1"] < row["validation_top5"] <= 1
         assert row["non_finite_steps"] == 0 and row["validation_s"] > 0
     times = [row["train_s"] for row in pair.epochs]
-    assert 0 < times[0] < times[1] < times[2] < pair.ended_at - pair.began_at
+    assert 0 < times[0] < times[1] < pair.ended_at - pair.began_at
 
 
 def test_only_rank_0_has_rows_and_is_told_of_each_epoch_once(visit: list[dict[str, Any]]) -> None:
@@ -293,18 +284,10 @@ def test_a_resumed_training_is_the_unbroken_one(visit: list[dict[str, Any]], nam
     assert resumed.epochs[1]["train_s"] > whole.epochs[0]["train_s"], "time goes on from where it was"
 
 
-def test_the_noise_scale_goes_on_where_it_was(visit: list[dict[str, Any]]) -> None:
-    whole, resumed = visit[0]["noisy"], visit[0]["noisy resumed"]
-    assert resumed.steps == whole.steps
-    # DDP orders its buckets anew in the first step of a wrapper, and sums of squares with them
-    for column in ("noise_trace", "noise_norm2"):
-        assert resumed.epochs[-1][column] == pytest.approx(whole.epochs[-1][column], rel=1e-4)
-
-
 def test_a_checkpoint_follows_each_epoch_but_the_last_and_holds_no_pickle(visit: list[dict[str, Any]]) -> None:
     saved = visit[0]["saved"]
     found = [torch.load(io.BytesIO(content), weights_only=True) for content in saved]
-    assert [content["progress"]["epoch"] for content in found] == [1, 2]
+    assert [content["progress"]["epoch"] for content in found] == [1]
     assert {content["trial_id"] for content in found} == {PAIR.trial_id}
 
 
@@ -317,14 +300,14 @@ def resumed(trial: Trial) -> Trained:
 
 
 def test_one_rank_resumes_with_augmentation_accumulation_and_loss_scaling() -> None:
-    fields = {"augment": "device", "precision": "fp16", "accumulation_steps": 2, "batch_per_gpu": 500}
+    fields = {"augment": "device", "precision": "fp16", "accumulation_steps": 2, "batch_per_gpu": 1000}
     whole = resumed(RECIPE.but(**fields, epochs=2, noise_scale=True))
-    assert whole.steps != train(RECIPE.but(**fields, epochs=2, noise_scale=True, seed=1), rank=0, device=CPU).steps
+    assert all(row["noise_trace"] > 0 for row in whole.epochs)
 
 
 def test_checkpoints_come_no_oftener_than_asked() -> None:
     box = Box()
-    train(RECIPE.but(epochs=3, batch_per_gpu=2000), rank=0, device=CPU, checkpoints=box, checkpoint_every_s=1e6)
+    train(RECIPE.but(epochs=2, batch_per_gpu=5000), rank=0, device=CPU, checkpoints=box, checkpoint_every_s=1e6)
     assert box.saved == []
 
 
