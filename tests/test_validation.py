@@ -85,7 +85,7 @@ def test_steps_that_are_taken_back_leave_a_training_as_it_was(precision, trained
     before = copy.deepcopy((model.state_dict(), updater.own.state_dict()["state"]))
     with taken_back(model, updater, None):
         train(model, updater, 50, 3)
-        assert not torch.equal(model[0].weight, before[0]["0.weight"])  # type: ignore[index, arg-type]
+        assert not torch.equal(model[0].weight, before[0]["0.weight"])  # type: ignore[index]
     after = (model.state_dict(), updater.own.state_dict()["state"])
     assert [value.data_ptr() for value in model.state_dict().values()] == places
     torch.testing.assert_close(after, before, rtol=0, atol=0)
