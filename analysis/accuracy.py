@@ -132,11 +132,15 @@ def _members(runs: pd.DataFrame) -> dict[Key, pd.DataFrame]:
     keys = ["remedy", "global_batch", *LAYOUT]
     order = ["order", "global_batch", "accumulation_steps", "world_size"]
     found: dict[Key, pd.DataFrame] = {}
-    for remedy, own in runs.sort_values(order, kind="stable").groupby("remedy", sort=False):
+    for remedy, own in runs.assign(is_shared=False).sort_values(order, kind="stable").groupby("remedy", sort=False):
         at_reference = runs["global_batch"] == runs["reference_batch"]
         shared = runs[at_reference & (runs["rest"] == own["rest"].iloc[0]) & (runs["remedy"] != remedy)]
         lacks = not (own["global_batch"] == own["reference_batch"]).any()
-        together = pd.concat([shared.assign(remedy=remedy), own]) if lacks and len(shared) else own
+        together = (
+            pd.concat([shared.assign(remedy=remedy, order=own["order"].iloc[0], is_shared=True), own])
+            if lacks and len(shared)
+            else own
+        )
         # trainings that differ by an idle rule alone are one another's copies
         together = together.sort_values(order[1:], kind="stable").drop_duplicates(["global_batch", *LAYOUT, *_SEEDS])
         found |= {tuple(key): part for key, part in together.groupby(keys, sort=False)}
@@ -154,7 +158,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     """A row for each remedy, global batch and layout.
 
     Columns: remedy, order (of remedies), global_batch, the layout's fields, made_of (the layout in words), is_reference,
-    is_chosen (the layout that stands for its batch), n (seeds); top1 (mean of the last epoch's validation accuracy) with
+    is_chosen (the layout that stands for its batch), is_shared (its runs are also another remedy's), n (seeds); top1 (mean of the last epoch's validation accuracy) with
     `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
     reference) with `_low` and `_high` (Welch's t) and within_noise (True where it holds 0; None for one seed); plain_difference:
     the same to the plain reference, for remedies that have another; throughput_samples_per_s (mean);
@@ -172,7 +176,11 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
         values = part["validation_top1"].dropna()
         row: dict[str, Any] = dict(zip(["remedy", "global_batch", *LAYOUT], key, strict=True))
         low, high = mean_interval(values)
-        row |= {"order": part["order"].min(), "reference_batch": part["reference_batch"].iloc[0]}
+        row |= {
+            "order": part["order"].min(),
+            "is_shared": bool(part["is_shared"].all()),
+            "reference_batch": part["reference_batch"].iloc[0],
+        }
         row |= {
             "made_of": made_of(*key[2:]),
             "is_reference": key == reference,

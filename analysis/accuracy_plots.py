@@ -8,7 +8,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from analysis.accuracy import Accuracy
 from analysis.drawing import INK, MARKERS, STYLE, TEXT, legend, wrapped
@@ -94,13 +94,14 @@ def training_curves(analysis: Analysis) -> Figure | None:
                 axis.set_visible(True)
                 _curves(axis, rows[rows["remedy"] == name], value, scale, colours)
                 values = scale * rows[value].dropna()
-                if len(values) and value == "validation_top1":
+                if value == "validation_top1" and len(values):
                     axis.set_ylim(max(0, values.min() - 3), min(100, values.max() + 3))
-                if value == "train_loss" and (rows[value].dropna() > 0).all():
+                if value == "train_loss" and len(values) and values.min() > 0:
                     axis.set_yscale("log")
                     axis.set_ylim(0.8 * values.min(), 1.25 * values.max())
-                    axis.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-                    axis.yaxis.set_minor_formatter(FuncFormatter(lambda x, _: ""))
+                    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                    axis.yaxis.set_minor_locator(NullLocator())
                 if line == 0:
                     axis.set_title(wrapped(name, columns))
                 else:

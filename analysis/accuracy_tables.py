@@ -68,7 +68,9 @@ def elbow(analysis: Analysis) -> Table:
         frame["elbow_text"] = [_elbow_text(row) for _, row in frame.iterrows()]
         frame = _percent(frame, "failing_difference", "reference_top1")
         epochs = f"; means over {_epochs(found)}" if found else ""
-        frame["critical_from"] = [value and f"{value}{epochs}" for value in frame["critical_from"]]
+        frame["critical_from"] = [
+            f"{value}{epochs}" if isinstance(value, str) else None for value in frame["critical_from"]
+        ]
     return Table(
         "The elbow: how far the batch can grow",
         (
@@ -145,7 +147,8 @@ def goodput_table(analysis: Analysis) -> Table:
             _TOGETHER,
         ),
         frame,
-        "Predicted from the gradient noise scale; only the throughput is measured. It takes for granted that the learning rate suits each batch.",
+        "Predicted from the gradient noise scale; only the throughput is measured. It takes for granted that the learning rate suits each batch; a remedy without "
+        "a noise scale of its own is given the plain training's.",
         blocks=("remedy",),
     )  # fmt: skip
 
@@ -222,7 +225,8 @@ def _cells(found: Accuracy | None) -> pd.DataFrame:
     """Cells in the order of remedies and batches; with every column and no row where nothing was trained."""
     if found is None:
         return pd.DataFrame(columns=_CELL_COLUMNS)
-    return found.cells.sort_values(["order", "global_batch", "accumulation_steps", "world_size"], kind="stable")
+    again = found.cells["is_shared"] & ~found.cells["is_reference"]  # shown with the remedy that they were run for
+    return found.cells[~again].sort_values(["order", "global_batch", "accumulation_steps", "world_size"], kind="stable")
 
 
 _CELL_COLUMNS = [

@@ -4,6 +4,7 @@ import pandas as pd
 
 from analysis.accuracy import Accuracy, goodput
 from analysis.formatting import join, number, percent, with_interval
+from analysis.remedies import NOTHING
 from analysis.scaling import Analysis
 from analysis.statistics import welch_difference
 
@@ -88,9 +89,14 @@ def mended(found: Accuracy) -> str | None:
     worse = others[others["elbow"] <= plain]
     text = []
     if len(better):
+        references = found.cells[found.cells["is_reference"]].set_index("remedy")
+        below = {
+            str(name): f"; its own reference is {number(-100 * row['plain_difference'], 2)} points lower"
+            for name, row in references.iterrows() if row["plain_difference_high"] < 0
+        }  # fmt: skip
         listed = join(
             [
-                f"{row['remedy']} ({'at least ' if row['is_open'] else ''}{number(row['elbow'], 0)})"
+                f"{row['remedy']} ({'at least ' if row['is_open'] else ''}{number(row['elbow'], 0)}{below.get(row['remedy'], '')})"
                 for _, row in better.iterrows()
             ]
         )
@@ -145,16 +151,19 @@ def most_goodput(found: Accuracy) -> str | None:
     rows = goodput(found.cells, found.plain)
     if rows.empty:
         return None
-    row = rows.loc[rows["goodput_samples_per_s"].idxmax()]
+    row = rows.sort_values("goodput_samples_per_s", kind="stable").iloc[-1]
+    fails = ", though accuracy is lower there: the prediction takes a suitable learning rate for granted"
+    fails = fails if row["difference_high"] < 0 else ""
     return (
         f"Throughput times predicted statistical efficiency is highest with {label(row)}: {number(row['goodput_samples_per_s'], 0)} "
-        f"samples/s that count, of {number(row['throughput_samples_per_s'], 0)}."
+        f"samples/s that count, of {number(row['throughput_samples_per_s'], 0)}{fails}."
     )
 
 
 def label(row: pd.Series) -> str:
     """A cell in words."""
-    return f"{row['remedy']} at batch {row['global_batch']}"
+    remedy = "no remedy" if row["remedy"] == NOTHING else row["remedy"]
+    return f"{remedy} at batch {number(row['global_batch'], 0)}"
 
 
 def _points(row: pd.Series) -> str:

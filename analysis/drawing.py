@@ -78,7 +78,7 @@ def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
 
 def wrapped(label: str, columns: int) -> str:
     """A label in lines that fit over one of so many panels side by side."""
-    return textwrap.fill(label, {1: 60, 2: 44}.get(columns, 28), break_long_words=False)
+    return textwrap.fill(label, {1: 60, 2: 44}.get(columns, 28), break_long_words=False, break_on_hyphens=False)
 
 
 def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:

@@ -199,6 +199,11 @@ def test_emulated_interconnects_are_infeasible_where_there_are_no_gpus(
             ["plan", "smoke", "--set", "profile_ranks=0+3"],
             "error: profile_ranks '0+3': no trial of this plan has a rank 3; ranks of the largest: 0 to 1",
         ),
+        (["--max-concurrent", "0"], "error: --max-concurrent 0: input should be greater than or equal to 1"),
+        (
+            ["plan", "large-batch", "--target-accuracy", "93"],
+            "error: --target-accuracy: target_accuracy '93': input should be less than or equal to 1",
+        ),
         (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
         (["status"], "error: Missing argument 'DIR'; see --help"),
         (
