@@ -149,7 +149,9 @@ def curve_rows(found: Accuracy) -> pd.DataFrame:
     for _, cell in chosen.iterrows():
         own = found.epochs[found.epochs["trial_id"].isin(cell["trial_ids"])]
         by_epoch = own.groupby("epoch")[["validation_top1", "train_loss", "learning_rate"]]
-        part = by_epoch.mean().join(by_epoch.min(), rsuffix="_min").join(by_epoch.max(), rsuffix="_max").reset_index()
+        part = pd.concat(
+            [by_epoch.mean(), by_epoch.min().add_suffix("_min"), by_epoch.max().add_suffix("_max")], axis=1
+        ).reset_index()
         parts.append(part.assign(remedy=cell["remedy"], global_batch=cell["global_batch"], made_of=cell["made_of"]))
     frame = pd.concat(parts, ignore_index=True)
     first = ["remedy", "global_batch", "made_of", "epoch"]

@@ -122,7 +122,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     result = grouped[fields].first()
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
     if "accumulation_steps" in result:
-        result["global_batch"] *= result["accumulation_steps"]
+        result["global_batch"] *= result["accumulation_steps"].fillna(1)  # records older than the field
     throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
     result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
     result["throughput_samples_per_s"] = throughput["median"]

@@ -13,6 +13,9 @@ from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from tests.frames import cpu_study, gpu_study, grid, write_results, write_study
 
+TRAININGS = ("accuracy_batch", "training_curves", "lr_schedules")
+"""figures of studies that train to an accuracy: tests/test_accuracy.py"""
+
 
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
@@ -24,7 +27,7 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return analyse(load(gpu_study(tmp_path_factory.mktemp("gpu") / "results")))
 
 
-@pytest.mark.parametrize("name", [name for name in PLOTS if name != "ladder"])
+@pytest.mark.parametrize("name", [name for name in PLOTS if name not in ("ladder", *TRAININGS)])
 def test_a_large_grid_is_drawn_without_a_warning(gpu: Analysis, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
