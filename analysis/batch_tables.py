@@ -1,6 +1,7 @@
 """Tables by batch size: efficiency on one rank up to the end of its memory, and speed-up at each batch on more ranks."""
 
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -107,6 +108,7 @@ def batch_size(analysis: Analysis) -> Table:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=8)
 def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
     """Speed-up at each batch over the number of ranks, against each baseline on one rank that was measured.
 

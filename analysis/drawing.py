@@ -33,6 +33,7 @@ STYLE: dict[str, Any] = {
 TEXT: Any = {
     "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False, "svg.fonttype": "none",
     "svg.hashsalt": "scaling-study", "savefig.facecolor": "none",
+    "axes.titley": 1.0,  # else each drawing looks for ticks above the axes, a fifth of its time
 }  # fmt: skip
 
 MARKERS = "oDs^vPX*"
@@ -41,9 +42,12 @@ MARKERS = "oDs^vPX*"
 def render(figure: Figure) -> tuple[str, bytes]:
     """The figure as SVG (the same text for the same figure) and as PNG on white, 160 dots an inch; closes it."""
     svg, png = io.StringIO(), io.BytesIO()
+    engine = figure.get_layout_engine()
     with plt.rc_context(TEXT):
+        if engine is not None:
+            engine.execute(figure)
+            figure.set_layout_engine(None)  # with one, each format would be drawn twice: once to lay it out again
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.set_layout_engine("none")  # laid out once, for both
     figure.savefig(png, format="png", dpi=160, facecolor="white")
     plt.close(figure)
     return svg.getvalue(), png.getvalue()

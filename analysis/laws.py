@@ -233,6 +233,11 @@ def _overlap(points: Points, values: Array) -> Array:
     return overlapped_s(values[0] * points.work, points.wire_s, values[1])
 
 
+def _hidden(points: Points, values: Array) -> Array:
+    """The backward pass hides as much of a longer all-reduce as of a shorter one; what it hides shrinks with its work."""
+    return values[0] * points.work + np.maximum(0.0, points.wire_s - values[1] * points.work)
+
+
 def _pollux(points: Points, values: Array) -> Array:
     """With the link known; `_pollux_fitted` fits it."""
     compute_s = values[0] + values[1] * points.batch_per_gpu
@@ -266,6 +271,13 @@ LAWS: Mapping[str, Law] = {
     "ring": Law("ring", "T₁ + c · 2(N-1)/N", (_ALONE, Parameter("exposed cost on 2 ranks", "s")), _ring),
     "overlap": Law(
         "overlap with the measured all-reduce", "(T₁^γ + W(N)^γ)^(1/γ)", (_ALONE, _GAMMA), _overlap, needs_wire=True
+    ),
+    "hidden": Law(
+        "measured all-reduce less what is hidden",
+        "T₁ + max(0, W(N) - h)",
+        (_ALONE, Parameter("hidden all-reduce", "s")),
+        _hidden,
+        needs_wire=True,
     ),
     "offset": Law("DDP offset", "T₁ + δ for N > 1", (_ALONE, Parameter("offset", "s")), _offset),
     "straggler": Law("straggler", "T₁ + σ · E[largest of N]", (_ALONE, Parameter("spread of ranks", "s")), _straggler),

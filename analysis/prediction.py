@@ -143,8 +143,9 @@ def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[s
     """The law for a series and why: least mean of absolute held-out errors, on the logarithm, over all series in `tests`.
 
     Only laws that were tested wherever any was are compared. Where nothing could be held out: the measured all-reduce
-    with overlap, where exposed transfers are most of what ranks cost each other, for what is hidden of them does not grow
-    as they do; else the first of `LAWS` that fits the points. None where no law can be fitted.
+    less what is hidden, where exposed transfers are most of what ranks cost each other, for what the backward pass can
+    hide does not grow as they do (or their overlap, where that alone fits); else the first of the other `LAWS` that fits
+    the points. None where no law can be fitted.
     """
     fitted = [name for name, found in fits.items() if isinstance(found, Fit)]
     if not fitted:
@@ -161,9 +162,10 @@ def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[s
         return law, f"least error on {over}"
     close = [name for name in fitted if _fits(fits[name])] or fitted
     parts = series.cost_parts
-    if "overlap" in close and parts and parts[2] >= sum(parts) / 2:
-        return "overlap", "nothing could be held out; exposed transfers are most of the cost, by the account"
-    law = next(name for name in close if name != "overlap")
+    of_transfers = [name for name in ("hidden", "overlap") if name in close]
+    if of_transfers and parts and parts[2] >= sum(parts) / 2:
+        return of_transfers[0], "nothing could be held out; exposed transfers are most of the cost, by the account"
+    law = next(name for name in close if name not in of_transfers)
     return law, "nothing could be held out; first in order of preference of the laws that pass the points"
 
 

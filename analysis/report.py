@@ -4,12 +4,13 @@ index.html is one file without network: tables, figures as SVG, and the answer i
 tables as CSV and LaTeX and the figures as SVG and PNG. Each file is written beside its place and renamed.
 """
 
+import base64
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
-from urllib.parse import quote
 
 import jinja2
 import pandas as pd
@@ -48,10 +49,10 @@ class _Figure:
     png: bytes
     data: str | None
 
-    @property
+    @cached_property
     def data_uri(self) -> str | None:
         """What it draws as an address that holds the CSV itself, so that the page needs no file beside it."""
-        return self.data and f"data:text/csv;charset=utf-8,{quote(self.data)}"
+        return self.data and f"data:text/csv;charset=utf-8;base64,{base64.b64encode(self.data.encode()).decode()}"
 
     @property
     def inline(self) -> Markup:

@@ -1,5 +1,6 @@
 """Figures of steps: one step over its ranks, from the account of the all-reduces; and losses over the steps of a trial."""
 
+from functools import lru_cache
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -29,6 +30,7 @@ MOST_RANKS = 16
 """Ranks of the timeline; of more, the first are drawn."""
 
 
+@lru_cache(maxsize=8)
 def timeline_rows(analysis: Analysis) -> pd.DataFrame:
     """What one step of each rank is made of: `TIMELINE_COLUMNS`, seconds from the begin of the rank's own step.
 
@@ -128,6 +130,7 @@ _LEARNING = (
 """Fields that change what is learnt, and so the panel; configurations that differ in others lie over each other."""
 
 
+@lru_cache(maxsize=8)
 def loss_rows(analysis: Analysis) -> pd.DataFrame:
     """Loss over the steps of the warm-up, plain and phases windows: columns configuration, step and loss.
 

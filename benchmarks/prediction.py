@@ -7,7 +7,9 @@ about 4. Beside it stands the naive "throughput of one GPU x 4". Goals: a mean a
 8 %, and, where efficiency on 4 GPUs is below 0.9, at most half the naive error, on 12 series or more.
 
 The law that grows each part of the account by itself was found with the series of results/account in view: for these its
-error is a fit, and only series measured later test it.
+error is a fit, and only series measured later test it. So it is of the law of what is hidden, T₁ + max(0, W(N) - h), which is
+preferred to the overlap exponent where transfers bound the step: its form follows from how DDP overlaps, but it was taken up
+with the three series on sockets in view.
 """
 
 import argparse

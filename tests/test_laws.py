@@ -29,6 +29,7 @@ TRUE = {
     "account": (0.020, 0.004),
     "ring": (0.020, 0.004),
     "overlap": (0.020, 2.0),
+    "hidden": (0.020, 0.003),
     "offset": (0.020, 0.006),
     "straggler": (0.020, 0.003),
     "gustafson": (0.020, 0.3),
@@ -236,6 +237,12 @@ def test_equal_points_count_once() -> None:
     assert found == NotIdentifiable(LAWS["ring"], "not identifiable: needs 1 more point")
 
 
+def test_what_is_hidden_is_not_identifiable_where_nothing_is_exposed() -> None:
+    points = Points(SIZES, np.full(4, 32), np.full(4, 32), 1e-4 * ring_factor(SIZES))
+    found = fit(LAWS["hidden"], points, np.log(np.full(4, 0.02)), np.full(4, 5), Spread(1e-4, 16))
+    assert found == NotIdentifiable(LAWS["hidden"], "not identifiable: needs 1 more point")
+
+
 def test_an_offset_is_not_identifiable_without_a_single_rank() -> None:
     points = points_of(LAWS["offset"])[1:]
     found = fit(LAWS["offset"], points, np.log(np.full(3, 0.02)), np.full(3, 5), Spread(1e-4, 12))
@@ -246,6 +253,7 @@ def test_an_offset_is_not_identifiable_without_a_single_rank() -> None:
     ("name", "reason"),
     [
         ("overlap", "not identifiable: needs an all-reduce sweep and the gradients' size"),
+        ("hidden", "not identifiable: needs an all-reduce sweep and the gradients' size"),
         ("account", "not identifiable: needs a communication account and one rank"),
     ],
 )

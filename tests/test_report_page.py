@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -145,8 +146,8 @@ def test_a_filter_keeps_rows_with_all_its_words(seen: dict[str, Any]) -> None:
 
 
 def test_each_figure_carries_the_numbers_that_it_draws(page: str, results: Path) -> None:
-    links = re.findall(r'<a href="data:text/csv;charset=utf-8,([^"]+)" download="(\w+)\.csv">', page)
-    data = {name: list(csv.DictReader(io.StringIO(unquote(text)))) for text, name in links}
+    links = re.findall(r'<a href="data:text/csv;charset=utf-8;base64,([^"]+)" download="(\w+)\.csv">', page)
+    data = {name: list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text, name in links}
     assert set(data) == set(re.findall(r'<a href="figures/(\w+)\.svg">', page))
     assert {"batch_size", "loss", "timeline", "phases", "speed_up_weak"} <= set(data)
     curve = TABLES["batch_size"](analyse(load(results))).frame
