@@ -87,6 +87,12 @@ class Trial(BaseModel):
     sync_batch_norm: bool = Field(False, description="batch normalisation over all ranks' samples")
     broadcast_buffers: bool = Field(True, description="rank 0's buffers go to all ranks before each forward pass")
     bucket_mb: float = Field(25.0, gt=0, le=10_000, description="MiB of gradients that are reduced together")
+    gradient_as_bucket_view: bool = Field(
+        False, description="DDP: gradients are views of its buckets, so that none is copied into one"
+    )
+    static_graph: bool = Field(
+        False, description="DDP: each step uses the same weights, so that it need not look for unused ones"
+    )
     accumulation_steps: int = Field(1, ge=1, le=4096, description="batches whose gradients make one optimizer step")
     execution: str = Field("eager", description="how the step's operations are issued")
     memory_format: str = Field("contiguous", description="layout of image tensors")
@@ -197,6 +203,11 @@ class Trial(BaseModel):
             if self.accumulation_steps > 1:
                 raise ValueError(
                     f"execution {self.execution!r} captures one batch; accumulation_steps is {self.accumulation_steps}: use 1"
+                )
+        for field in ("gradient_as_bucket_view", "static_graph"):
+            if getattr(self, field) and self.parallel not in DDP_WRAPPED:
+                raise ValueError(
+                    f"{field} is an option of DDP; parallel is {self.parallel!r}: use one of {', '.join(DDP_WRAPPED)}"
                 )
         if self.sync_batch_norm and self.parallel in ("none", "dp"):
             raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
