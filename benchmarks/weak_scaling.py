@@ -41,9 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--cases", default="vgg19:256,resnet50:256,resnet18:512", help="model:batch,...")
-    parser.add_argument(
-        "--variants", default=",".join(VARIANTS), help="a comma list")
-    )
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="a comma list")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--gpus", help="ranks above one, a comma list; left out: powers of two up to all GPUs")
