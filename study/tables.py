@@ -12,6 +12,7 @@ STEPS_SCHEMA = pa.schema(
         pa.field("step", pa.int32(), nullable=False),
         pa.field("samples", pa.int32(), nullable=False),
         ("window_s", pa.float64()),
+        ("block_s", pa.float64()),
         ("loss", pa.float64()),
         ("load_wait_s", pa.float64()),
         ("host_to_device_s", pa.float64()),
@@ -41,7 +42,8 @@ STEPS_SCHEMA = pa.schema(
         ("peak_reserved_bytes", pa.int64()),
     ]
 )
-"""A row for each rank, window and step. What was not measured is null. `last_gradient_s` counts from the step's begin."""
+"""A row for each rank, window and step. What was not measured is null. `last_gradient_s` counts from the step's begin;
+`block_s` is the span of the block of steps that a step is of, where a window could end early."""
 
 BUCKETS_SCHEMA = pa.schema(
     [

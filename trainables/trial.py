@@ -141,6 +141,13 @@ class Trial(BaseModel):
     steps: int = Field(
         20, ge=1, description="steps of a timed window; the plain one may need more where loader processes feed it"
     )
+    median_width: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="timed windows end before `steps` once the 95 % interval of the median step time is narrower than this "
+        "share of it, such as 0.01; none: never",
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")
     interconnect: Literal["auto", "no_p2p", "socket"] = Field(
         "auto", description="what NCCL may use: auto, or a slow interconnect emulated by forbidding peer-to-peer copies"
@@ -296,7 +303,12 @@ class Trial(BaseModel):
         A loader's queues hold `loader_workers * prefetch_batches` batches; a window ten times as long keeps what was
         ready before it began below a tenth of what it takes.
         """
-        return max(self.steps, 10 * self.loader_workers * self.prefetch_batches)
+        return max(self.steps, self.least_window_steps)
+
+    @property
+    def least_window_steps(self) -> int:
+        """Steps of the plain window before which it must not end; see `window_steps`."""
+        return 10 * self.loader_workers * self.prefetch_batches
 
     @property
     def settling_steps(self) -> int:
