@@ -50,9 +50,13 @@ class Ours:
     initial: list[torch.Tensor]
 
 
-def ours(trial: Trial, place: Place) -> Ours:
-    """The product's step of this trial, as its plain window would meet it. Call it within the trial's settings."""
-    group, control = place.groups[trial.processes]
+def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
+    """The product's step of this trial, as its plain window would meet it. Call it within the trial's settings.
+
+    `meeting`: how many ranks begin to run together, where that is not the trial's own number.
+    """
+    group = place.groups[trial.processes][0]
+    control = place.groups[meeting or trial.processes][1]
     precision: Precision = load(PRECISIONS[trial.precision])
     strategy: Strategy = load(PARALLEL[trial.parallel])
     clock = clock_for(place.device)

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.common import RESULTS, figure, write_summary
-from trainables.stopping import LOOKS, block_lengths, relative_width
+from trainables.stopping import LOOKS, MOST_BLOCKS, block_lengths, relative_width
 
 Series = NDArray[np.float64]
 COVERAGE_GOAL = 0.95
 ERROR_GOAL = 1.1
+QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MOST_BLOCKS + 1)}
 PIECE = 5
 """recorded steps that stay together"""
 
@@ -41,7 +42,9 @@ def main() -> None:
     )
     parser.add_argument("--width", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=200, help="most steps of a window")
-    parser.add_argument("--series", type=int, default=1000, help="replays of each case")
+    parser.add_argument(
+        "--series", type=int, default=1000, help="replays of each generated case; a recorded window has a fifth"
+    )
     parser.add_argument("--small", action="store_true", help="fewer replays, in seconds")
     parser.add_argument("--name", default="stopping", help="folder under benchmarks/results")
     options = parser.parse_args()
@@ -53,6 +56,7 @@ def main() -> None:
             drawn = generated(rng, series, options.steps, autocorrelation, spread)
             what = {"kind": "generated", "autocorrelation": autocorrelation, "spread": spread}
             samples.append(what | replayed(drawn, np.zeros(series), options.width))
+    series = max(50, series // 5)
     for name, logs in recorded([Path(folder) for folder in options.of.split(",")]):
         true = np.full(series, math.log(float(np.exp(logs).mean())))
         drawn = resampled(rng, logs, series, options.steps)
@@ -127,7 +131,7 @@ def _uncorrected(step_s: Series, width: float) -> tuple[float, float]:
     """Centre and half width where a plain 95 % interval is looked at after every block from the fifth on."""
     logs = np.log(step_s)
     for seen in range(LOOKS[0], len(logs) + 1):
-        half = stats.t.ppf(0.975, seen - 1) * logs[:seen].std(ddof=1) / math.sqrt(seen)
+        half = QUANTILES[seen] * logs[:seen].std(ddof=1) / math.sqrt(seen)
         if 2 * math.sinh(half) <= width:
             break
     return float(logs[:seen].mean()), float(half)

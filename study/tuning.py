@@ -92,6 +92,8 @@ def tune_grid(
         trial_timeout_s=trial_timeout_s,
         sources=_workload_sources(trials),
     )
+    # its processes start while Tune's do
+    keeper.prepare.remote(task.layout(trials[0]), points[0]["block"])
     # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
     state_dir = tempfile.mkdtemp(prefix="scaling-study-tune-")
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
@@ -122,6 +124,11 @@ class _Task:
     isolate: bool
     trial_timeout_s: float
     sources: dict[str, str]
+
+    def layout(self, trial: Trial) -> Layout:
+        """Where the ranks of a trial's group sit."""
+        layout = self.layouts[ProcessKind.of(trial)]
+        return dataclasses.replace(layout, world_sizes=(trial.processes,)) if self.isolate else layout
 
 
 def measure_point(config: dict[str, Any], task: _Task) -> None:
@@ -154,10 +161,7 @@ def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
 
 def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
     job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
-    layout = task.layouts[ProcessKind.of(trial)]
-    if task.isolate:
-        layout = dataclasses.replace(layout, world_sizes=(trial.processes,))
-    outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))
+    outcome = ray.get(task.keeper.measure.remote(job, task.layout(trial), block, task.trial_timeout_s))
     payloads = outcome.pop("payloads")
     environment = outcome.pop("environment")
     measured: dict[str, Any] = {}

@@ -108,6 +108,11 @@ class Keeper:
             self.exhausted.append(job["trial"])
         return _outcome(status, reason, log, group.name, group.environment, dispatched_at)
 
+    async def prepare(self, layout: Layout, block: Any) -> None:
+        """Starts the group for this layout and block where none is live, and does not wait for it."""
+        if self.group is None:
+            self._start(layout, block)
+
     async def exhausted_trials(self) -> list[dict[str, Any]]:
         """The fields of every trial so far that ran out of memory."""
         return self.exhausted
@@ -133,7 +138,8 @@ class Keeper:
     async def opened(self, name: str, environment: dict[str, Any], actors: list[Any]) -> None:
         """Rank 0 of a group says that all its ranks are connected."""
         if self.group and self.group.name == name:
-            self.group.environment, self.group.actors = environment, actors
+            times = {"asked_at": self.group.asked_at, "opened_at": time.time()}
+            self.group.environment, self.group.actors = environment | {"group": times}, actors
             self.group.ready.set_result(None)
 
     async def next_job(self, name: str) -> dict[str, Any] | None:
@@ -164,11 +170,7 @@ class Keeper:
         if group is not None and (group.key != (layout, block) or group.ended.done()):
             await self._end(group, kill=False)
             group = None
-        if group is None:
-            self.opened_groups += 1
-            name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
-            group = self.group = _Group(name, layout, block)
-            group.start(ray.get_runtime_context().current_actor)
+        group = group or self._start(layout, block)
         await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if group.ready.done():
             return group
@@ -177,6 +179,13 @@ class Keeper:
         what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
         _, why, log = group.verdict()
         raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
+
+    def _start(self, layout: Layout, block: Any) -> "_Group":
+        self.opened_groups += 1
+        name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
+        self.group = _Group(name, layout, block)
+        self.group.start(ray.get_runtime_context().current_actor)
+        return self.group
 
     async def _end(self, group: "_Group", kill: bool) -> None:
         if kill:
@@ -216,6 +225,7 @@ class _Group:
         self.job_future: asyncio.Future[Any] | None = None
         self.failures: list[dict[str, Any]] = []
         self.killed = False
+        self.asked_at = time.time()
 
     def start(self, keeper: Any) -> None:
         loop = asyncio.get_running_loop()

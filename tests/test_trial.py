@@ -187,6 +187,15 @@ def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
             "world_size 3 does not divide over nodes 2: each node gets equally many ranks",
         ),
         (
+            {"parallel": "fsdp2", "static_graph": True},
+            "static_graph is an option of DDP; parallel is 'fsdp2': use one of ddp, ddp_fp16, ddp_bf16, zero1",
+        ),
+        (
+            {"parallel": "none", "gradient_as_bucket_view": True},
+            "gradient_as_bucket_view is an option of DDP; parallel is 'none': use one of ddp, ddp_fp16, ddp_bf16, zero1",
+        ),
+        ({"median_width": 0.0}, "median_width 0.0: input should be greater than 0"),
+        (
             {"parallel": "none", "world_size": 2},
             "parallel 'none' trains on one rank; world_size is 2: use parallel 'ddp'",
         ),

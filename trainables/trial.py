@@ -77,6 +77,10 @@ class Trial(BaseModel):
     world_size: int = Field(1, ge=1, description="ranks, one GPU each")
     nodes: int = Field(1, ge=1, description="hosts, with world_size / nodes ranks on each")
     cpus_per_rank: int = Field(1, ge=1, description="CPU cores of one rank: its threads and its loaders' share")
+    pin_cores: bool = Field(
+        False,
+        description="CPU ranks: each computes on cores of its own, `cpus_per_rank` of them; loaders are left free",
+    )
     batch_per_gpu: int = Field(32, ge=1, description="samples a rank and step")
     loader_workers: int = Field(0, ge=0, le=256, description="loader processes a rank; 0 loads in the rank itself")
     prefetch_batches: int = Field(2, ge=1, le=64, description="batches that each loader process keeps ready")
