@@ -4,8 +4,8 @@
     python -m benchmarks.stopping --of results/default --width 0.02
 
 Recorded: step times of phases windows in results folders. A long series of steps is drawn from each window by whole
-pieces (a moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true median
-step is then that of the recorded steps' own mean. Generated: lognormal step times of known median and first-order
+pieces (a moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time
+is then the mean of the recorded steps. Generated: lognormal step times of known median and first-order
 autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by the same rule without its
 correction for looking often, and by fixed counts. Reported: the share of steps that the rule runs, the coverage of
 the interval at which it stops (goal at least 0.95 where steps are independent), and its error against that of a fixed
