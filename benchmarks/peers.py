@@ -65,20 +65,20 @@ def main() -> None:
 
 
 def _under_ray(options: argparse.Namespace, sizes: list[int]) -> None:
-    import ray
     from ray.train import ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from study.cluster import connect
+
     on_gpu = options.device == "cuda"
     for size in sizes:  # a trainer has one number of ranks
-        ray.init(address="local", num_cpus=count_cpus(), num_gpus=count_gpus(), log_to_driver=False)
-        TorchTrainer(
-            _ray_loop,
-            train_loop_config={"options": vars(options), "argv": sys.argv, "path": sys.path},
-            torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
-            scaling_config=ScalingConfig(num_workers=size, use_gpu=on_gpu),
-        ).fit()
-        ray.shutdown()
+        with connect("local"):
+            TorchTrainer(
+                _ray_loop,
+                train_loop_config={"options": vars(options), "argv": sys.argv, "path": sys.path},
+                torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
+                scaling_config=ScalingConfig(num_workers=size, use_gpu=on_gpu),
+            ).fit()
 
 
 def _ray_loop(config: dict[str, Any]) -> None:

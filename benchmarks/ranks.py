@@ -1,6 +1,7 @@
 """Ranks that a benchmark starts itself: one process each, connected, without Ray. They measure and rank 0 writes."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def _rank(
     dist.barrier(groups[sizes[-1]][1])
     if on_gpu:
         torch.cuda.synchronize()
+    sys.stdout.flush()
     os._exit(0)  # a process group whose collectives are in CUDA graphs cannot be destroyed in order
 
 
