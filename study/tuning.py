@@ -92,8 +92,8 @@ def tune_grid(
         trial_timeout_s=trial_timeout_s,
         sources=_workload_sources(trials),
     )
-    # its processes start while Tune's do
-    keeper.prepare.remote(task.layout(trials[0]), points[0]["block"])
+    if points:  # its processes start while Tune's do
+        keeper.prepare.remote(task.layout(trials[0]), points[0]["block"])
     # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
     state_dir = tempfile.mkdtemp(prefix="scaling-study-tune-")
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
