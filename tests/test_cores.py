@@ -39,7 +39,7 @@ def test_all_threads_of_a_process_go_to_its_cores_and_back() -> None:
 
 
 def hold(folder: str, answer: Any, end: Any) -> None:
-    cores.tempfile.gettempdir = lambda: folder  # type: ignore[assignment]
+    cores.tempfile.gettempdir = lambda: folder
     with own_cores(1) as own:
         answer.send(own)
         end.recv()

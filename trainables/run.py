@@ -278,7 +278,7 @@ def _plain(here: _Rank, step: Step) -> int:
     enough = partial(seen_enough, width, here.control, trial.processes > 1)
     seconds, blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
     for block_s, given in zip(seconds, blocks, strict=True):
-        read = partial(dict, block_s=block_s) if width else dict
+        read: Callable[[], Row] = partial(dict, block_s=block_s) if width else dict
         here.labelled += [("plain", sum(seconds), each, read) for each in given]
     return sum(map(len, blocks))
 
