@@ -71,10 +71,10 @@ def grid(options: argparse.Namespace) -> list[Trial]:
     """Every combination, in the order of running: neighbours differ in their GPUs."""
     on_gpus = options.gpus > 0
     sizes = [size for size in (1, 2, 4) if size <= (options.gpus or 2)]
-    batches = (256, 128, 64) if on_gpus else (16, 8, 4)
-    precisions, workers = ("bf16", "fp32") if on_gpus else ("fp32", "bf16"), (0, 2)
+    batches = [256, 128, 64] if on_gpus else [16, 8, 4]
+    precisions, workers = ["bf16", "fp32"] if on_gpus else ["fp32", "bf16"], [0, 2]
     if options.small:
-        batches, precisions, workers = (16, 8), ("fp32",), (0,)
+        batches, precisions, workers = [16, 8], ["fp32"], [0]
     base = Trial(
         model=options.model or ("resnet50" if on_gpus else "mlp"),
         dataset="synthetic_loader",

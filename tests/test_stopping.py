@@ -75,7 +75,7 @@ def test_blocks_are_run_until_they_are_enough_and_each_is_a_span_of_its_own() ->
 def measured(rank: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
     # what a rank sees differs from what another does; only rank 0's word counts
     if fields.pop("only_rank_0_is_content"):
-        stopping.relative_width = lambda block_step_s: 0.0 if rank == 0 else math.inf  # type: ignore[assignment]
+        stopping.relative_width = lambda block_step_s: 0.0 if rank == 0 else math.inf
     return run(Trial.model_validate(fields), rank=rank, device=torch.device("cpu")).rows
 
 
