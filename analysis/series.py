@@ -21,7 +21,7 @@ from analysis.laws import (
 )
 from analysis.scaling import STRONG, WEAK, Analysis, trial_fields
 
-HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks")
+HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks", "median_width")
 """Fields that say how a step is timed, not what it does."""
 
 _LAYOUT = ("world_size", "nodes")

@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,48 @@ from torch.nn.parallel import DistributedDataParallel
 
 def measure(job: dict[str, Any], device: torch.device) -> float:
     """Wall seconds of the timed steps on this rank, the device synchronised at both ends."""
+    step = training(job, device)
+    for _ in range(job["warmup_steps"]):
+        step()
+    return timed_s(step, job["steps"], device)
+
+
+def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: Any = None) -> float:
+    """Wall seconds of so many steps on this rank, the device synchronised at both ends; `group` begins together."""
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    synchronize()
+    dist.barrier(group)
+    synchronize()
+    begin_s = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize()
+    return time.perf_counter() - begin_s
+
+
+def training(job: dict[str, Any], device: torch.device, group: Any = None) -> Callable[[], None]:
+    """A step of a new model under DDP, with the options in "ddp"; without it where that is None.
+
+    "execution" (eager where it is not named): compile, graph or compile_graph, as PyTorch's documentation has them.
+    """
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
+    if "graph" not in job.get("execution", ""):
+        return _eager(job, device, group)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return _captured(_eager(job, device, group))
+
+
+def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[], None]:
+    options = job.get("ddp", {})
     model = getattr(torchvision.models, job["model"])(num_classes=1000).to(device, memory_format=torch.channels_last)
-    model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    if options is not None:
+        ids = [device] if device.type == "cuda" else None
+        model = DistributedDataParallel(model, device_ids=ids, process_group=group, **options)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=device.type == "cuda"
     )
@@ -35,27 +75,39 @@ def measure(job: dict[str, Any], device: torch.device) -> float:
     labels = torch.randint(1000, (job["batch"],), device=device)
     amp = torch.bfloat16 if job["precision"] == "bf16" else None
 
-    def step() -> None:
+    def loss_of() -> torch.Tensor:
         with torch.autocast(device.type, amp) if amp else contextlib.nullcontext():
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
+            return torch.nn.functional.cross_entropy(model(images), labels)
+
+    forward = torch.compile(loss_of) if "compile" in job.get("execution", "") else loss_of
+
+    def step() -> None:
+        forward().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+    return step
 
-    for _ in range(job["warmup_steps"]):
+
+SETTLING_STEPS = 11
+"""before a capture; PyTorch, "CUDA semantics", asks for so many under DDP"""
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph of the current stream, on which its model was made and which is not the default one."""
+    for _ in range(SETTLING_STEPS):
         step()
-    synchronize()
-    dist.barrier()
-    synchronize()
-    begin_s = time.perf_counter()
-    for _ in range(job["steps"]):
+    torch.cuda.synchronize()
+    gc.collect()  # an event or graph that is freed while another is captured would end the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
         step()
-    synchronize()
-    return time.perf_counter() - begin_s
+    return partial(_replay, graph, step)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, writes_to: Callable[[], None]) -> None:
+    """`writes_to` holds the optimizer's memory, which is the graph's too."""
+    graph.replay()
 
 
 def main(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import statistics
 import sys
@@ -13,7 +14,7 @@ from scipy import stats
 
 from study.environment import git_state, node_facts, variables, versions
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS") or Path(__file__).resolve().parent / "results")
 Interval = tuple[float, float]
 
 

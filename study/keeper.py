@@ -30,6 +30,10 @@ class _Slot:
     node_id: str | None = None
     group: WorkerGroup | None = None
 
+    def placed(self, layout: Layout) -> Layout:
+        """The layout of a job as a group has it here."""
+        return layout if self.node_id is None else replace(layout, node_ids=(self.node_id,) * len(layout.node_ids))
+
 
 @dataclass
 class _Job:
@@ -109,6 +113,11 @@ class Keeper:
             self.exhausted.append(job["trial"])
         return _outcome(status, reason, log, group.name, group.environment, dispatched_at)
 
+    async def prepare(self, layout: Layout, block: Any) -> None:
+        """Starts the group for this layout and block where no group is live, and does not wait for it."""
+        if self.slots[0].group is None:
+            self._start(self.slots[0], layout, block)
+
     async def exhausted_trials(self) -> list[dict[str, Any]]:
         """The fields of every trial so far that ran out of memory."""
         return self.exhausted
@@ -130,7 +139,8 @@ class Keeper:
     async def opened(self, name: str, environment: dict[str, Any], actors: list[Any]) -> None:
         """Rank 0 of a group says that all its ranks are connected."""
         if group := self._live(name):
-            group.environment, group.actors = environment, actors
+            times = {"asked_at": group.asked_at, "opened_at": time.time()}
+            group.environment, group.actors = environment | {"group": times}, actors
             group.ready.set_result(None)
 
     async def next_job(self, name: str) -> dict[str, Any] | None:
@@ -180,16 +190,10 @@ class Keeper:
         return self.running.get(job_id) if group and group.job_id == job_id else None
 
     async def _group_for(self, layout: Layout, block: Any, slot: _Slot) -> WorkerGroup:
-        if slot.node_id is not None:
-            layout = replace(layout, node_ids=(slot.node_id,) * len(layout.node_ids))
-        if slot.group is not None and (slot.group.key != (layout, block) or slot.group.ended.done()):
+        key = (slot.placed(layout), block)
+        if slot.group is not None and (slot.group.key != key or slot.group.ended.done()):
             await self._end(slot, kill=False)
-        if slot.group is None:
-            self.opened_groups += 1
-            name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
-            slot.group = WorkerGroup(name, layout, block)
-            slot.group.start()
-        group = slot.group
+        group = slot.group or self._start(slot, layout, block)
         await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if group.ready.done():
             await self._refuse_shared_gpus(slot, group)
@@ -199,6 +203,13 @@ class Keeper:
         what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
         _, why, log = group.verdict()
         raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
+
+    def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
+        self.opened_groups += 1
+        name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
+        slot.group = WorkerGroup(name, slot.placed(layout), block)
+        slot.group.start()
+        return slot.group
 
     async def _refuse_shared_gpus(self, slot: _Slot, group: WorkerGroup) -> None:
         """Raises GroupError where a GPU of this group is another live group's too: neither would train as if alone."""

@@ -9,6 +9,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -75,12 +77,20 @@ class _Checkpoints:
 def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, reports: Reports) -> None:
     """Serves trials on this rank until `next_job` gives None. The default process group is there already.
 
-    `handle` is what ends this rank from outside. Raises what a trial raises, after reporting it.
+    `handle` is what ends this rank from outside. Raises what a trial raises, after reporting it. The group's environment
+    tells when each rank had done which part of its start (`startup`, unix seconds): its process began, its loop began
+    (torch was imported and the default process group made), the rest was imported, the device had a context, groups were
+    made, and each group's first step had run.
     """
+    startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": time.time()}
     start_forkserver()
     for module in RANK_MODULES:
         import_module(module)
     await_forkserver()
+    startup["imported_at"] = time.time()
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+    startup["context_at"] = time.time()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     control: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
@@ -92,13 +102,18 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
         raise RuntimeError(f"ranks were placed on nodes {sorted(node_ids)}, not on {sorted(layout.node_ids)}")
     # every rank makes every group, in the same order, as torch.distributed demands
     groups = {size: _groups(members(node_ids, size)) for size in layout.world_sizes}
+    startup["grouped_at"] = time.time()
     for chosen, group, _ in groups.values():
         if rank in chosen:
             rehearse(device, group)
     release_memory()
     gc.freeze()  # what is imported by now stays: each trial's collections need not walk it again
+    startup["rehearsed_at"] = time.time()
+    startups: list[Any] = [None] * world_size
+    dist.all_gather_object(startups, startup, group=control)
     if rank == 0:
-        reports.opened(_environment(everyone, layout.kind), [facts["handle"] for facts in everyone])
+        environment = _environment(everyone, layout.kind) | {"startup": startups}
+        reports.opened(environment, [facts["handle"] for facts in everyone])
 
     while True:
         job = [reports.next_job() if rank == 0 else None]

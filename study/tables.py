@@ -12,6 +12,7 @@ STEPS_SCHEMA = pa.schema(
         pa.field("step", pa.int32(), nullable=False),
         pa.field("samples", pa.int32(), nullable=False),
         ("window_s", pa.float64()),
+        ("block_s", pa.float64()),
         ("loss", pa.float64()),
         ("load_wait_s", pa.float64()),
         ("host_to_device_s", pa.float64()),
@@ -43,8 +44,9 @@ STEPS_SCHEMA = pa.schema(
         ("learning_rate", pa.float64()),
     ]
 )
-"""A row for each rank, window and step. What was not measured is null. `last_gradient_s` counts from the step's begin.
-Training to an accuracy is one window "train" of rank 0, which alone has `epoch` and `learning_rate`."""
+"""A row for each rank, window and step. What was not measured is null. `last_gradient_s` counts from the step's begin;
+`block_s` is the span of the block of steps that a step is of, where a window could end early. Training to an accuracy is
+one window "train" of rank 0, which alone has `epoch` and `learning_rate`."""
 
 BUCKETS_SCHEMA = pa.schema(
     [

@@ -125,6 +125,8 @@ def tune_grid(
         checkpoint_every_s=checkpoint_every_s,
         sources=_workload_sources(trials),
     )
+    if points:  # its processes start while Tune's do
+        keeper.prepare.remote(task.layout(trials[0]), points[0]["block"])
     # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
     state_dir = tempfile.mkdtemp(prefix="scaling-study-tune-")
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
@@ -156,6 +158,11 @@ class _Task:
     trial_timeout_s: float
     checkpoint_every_s: float
     sources: dict[str, str]
+
+    def layout(self, trial: Trial) -> Layout:
+        """Where the ranks of a trial's group sit."""
+        layout = self.layouts[ProcessKind.of(trial)]
+        return dataclasses.replace(layout, world_sizes=(trial.processes,)) if self.isolate else layout
 
 
 def measure_point(config: dict[str, Any], task: _Task) -> None:
@@ -207,10 +214,7 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
         "source": task.sources.get(trial.workload),
         "checkpoint_every_s": task.checkpoint_every_s,
     }
-    layout = task.layouts[ProcessKind.of(trial)]
-    if task.isolate:
-        layout = dataclasses.replace(layout, world_sizes=(trial.processes,))
-    pending = task.keeper.measure.remote(job, layout, block, task.trial_timeout_s)
+    pending = task.keeper.measure.remote(job, task.layout(trial), block, task.trial_timeout_s)
     if trial.epochs:
         _report_epochs(trial, pending, task.keeper)
     outcome = ray.get(pending)

@@ -102,6 +102,7 @@ class WorkerGroup:
         self.job_id = ""
         self.failures: list[dict[str, Any]] = []
         self.killed = False
+        self.asked_at = time.time()
 
     def start(self) -> None:
         """To be called in the keeper's own process, which its ranks then ask for jobs."""

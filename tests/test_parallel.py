@@ -169,6 +169,7 @@ def measure_all(rank: int, trials: dict[str, Trial]) -> dict[str, Measurement]:
 def test_every_strategy_runs_a_whole_trial_and_says_what_its_step_was_made_of() -> None:
     trials = {name: PAIR.but(parallel=name) for name in (*EXACT, *COMPRESSED)}
     trials["accumulated"] = PAIR.but(accumulation_steps=3)
+    trials["static"] = PAIR.but(static_graph=True, gradient_as_bucket_view=True)
     trials["compiled"] = PAIR.but(model="mlp", execution="compile", account_steps=0)
     for found in on_ranks(2, measure_all, trials):
         for name, measurement in found.items():
@@ -181,8 +182,10 @@ def test_every_strategy_runs_a_whole_trial_and_says_what_its_step_was_made_of() 
             parts = [key for key in phases[0] if key.endswith("_s") and not key.startswith(("host", "step", "window"))]
             for row in phases:
                 assert sum(row[key] or 0 for key in parts) == pytest.approx(row["step_s"], abs=1e-9)
-            explained = name in (*COMPRESSED, "ddp", "zero1", "accumulated")
+            explained = name in (*COMPRESSED, "ddp", "zero1", "accumulated", "static")
             assert bool(measurement.buckets) == bool(measurement.sweep) == explained, name
+        losses = {name: [row["loss"] for row in found[name].rows] for name in ("ddp", "static")}
+        assert losses["static"] == losses["ddp"], "options of DDP change where gradients lie, not what they are"
 
 
 # ----------------------------------------------------------------------------------------------------------- buffers

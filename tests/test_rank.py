@@ -206,6 +206,15 @@ def test_the_environment_names_every_rank_and_each_node_once(served: list[InMemo
     assert all(facts["affinity"] == sorted(os.sched_getaffinity(0)) for facts in environment["ranks"])
 
 
+def test_each_rank_says_when_the_parts_of_its_start_were_over(served: list[InMemory]) -> None:
+    [environment] = served[0].environments
+    assert len(environment["startup"]) == 2
+    for startup in environment["startup"]:
+        names = ("process_began", "loop_began", "imported", "context", "grouped", "rehearsed")
+        assert list(startup) == [f"{name}_at" for name in names]
+        assert sorted(startup.values()) == list(startup.values())
+
+
 # -------------------------------------------------------------------------------------------------------- training
 
 TRAINED = Trial(model="mlp", world_size=2, batch_per_gpu=500, epochs=3, deterministic=True, resident_data=True)

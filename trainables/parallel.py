@@ -93,6 +93,8 @@ def _ddp(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         bucket_cap_mb=trial.bucket_mb,
+        gradient_as_bucket_view=trial.gradient_as_bucket_view,
+        static_graph=trial.static_graph,
     )
     wrapped.broadcast_buffers = trial.broadcast_buffers  # the argument of this name warns in new versions
     return wrapped

@@ -8,7 +8,7 @@ import gc
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from trainables.cores import own_cores
 from trainables.precision import Precision
 from trainables.trial import Trial
 
@@ -33,7 +34,8 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
     torch.use_deterministic_algorithms(trial.deterministic)
     _set_fp32_arithmetic(precision.fp32_arithmetic)
     try:
-        yield
+        with own_cores(trial.cpus_per_rank) if trial.pin_cores else nullcontext():
+            yield
     finally:
         _reset()
         torch.set_num_threads(threads)

@@ -33,6 +33,10 @@ REQUIREMENTS: Sequence[Requirement] = (
         "interconnect {interconnect!r} is a setting of NCCL; ranks on CPUs use gloo",
     ),
     (_on_cpu("execution", "graph", "compile_graph"), "CUDA graphs exist on GPUs only"),
+    (
+        lambda trial: trial.device == "cuda" and trial.pin_cores,
+        "pin_cores is for CPU ranks: on a GPU host it would take cores from the threads that feed the device",
+    ),
     (_on_cpu("decode", "nvjpeg"), "decode 'nvjpeg' runs on GPUs only"),
     (
         lambda trial: trial.parallel == "horovod",

@@ -25,6 +25,7 @@ from trainables.process import drop_buckets, settings_for
 from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.step import training_step
+from trainables.stopping import block_lengths, seen_enough
 from trainables.sweep import all_reduce_sweep, sweep_sizes
 from trainables.timing import (
     Annotate,
@@ -49,7 +50,7 @@ from trainables.windows import (
     busy_window,
     issue_window,
     phase_window,
-    plain_window,
+    plain_blocks,
     step_window,
 )
 from trainables.workload import Workload, build_workload
@@ -246,10 +247,9 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
     """The windows of the wrapper that trains as a user's would; gives the peak memory of them, in bytes."""
     trial, clock, batches = here.trial, here.clock, here.batches
     step = here.settled(here.step_of(model), "warmup")
-    plain_s, given = plain_window(step, batches, trial.window_steps, clock, here.barrier)
-    phases_s, phases = phase_window(step, batches, trial.steps, clock, here.barrier)
+    steps = _plain(here, step)
+    phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, here.barrier)
     observe()
-    here.labelled += [("plain", plain_s, each, dict) for each in given]
     here.keep("phases", phases_s, phases, phase_row)
     peaks: dict[str, int | None] = {"peak_memory_bytes": None, "peak_reserved_bytes": None}
     if isinstance(clock, CudaClock):
@@ -269,6 +269,18 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
             synced_s, synced = phase_window(step, batches, TRANSFER_STEPS, clock, here.barrier, wait_for_copy=True)
             here.keep("transfer_synced", synced_s, synced, phase_row)
     return peaks
+
+
+def _plain(here: _Rank, step: Step) -> int:
+    """The plain window, in one span or in blocks until they are enough; gives how many steps it had."""
+    trial, width = here.trial, here.trial.median_width
+    lengths = block_lengths(trial.least_window_steps, trial.window_steps) if width else [trial.window_steps]
+    enough = partial(seen_enough, width, here.control, trial.processes > 1)
+    seconds, blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
+    for block_s, given in zip(seconds, blocks, strict=True):
+        read: Callable[[], Row] = partial(dict, block_s=block_s) if width else dict
+        here.labelled += [("plain", sum(seconds), each, read) for each in given]
+    return sum(map(len, blocks))
 
 
 def _interleaved_window(here: _Rank, model: nn.Module) -> None:

@@ -79,6 +79,10 @@ class Trial(BaseModel):
     world_size: int = Field(1, ge=1, description="ranks, one GPU each")
     nodes: int = Field(1, ge=1, description="hosts, with world_size / nodes ranks on each")
     cpus_per_rank: int = Field(1, ge=1, description="CPU cores of one rank: its threads and its loaders' share")
+    pin_cores: bool = Field(
+        False,
+        description="CPU ranks: each computes on cores of its own, `cpus_per_rank` of them; loaders are left free",
+    )
     batch_per_gpu: int = Field(32, ge=1, description="samples a rank and step")
     loader_workers: int = Field(0, ge=0, le=256, description="loader processes a rank; 0 loads in the rank itself")
     prefetch_batches: int = Field(2, ge=1, le=64, description="batches that each loader process keeps ready")
@@ -89,6 +93,12 @@ class Trial(BaseModel):
     sync_batch_norm: bool = Field(False, description="batch normalisation over all ranks' samples")
     broadcast_buffers: bool = Field(True, description="rank 0's buffers go to all ranks before each forward pass")
     bucket_mb: float = Field(25.0, gt=0, le=10_000, description="MiB of gradients that are reduced together")
+    gradient_as_bucket_view: bool = Field(
+        False, description="DDP: gradients are views of its buckets, so that none is copied into one"
+    )
+    static_graph: bool = Field(
+        False, description="DDP: each step uses the same weights, so that it need not look for unused ones"
+    )
     accumulation_steps: int = Field(1, ge=1, le=4096, description="batches whose gradients make one optimizer step")
     execution: str = Field("eager", description="how the step's operations are issued")
     memory_format: str = Field("contiguous", description="layout of image tensors")
@@ -136,6 +146,13 @@ class Trial(BaseModel):
     )
     steps: int = Field(
         20, ge=1, description="steps of a timed window; the plain one may need more where loader processes feed it"
+    )
+    median_width: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="timed windows end before `steps` once the 95 % interval of the median step time is narrower than this "
+        "share of it, such as 0.01; none: never",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")
     interconnect: Literal["auto", "no_p2p", "socket"] = Field(
@@ -204,6 +221,11 @@ class Trial(BaseModel):
             raise ValueError(
                 "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
             )
+        for field in ("gradient_as_bucket_view", "static_graph"):
+            if getattr(self, field) and self.parallel not in DDP_WRAPPED:
+                raise ValueError(
+                    f"{field} is an option of DDP; parallel is {self.parallel!r}: use one of {', '.join(DDP_WRAPPED)}"
+                )
         if self.sync_batch_norm and self.parallel in ("none", "dp"):
             raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
         is_text = self.model in TEXT_MODELS
@@ -294,7 +316,12 @@ class Trial(BaseModel):
         A loader's queues hold `loader_workers * prefetch_batches` batches; a window ten times as long keeps what was
         ready before it began below a tenth of what it takes.
         """
-        return max(self.steps, 10 * self.loader_workers * self.prefetch_batches)
+        return max(self.steps, self.least_window_steps)
+
+    @property
+    def least_window_steps(self) -> int:
+        """Steps of the plain window before which it must not end; see `window_steps`."""
+        return 10 * self.loader_workers * self.prefetch_batches
 
     @property
     def settling_steps(self) -> int:

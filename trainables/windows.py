@@ -25,6 +25,31 @@ def plain_window(
     return time.perf_counter() - begin_s, given
 
 
+def plain_blocks(
+    step: Step,
+    batches: Iterator[Any],
+    lengths: Sequence[int],
+    clock: Clock,
+    barrier: Callable[[], None],
+    enough: Callable[[Sequence[float]], bool],
+) -> tuple[list[float], list[list[Stepped]]]:
+    """Wall seconds of blocks of bare steps, each a plain window, and what their steps gave.
+
+    After each block `enough` is asked, with the seconds of a step in each block so far, whether to end. Between blocks the
+    device is idle and nothing is timed; loaders go on. A block so begins with an empty launch queue, which a window of one
+    span does only once: that costs a step's first launch, and the ranks' meeting, in each block.
+    """
+    seconds: list[float] = []
+    given: list[list[Stepped]] = []
+    for length in lengths:
+        block_s, taken = plain_window(step, batches, length, clock, barrier)
+        seconds.append(block_s)
+        given.append(taken)
+        if enough([block_s / len(taken) for block_s, taken in zip(seconds, given, strict=True)]):
+            break
+    return seconds, given
+
+
 def phase_window(
     step: Step,
     batches: Iterator[Any],

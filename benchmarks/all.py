@@ -1,0 +1,67 @@
+"""Every benchmark, one after the other: the whole of `benchmarks/`, or each in its small form on two cores.
+
+    python -m benchmarks.all --small                 # no GPU needed; results go to a folder that is thrown away
+    python -m benchmarks.all --only stopping,clock   # in full, under benchmarks/results
+
+Small forms show that a benchmark runs and measures nothing worth keeping. Ends with status 1 where one of them failed.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SMALL: dict[str, str] = {
+    "account": "--device cpu --models mlp --batches 4 --out {results}/account",
+    "analysis": "--trials 200 --repeats 1",
+    "clock": "--small",
+    "coverage": "--studies 200",
+    "cpu_ranks": "--small --seconds 60",
+    "overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
+    "peers": "--device cpu --small --seconds 60",
+    "prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
+    "resnet50_modes": "--device cpu --small --seconds 60",
+    "small_batch": "--device cpu --small --seconds 60",
+    "stopping": "--small --steps 100",
+    "storage": "--small --data-dir {results}/photos --make 64 --rounds 2",
+    "turnaround": "--isolated-trials 1",
+    "warm_cold": "--pairs 2",
+    "weak_scaling": "--device cpu --small --seconds 60",
+}
+"""each benchmark's small form: its arguments"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", help="a comma list of " + ", ".join(SMALL))
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(SMALL)
+    if unknown := [name for name in names if name not in SMALL]:
+        parser.error(f"--only {','.join(unknown)}: no such benchmark; allowed: {', '.join(SMALL)}")
+    failed = [name for name in names if not ran(name, options.small)]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def ran(name: str, small: bool) -> bool:
+    """Runs a benchmark in a process of its own and says how long it took; whether it ended well."""
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+        arguments = SMALL[name].format(results=folder).split() if small else []
+        environment = os.environ | ({"BENCHMARK_RESULTS": folder} if small else {})
+        print(f"-- {name} {' '.join(arguments)}", flush=True)
+        begin_s = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *arguments], cwd=ROOT, env=environment, check=False
+        )
+        print(f"-- {name}: status {done.returncode}, {time.perf_counter() - begin_s:.0f} s", flush=True)
+        return done.returncode == 0
+
+
+if __name__ == "__main__":
+    main()

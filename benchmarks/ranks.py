@@ -1,0 +1,76 @@
+"""Ranks that a benchmark starts itself: one process each, connected, without Ray. They measure and rank 0 writes."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: its device, and the groups of the first n ranks, by n.
+
+    A group is (gradients over NCCL or gloo, control over gloo); a rank that is not of them has no such entry to use.
+    """
+
+    rank: int
+    device: torch.device
+    groups: dict[int, tuple[Any, Any]]
+
+    @property
+    def world_size(self) -> int:
+        return max(self.groups)
+
+    def agreed(self, value: Any, size: int | None = None) -> Any:
+        """Rank 0's value, on the first `size` ranks (None: all), which call this together."""
+        held = [value]
+        dist.broadcast_object_list(held, src=0, group=self.groups[size or self.world_size][1])
+        return held[0]
+
+
+def launch(function: Callable[..., None], device: str, sizes: Sequence[int], *arguments: Any) -> None:
+    """`function(place, *arguments)` on as many ranks as the largest of `sizes`, with groups for every size.
+
+    The function is one of a module's. Raises what torch.multiprocessing raises where a rank fails; the others end.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.spawn(
+        _rank, args=(function, device, sorted(set(sizes)), store.port, arguments), nprocs=max(sizes)
+    )
+
+
+def _rank(
+    rank: int, function: Callable[..., None], device_type: str, sizes: list[int], port: int, arguments: tuple[Any, ...]
+) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # these ranks are of one host, whatever its name resolves to
+    on_gpu = device_type == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=sizes[-1])
+    groups: dict[int, tuple[Any, Any]] = {
+        size: (dist.new_group(range(size)), dist.new_group(range(size), backend="gloo")) for size in sizes
+    }
+    function(Place(rank, device, groups), *arguments)
+    dist.barrier(groups[sizes[-1]][1])
+    if on_gpu:
+        torch.cuda.synchronize()
+    sys.stdout.flush()
+    os._exit(0)  # a process group whose collectives are in CUDA graphs cannot be destroyed in order
+
+
+class Clock:
+    """What is left of a benchmark's seconds, as rank 0 sees it."""
+
+    def __init__(self, place: Place, seconds: float):
+        self.place, self.ends_at = place, time.monotonic() + seconds
+
+    def left_s(self, size: int | None = None) -> float:
+        """Asked by the first `size` ranks (None: all) together."""
+        return float(self.place.agreed(self.ends_at - time.monotonic(), size))

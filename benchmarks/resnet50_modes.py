@@ -1,0 +1,197 @@
+"""How fast ResNet-50 trains on one GPU: execution modes x batches against a bare loop of the same mode and batch.
+
+    python -m benchmarks.resnet50_modes --seconds 500
+    python -m benchmarks.resnet50_modes --cases compile_graph:512,compile_graph:512:autotune --profile compile:512
+    python -m benchmarks.resnet50_modes --device cpu --small            # a small form
+
+224 px, bf16, channels_last, resident synthetic images. Both sides stay ready in one process and run in turn (ABBA).
+A case is mode:batch, or mode:batch:lever, where a lever sets options of the compiler for both sides. Goals, on one H200:
+the best mode at least 8,000 images/s; eager at least 0.99 of the bare loop, any other mode not below it.
+
+`--profile` also keeps, for these cases, what each kernel took in a Kineto trace, with the operations and bytes that its
+operator needs at least, as a roofline (Williams, Waterman and Patterson 2009): kernels.json and kernels.md. Kernels of a
+CUDA graph have no operator: profile `eager` or `compile` in place of `graph` and `compile_graph`, which replay the same.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.common import RESULTS, figure, write_summary
+from benchmarks.ranks import Clock, Place, launch
+from benchmarks.roofline import as_markdown, profiled, roofline
+from benchmarks.sides import Legs, Ours, Side, Timed, abba, bare, ours
+from trainables.execution import stream_for
+from trainables.process import release_memory, settings_for
+from trainables.registry import PRECISIONS, load
+from trainables.trial import Trial
+
+GOAL_IMAGES_PER_S = 8000
+GOAL_DEVICE = "NVIDIA H200"
+
+CASES = (
+    "eager:256,compile:256,compile_graph:256,graph:256,compile:512,compile_graph:512,compile_graph:1024,compile:1024,"
+    "eager:512,eager:32,compile_graph:32"
+)
+
+LEVERS: dict[str, dict[str, Any]] = {
+    "autotune": {"max_autotune": True},
+    "autotune_gemm": {"max_autotune_gemm": True, "conv_1x1_as_mm": True},
+    "coordinate": {"coordinate_descent_tuning": True},
+    "combo": {"combo_kernels": True},
+    "triton_conv": {"max_autotune": True, "max_autotune_conv_backends": "TRITON"},
+}
+"""options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
+autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
+generated kernels by search; combo: small kernels side by side in one; triton_conv: convolutions without cuDNN"""
+
+
+MEMORY = "both sides do not fit on one GPU: one ran after the other"
+
+Sides = Callable[[], tuple[Ours, Timed]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--cases", default=CASES, help="mode:batch[:lever],...; levers: " + ", ".join(LEVERS))
+    parser.add_argument("--profile", default="", help="cases of these whose kernels are listed, a comma list")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--quadruples", type=int, default=5, help="ABBA rounds of each case, at least 2")
+    parser.add_argument("--seconds", type=float, default=540, help="cases begin and go on only within these")
+    parser.add_argument("--small", action="store_true", help="ResNet-18 at 32 px, eager, on a CPU in seconds")
+    parser.add_argument("--name", default="resnet50-modes", help="folder under benchmarks/results")
+    options = parser.parse_args()
+    if options.small:
+        options.model, options.image_size, options.precision = "resnet18", 32, "fp32"
+        options.cases, options.quadruples = "eager:2,eager:4", 2
+    launch(measure, options.device, [1], vars(options))
+
+
+def measure(place: Place, options: dict[str, Any]) -> None:
+    """All cases, in order, on the one rank; writes after each."""
+    clock = Clock(place, options["seconds"])
+    taken: dict[str, Legs] = {}
+    reasons: dict[str, str] = {}
+    tables: dict[str, Any] = {}
+    longest_s = 0.0
+    for case in options["cases"].split(","):
+        if clock.left_s() < longest_s:
+            reasons[case] = "not run: out of time"
+            continue
+        begin_s = time.monotonic()
+        legs, table, reason = side_by_side(case, place, options, clock)
+        release_memory()
+        if reason == MEMORY:
+            legs = one_by_one(case, place, options, clock)
+        taken |= {case: legs} if legs else {}
+        tables |= {case: table} if table else {}
+        reasons |= {case: reason} if reason else {}
+        longest_s = max(longest_s, time.monotonic() - begin_s)
+        write(options, taken, reasons, tables)
+
+
+def side_by_side(
+    case: str, place: Place, options: dict[str, Any], clock: Clock
+) -> tuple[Legs | None, dict[str, Any] | None, str]:
+    """Both sides in turn, the roofline where it is asked for, and why there is less."""
+    legs = table = None
+    try:
+        with ready(case, place, options) as (trial, sides):
+            mine, theirs = sides()
+            both = {"ours": Side(mine.timed, trial.global_batch), "bare": Side(theirs, trial.global_batch)}
+            legs = abba(both, place, 1, options["quadruples"], clock)
+            if case in options["profile"].split(","):
+                table = roofline(profiled(mine), place.device, trial)
+    except torch.OutOfMemoryError:
+        return legs, None, MEMORY
+    except Exception as error:  # noqa: BLE001 - one mode that fails must not cost the others
+        return legs, None, f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
+    return legs, table, ""
+
+
+def one_by_one(case: str, place: Place, options: dict[str, Any], clock: Clock) -> Legs:
+    """One side and then the other, where both do not fit; one that does not fit alone has no legs."""
+    both = Legs({"ours": [], "bare": []})
+    for name, make in (("ours", lambda trial: ours(trial, place).timed), ("bare", lambda trial: bare(trial, place))):
+        with contextlib.suppress(torch.OutOfMemoryError), ready(case, place, options) as (trial, _):
+            legs = abba({name: Side(make(trial), trial.global_batch)}, place, 1, options["quadruples"], clock)
+            both.taken[name], both.steps = legs.taken[name], legs.steps
+        release_memory()
+    return both
+
+
+@contextlib.contextmanager
+def ready(case: str, place: Place, options: dict[str, Any]) -> Iterator[tuple[Trial, Sides]]:
+    """The case's trial, and what makes its two sides, within the settings that both need."""
+    mode, batch, lever = (*case.split(":"), "")[:3]
+    trial = Trial(
+        model=options["model"],
+        dataset="synthetic",
+        image_size=options["image_size"],
+        device=options["device"],
+        batch_per_gpu=int(batch),
+        precision=options["precision"],
+        parallel="none",
+        execution=mode,
+        memory_format="channels_last",
+        warmup_steps=5,
+    )
+    with settings_for(trial, load(PRECISIONS[trial.precision])), compiler(lever), stream_for(trial, place.device):
+        yield trial, lambda: (ours(trial, place), bare(trial, place))
+
+
+@contextlib.contextmanager
+def compiler(lever: str) -> Iterator[None]:
+    """The compiler's options of a lever; none where it has no name."""
+    if not lever:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch(LEVERS[lever]):
+        yield
+
+
+def write(options: dict[str, Any], taken: dict[str, Legs], reasons: dict[str, str], tables: dict[str, Any]) -> None:
+    """Everything so far."""
+    on_gpu = options["device"] == "cuda"
+    judged = on_gpu and torch.cuda.get_device_name() == GOAL_DEVICE
+    figures = []
+    rated = {case: legs for case, legs in taken.items() if len(legs.taken["ours"]) > 1}
+    for case, legs in rated.items():
+        rate, interval = legs.rate("ours")
+        figures.append(figure(f"{options['model']} {case}", rate, interval, "images/s", "none", None))
+        if len(legs.taken["bare"]) > 1:
+            ratio, interval = legs.ratio()
+            least = 0.99 if case.startswith("eager") else 1.0
+            how, judging = ("one after the other", False) if case in reasons else ("ABBA", on_gpu)
+            holds = interval[1] >= least if judging else None
+            name, goal = f"ours/bare, {case}, {how}", f">= {least} (upper end)"
+            figures.append(figure(name, ratio, interval, "ratio of images/s", goal, holds))
+    if rated:
+        best = max(rated, key=lambda case: rated[case].rate("ours")[0])
+        rate, interval = rated[best].rate("ours")
+        goal = f">= {GOAL_IMAGES_PER_S} on one {GOAL_DEVICE}"
+        holds = rate >= GOAL_IMAGES_PER_S if judged else None
+        figures.append(figure(f"best mode ({best})", rate, interval, "images/s", goal, holds))
+    samples = [{"case": case, **row} for case, legs in taken.items() for row in legs.rows()]
+    samples += [{"case": case, "reason": reason} for case, reason in reasons.items()]
+    for case, reason in reasons.items():
+        print(f"{case}: {reason}", flush=True)
+    folder = write_summary(options["name"], figures, samples)
+    if tables:
+        (RESULTS / options["name"] / "kernels.json").write_text(json.dumps(tables, indent=1) + "\n")
+        text = "\n".join(as_markdown(case, table) for case, table in tables.items())
+        (folder / "kernels.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

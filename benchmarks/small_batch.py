@@ -1,0 +1,161 @@
+"""Small batches are bound by the host: ResNet-50 at batch 32 as eager step, CUDA graph, and compiled CUDA graph.
+
+    python -m benchmarks.small_batch --seconds 500                     # on every power of two of the GPUs that there are
+    python -m benchmarks.small_batch --device cpu --small              # a small form
+
+Without DDP on one GPU, and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, in the same processes).
+Goals: compiled and graphed under DDP at most 6.9 ms on one H200; weak efficiency on 4 GPUs at least 0.95 of the best of
+one. Gradients of each mode equal the eager step's within the precision's tolerance: their distance from the fp32
+gradient of the same weights and batch is at most 1.5 times the eager step's own.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.common import figure, write_summary
+from benchmarks.ranks import Clock, Place, launch
+from benchmarks.sides import Legs, Side, abba, bare, gradient, ours
+from study.capacity import count_gpus
+from trainables.execution import stream_for
+from trainables.process import drop_buckets, release_memory, settings_for
+from trainables.registry import PRECISIONS, load
+from trainables.trial import Trial
+
+GOAL_S = 6.9e-3
+GOAL_DEVICE = "NVIDIA H200"
+EFFICIENCY_GOAL = 0.95
+TOLERANCE = 1.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--gpus", help="ranks, a comma list; left out: powers of two up to all GPUs")
+    parser.add_argument("--modes", default="compile_graph,eager,graph,compile", help="in this order")
+    parser.add_argument("--quadruples", type=int, default=5, help="ABBA rounds of each case, at least 2")
+    parser.add_argument("--seconds", type=float, default=540, help="cases begin and go on only within these")
+    parser.add_argument("--without-gradients", action="store_true", help="time only")
+    parser.add_argument("--small", action="store_true", help="ResNet-18 at 32 px, eager, on two CPU ranks")
+    parser.add_argument("--name", default="small-batch", help="folder under benchmarks/results")
+    options = parser.parse_args()
+    if options.small:
+        options.model, options.image_size, options.precision, options.batch = "resnet18", 32, "fp32", 2
+        options.modes, options.quadruples = "eager", 2
+    available = count_gpus() if options.device == "cuda" else 2
+    sizes = [int(size) for size in (options.gpus or "1,2,4,8").split(",") if int(size) <= available]
+    launch(measure, options.device, sizes, vars(options))
+
+
+def cases(options: dict[str, Any], sizes: list[int]) -> list[Trial]:
+    """Without DDP and with it on one rank, then with it on more; for each of them all modes."""
+    base = Trial(
+        model=options["model"],
+        dataset="synthetic",
+        image_size=options["image_size"],
+        device=options["device"],
+        batch_per_gpu=options["batch"],
+        precision=options["precision"],
+        memory_format="channels_last",
+        warmup_steps=5,
+        account_steps=0,
+    )
+    modes = options["modes"].split(",")
+    kinds = [("ddp", 1), ("none", 1), *(("ddp", size) for size in reversed(sizes) if size > 1)]
+    return [
+        base.but(parallel=parallel, world_size=size, execution=mode)
+        for mode in modes
+        for parallel, size in kinds
+        if size in sizes
+    ]
+
+
+def measure(place: Place, options: dict[str, Any]) -> None:
+    """All cases, in order; rank 0 writes after each. Ranks that a case has no use for sleep meanwhile."""
+    clock = Clock(place, options["seconds"])
+    samples: list[dict[str, Any]] = []
+    taken: dict[Trial, Legs] = {}
+    errors: dict[Trial, float] = {}
+    references: dict[tuple[str, int], Any] = {}
+    longest_s = 0.0
+    for trial in cases(options, sorted(place.groups)):
+        if clock.left_s() < longest_s:
+            samples.append({**what(trial), "reason": "not run: out of time"})
+            continue
+        begin_s = time.monotonic()
+        if place.rank < trial.processes:
+            taken[trial] = in_turn(trial, place, options["quadruples"], clock)
+            if not options["without_gradients"]:
+                errors[trial] = error_of_gradient(trial, place, references)
+            release_memory()
+        longest_s = max(longest_s, time.monotonic() - begin_s)
+        if place.rank == 0:
+            samples += [{**what(trial), **row} for row in taken[trial].rows()]
+            write(options, taken, errors, samples)
+
+
+def what(trial: Trial) -> dict[str, Any]:
+    fields = ("model", "batch_per_gpu", "precision", "parallel", "execution", "world_size")
+    return {name: getattr(trial, name) for name in fields}
+
+
+def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
+    """Both sides in turn."""
+    with settings_for(trial, load(PRECISIONS[trial.precision])), stream_for(trial, place.device):
+        timed = {"ours": ours(trial, place).timed, "bare": bare(trial, place)}
+        sides = {name: Side(each, trial.global_batch) for name, each in timed.items()}
+        legs = abba(sides, place, trial.processes, quadruples, clock)
+        del sides, timed
+        drop_buckets(place.groups[trial.processes][0], place.device)
+    return legs
+
+
+def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, int], Any]) -> float:
+    """Distance of the mode's gradient from the eager one in fp32, of the same weights and batches, relative to that."""
+    key = (trial.parallel, trial.world_size)
+    if key not in references:
+        references[key] = gradient(trial.but(execution="eager", precision="fp32"), place)
+    reference = references[key]
+    return float((gradient(trial, place) - reference).norm() / reference.norm())
+
+
+def write(
+    options: dict[str, Any], taken: dict[Trial, Legs], errors: dict[Trial, float], samples: list[dict[str, Any]]
+) -> None:
+    """Everything so far."""
+    on_gpu = options["device"] == "cuda"
+    judged = on_gpu and torch.cuda.get_device_name() == GOAL_DEVICE
+    figures = []
+    alone = [legs.rate("ours")[0] for trial, legs in taken.items() if trial.world_size == 1]
+    for trial, legs in taken.items():
+        rate, (low, high) = legs.rate("ours")
+        name = f"{trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
+        step_s, interval = trial.global_batch / rate, (trial.global_batch / high, trial.global_batch / low)
+        goal = judged and trial.execution == "compile_graph" and trial.parallel == "ddp" and trial.world_size == 1
+        asked = f"<= {GOAL_S}" if goal else "none"
+        figures.append(figure(f"step, {name}", step_s, interval, "s", asked, step_s <= GOAL_S if goal else None))
+        ratio, interval = legs.ratio()
+        figures.append(figure(f"ours/bare, {name}", ratio, interval, "ratio of images/s", "none", None))
+        if alone and trial.world_size > 1:
+            efficiency = rate / trial.world_size / max(alone)
+            goal = judged and trial.world_size == 4 and trial.execution == "compile_graph"
+            asked = f">= {EFFICIENCY_GOAL}" if goal else "none"
+            holds = efficiency >= EFFICIENCY_GOAL if goal else None
+            figures.append(figure(f"weak efficiency, {name}, to the best of one", efficiency, None, "", asked, holds))
+    for trial, error in errors.items():
+        eager = errors.get(trial.but(execution="eager"))
+        name = f"{trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
+        holds = None if eager is None or trial.execution == "eager" else error <= TOLERANCE * eager
+        asked = f"<= {TOLERANCE} of the eager step's" + (f", {eager:.3g}" if eager is not None else "")
+        figures.append(figure(f"gradient's distance from fp32, {name}", error, None, "relative", asked, holds))
+    write_summary(options["name"], figures, samples)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What windows that stop early save, and what their intervals cover: recorded and generated steps, replayed.
+
+    python -m benchmarks.stopping                                     # the recorded steps under benchmarks/results
+    python -m benchmarks.stopping --of results/default --width 0.02
+
+Recorded: step times of phases windows in results folders. A long series of steps is drawn from each window by whole
+pieces (a moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time
+is then the mean of the recorded steps. Generated: lognormal step times of known median and first-order
+autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by the same rule without its
+correction for looking often, and by fixed counts. Reported: the share of steps that the rule runs, the coverage of
+the interval at which it stops (goal at least 0.95 where steps are independent), and its error against that of a fixed
+count with as many steps on average (equal error: ratio at most 1.1).
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks.common import RESULTS, figure, write_summary
+from trainables.stopping import LOOKS, MOST_BLOCKS, block_lengths, relative_width
+
+Series = NDArray[np.float64]
+COVERAGE_GOAL = 0.95
+ERROR_GOAL = 1.1
+QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MOST_BLOCKS + 1)}
+PIECE = 5
+"""recorded steps that stay together"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--of", default=f"{RESULTS / 'default-1gpu'},{RESULTS / 'default-4gpu'}", help="results folders"
+    )
+    parser.add_argument("--width", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=200, help="most steps of a window")
+    parser.add_argument(
+        "--series", type=int, default=1000, help="replays of each generated case; a recorded window has a fifth"
+    )
+    parser.add_argument("--small", action="store_true", help="fewer replays, in seconds")
+    parser.add_argument("--name", default="stopping", help="folder under benchmarks/results")
+    options = parser.parse_args()
+    series = 200 if options.small else options.series
+    rng = np.random.default_rng(0)
+    samples = []
+    for autocorrelation in (0.0, 0.5, 0.9):
+        for spread in (0.003, 0.01, 0.03):
+            drawn = generated(rng, series, options.steps, autocorrelation, spread)
+            what = {"kind": "generated", "autocorrelation": autocorrelation, "spread": spread}
+            samples.append(what | replayed(drawn, np.zeros(series), options.width))
+    series = max(50, series // 5)
+    for name, logs in recorded([Path(folder) for folder in options.of.split(",")]):
+        true = np.full(series, math.log(float(np.exp(logs).mean())))
+        drawn = resampled(rng, logs, series, options.steps)
+        samples.append({"kind": "recorded", "window": name} | replayed(drawn, true, options.width))
+    write_summary(options.name, figures(samples), samples)
+
+
+def generated(rng: np.random.Generator, series: int, steps: int, autocorrelation: float, spread: float) -> Series:
+    """Logarithms of step times [series, steps]: normal, mean 0, this standard deviation, and AR(1)."""
+    noise = rng.standard_normal((series, steps))
+    logs = np.empty_like(noise)
+    logs[:, 0] = noise[:, 0]
+    for step in range(1, steps):
+        logs[:, step] = autocorrelation * logs[:, step - 1] + math.sqrt(1 - autocorrelation**2) * noise[:, step]
+    return spread * logs
+
+
+def resampled(rng: np.random.Generator, logs: Series, series: int, steps: int) -> Series:
+    """Series [series, steps] of pieces of the recorded one, which is taken as a ring."""
+    pieces = math.ceil(steps / PIECE)
+    begins = rng.integers(len(logs), size=(series, pieces, 1))
+    return logs[(begins + np.arange(PIECE)) % len(logs)].reshape(series, -1)[:, :steps]
+
+
+def recorded(folders: list[Path]) -> Iterator[tuple[str, Series]]:
+    """Each done trial's phases window on its first rank: name, and logarithms of its step times."""
+    for folder in folders:
+        for path in sorted(folder.glob("trials/*/trial.json")):
+            record = json.loads(path.read_text())
+            if record["status"] != "done":
+                continue
+            steps = pd.read_parquet(path.with_name("steps.parquet"), columns=["rank", "window", "step_s"])
+            step_s = steps.query("rank == 0 and window == 'phases'")["step_s"].to_numpy(dtype=float)
+            if len(step_s) >= 4 * PIECE:
+                yield f"{folder.name}/{record['trial_id']}", np.log(step_s)
+
+
+def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
+    """What the rule makes of series of logarithms, and what others do; `true`: logarithm of each one's true step time."""
+    lengths = block_lengths(0, logs.shape[1])
+    ends = np.cumsum(lengths)
+    means = np.stack([np.exp(part).mean(axis=1) for part in np.split(logs, ends[:-1], axis=1)], axis=1)
+    stopped = [_stop(row, width) for row in means.tolist()]
+    steps = np.array([ends[seen - 1] for seen, _ in stopped])
+    centres = np.array([np.log(row[:seen]).mean() for row, (seen, _) in zip(means, stopped, strict=True)])
+    halves = np.array([half for _, half in stopped])
+    eager = [_uncorrected(row, width) for row in means]
+    fixed_blocks = max(2, int(np.searchsorted(ends, steps.mean())) + 1)
+    fixed = np.log(means[:, :fixed_blocks]).mean(axis=1)
+    error, fixed_error = (float(np.sqrt(np.mean((found - true) ** 2))) for found in (centres, fixed))
+    return {
+        "steps_share": float(steps.mean() / ends[-1]),
+        "stopped_early": float(np.mean(steps < ends[-1])),
+        "coverage": float(np.mean(np.abs(centres - true) <= halves)),
+        "coverage_uncorrected": float(
+            np.mean([abs(centre - real) <= half for (centre, half), real in zip(eager, true, strict=True)])
+        ),
+        "error": error,
+        "fixed_steps": int(ends[fixed_blocks - 1]),
+        "fixed_error": fixed_error,
+        "full_error": float(np.sqrt(np.mean((np.log(means).mean(axis=1) - true) ** 2))),
+    }
+
+
+def _stop(step_s: list[float], width: float) -> tuple[int, float]:
+    """Blocks that the product's rule runs, and half the width of the interval then, in logarithms."""
+    seen = next((n for n in LOOKS if n <= len(step_s) and relative_width(step_s[:n]) <= width), len(step_s))
+    return seen, math.asinh(relative_width(step_s[:seen]) / 2)
+
+
+def _uncorrected(step_s: Series, width: float) -> tuple[float, float]:
+    """Centre and half width where a plain 95 % interval is looked at after every block from the fifth on."""
+    logs = np.log(step_s)
+    for seen in range(LOOKS[0], len(logs) + 1):
+        half = QUANTILES[seen] * logs[:seen].std(ddof=1) / math.sqrt(seen)
+        if 2 * math.sinh(half) <= width:
+            break
+    return float(logs[:seen].mean()), float(half)
+
+
+def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A few lines for each generated case, and the whole of the recorded ones together."""
+    found = []
+    for sample in samples:
+        if sample["kind"] == "generated":
+            name = f"generated, autocorrelation {sample['autocorrelation']}, spread {sample['spread']}"
+            judged = sample["coverage"] >= COVERAGE_GOAL if sample["autocorrelation"] == 0 else None
+            goal = f">= {COVERAGE_GOAL}" if judged is not None else "none"
+            found.append(figure(f"steps run, {name}", sample["steps_share"], None, "of the most", "none", None))
+            found.append(figure(f"coverage where it stops, {name}", sample["coverage"], None, "", goal, judged))
+            found.append(
+                figure(f"the same, uncorrected, {name}", sample["coverage_uncorrected"], None, "", "none", None)
+            )
+    real = [sample for sample in samples if sample["kind"] == "recorded"]
+    if real:
+        name = f"{len(real)} recorded windows"
+        mean = {key: float(np.mean([s[key] for s in real])) for key in ("steps_share", "coverage", "stopped_early")}
+        ratio = float(np.exp(np.mean([math.log(s["error"] / s["fixed_error"]) for s in real])))
+        found.append(
+            figure(f"steps run, {name}", mean["steps_share"], None, "of the most", "< 1", mean["steps_share"] < 1)
+        )
+        found.append(figure(f"windows that stop early, {name}", mean["stopped_early"], None, "share", "none", None))
+        holds = mean["coverage"] >= COVERAGE_GOAL
+        found.append(figure(f"coverage, {name}", mean["coverage"], None, "", f">= {COVERAGE_GOAL}", holds))
+        name = f"error / that of a fixed count with as many steps, {name}"
+        found.append(figure(name, ratio, None, "ratio of root mean squares", f"<= {ERROR_GOAL}", ratio <= ERROR_GOAL))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Windows that end when they have seen enough: the interval's arithmetic, and the decision on real ranks."""
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.gloo import on_ranks
+from trainables import stopping
+from trainables.run import run
+from trainables.stopping import CONFIDENCE, LOOKS, MOST_BLOCKS, block_lengths, relative_width
+from trainables.timing import CpuClock, Stepped
+from trainables.trial import Trial
+from trainables.windows import plain_blocks
+
+PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=40, account_steps=0, median_width=0.01)
+
+
+@given(least=st.integers(0, 500), most=st.integers(1, 500))
+def test_blocks_are_all_steps_and_the_first_look_comes_after_the_least(least: int, most: int) -> None:
+    most = max(least, most)
+    lengths = block_lengths(least, most)
+    assert sum(lengths) == most
+    assert 1 <= len(lengths) <= MOST_BLOCKS
+    assert all(length > 0 for length in lengths)
+    if len(lengths) >= LOOKS[0]:
+        assert sum(lengths[: LOOKS[0]]) >= least
+
+
+def test_the_width_is_students_with_the_error_divided_among_all_looks() -> None:
+    block_step_s = [0.0100, 0.0102, 0.0101, 0.0099, 0.0103]
+    logs = np.log(block_step_s)
+    low, high = stats.t.interval(1 - (1 - CONFIDENCE) / len(LOOKS), 4, logs.mean(), stats.sem(logs))
+    expected = (math.exp(high) - math.exp(low)) / math.exp(logs.mean())
+    assert relative_width(block_step_s) == pytest.approx(expected, rel=1e-12)
+    assert relative_width(block_step_s[:4]) == math.inf
+    assert relative_width([0.02] * 5) == 0.0
+
+
+def test_the_interval_at_which_a_window_stops_covers_although_it_was_looked_at_often() -> None:
+    rng = np.random.default_rng(8)
+    covered, windows = 0, 1500
+    for blocks in rng.normal(0.0, 0.01, size=(windows, MOST_BLOCKS)):
+        step_s = np.exp(blocks)
+        seen = next((n for n in LOOKS if relative_width(step_s[:n].tolist()) <= 0.02), MOST_BLOCKS)
+        half = math.asinh(relative_width(step_s[:seen].tolist()) / 2)
+        covered += abs(np.log(step_s[:seen]).mean()) <= half
+    assert covered / windows >= 0.95
+
+
+def test_blocks_are_run_until_they_are_enough_and_each_is_a_span_of_its_own() -> None:
+    asked: list[int] = []
+
+    def enough(block_step_s: Sequence[float]) -> bool:
+        asked.append(len(block_step_s))
+        return len(asked) == 3
+
+    step = repeat(Stepped(None))  # type: ignore[arg-type]
+    seconds, given_by_block = plain_blocks(
+        lambda batch, begin: next(step), repeat(None), [4, 2, 2, 2], CpuClock(), lambda: None, enough
+    )
+    assert asked == [1, 2, 3]
+    assert [len(block) for block in given_by_block] == [4, 2, 2]
+    assert len(seconds) == 3
+    assert all(block_s > 0 for block_s in seconds)
+
+
+def measured(rank: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    # what a rank sees differs from what another does; only rank 0's word counts
+    if fields.pop("only_rank_0_is_content"):
+        stopping.relative_width = lambda block_step_s: 0.0 if rank == 0 else math.inf
+    return run(Trial.model_validate(fields), rank=rank, device=torch.device("cpu")).rows
+
+
+def test_all_ranks_stop_at_the_block_at_which_rank_0_has_seen_enough() -> None:
+    ranks = on_ranks(2, measured, PAIR.model_dump() | {"only_rank_0_is_content": True})
+    for rows in ranks:
+        plain = [row for row in rows if row["window"] == "plain"]
+        assert len(plain) == LOOKS[0] * 2  # blocks of 40 / 20 steps
+        spans = {row["block_s"] for row in plain}
+        assert plain[0]["window_s"] == pytest.approx(sum(spans))
+        assert len([row for row in rows if row["window"] == "phases"]) == LOOKS[0] * 2
+        assert all("block_s" not in row for row in rows if row["window"] != "plain")
+
+
+def test_a_width_that_is_never_reached_takes_all_steps() -> None:
+    fields = PAIR.but(world_size=1, parallel="none", median_width=1e-9).model_dump()
+    [rows] = on_ranks(1, measured, fields | {"only_rank_0_is_content": False})
+    assert len([row for row in rows if row["window"] == "plain"]) == PAIR.steps
+    assert len([row for row in rows if row["window"] == "phases"]) == PAIR.steps

@@ -1,0 +1,60 @@
+"""When a window has seen enough: the interval of its step time, from block means, corrected for every look at it.
+
+A window that may stop early runs in blocks, each a span of its own. Whoever looks often at an interval sees a lucky one
+sooner or later: the chance to be wrong is divided among all looks that there can be (Bonferroni's spending of alpha;
+Jennison and Turnbull, "Group Sequential Methods", 2000, chapter 7), so that the interval at which a window stops still
+covers in at least 95 of 100 cases where blocks are independent. `benchmarks/stopping.py` tells what it covers where they
+are not. Logarithms: a step time has a factor, not a term, by which it may be off.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from scipy.special import stdtrit
+
+LOOKS = (5, 7, 10, 14, 20)
+"""numbers of blocks after which the interval is looked at; few, for each look widens it"""
+
+MOST_BLOCKS = LOOKS[-1]
+CONFIDENCE = 0.95
+
+
+def block_lengths(least: int, most: int) -> list[int]:
+    """Steps of each block of a window of `most` steps. The first block is longer where `least` steps would else not
+    have passed at the first look."""
+    length = math.ceil(most / MOST_BLOCKS)
+    first = min(most, max(length, least - (LOOKS[0] - 1) * length))
+    whole, rest = divmod(most - first, length)
+    return [first, *[length] * whole, *([rest] if rest else [])]
+
+
+def relative_width(block_step_s: Sequence[float]) -> float:
+    """Width of the interval of the median step time, relative to it: Student's t on the logarithms of block means.
+
+    `block_step_s`: seconds of a step in each block. Its confidence of 0.95 is for all `LOOKS` together. Infinite before
+    the first of them.
+    """
+    seen = len(block_step_s)
+    if seen < LOOKS[0]:
+        return math.inf
+    quantile = float(stdtrit(seen - 1, 1 - (1 - CONFIDENCE) / (2 * len(LOOKS))))
+    half = quantile * statistics.stdev(map(math.log, block_step_s)) / math.sqrt(seen)
+    return 2 * math.sinh(half)
+
+
+def seen_enough(
+    width: float | None, control: dist.ProcessGroup | None, shared: bool, block_step_s: Sequence[float]
+) -> bool:
+    """Whether a window may end: its interval is narrower than `width`, as the first rank of `control` sees it.
+
+    `shared`: other ranks, which call this after the same blocks, learn it from that one.
+    """
+    if width is None or len(block_step_s) not in LOOKS:
+        return False
+    verdict = torch.tensor([relative_width(block_step_s) <= width])
+    if shared:
+        dist.broadcast(verdict, group=control, group_src=0)
+    return bool(verdict)
