@@ -228,8 +228,16 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
+def _without_markup(value: Any) -> Any:
+    """Markdown lets HTML through: a name with markup in it is to stay text there too."""
+    return value.replace("<", "&lt;") if isinstance(value, str) else value
+
+
+_MARKDOWN = _TEMPLATES.overlay(finalize=_without_markup)
+
+
 def _render(template: str, context: dict[str, Any]) -> str:
-    return _TEMPLATES.get_template(template).render(context)
+    return (_MARKDOWN if template.endswith(".md.jinja") else _TEMPLATES).get_template(template).render(context)
 
 
 def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]) -> None:
