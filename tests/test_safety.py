@@ -356,7 +356,7 @@ def test_no_file_of_a_results_folder_or_its_report_holds_a_secret(planted: dict[
     )
     fields = FIELDS | {"world_size": 1}
     written = record(fields)
-    environment = dict(written["environment"]) | {"variables": {"NCCL_NET_PLUGIN": everything}}  # type: ignore[call-overload]
+    environment = dict(written["environment"]) | {"variables": {"NCCL_NET_PLUGIN": everything}}
     try:
         raise RuntimeError(f"login failed for {everything}\nwith {everything}")
     except RuntimeError as error:
