@@ -20,9 +20,9 @@ import ray
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 
-from analysis.measures import summarise
 from study.cluster import Cluster
 from study.layout import Layout, ProcessKind, layouts, members
+from study.metrics import counts, numbers
 from study.plan import pruned_by
 from study.store import Store, TrialResult
 from study.tables import SCHEMAS, unpacked
@@ -81,9 +81,12 @@ def tune_grid(
         for trial in block:
             lone = f"isolated-{len(points)}" if isolate else None
             points.append({"trial": trial.model_dump(), "block": lone or f"block-{number}"})
-    exhausted = [record["trial"] for record in store.records() if record["status"] == "out_of_memory"]
+    records = store.records()
+    exhausted = [record["trial"] for record in records if record["status"] == "out_of_memory"]
+    statuses = {record["trial_id"]: record["status"] for record in records}
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
-    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted)
+    known = counts(statuses, [trial.trial_id for trial in trials])
+    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted, known)
     task = _Task(
         keeper=keeper,
         store=store,
@@ -132,10 +135,8 @@ def measure_point(config: dict[str, Any], task: _Task) -> None:
     trial = Trial.model_validate(config["point"]["trial"])
     result = _pruned(trial, task.keeper) or _measured(trial, config["point"]["block"], task)
     task.store.save(result)
-    summary = {}
-    if result.steps is not None:
-        summary = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
-        ray.get(task.keeper.export.remote(trial.trial_id, {k: float(v) for k, v in summary.items()}))
+    summary = numbers(result)
+    ray.get(task.keeper.ended.remote(trial.trial_id, result.status, {k: float(v) for k, v in summary.items()}))
     report = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
     tune.report(
         report | {"log": f"{task.store.trial_folder(trial.trial_id)}/error.log" if result.log else "", **summary}

@@ -19,9 +19,11 @@ import traceback
 from typing import Any
 
 import ray
+from ray.util.metrics import Gauge
 
 from study.failures import first_line, is_out_of_memory
 from study.layout import Layout
+from study.metrics import Metrics
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 20.0
@@ -64,20 +66,19 @@ def train_loop(config: dict[str, Any]) -> None:
 class Keeper:
     """Holds the one live worker group of a study. An asyncio actor: every method may wait while others run.
 
-    Metrics of the latest trial are gauges of this process, which lives as long as the study.
+    Metrics are gauges of this process, which lives as long as the study. `counts`: trials by status before the first one.
     """
 
-    def __init__(self, study_name: str, exhausted: list[dict[str, Any]]):
+    def __init__(self, study_name: str, exhausted: list[dict[str, Any]], counts: dict[str, int]):
         # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
         # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
         os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
         os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "60"
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
-        self.study_name = study_name
         self.exhausted = exhausted
         self.group: _Group | None = None
         self.opened_groups = 0
-        self.gauges: dict[str, Any] = {}
+        self.metrics = Metrics(study_name, counts, Gauge)
 
     async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
         """Runs a job {"id", "trial", "source"} in the live group, or in a new one where layout or block differ.
@@ -117,16 +118,9 @@ class Keeper:
         if self.group is not None:
             await self._end(self.group, kill=False)
 
-    async def export(self, trial_id: str, values: dict[str, float]) -> None:
-        """Publishes numbers of the current trial as gauges `scaling_study_<name>` on this node's metrics port."""
-        from ray.util.metrics import Gauge
-
-        for name, value in values.items():
-            if name not in self.gauges:
-                self.gauges[name] = Gauge(
-                    f"scaling_study_{name}", description=f"{name} of the current trial", tag_keys=("study", "trial")
-                )
-            self.gauges[name].set(value, tags={"study": self.study_name, "trial": trial_id})
+    async def ended(self, trial_id: str, status: str, values: dict[str, float]) -> None:
+        """Publishes that a trial ended, and its numbers, on this node's metrics port."""
+        self.metrics.ended(trial_id, status, values)
 
     # called by ranks
 
