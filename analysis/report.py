@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import jinja2
 import pandas as pd
+import pyarrow as pa
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
@@ -22,6 +23,7 @@ from analysis.drawing import GRID, INK, render
 from analysis.environments import difference
 from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
+from analysis.parquet import ResultsError, line
 from analysis.plots import PLOTS, caption
 from analysis.prediction_tables import next_steps
 from analysis.results import Results, filesystem, load_reduced
@@ -94,11 +96,16 @@ def write_report(
         files[f"figures/{figure.name}.png"] = figure.png
     files["report.md"] = _render("report.md.jinja", context).encode()
     files["index.html"] = _render("index.html.jinja", context).encode()
-    for folder in ("tables", "figures"):
-        system.create_dir(f"{root}/{folder}", recursive=True)
-    _remove_stale(system, root, files)
-    for name, content in files.items():
-        _write(system, f"{root}/{name}", content)
+    try:
+        for folder in ("tables", "figures"):
+            system.create_dir(f"{root}/{folder}", recursive=True)
+        _remove_stale(system, root, files)
+        for name, content in files.items():
+            _write(system, f"{root}/{name}", content)
+    except (OSError, pa.ArrowException) as error:
+        raise ResultsError(
+            f"{target}: the report cannot be written ({line(error)}); mend that, then: python -m study.scaling report DIR"
+        ) from None
     return f"{target.rstrip('/')}/index.html"
 
 

@@ -21,6 +21,7 @@ from trainables.run import Measurement
 from trainables.trial import Trial
 
 GPUS_PER_NODE = 8
+MOST_RANKS = 4096
 ACCOUNT_STEPS, BUCKETS, SWEEP_ROWS = 10, 6, 40
 
 
@@ -107,6 +108,7 @@ def without_ray(
     with (
         mock.patch.object(worker_group, "ray", stub),
         mock.patch.object(tuning, "ray", stub),
+        mock.patch.object(tuning, "alive_nodes", lambda: fake_nodes(MOST_RANKS)),
         mock.patch.object(tuning.tune, "report", reported.append),
         mock.patch.object(worker_group._Group, "_fit", fit or worker_group._Group._fit),
         mock.patch.object(worker_group, "Gauge", mock.MagicMock()),

@@ -79,7 +79,7 @@ def simulated(kind: str, ranks: int, count: int) -> list[dict[str, Any]]:
             place, name="scaling-out", question="What does it cost?", configuration={}, versions={}, command="benchmark"
         )
         layout = layouts(trials, fake_nodes(ranks))
-        task = tuning._Task(keeper, store, layout, isolate=False, trial_timeout_s=600.0, sources={})
+        task = tuning._Task(keeper, store, layout, isolate=False, trial_timeout_s=600.0, sources={}, hosts={})
         began_s = time.monotonic()
         asyncio.run_coroutine_threadsafe(
             keeper.actor._group_for(layout[ProcessKind.of(trials[0])], "block-0"), keeper.loop

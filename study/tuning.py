@@ -20,11 +20,11 @@ import ray
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 
-from study.cluster import Cluster
-from study.layout import Layout, ProcessKind, layouts, members
+from study.cluster import Cluster, alive_nodes
+from study.layout import Layout, ProcessKind, layouts, members, relaid
 from study.metrics import counts, numbers
 from study.plan import pruned_by
-from study.store import Store, TrialResult
+from study.store import Store, StoreError, TrialResult
 from study.tables import SCHEMAS, unpacked
 from study.worker_group import Keeper
 from trainables.trial import Trial
@@ -94,6 +94,7 @@ def tune_grid(
         isolate=isolate,
         trial_timeout_s=trial_timeout_s,
         sources=_workload_sources(trials),
+        hosts={node.node_id: f"{node.address} ({node.node_id[:8]})" for node in cluster.nodes},
     )
     # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
     state_dir = tempfile.mkdtemp(prefix="scaling-study-tune-")
@@ -125,6 +126,7 @@ class _Task:
     isolate: bool
     trial_timeout_s: float
     sources: dict[str, str]
+    hosts: dict[str, str]
 
 
 def measure_point(config: dict[str, Any], task: _Task) -> None:
@@ -134,7 +136,11 @@ def measure_point(config: dict[str, Any], task: _Task) -> None:
     """
     trial = Trial.model_validate(config["point"]["trial"])
     result = _pruned(trial, task.keeper) or _measured(trial, config["point"]["block"], task)
-    task.store.save(result)
+    try:
+        task.store.save(result)
+    except StoreError as error:  # a full disk, say: the next trial may find room again
+        reason = f"measured as {result.status}, but not kept, so it runs again next time: {error}"
+        result = TrialResult(trial=trial, status="failed", reason=reason, started_at=time.time(), duration_s=0.0)
     summary = numbers(result)
     ray.get(task.keeper.ended.remote(trial.trial_id, result.status, {k: float(v) for k, v in summary.items()}))
     report = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
@@ -155,7 +161,14 @@ def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
 
 def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
     job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": task.sources.get(trial.workload)}
-    layout = task.layouts[ProcessKind.of(trial)]
+    planned = task.layouts[ProcessKind.of(trial)]
+    nodes = alive_nodes()
+    try:
+        layout = relaid(planned, nodes)
+    except ValueError as error:
+        lost = ", ".join(sorted(task.hosts[gone] for gone in set(planned.node_ids) - {node.node_id for node in nodes}))
+        reason = f"lost node {lost}: {error}; when the cluster is whole again, the same command runs what is left"
+        return TrialResult(trial=trial, status="failed", reason=reason, started_at=time.time(), duration_s=0.0)
     if task.isolate:
         layout = dataclasses.replace(layout, world_sizes=(trial.processes,))
     outcome = ray.get(task.keeper.measure.remote(job, layout, block, task.trial_timeout_s))

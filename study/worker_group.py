@@ -24,9 +24,11 @@ from ray.util.metrics import Gauge
 from study.failures import first_line, is_out_of_memory
 from study.layout import Layout
 from study.metrics import Metrics
+from study.stuck import calls, culprits, told
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 5.0
 FAILURE_GRACE_S = 5.0
 """how long after one rank's failure the others may still report theirs"""
 
@@ -97,11 +99,14 @@ class Keeper:
         await asyncio.wait({job_future, group.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if job_future.done():
             payloads = job_future.result()
-            began_at = min(payload["warmup_began_at"] for payload in payloads)
-            ended_at = max(payload["windows_ended_at"] for payload in payloads)
-            return _outcome("done", "", "", group.name, group.environment, began_at, ended_at, payloads)
+            # no node's clock is compared with another's: they may be apart
+            began_at = payloads[0]["warmup_began_at"]
+            span_s = max(payload["windows_ended_at"] - payload["warmup_began_at"] for payload in payloads)
+            return _outcome("done", "", "", group.name, group.environment, began_at, span_s, payloads)
         timed_out = not group.ended.done()
-        if not timed_out:
+        if timed_out:
+            await group.look()
+        else:
             await asyncio.sleep(0)  # reports that arrived together with the end
         await self._end(group, kill=True)
         status, reason, log = group.verdict(timeout_s if timed_out else None)
@@ -209,6 +214,7 @@ class _Group:
         self.job_id = ""
         self.job_future: asyncio.Future[Any] | None = None
         self.failures: list[dict[str, Any]] = []
+        self.stacks: list[Any] = []
         self.killed = False
 
     def start(self, keeper: Any) -> None:
@@ -262,25 +268,48 @@ class _Group:
         """Status, reason in one line, and log of the job that this group did not finish."""
         ran_out = next((failure for failure in self.failures if failure["out_of_memory"]), None)
         if ran_out:
-            return "out_of_memory", f"rank {ran_out['rank']}: {ran_out['line']}", self.log()
+            return "out_of_memory", f"{self.place(ran_out['rank'])}: {ran_out['line']}", self.log()
         # a rank that was killed says nothing; those that lost it report a broken connection
         reported = {failure["rank"] for failure in self.failures}
         dead = {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
         if self.failures and (self.killed or not dead):
             first = self.failures[0]
-            return "failed", f"rank {first['rank']} on node {first['node_id'][:8]}: {first['line']}", self.log()
+            return "failed", f"{self.place(first['rank'])}: {first['line']}", self.log()
         if timed_out_after_s is not None:
-            return "timeout", f"no result within {timed_out_after_s:g} s (--trial-timeout)", self.log()
+            found = culprits(self.stacks) if self.stacks else {}
+            who = "".join(f"; {self.place(rank)} {what}" for rank, what in found.items())
+            return "timeout", f"no result within {timed_out_after_s:g} s (--trial-timeout){who}", self.log()
         for rank, error in dead.items():
             # Ray's own error where it ended a rank because the host's memory was full
             exhausted = is_out_of_memory(error) or isinstance(error, ray.exceptions.OutOfMemoryError)
             status = "out_of_memory" if exhausted else "failed"
-            return status, f"rank {rank} died: {first_line(error)}", self.log()
+            return status, f"{self.place(rank)} died: {first_line(error)}", self.log()
         return "failed", f"worker group ended: {first_line(self.error)}", self.log()
 
+    def place(self, rank: int) -> str:
+        """A rank with the host that it is on, and the begin of the node's id in Ray."""
+        node_ids = [facts["node_id"] for facts in self.environment.get("ranks", [])]
+        if rank >= len(node_ids):
+            return f"rank {rank}"
+        hosts = {node["node_id"]: node["host"] for node in self.environment["nodes"]}
+        return f"rank {rank} on node {hosts[node_ids[rank]]} ({node_ids[rank][:8]})"
+
+    async def look(self) -> None:
+        """Asks every rank which calls it is in."""
+
+        async def answer(actor: Any) -> Any:
+            with contextlib.suppress(Exception):  # one that is stopped, gone or cut off
+                return await asyncio.wait_for(
+                    asyncio.wrap_future(actor.execute.remote(calls).future()), ANSWER_TIMEOUT_S
+                )
+            return None
+
+        self.stacks = await asyncio.gather(*map(answer, self.actors))
+
     def log(self) -> str:
-        """Tracebacks of all ranks that reported one, then what Ray Train said."""
-        parts = [
+        """Where ranks were at the time limit, tracebacks of all that reported one, then what Ray Train said."""
+        parts = [told(rank, found) for rank, found in enumerate(self.stacks)]
+        parts += [
             f"rank {failure['rank']} on node {failure['node_id']}\n{failure['traceback']}" for failure in self.failures
         ]
         if self.error is not None:
@@ -295,7 +324,7 @@ def _outcome(
     worker_group: str,
     environment: dict[str, Any],
     started_at: float,
-    ended_at: float | None = None,
+    span_s: float | None = None,
     payloads: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     return {
@@ -305,6 +334,6 @@ def _outcome(
         "worker_group": worker_group,
         "environment": environment,
         "started_at": started_at,
-        "duration_s": (ended_at or time.time()) - started_at,
+        "duration_s": time.time() - started_at if span_s is None else span_s,
         "payloads": payloads or [],
     }
