@@ -1,6 +1,6 @@
 """How the cost of a study grows with its trials and their steps, without measuring:  python -m benchmarks.growth
 
-Real: the plan, the store, its look at what it holds, and for 40 trials of each study, spread from its first to its last, all
+Real: the plan, the store, its look at what it holds, and for 10 trials of each study, spread from its first to its last, all
 that follows a measurement (each Tune trial's function: rows to tables to measures to Parquet); the others are only saved.
 For the smaller numbers of trials also Ray Tune itself, on a local Ray. Fake: the measurement, whose rows are there at once
 (two ranks). Growth with ranks: `benchmarks/scaling_out.py`; of the report: `benchmarks/analysis.py`.
@@ -32,7 +32,7 @@ from study.store import Store, TrialResult
 from study.tables import unpacked
 
 GOAL = 1.1
-WHOLE = 40
+WHOLE = 10
 """trials of a study that go the whole way"""
 
 RANKS = 2
@@ -40,7 +40,7 @@ RANKS = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", default="100,500,1000,5000", help="a comma list")
+    parser.add_argument("--trials", default="100,1000,5000", help="a comma list")
     parser.add_argument("--steps", default="100,1000,10000", help="a comma list")
     parser.add_argument("--tune", default="10,40,160", help="trials through Ray Tune; a comma list, or 0 for none")
     parser.add_argument("--small", action="store_true", help="few of each, to see that it works")

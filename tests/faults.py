@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faulty_workloads import STARVED
-from tests.hosts import ROOT, Host, Hosts, start_ray
+from tests.hosts import ROOT, Host, Hosts
 from tests.orchestration import WORKLOADS
 
 TRIAL_TIMEOUT_S = 40
@@ -41,6 +41,11 @@ class Cluster:
     def out(self) -> str:
         return f"/tmp/results/{self.number}"
 
+    @property
+    def folder(self) -> Path:
+        """The results folder as seen from outside, where what is mounted on the host is not."""
+        return Path(f"/proc/{self.hosts[0].pid}/root{self.out}")
+
     def arguments(self) -> list[str]:
         """The study's command, for the results folder of now."""
         return [
@@ -51,12 +56,10 @@ class Cluster:
 
     def records(self) -> Records:
         """Every trial's record in the results folder, by id."""
-        folder = self.hosts[0].tmp / self.out.removeprefix("/tmp/")
-        return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("trials/*/trial.json")}
+        return {path.parent.name: json.loads(path.read_text()) for path in self.folder.glob("trials/*/trial.json")}
 
     def planned(self) -> set[str]:
-        folder = self.hosts[0].tmp / self.out.removeprefix("/tmp/")
-        return set(json.loads((folder / "study.json").read_text())["configuration"]["planned_trials"])
+        return set(json.loads((self.folder / "study.json").read_text())["configuration"]["planned_trials"])
 
     def start(self) -> "Run":
         log = self.hosts[0].tmp / f"run-{self.number}-{time.monotonic_ns()}.err"
@@ -79,8 +82,7 @@ class Cluster:
             return
         host = self.hosts[1]
         host.run(["ray", "stop", "--force"], check=False)
-        bounded = ["--num-cpus=2", "--object-store-memory=200000000", "--disable-usage-stats"]
-        host.run(["ray", "start", f"--address={self.address}", f"--node-ip-address={host.address}", *bounded], env=env)
+        start_node(host, [f"--address={self.address}"], env)
         deadline_s = time.monotonic() + 60
         while self.alive() != 2:
             if time.monotonic() > deadline_s:
@@ -107,7 +109,24 @@ class Run:
 def cluster() -> Iterator[Cluster]:
     """Two hosts of two CPUs each under Ray; gone afterwards."""
     with Hosts(2) as hosts:
-        yield Cluster(hosts, start_ray(hosts))
+        address = f"{hosts[0].address}:6379"
+        for host in hosts:
+            (host.tmp / "home/.ray").mkdir(exist_ok=True)
+            (host.tmp / "home/.ray/auth_token").write_text("0" * 64)
+            role = (
+                ["--head", "--port=6379", "--dashboard-host=127.0.0.1"]
+                if host is hosts[0]
+                else [f"--address={address}"]
+            )
+            start_node(host, role)
+        yield Cluster(hosts, address)
+
+
+def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:
+    """Starts Ray on a host, also where its machine is so busy that this takes minutes."""
+    patient = {"RAY_raylet_start_wait_time_s": "300"} | (env or {})
+    bounded = ["--num-cpus=2", "--object-store-memory=200000000", "--disable-usage-stats"]
+    host.run(["ray", "start", *role, f"--node-ip-address={host.address}", *bounded], env=patient, timeout_s=400)
 
 
 def processes(host: Host, pattern: str) -> list[int]:
