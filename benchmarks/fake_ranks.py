@@ -58,7 +58,7 @@ class ToKeeper:
         self.call("opened", environment, handles)
 
     def next_job(self) -> dict[str, Any] | None:
-        return self.call("next_job")  # type: ignore[no-any-return]
+        return self.call("next_job")
 
     def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
         self.call("finished", job_id, payloads)

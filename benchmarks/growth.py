@@ -5,6 +5,8 @@ that follows a measurement (each Tune trial's function: rows to tables to measur
 For the smaller numbers of trials also Ray Tune itself, on a local Ray. Fake: the measurement, whose rows are there at once
 (two ranks). Growth with ranks: `benchmarks/scaling_out.py`; of the report: `benchmarks/analysis.py`.
 
+Seconds are those of this process on a CPU, so that other work on the machine does not count; those under Tune are of the clock.
+
 Goals: no cost grows faster than what it is for: the exponent of a power law through the sizes is at most 1.1.
 """
 
@@ -48,8 +50,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.trials, options.steps, options.tune = "50,200", "100,1000", "0"
-    samples = [of_trials(count) for count in _sizes(options.trials)]
-    samples += [of_steps(steps) for steps in _sizes(options.steps)]
+    samples: list[dict[str, Any]] = []
+    for steps in _sizes(options.steps):
+        samples.append(of_steps(steps))
+    for count in _sizes(options.trials):
+        samples.append(of_trials(count))
+        with contextlib.redirect_stdout(None):
+            write_summary(options.name, figures(samples), samples)
     samples += through_tune(_sizes(options.tune))
     write_summary(options.name, figures(samples), samples)
 
@@ -59,13 +66,13 @@ def _sizes(text: str) -> list[int]:
 
 
 def of_trials(count: int) -> dict[str, Any]:
-    """Seconds of each part of a study of `count` trials, and the memory of its driver at the end."""
+    """CPU seconds of each part of a study of `count` trials, and the memory of its driver at the end."""
     study = a_study(count)
     row: dict[str, Any] = {"kind": "trials", "size": count}
     with tempfile.TemporaryDirectory(prefix="benchmark-growth-") as place:
-        began_s = time.monotonic()
+        began_s = time.process_time()
         planned = plan_trials(study, fake_nodes(RANKS), {}, [])
-        row["plan_s"] = time.monotonic() - began_s
+        row["plan_s"] = time.process_time() - began_s
         trials = [each.trial for each in planned if each.trial is not None]
         assert len(trials) == count
         store = open_store(place)
@@ -75,37 +82,37 @@ def of_trials(count: int) -> dict[str, Any]:
             measure(trials[0])  # imports, and makes the rows
             steps = unpacked([fake_payload(trials[0], rank)["steps"] for rank in range(RANKS)])
             for number, trial in enumerate(trials):
-                began_s = time.monotonic()
+                began_s = time.process_time()
                 if number % every == 0:
                     measure(trial)
-                    taken.append(time.monotonic() - began_s)
+                    taken.append(time.process_time() - began_s)
                 else:
                     store.save(TrialResult(trial=trial, status="done", steps=steps, started_at=0.0, duration_s=1.0))
         edge = max(1, len(taken) // 5)
         row |= {"trial_s": statistics.median(taken), "first_fifth_s": statistics.median(taken[:edge])}
         row["last_fifth_s"] = statistics.median(taken[-edge:])
-        began_s = time.monotonic()
+        began_s = time.process_time()
         statuses = store.statuses()
-        row["look_s"] = time.monotonic() - began_s
+        row["look_s"] = time.process_time() - began_s
         assert set(statuses.values()) == {"done"}
-        began_s = time.monotonic()
+        began_s = time.process_time()
         plan_trials(study, fake_nodes(RANKS), statuses, [])
-        row["plan_again_s"] = time.monotonic() - began_s
+        row["plan_again_s"] = time.process_time() - began_s
         row["memory_bytes"] = psutil.Process().memory_info().rss
     print(f"{count} trials: {row['trial_s'] * 1e3:.0f} ms each, looking at all {row['look_s']:.1f} s", flush=True)
     return row
 
 
 def of_steps(steps: int) -> dict[str, Any]:
-    """Seconds and stored bytes of one trial of so many steps, its rows being there."""
+    """CPU seconds and stored bytes of one trial of so many steps, its rows being there."""
     trial = fake_trial(RANKS, steps=steps)
     with tempfile.TemporaryDirectory(prefix="benchmark-growth-") as place:
         store = open_store(place)
         with measuring(store, [trial]) as measure:
             measure(trial)  # makes the rows, which is no part of the figure
-            began_s = time.monotonic()
+            began_s = time.process_time()
             measure(trial)
-            seconds = time.monotonic() - began_s
+            seconds = time.process_time() - began_s
         folder = Path(store.trial_folder(trial.trial_id))
         stored = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{steps} steps: {seconds * 1e3:.0f} ms, {stored / 1e6:.2f} MB", flush=True)
