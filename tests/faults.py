@@ -124,7 +124,7 @@ def cluster() -> Iterator[Cluster]:
 
 def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:
     """Starts Ray on a host, also where its machine is so busy that this takes minutes."""
-    patient = {"RAY_raylet_start_wait_time_s": "300"} | (env or {})
+    patient = {"RAY_raylet_start_wait_time_s": "300", "RAY_agent_register_timeout_ms": "300000"} | (env or {})
     bounded = ["--num-cpus=2", "--object-store-memory=200000000", "--disable-usage-stats"]
     host.run(["ray", "start", *role, f"--node-ip-address={host.address}", *bounded], env=patient, timeout_s=400)
 
