@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/installed-$(TORCH)-requirements.lock
 DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 
-.PHONY: study test lint lock clean
+.PHONY: study test lint lock audit clean
 
 study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
@@ -28,6 +28,12 @@ lint: $(DEVELOP)
 .venv/installed-$(TORCH)-%: %
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/set_up.sh $<
 	touch $@
+
+# Known vulnerabilities of what is locked. It asks PyPI, or with AUDIT="--vulnerability-service osv" osv.dev: --strict fails
+# where neither answers for a package, which would else count as one without any.
+AUDIT ?=
+audit:
+	uvx pip-audit --strict --disable-pip --require-hashes $(AUDIT) --requirement requirements.lock
 
 # Keeps the versions that are locked, where they still fit; UPGRADE=--upgrade takes the newest.
 lock:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 import pandas as pd
+import pyarrow as pa
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
@@ -23,6 +24,7 @@ from analysis.drawing import GRID, INK, render
 from analysis.environments import difference
 from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
+from analysis.parquet import ResultsError, line
 from analysis.plots import PLOTS, caption
 from analysis.prediction_tables import next_steps
 from analysis.results import Results, filesystem, load_reduced
@@ -95,11 +97,16 @@ def write_report(
         files[f"figures/{figure.name}.png"] = figure.png
     files["report.md"] = _render("report.md.jinja", context).encode()
     files["index.html"] = _render("index.html.jinja", context).encode()
-    for folder in ("tables", "figures"):
-        system.create_dir(f"{root}/{folder}", recursive=True)
-    _remove_stale(system, root, files)
-    for name, content in files.items():
-        _write(system, f"{root}/{name}", content)
+    try:
+        for folder in ("tables", "figures"):
+            system.create_dir(f"{root}/{folder}", recursive=True)
+        _remove_stale(system, root, files)
+        for name, content in files.items():
+            _write(system, f"{root}/{name}", content)
+    except (OSError, pa.ArrowException) as error:
+        raise ResultsError(
+            f"{target}: the report cannot be written ({line(error)}); mend that, then: python -m study.scaling report DIR"
+        ) from None
     return f"{target.rstrip('/')}/index.html"
 
 
@@ -236,8 +243,16 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
+def _without_markup(value: Any) -> Any:
+    """Markdown lets HTML through: a name with markup in it is to stay text there too."""
+    return value.replace("<", "&lt;") if isinstance(value, str) else value
+
+
+_MARKDOWN = _TEMPLATES.overlay(finalize=_without_markup)
+
+
 def _render(template: str, context: dict[str, Any]) -> str:
-    return _TEMPLATES.get_template(template).render(context)
+    return (_MARKDOWN if template.endswith(".md.jinja") else _TEMPLATES).get_template(template).render(context)
 
 
 def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]) -> None:

@@ -19,6 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from analysis.links import leads_outside
 from analysis.parquet import (
     BUCKET_SCHEMA,
     EPOCH_SCHEMA,
@@ -216,6 +217,8 @@ class _Folder:
 
 def _open(directory: str | os.PathLike[str]) -> _Folder:
     system, root = filesystem(directory)
+    if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
+        raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
     study = _read_study(system, root)
     listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
     paths = {info.path for info in listing if info.type == pafs.FileType.File}

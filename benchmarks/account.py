@@ -33,7 +33,7 @@ from analysis.report import write_report
 from analysis.results import Results, load
 from analysis.trace import check
 from benchmarks.common import RESULTS, command, figure, write_summary
-from benchmarks.faults import LATE_RANK
+from benchmarks.faulty_workloads import LATE_RANK
 from study.capacity import count_cpus, count_gpus
 from study.cluster import Cluster, connect
 from study.environment import versions
@@ -43,7 +43,7 @@ from trainables.sweep import sweep_sizes
 from trainables.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
-FAULTS = "benchmarks/faults.py"
+FAULTS = "benchmarks/faulty_workloads.py"
 MIB, GIB, GB = 2**20, 2**30, 1e9
 
 SWEEP_GOAL = 0.97

@@ -1,75 +1,65 @@
-"""Workloads with a fault in them, which the measurements must find: a late rank, and a slow loader.
+"""Faults at random moments of a study on two hosts under Ray, and what is lost by them:  python -m benchmarks.faults
 
-Model, image size and batch are the trial's; images are random. Give one as `--workload benchmarks/faults.py:late_rank`.
+The hosts are sets of namespaces of this machine (`tests/hosts.py`; it needs root); faults, and what must hold after each,
+are in `tests/faults.py`. Moments are seeded. Writes the count, also as a table: benchmarks/results/faults/table.md.
 """
 
+import argparse
+import random
 import time
-from dataclasses import replace
+from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import Dataset, TensorDataset
-
-from trainables.data.synthetic import CHANNELS, CLASSES, resident
-from trainables.optimizers import make_optimizer
-from trainables.registry import MODELS, load
-from trainables.timing import CudaClock
-from trainables.trial import Trial
-from trainables.workload import Workload, identity
-
-LATE_RANK = 1
-LATE_S = 0.02
-LOAD_S = 0.05
+from benchmarks.common import figure, write_summary
+from tests.faults import FAULTS, FaultError, cluster, suffer
 
 
-def resident_batch(trial: Trial) -> tuple[torch.Tensor, ...]:
-    """Images [batch_per_gpu, 3, image_size, image_size] and labels [batch_per_gpu] on the trial's device."""
-    dataset = resident(trial).dataset
-    assert isinstance(dataset, TensorDataset)
-    return dataset.tensors
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=10, help="of each fault")
+    parser.add_argument("--faults", default=",".join(FAULTS), help="a comma list")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="faults", help="folder under benchmarks/results")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin none after so many seconds")
+    options = parser.parse_args()
+    samples: list[dict[str, Any]] = []
+    begin_s = time.monotonic()
+    for repeat in range(options.repeats):
+        with cluster() as made:
+            for name in options.faults.split(","):
+                if time.monotonic() - begin_s > options.budget_s:
+                    break
+                moments = random.Random(f"{options.seed} {repeat} {name}")
+                try:
+                    samples.append({"repeat": repeat, "holds": True} | suffer(made, name, moments))
+                except FaultError as error:
+                    samples.append({"repeat": repeat, "holds": False, "fault": name, "what": str(error)[-3_000:]})
+                    made.rejoin(force=True)
+                print(samples[-1], flush=True)
+                folder = write_summary(options.name, figures(samples), samples)
+                (folder / "table.md").write_text(table(samples))
 
 
-def sound(trial: Trial) -> Workload:
-    """No fault: one batch that lies on the device."""
-    return Workload(
-        model=load(MODELS[trial.model])(CLASSES, CHANNELS, trial.image_size),
-        dataset=TensorDataset(*resident_batch(trial)),
-        loss=nn.functional.cross_entropy,
-        optimizer=make_optimizer(trial),
-        collate=identity,
-        resident=True,
-    )
+def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    made = []
+    for name, (held, count) in _counts(samples).items():
+        made.append(figure(f"{name}: survived", held, None, f"of {count}", f"{count} of {count}", held == count))
+    return made
 
 
-def late_rank(trial: Trial) -> Workload:
-    """Rank 1 begins each backward pass 20 ms late: its device is busy with nothing for so long."""
-    workload = sound(trial)
-    sleep = CudaClock(torch.device("cuda")).hold if trial.device == "cuda" else time.sleep
-    late = dist.is_initialized() and dist.get_rank() == LATE_RANK
-
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if late:
-            sleep(LATE_S)
-        return nn.functional.cross_entropy(outputs, targets)
-
-    return replace(workload, loss=loss)
+def table(samples: list[dict[str, Any]]) -> str:
+    """The count as Markdown."""
+    lines = ["| fault, injected while a study runs on two nodes | survived |", "|---|---|"]
+    lines += [f"| {name} | {held} of {count} |" for name, (held, count) in _counts(samples).items()]
+    return "\n".join(lines) + "\n"
 
 
-def slow_loader(trial: Trial) -> Workload:
-    """Every batch takes 50 ms to load, on every rank."""
-    return replace(sound(trial), dataset=SlowImages(trial), resident=False)
+def _counts(samples: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for sample in samples:
+        held, count = found.get(sample["fault"], (0, 0))
+        found[sample["fault"]] = held + sample["holds"], count + 1
+    return found
 
 
-class SlowImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """One batch of random images on the host, however many are asked for, after LOAD_S."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.batch = resident_batch(trial.but(device="cpu", interconnect="auto"))
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, ...]:
-        time.sleep(LOAD_S)
-        return self.batch
+if __name__ == "__main__":
+    main()

@@ -71,7 +71,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             "and that RAY_AUTH_MODE=token and its token (~/.ray/auth_token) are the cluster's"
         ) from error
     try:
-        nodes = _nodes()
+        nodes = alive_nodes()
         driver_address = ray.util.get_node_ip_address()
         what = "a local Ray" if wanted == "local" else f"the Ray cluster at {wanted}"
         gpus, cpus = sum(node.gpus for node in nodes), sum(node.cpus for node in nodes)
@@ -131,7 +131,7 @@ def _probe(address: str) -> None:
         ) from error
 
 
-def _nodes() -> list[NodeCapacity]:
+def alive_nodes() -> list[NodeCapacity]:
     """Alive nodes in a fixed order, so that a layout always takes the same ones."""
     import ray
 

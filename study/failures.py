@@ -3,15 +3,20 @@
 import traceback
 from typing import Any
 
+from study.redaction import redacted
+
 
 def describe_failure(rank: int, node_id: str, error: BaseException) -> dict[str, Any]:
-    """What a rank's exception says: which rank, whether memory ran out, one line, and the traceback."""
+    """What a rank's exception says: which rank, whether memory ran out, one line, and the traceback.
+
+    Secrets are taken out here, where the rank's own environment tells what they are.
+    """
     return {
         "rank": rank,
         "node_id": node_id,
         "out_of_memory": is_out_of_memory(error),
         "line": first_line(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": redacted("".join(traceback.format_exception(error))),
     }
 
 
@@ -27,7 +32,7 @@ def first_line(error: BaseException | None) -> str:
     if lines and lines[0].startswith("Caught ") and " in DataLoader worker process " in lines[0]:
         # torch's own wrapping of what a loader process raised: the traceback's last line says what that was
         lines = [lines[-1].partition(": ")[2]]
-    line = next(iter(lines), "")
+    line = redacted(next(iter(lines), ""))
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from study import checkpoints
 from study.layout import Layout
+from study.metrics import Metrics
 from study.store import Store
-from study.worker_group import Gauges, GroupError, WorkerGroup
+from study.worker_group import GroupError, WorkerGroup
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 20.0
@@ -50,10 +51,17 @@ class _Job:
 class Keeper:
     """Holds one live worker group, or one for each of `node_ids`. An asyncio actor: every method may wait while others run.
 
-    Metrics of the latest trial are gauges of this process, which lives as long as the study.
+    Metrics are gauges of this process, which lives as long as the study. `counts` and `make_gauge`: see `study.metrics.Metrics`.
     """
 
-    def __init__(self, study_name: str, exhausted: list[dict[str, Any]], store: Store, node_ids: Sequence[str] = ()):
+    def __init__(
+        self,
+        study_name: str,
+        exhausted: list[dict[str, Any]],
+        store: Store,
+        counts: dict[str, int],
+        node_ids: Sequence[str] = (),
+    ):
         # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
         # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
         os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
@@ -67,7 +75,7 @@ class Keeper:
             self.free.put_nowait(slot)
         self.running: dict[str, _Job] = {}
         self.opened_groups = 0
-        self.gauges = Gauges(study_name)
+        self.metrics = Metrics(study_name, counts, make_gauge)
 
     async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
         """Runs a job {"id", "trial", "source", "checkpoint_every_s"} in a live group, or in a new one where layout or block differ.
@@ -101,11 +109,14 @@ class Keeper:
         in_time = await _result_or_end(mine, group, timeout_s)
         if mine.result.done():
             payloads = mine.result.result()
-            began_at = min(payload["began_at"] for payload in payloads)
-            ended_at = max(payload["ended_at"] for payload in payloads)
-            return _outcome("done", "", "", group.name, group.environment, began_at, ended_at, payloads)
+            # no node's clock is compared with another's: they may be apart
+            began_at = payloads[0]["began_at"]
+            span_s = max(payload["ended_at"] - payload["began_at"] for payload in payloads)
+            return _outcome("done", "", "", group.name, group.environment, began_at, span_s, payloads)
         if in_time:
             await asyncio.sleep(0)  # reports that arrived together with the end
+        else:
+            await group.look()
         await self._end(slot, kill=True)
         awaited = "no epoch ended" if job["trial"].get("epochs") else "no result"
         status, reason, log = group.verdict("" if in_time else f"{awaited} within {timeout_s:g} s (--trial-timeout)")
@@ -130,9 +141,9 @@ class Keeper:
         """Ends the live groups, and waits until their processes and resources are gone."""
         await asyncio.gather(*(self._end(slot, kill=False) for slot in self.slots if slot.group is not None))
 
-    async def export(self, trial_id: str, values: dict[str, float]) -> None:
-        """Publishes numbers of a current trial as gauges `scaling_study_<name>` on this node's metrics port."""
-        self.gauges.set(trial_id, values)
+    async def ended(self, trial_id: str, status: str, values: dict[str, float]) -> None:
+        """Publishes that a trial ended, and its numbers, on this node's metrics port."""
+        self.metrics.ended(trial_id, status, values)
 
     # called by ranks
 
@@ -159,7 +170,7 @@ class Keeper:
         if job := self._job(name, job_id):
             job.epochs.append(row)
             job.news.set()
-            self.gauges.set(job_id, {key: float(value) for key, value in row.items() if value is not None})
+            self.metrics.epoch_ended(job_id, row)
 
     async def load_checkpoint(self, name: str, job_id: str) -> bytes | None:
         """Rank 0 asks where an earlier run of this job came to."""
@@ -265,7 +276,7 @@ def _outcome(
     worker_group: str,
     environment: dict[str, Any],
     started_at: float,
-    ended_at: float | None = None,
+    span_s: float | None = None,
     payloads: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     return {
@@ -275,6 +286,6 @@ def _outcome(
         "worker_group": worker_group,
         "environment": environment,
         "started_at": started_at,
-        "duration_s": (ended_at or time.time()) - started_at,
+        "duration_s": time.time() - started_at if span_s is None else span_s,
         "payloads": payloads or [],
     }

@@ -72,6 +72,14 @@ def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[P
     }
 
 
+def relaid(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
+    """The same ranks where all nodes of a layout are still there, else on the first that fit. Raises ValueError."""
+    there = {node.node_id for node in capacity}
+    if there.issuperset(layout.node_ids):
+        return layout
+    return _layout(layout.kind, len(layout.node_ids), set(layout.world_sizes), capacity)
+
+
 def _layout(kind: ProcessKind, ranks: int, sizes: set[int], capacity: Sequence[NodeCapacity]) -> Layout:
     per_node = ranks // kind.nodes
     fitting = [

@@ -316,8 +316,8 @@ def _ordered(statuses: Iterable[str]) -> dict[str, int]:
 
 
 def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
-    """Where a trial's error log lies."""
-    return f"{store.trial_folder(record['trial_id'])}/{record['log']}" if record.get("log") else None
+    """Where a trial's error log lies; whatever a record calls it, it has one name."""
+    return f"{store.trial_folder(record['trial_id'])}/error.log" if record.get("log") else None
 
 
 def status_of(directory: str) -> dict[str, Any]:

@@ -27,7 +27,9 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import fs
 
+from analysis.links import leads_outside
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from study.redaction import redacted
 from study.tables import SCHEMAS, parquet_bytes
 from trainables.trial import Trial
 
@@ -118,7 +120,7 @@ class Store:
                 "command": command,
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
-            store._replace_file("study.json", _json_bytes(study))
+            store._replace_file("study.json", _json_bytes(redacted(study)))
             if store._is_local:
                 clear_partial(Path(store.root))
         return store
@@ -171,8 +173,8 @@ class Store:
         files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items()}
         files |= {f"traces/rank{rank}.json.gz": trace for rank, trace in result.traces.items()}
         if result.log:
-            files["error.log"] = result.log.encode(errors="backslashreplace")
-        files["trial.json"] = _json_bytes(_record(result))
+            files["error.log"] = redacted(result.log).encode(errors="backslashreplace")
+        files["trial.json"] = _json_bytes(redacted(_record(result)))
         with explained(f"trial {trial_id} cannot be saved in {self.out}"):
             if self._is_local:
                 replace_folder(Path(self.root), trial_id, files)
@@ -184,7 +186,7 @@ class Store:
         if filesystem is not None:
             return cls(out, filesystem, out.strip("/"))
         if "://" not in out:
-            return cls(out, fs.LocalFileSystem(), os.path.abspath(out))
+            return cls(out, fs.LocalFileSystem(), _without_ways_out(out))
         try:
             filesystem, root = fs.FileSystem.from_uri(out)
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -278,6 +280,18 @@ class Store:
             self.filesystem.create_dir(place, recursive=True)
         for name, content in files.items():  # trial.json is the last one
             self._put(f"{folder}/{name}", content)
+
+
+def _without_ways_out(out: str) -> str:
+    """The absolute path of a local results folder in which no link leads outside."""
+    root = os.path.abspath(out)
+    with explained(f"{out} cannot be used"):
+        link = leads_outside(root)
+    if link is not None:
+        raise StoreError(
+            f"{link} leads outside of {out}: replace the link by what it points to, or choose another --out"
+        )
+    return root
 
 
 def _record(result: TrialResult) -> dict[str, Any]:

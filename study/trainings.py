@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from trainables.schedule import warning
-
 from study.grid import Capacity
 from study.layout import may_run_beside, side_by_side_nodes
+from trainables.schedule import warning
 from trainables.trial import Trial
 
 

@@ -19,14 +19,15 @@ import pyarrow as pa
 import ray
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
+from ray.util.metrics import Gauge
 
-from analysis.measures import summarise
 from study import checkpoints
-from study.cluster import Cluster
+from study.cluster import Cluster, alive_nodes
 from study.keeper import Keeper
-from study.layout import Layout, ProcessKind, layouts, may_run_beside, members, side_by_side_nodes
+from study.layout import Layout, ProcessKind, layouts, may_run_beside, members, relaid, side_by_side_nodes
+from study.metrics import counts, numbers
 from study.plan import SETTLED, pruned_by
-from study.store import Store, TrialResult
+from study.store import Store, StoreError, TrialResult
 from study.tables import SCHEMAS, unpacked
 from trainables.trial import Trial
 
@@ -112,10 +113,13 @@ def tune_grid(
         for trial in block:
             lone = f"isolated-{len(points)}" if isolate else None
             points.append({"trial": trial.model_dump(), "block": lone or f"block-{number}"})
-    exhausted = [record["trial"] for record in store.records() if record["status"] == "out_of_memory"]
+    records = store.records()
+    exhausted = [record["trial"] for record in records if record["status"] == "out_of_memory"]
+    statuses = {record["trial_id"]: record["status"] for record in records}
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
+    known = counts(statuses, [trial.trial_id for trial in trials])
     rooms = side_by_side_nodes(trials, cluster.nodes)[:side_by_side] if side_by_side > 1 else []
-    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted, store, rooms)
+    keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted, store, known, Gauge, rooms)
     task = _Task(
         keeper=keeper,
         store=store,
@@ -124,6 +128,7 @@ def tune_grid(
         trial_timeout_s=trial_timeout_s,
         checkpoint_every_s=checkpoint_every_s,
         sources=_workload_sources(trials),
+        hosts={node.node_id: f"{node.address} ({node.node_id[:8]})" for node in cluster.nodes},
     )
     if points:  # its processes start while Tune's do
         keeper.prepare.remote(task.layout(trials[0]), points[0]["block"])
@@ -158,10 +163,14 @@ class _Task:
     trial_timeout_s: float
     checkpoint_every_s: float
     sources: dict[str, str]
+    hosts: dict[str, str]
 
     def layout(self, trial: Trial) -> Layout:
-        """Where the ranks of a trial's group sit."""
-        layout = self.layouts[ProcessKind.of(trial)]
+        """Where the ranks of a trial's group sit: on other nodes than planned where one of those is gone.
+
+        Raises ValueError where too few are left.
+        """
+        layout = relaid(self.layouts[ProcessKind.of(trial)], alive_nodes())
         return dataclasses.replace(layout, world_sizes=(trial.processes,)) if self.isolate else layout
 
 
@@ -173,28 +182,19 @@ def measure_point(config: dict[str, Any], task: _Task) -> None:
     """
     trial = Trial.model_validate(config["point"]["trial"])
     result = _pruned(trial, task.keeper) or _measured(trial, config["point"]["block"], task)
-    task.store.save(result)
+    try:
+        task.store.save(result)
+    except StoreError as error:  # a full disk, say: the next trial may find room again
+        reason = f"measured as {result.status}, but not kept, so it runs again next time: {error}"
+        result = TrialResult(trial=trial, status="failed", reason=reason, started_at=time.time(), duration_s=0.0)
     if result.status in SETTLED:
         checkpoints.drop(task.store, [trial.trial_id])
-    summary = _summary(result)
-    if summary:
-        ray.get(task.keeper.export.remote(trial.trial_id, {k: float(v) for k, v in summary.items()}))
+    summary = numbers(result)
+    ray.get(task.keeper.ended.remote(trial.trial_id, result.status, {k: float(v) for k, v in summary.items()}))
     report = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
     tune.report(
         report | {"log": f"{task.store.trial_folder(trial.trial_id)}/error.log" if result.log else "", **summary}
     )
-
-
-def _summary(result: TrialResult) -> dict[str, Any]:
-    """What a trial came to, as numbers by name."""
-    if result.epochs is not None:
-        last = result.epochs.slice(result.epochs.num_rows - 1).to_pylist()[0]
-        found = last | {"throughput_samples_per_s": last["samples"] / last["train_s"]}
-    elif result.steps is not None:
-        found = summarise(result.steps.to_pandas())
-    else:
-        found = {}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
@@ -208,13 +208,20 @@ def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
 
 
 def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
+    try:
+        layout = task.layout(trial)
+    except ValueError as error:
+        gone = set(task.layouts[ProcessKind.of(trial)].node_ids) - {node.node_id for node in alive_nodes()}
+        lost = ", ".join(sorted(task.hosts[node_id] for node_id in gone))
+        reason = f"lost node {lost}: {error}; when the cluster is whole again, the same command runs what is left"
+        return TrialResult(trial=trial, status="failed", reason=reason, started_at=time.time(), duration_s=0.0)
     job = {
         "id": trial.trial_id,
         "trial": trial.model_dump(),
         "source": task.sources.get(trial.workload),
         "checkpoint_every_s": task.checkpoint_every_s,
     }
-    pending = task.keeper.measure.remote(job, task.layout(trial), block, task.trial_timeout_s)
+    pending = task.keeper.measure.remote(job, layout, block, task.trial_timeout_s)
     if trial.epochs:
         _report_epochs(trial, pending, task.keeper)
     outcome = ray.get(pending)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -18,6 +19,9 @@ import ray
 
 from study.failures import first_line, is_out_of_memory
 from study.layout import Layout
+from study.stuck import calls, culprits, told
+
+ANSWER_TIMEOUT_S = 5.0
 
 
 class _ToKeeper:
@@ -61,24 +65,6 @@ def train_loop(config: dict[str, Any]) -> None:
     serve(layout, context.get_node_id(), context.current_actor, device, _ToKeeper(config["keeper"], config["name"]))
 
 
-class Gauges:
-    """Numbers of the current trials as gauges `scaling_study_<name>` on the metrics port of the process' node."""
-
-    def __init__(self, study_name: str):
-        self.study_name = study_name
-        self.gauges: dict[str, Any] = {}
-
-    def set(self, trial_id: str, values: dict[str, float]) -> None:
-        from ray.util.metrics import Gauge
-
-        for name, value in values.items():
-            if name not in self.gauges:
-                self.gauges[name] = Gauge(
-                    f"scaling_study_{name}", description=f"{name} of the current trial", tag_keys=("study", "trial")
-                )
-            self.gauges[name].set(value, tags={"study": self.study_name, "trial": trial_id})
-
-
 class GroupError(Exception):
     """A worker group that could not be started."""
 
@@ -101,6 +87,7 @@ class WorkerGroup:
         self.actors: list[Any] = []
         self.job_id = ""
         self.failures: list[dict[str, Any]] = []
+        self.stacks: list[Any] = []
         self.killed = False
         self.asked_at = time.time()
 
@@ -156,25 +143,48 @@ class WorkerGroup:
         """Status, reason in one line, and log of the job that this group did not finish; `timed_out` says what was late."""
         ran_out = next((failure for failure in self.failures if failure["out_of_memory"]), None)
         if ran_out:
-            return "out_of_memory", f"rank {ran_out['rank']}: {ran_out['line']}", self.log()
+            return "out_of_memory", f"{self.place(ran_out['rank'])}: {ran_out['line']}", self.log()
         # a rank that was killed says nothing; those that lost it report a broken connection
         reported = {failure["rank"] for failure in self.failures}
         dead = {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
         if self.failures and (self.killed or not dead):
             first = self.failures[0]
-            return "failed", f"rank {first['rank']} on node {first['node_id'][:8]}: {first['line']}", self.log()
+            return "failed", f"{self.place(first['rank'])}: {first['line']}", self.log()
         if timed_out:
-            return "timeout", timed_out, self.log()
+            found = culprits(self.stacks) if self.stacks else {}
+            who = "".join(f"; {self.place(rank)} {what}" for rank, what in found.items())
+            return "timeout", f"{timed_out}{who}", self.log()
         for rank, error in dead.items():
             # Ray's own error where it ended a rank because the host's memory was full
             exhausted = is_out_of_memory(error) or isinstance(error, ray.exceptions.OutOfMemoryError)
             status = "out_of_memory" if exhausted else "failed"
-            return status, f"rank {rank} died: {first_line(error)}", self.log()
+            return status, f"{self.place(rank)} died: {first_line(error)}", self.log()
         return "failed", f"worker group ended: {first_line(self.error)}", self.log()
 
+    def place(self, rank: int) -> str:
+        """A rank with the host that it is on, and the begin of the node's id in Ray."""
+        node_ids = [facts["node_id"] for facts in self.environment.get("ranks", [])]
+        if rank >= len(node_ids):
+            return f"rank {rank}"
+        hosts = {node["node_id"]: node["host"] for node in self.environment["nodes"]}
+        return f"rank {rank} on node {hosts[node_ids[rank]]} ({node_ids[rank][:8]})"
+
+    async def look(self) -> None:
+        """Asks every rank which calls it is in."""
+
+        async def answer(actor: Any) -> Any:
+            with contextlib.suppress(Exception):  # one that is stopped, gone or cut off
+                return await asyncio.wait_for(
+                    asyncio.wrap_future(actor.execute.remote(calls).future()), ANSWER_TIMEOUT_S
+                )
+            return None
+
+        self.stacks = await asyncio.gather(*map(answer, self.actors))
+
     def log(self) -> str:
-        """Tracebacks of all ranks that reported one, then what Ray Train said."""
-        parts = [
+        """Where ranks were at the time limit, tracebacks of all that reported one, then what Ray Train said."""
+        parts = [told(rank, found) for rank, found in enumerate(self.stacks)]
+        parts += [
             f"rank {failure['rank']} on node {failure['node_id']}\n{failure['traceback']}" for failure in self.failures
         ]
         if self.error is not None:

@@ -16,6 +16,8 @@ from trainables.trial import Trial
 from trainables.workload import Held, Workload
 
 TOO_LARGE_BATCH = 16
+STARVED = Path("/tmp/scaling-study-tests-starved")
+"""on a host where this lies, `slow` finds no memory"""
 
 
 def sound(trial: Trial) -> Workload:
@@ -53,6 +55,8 @@ def slow(trial: Trial) -> Workload:
     def step() -> None:
         if folder := os.environ.get("STEPPING"):
             (Path(folder) / str(os.getpid())).touch()
+        if STARVED.exists():
+            torch.empty(10**15)
         time.sleep(0.1)
 
     return _workload(step)

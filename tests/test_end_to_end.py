@@ -155,7 +155,7 @@ def test_a_rank_that_is_killed_costs_its_own_trial_only_and_the_exit_status_says
     assert statuses == ["done", "failed"]
     assert status == 1
     # the reason names the dead rank, or the rank that noticed first that its peer was gone
-    assert re.search(r"failed: .*rank \d (died|on node .*Connection)", stderr), stderr
+    assert re.search(r"failed: .*rank \d on node .*(died|Connection)", stderr), stderr
     failed = next(record for record in finished(out).values() if record["status"] == "failed")
     assert str(out / "trials" / str(failed["trial_id"]) / "error.log") in stderr.replace("\n", "")
 

@@ -16,14 +16,14 @@ from analysis.ceiling import sweep_seconds
 from analysis.communication import account, bucket_rows
 from analysis.measures import summarise
 from analysis.windows import windows
-from benchmarks.faults import LATE_RANK, LATE_S, LOAD_S
+from benchmarks.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
 from study.tables import packed, unpacked
 from tests.gloo import on_ranks
 from trainables.run import Measurement, run
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-FAULTS = Path(__file__).parent.parent / "benchmarks/faults.py"
+FAULTS = Path(__file__).parent.parent / "benchmarks/faulty_workloads.py"
 WIRE = "wire0"
 WIRE_BYTES_PER_S = 12_500_000
 CLONE_NEWNET = 0x40000000

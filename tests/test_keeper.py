@@ -12,6 +12,15 @@ from study.layout import Layout, ProcessKind
 from study.store import Store
 from trainables.trial import Trial
 
+
+class FakeGauge:
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]):
+        self.values: dict[str, float] = {}
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.values[tags["study"]] = value
+
+
 LAYOUT = Layout(ProcessKind.of(Trial()), ("a",), (1,))
 JOB = {"id": "first", "trial": Trial().model_dump(), "source": None}
 
@@ -25,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def prepared_and_measured(started: list[str]) -> dict[str, Any]:
-    keeper = Keeper("study", [], cast(Store, None))
+    keeper = Keeper("study", [], cast(Store, None), {}, FakeGauge)
     await keeper.prepare(LAYOUT, "block-0")
     await keeper.prepare(LAYOUT, "block-0")
     await keeper.opened(started[0], {"ranks": []}, [])

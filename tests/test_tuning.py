@@ -210,7 +210,7 @@ def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(clu
     assert "Traceback (most recent call last)" in log
     assert "in fail" in log
     assert records[dying.trial_id]["status"] == "failed"
-    assert re.search("rank 1 died|rank 0 on node .*Connection", records[dying.trial_id]["reason"])
+    assert re.search("rank 1 on node .* died|rank 0 on node .*Connection", records[dying.trial_id]["reason"])
     assert records[hanging.trial_id]["status"] == "timeout"
     assert records[hanging.trial_id]["reason"] == "no result within 15 s (--trial-timeout)"
 

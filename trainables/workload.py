@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -216,6 +217,9 @@ def _stand_in(file_name: str, source: str) -> Path:
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
     path = Path(tempfile.gettempdir()) / f"scaling-study-workload-{os.getuid()}-{digest}" / file_name
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    owner = path.parent.lstat()
+    if owner.st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o022 or path.parent.is_symlink():
+        raise WorkloadError(f"{path.parent} can be written by others, and code would be run from it: remove it")
     partial = path.with_name(f".{file_name}.{os.getpid()}.partial")
     partial.write_text(source)
     partial.replace(path)

@@ -1,0 +1,48 @@
+"""What a study tells Prometheus, and what the dashboard asks it for."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from study.metrics import OF_TRIAL, Metrics, counts
+from study.store import STATUSES
+from tests.dashboard import METRICS, OF_GPUS
+
+
+class Gauge:
+    """Remembers what was set, in the place of Ray's."""
+
+    made: dict[str, "Gauge"]
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+        self.tag_keys = tag_keys
+        Gauge.made[name] = self
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.values[tuple(tags[key] for key in self.tag_keys)] = value
+
+
+def test_progress_counts_every_trial_once_and_only_the_latest_is_current() -> None:
+    Gauge.made = {}
+    metrics = Metrics("s", counts({"a": "done", "b": "failed", "old": "done"}, ["b", "c", "d"]), Gauge)
+    trials = Gauge.made["scaling_study_trials"].values
+    nothing = {("s", status): 0 for status in STATUSES}
+    assert trials == nothing | {("s", "done"): 2, ("s", "left"): 3}
+    metrics.ended("b", "done", {"step_s": 0.5, "slowest_rank": 1.0})
+    metrics.ended("c", "timeout", {})
+    assert trials == nothing | {("s", "done"): 3, ("s", "timeout"): 1, ("s", "left"): 1}
+    assert Gauge.made["scaling_study_current"].values == {("s", "b"): 0, ("s", "c"): 1}
+    assert Gauge.made["scaling_study_step_s"].values == {("s", "b"): 0.5}
+    assert "scaling_study_slowest_rank" not in Gauge.made, "a number that no dashboard shows costs a series a trial"
+
+
+def test_the_dashboard_asks_only_for_metrics_that_are_ours_or_rays() -> None:
+    found = importlib.util.find_spec("ray")
+    assert found is not None
+    assert found.origin is not None
+    agent = Path(found.origin).parent / "dashboard/modules/reporter/reporter_agent.py"
+    ours = {f"ray_scaling_study_{name}" for name in (*OF_TRIAL, "trials", "current")}
+    rays = {f"ray_{name}" for name in re.findall(r'"(node_\w+)"', agent.read_text())}
+    assert set(METRICS) <= ours | rays
+    assert set(OF_GPUS) <= rays
