@@ -94,8 +94,9 @@ def findings(rate: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                     "> 1" if set_to else "none: no link is in the way", bool(each[LARGE] > each[SMALL]) if set_to else None,
                 )
             )  # fmt: skip
-    samples = [
-        {"rate": label, **row} for row in found[["model", "trial_id", "wire_s", "gradient_bytes"]].to_dict("records")
+    samples: list[dict[str, Any]] = [
+        {"rate": label} | {str(name): value for name, value in row.items()}
+        for row in found[["model", "trial_id", "wire_s", "gradient_bytes"]].to_dict("records")
     ]
     samples += [{"rate": label, "fit": row} for row in fitted.to_dict("records")]
     return figures, samples
