@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ STUDY = (
     "python -m study.scaling run smoke --gpus 4 --nodes 2 --batch-per-gpu 8 --repeats 1 --set account_steps=1 "
     "--set sweep_bytes=65536 --out results/up"
 )
+WAIT = "import ray, time; ray.init(); [time.sleep(1) for _ in iter(lambda: sum(n['Alive'] for n in ray.nodes()) < 3, False)]"
 JOIN = """
 import sys
 from study.cluster import ClusterError, connect
@@ -72,8 +74,7 @@ def test_a_study_runs_on_a_cluster_that_ray_up_made_and_ray_down_leaves_nothing(
         (hosts.console.tmp / "cluster.yaml").write_text(yaml.safe_dump(configuration(hosts)))
         launch(hosts, "up", "-y", "--no-config-cache", "/tmp/cluster.yaml")
         # the head's autoscaler starts the workers
-        waited = "until [ $(ray status | grep -c '^ 1 ') -ge 3 ]; do sleep 1; done; ray status"
-        launch(hosts, "exec", "/tmp/cluster.yaml", f"timeout 300 bash -c {json.dumps(waited)}")
+        launch(hosts, "exec", "/tmp/cluster.yaml", f"timeout 400 python -c {shlex.quote(WAIT)}")
         assert [oct((host.tmp / "home/.ray/auth_token").stat().st_mode & 0o777) for host in hosts] == ["0o600"] * 3
 
         done = launch(hosts, "exec", "/tmp/cluster.yaml", f"cd ~/scaling-study && {STUDY}")
