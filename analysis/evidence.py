@@ -174,7 +174,7 @@ def doubts(analysis: Analysis) -> list[str]:
         ]
         fallen_trials += any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
         most_fallen = min([most_fallen, *clocks], key=lambda pair: pair[1] / pair[0])
-    lines = []
+    lines = [unlike for unlike in [_unlike_nodes(done)] if unlike]
     if slowed_trials:
         listed = join([f"{reason} ({count})" for reason, count in slowed.most_common()])
         lines.append(
@@ -192,6 +192,44 @@ def doubts(analysis: Analysis) -> list[str]:
             f"on {number(most_loaded[1], 0)}: processes waited for a core, those of the study among them."
         )
     return lines
+
+
+def _unlike_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:
+    """One sentence on trials whose nodes were not of one kind, naming in what and how; None where all were.
+
+    Memory counts as unlike from 5 % on: hosts of one kind reserve a little more or less of it.
+    """
+    unlike: dict[str, str] = {}
+    concerned = 0
+    for _, environment in done:
+        nodes = used_nodes(environment)
+        gib = [round((node.get("memory_bytes") or 0) / GIB) for node in nodes]
+        if gib and max(gib) <= 1.05 * min(gib):
+            gib = gib[:1] * len(gib)
+        facts: list[dict[str, Any]] = [
+            {
+                "CPU": node.get("cpu_model"),
+                "cores": node.get("cpu_count"),
+                "memory": f"{memory_gib} GiB",
+                "GPUs": join(sorted({str(gpu.get("name")) for gpu in node.get("gpus") or ()})) or "none",
+                "driver": join(sorted({str(gpu.get("driver")) for gpu in node.get("gpus") or ()})) or "none",
+                **(node.get("versions") or {}),
+            }
+            for node, memory_gib in zip(nodes, gib, strict=True)
+        ]
+        names = dict.fromkeys(name for each in facts for name in each)
+        differing = [name for name in names if len({each.get(name) for each in facts}) > 1]
+        concerned += bool(differing)
+        for name in differing:
+            by_value = {str(each.get(name)): node.get("host") for node, each in zip(nodes, facts, strict=True)}
+            unlike.setdefault(name, join([f"{value} on {host}" for value, host in by_value.items()]))
+    if not concerned:
+        return None
+    listed = "; ".join(f"{name}: {values}" for name, values in unlike.items())
+    return (
+        f"In {concerned} of {len(done)} trials the nodes were unlike ({listed}): the slowest of them sets the pace of all, so such "
+        "numbers hold for this mixture only."
+    )
 
 
 def _done(analysis: Analysis) -> list[tuple[str, dict[str, Any]]]:

@@ -2,8 +2,11 @@
 
 import logging
 import os
+import platform
+import re
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +24,17 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A connected cluster. `driver_resource` is what pins an actor to this host without taking a CPU."""
+    """A connected cluster. `driver_resource` is what pins an actor to this host without taking a CPU.
+
+    `is_local`: a Ray of our own, on this machine alone.
+    """
 
     nodes: list[NodeCapacity]
     description: str
     dashboard_url: str | None
     driver_resource: dict[str, float]
     log_dir: str
+    is_local: bool = False
 
 
 @contextmanager
@@ -48,6 +55,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                 "no running Ray cluster on this host (--address auto); start one with `ray start --head`, or use --address local"
             )
         wanted = found
+    said: list[str] = []
     try:
         if wanted == "local":
             context = ray.init(
@@ -61,15 +69,12 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             )
         else:
             _probe(wanted)
-            context = ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR)
+            with _native_messages(said):
+                context = ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR)
     except ClusterError:
         raise
     except Exception as error:  # Ray raises bare Exceptions too, where a node does not come up in time
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ClusterError(
-            f"cannot use the Ray cluster at {wanted}: {first_line}; check that it runs Ray {ray.__version__}, "
-            "and that RAY_AUTH_MODE=token and its token (~/.ray/auth_token) are the cluster's"
-        ) from error
+        raise ClusterError(_explained(wanted, str(error).strip() or type(error).__name__, "".join(said))) from error
     try:
         nodes = alive_nodes()
         driver_address = ray.util.get_node_ip_address()
@@ -82,9 +87,62 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
             dashboard_url=f"http://{url}" if url else None,
             driver_resource={f"node:{driver_address}": 0.001},
             log_dir=str(Path(context.address_info["session_dir"]) / "logs"),
+            is_local=wanted == "local",
         )
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _native_messages(said: list[str]) -> Iterator[None]:
+    """Keeps what Ray's native code writes to stderr, which repeats itself once a second; shown only if nothing failed."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        os.dup2(file.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            file.seek(0)
+            said.append(file.read())
+            if not failed:
+                sys.stderr.write(said[-1])
+
+
+def _explained(address: str, error: str, said: str) -> str:
+    """One line on why a cluster that answers cannot be joined, from Ray's error and what its native code said."""
+    import ray
+
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", error)
+    if "Version mismatch" in error and versions:
+        return (
+            f"the Ray cluster at {address} runs Ray {versions[0][0]} on Python {versions[0][1]}, and this process Ray "
+            f"{ray.__version__} on Python {platform.python_version()}: install the same requirements.lock, on the same "
+            "Python, here and on all nodes"
+        )
+    copy = "copy ~/.ray/auth_token from the cluster's head to this host (chmod 600), or set RAY_AUTH_TOKEN to what is in it"
+    if "no authentication token was found" in error:
+        return f"the Ray cluster at {address} wants a token, and there is none here: {copy}"
+    if "InvalidAuthToken" in said and os.environ.get("RAY_AUTH_MODE") != "token":
+        return f"the Ray cluster at {address} wants a token, and RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE')} sends none: export RAY_AUTH_MODE=token"
+    if "InvalidAuthToken" in said:
+        return f"the Ray cluster at {address} refuses the token in {_token_source()}: {copy}"
+    first_line = error.splitlines()[0]
+    return (
+        f"cannot use the Ray cluster at {address}: {first_line}; check that it runs Ray {ray.__version__}, "
+        "and that RAY_AUTH_MODE=token and its token (~/.ray/auth_token) are the cluster's"
+    )
+
+
+def _token_source() -> str:
+    """Where Ray takes this process's token from."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    return os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
 
 
 def _set_environment() -> None:

@@ -60,6 +60,7 @@ class Keeper:
         exhausted: list[dict[str, Any]],
         store: Store,
         counts: dict[str, int],
+        make_gauge: MakeGauge,
         node_ids: Sequence[str] = (),
     ):
         # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small

@@ -95,7 +95,11 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     control: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     everyone: list[Any] = [None] * world_size
-    mine = {"rank": rank_facts(rank, node_id, device), "node": node_facts(node_id), "handle": handle}
+    mine = {
+        "rank": rank_facts(rank, node_id, device),
+        "node": node_facts(node_id) | {"versions": versions()},
+        "handle": handle,
+    }
     dist.all_gather_object(everyone, mine, group=control)
     node_ids = [facts["rank"]["node_id"] for facts in everyone]
     if sorted(node_ids) != sorted(layout.node_ids):

@@ -145,6 +145,9 @@ def say_what_does_not_fit(prepared: Prepared) -> None:
     """Every combination that keeps a plan from starting, and why, once each."""
     for line in dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in prepared.unfit):
         say(f"does not fit: {line}")
+    too_small = any(row.reason.startswith("needs ") for row in prepared.unfit)
+    if too_small and is_local(prepared.configuration.address):
+        say("this machine alone was counted; for a cluster's nodes, run this on its head, or give --address HOST:PORT")
 
 
 def say_warnings(prepared: Prepared) -> None:
@@ -198,6 +201,11 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
 
     if not quiet:
         say(f"cluster: {cluster.description}")
+        if cluster.is_local and not prepared.configuration.address:
+            say(
+                "no cluster was found (no --address, no RAY_ADDRESS, no Ray that runs on this host): "
+                "this runs on this machine alone"
+            )
         if cluster.dashboard_url:
             say(f"dashboard: {cluster.dashboard_url}")
         on_gpus = prepared.pending[0].device == "cuda"

@@ -76,6 +76,52 @@ def smoke(capacity: Capacity) -> Study:
     )
 
 
+def interconnect(capacity: Capacity) -> Study:
+    """Whole nodes, more and more of them: what the network between them takes from two models whose compute and bytes differ.
+
+    One folder for each network (another cluster, another rate): nothing here knows what the network is.
+    """
+    on_gpus = gpus(capacity) > 0
+    held = [node.gpus if on_gpus else 1 for node in capacity if (node.gpus if on_gpus else node.cpus)]
+    per_node = min(held, default=1)
+    counts = [2**power for power in range(max(1, len(held)).bit_length())]
+    base: dict[str, Any] = {"dataset": "synthetic", "learning_rate": 0.01}
+    if on_gpus:
+        base |= {"device": "cuda", "image_size": 224, "precision": "bf16", "warmup_steps": 11, "steps": 30}
+        models, batch = ("vgg19", "resnet50"), 64
+    else:
+        base |= {
+            "device": "cpu",
+            "image_size": 32,
+            "warmup_steps": 2,
+            "steps": 3,
+            "account_steps": 3,
+            "sweep_bytes": 2**22,
+        }
+        models, batch = ("mlp", "resnet18_small"), 8
+    cases = {f"weak, {_nodes(n)}": {"nodes": n, "world_size": n * per_node, "batch_per_gpu": batch} for n in counts}
+    cases |= {
+        f"strong, {_nodes(n)}": {"nodes": n, "world_size": n * per_node, "batch_per_gpu": batch // n}
+        for n in counts
+        if batch % n == 0
+    }
+    return Study(
+        name="interconnect",
+        question=(
+            "What does the network between nodes cost a model with few operations for each byte of gradients, and one with "
+            "many, with the batch per GPU held and with the global batch held?"
+        ),
+        base=base,
+        axes={"model": models},
+        repeats=3,
+        cases=cases,
+    )
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
+
+
 STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
     "default": default,
     "weak": weak,
@@ -90,4 +136,5 @@ STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
     "accuracy": accuracy,
     "large-batch": large_batch,
     "fifth-epoch": fifth_epoch,
+    "interconnect": interconnect,
 }

@@ -43,6 +43,7 @@ STARTS_RAY = (
     "test_end_to_end.py",
     "test_faults.py",
     "test_monitoring.py",
+    "test_ray_up.py",
     "test_training_study.py",
     "test_tuning.py",
 )

@@ -234,7 +234,8 @@ def start_ray(hosts: Hosts, cpus: int = 2, head_cpus: int | None = None) -> str:
         (host.tmp / "home/.ray/auth_token").write_text(token["RAY_AUTH_TOKEN"])
         own = cpus if number or head_cpus is None else head_cpus
         role = ["--head", "--port=6379", "--dashboard-host=127.0.0.1"] if number == 0 else [f"--address={address}"]
-        host.run(["ray", "start", *role, f"--node-ip-address={host.address}", f"--num-cpus={own}", *bounded])
+        start = ["ray", "start", *role, f"--node-ip-address={host.address}", f"--num-cpus={own}", *bounded]
+        host.run(start, env={"RAY_raylet_start_wait_time_s": "300"}, timeout_s=400)
     return address
 
 
@@ -250,6 +251,8 @@ def _boot(name: str, address: str, folder: Path, table: str) -> Host:
         (own / part).mkdir(parents=True)
     (own / "tmp").chmod(0o1777)
     _write_etc(own / "etc", name, table, folder / "key.pub")
+    for start_file in (".bashrc", ".profile"):
+        (own / "tmp/home" / start_file).touch()
     shutil.copy(folder / "key", own / "tmp/home/.ssh/id_ed25519")
     (own / "tmp/home/.ssh/id_ed25519").chmod(0o600)
     flags = ["--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc", "--uts"]

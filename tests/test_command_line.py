@@ -235,6 +235,7 @@ def test_more_gpus_than_there_are_is_known_before_anything_starts(
             for workers in (0, 1)
             for precision in ("fp32", "bf16")
         ]
+        + ["this machine alone was counted; for a cluster's nodes, run this on its head, or give --address HOST:PORT"]
         or command == "plan"
     )
     assert not (tmp_path / "out").exists()

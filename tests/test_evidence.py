@@ -175,3 +175,34 @@ def test_runs_of_cpus_read_back_as_the_cpus_that_they_came_from(cpus: set[int]) 
 @pytest.mark.parametrize(("cpus", "text"), [([], None), ([3], "3"), ([0, 1, 2, 8], "0–2, 8")])
 def test_cpus_are_drawn_together(cpus: list[int], text: str | None) -> None:
     assert _as_ranges(cpus) == text
+
+
+def on_two_nodes(directory: Path, change: Callable[[list[dict[str, Any]]], None]) -> list[str]:
+    """What is doubted of a trial on two nodes whose facts `change` has altered."""
+    write_study(directory)
+    (trial,) = grid(GPU, world_size=[4], nodes=[2])
+    content = record(trial)
+    change(content["environment"]["nodes"])
+    write_trial(directory, content, steps(trial, 0.1))
+    return doubts(analyse(load(directory)))
+
+
+def test_nodes_that_differ_are_named_with_what_differs(tmp_path: Path) -> None:
+    def other_kind(nodes: list[dict[str, Any]]) -> None:
+        nodes[1] |= {"cpu_count": 8, "memory_bytes": 64 * 2**30}
+        for node, version in zip(nodes, ("2.60.0", "2.59.0"), strict=True):
+            node["versions"] = {"python": "3.11.9", "ray": version}
+
+    (line,) = on_two_nodes(tmp_path / "results", other_kind)
+    assert line == (
+        "In 1 of 1 trials the nodes were unlike (cores: 16 on node-a0 and 8 on node-a1; memory: 128 GiB on node-a0 and "
+        "64 GiB on node-a1; ray: 2.60.0 on node-a0 and 2.59.0 on node-a1): the slowest of them sets the pace of all, so such "
+        "numbers hold for this mixture only."
+    )
+
+
+def test_nodes_of_one_kind_are_not_doubted_for_a_little_less_memory(tmp_path: Path) -> None:
+    def a_little_less(nodes: list[dict[str, Any]]) -> None:
+        nodes[1]["memory_bytes"] = int(0.97 * nodes[0]["memory_bytes"])
+
+    assert on_two_nodes(tmp_path / "results", a_little_less) == []

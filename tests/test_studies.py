@@ -171,3 +171,17 @@ def test_an_axis_that_is_asked_for_replaces_the_base_value() -> None:
     assert asked.axes["model"] == ("mlp",)
     assert asked.axes["precision"] == ("fp32",)
     assert asked.repeats == 1
+
+
+def test_the_interconnect_study_takes_whole_nodes_and_holds_the_batch_per_gpu_or_the_global_one() -> None:
+    rows = plan_trials(STUDIES["interconnect"](GPU_CLUSTER), GPU_CLUSTER)
+    trials = [row.trial for row in rows if row.trial and row.trial.model == "vgg19" and row.trial.repeat == 0]
+    assert {(trial.nodes, trial.world_size, trial.batch_per_gpu) for trial in trials} == {
+        (1, 4, 64),  # where weak and strong begin; three nodes make no power of two
+        (2, 8, 64),
+        (2, 8, 32),
+    }
+    assert len(trials) == 3
+    two_cpus = [NodeCapacity(name, f"10.0.0.{number}", cpus=2, gpus=0) for number, name in enumerate("ab", start=2)]
+    on_cpus = [row.trial for row in plan_trials(STUDIES["interconnect"](two_cpus), two_cpus) if row.trial]
+    assert {(trial.nodes, trial.world_size) for trial in on_cpus} == {(1, 1), (2, 2)}  # one rank a host
