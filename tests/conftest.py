@@ -38,7 +38,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-STARTS_RAY = ("test_cluster.py", "test_end_to_end.py", "test_faults.py", "test_monitoring.py", "test_tuning.py")
+STARTS_RAY = ("test_cluster.py", "test_end_to_end.py", "test_tuning.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
