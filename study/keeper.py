@@ -14,7 +14,7 @@ from typing import Any
 
 from study import checkpoints
 from study.layout import Layout
-from study.metrics import Metrics
+from study.metrics import MakeGauge, Metrics
 from study.store import Store
 from study.worker_group import GroupError, WorkerGroup
 

@@ -41,8 +41,6 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 STARTS_RAY = (
     "test_cluster.py",
     "test_end_to_end.py",
-    "test_faults.py",
-    "test_monitoring.py",
     "test_ray_up.py",
     "test_training_study.py",
     "test_tuning.py",
