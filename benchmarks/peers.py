@@ -157,7 +157,8 @@ def _timm_step(trial: Trial, place: Place, group: Any) -> Callable[[], None]:
     import timm
     from timm.optim import create_optimizer_v2
 
-    model = timm.create_model(trial.model).to(place.device, memory_format=torch.channels_last)
+    model: Any = timm.create_model(trial.model)
+    model = model.to(place.device, memory_format=torch.channels_last)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.01, weight_decay=5e-4, momentum=0.9)
     if trial.world_size > 1:
         ids = [place.device] if place.device.type == "cuda" else None
