@@ -63,6 +63,15 @@ class ToKeeper:
     def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
         self.call("finished", job_id, payloads)
 
+    def epoch_ended(self, job_id: str, row: dict[str, Any]) -> None:
+        self.call("epoch_ended", job_id, row)
+
+    def load_checkpoint(self, job_id: str) -> bytes | None:
+        return self.call("load_checkpoint", job_id)
+
+    def save_checkpoint(self, job_id: str, content: bytes) -> None:
+        self.call("save_checkpoint", job_id, content)
+
     def failed(self, job_id: str, failure: dict[str, Any]) -> None:
         raise RuntimeError(failure["traceback"])
 

@@ -152,7 +152,7 @@ def measuring(store: Store, trials: list[Any]) -> Any:
     """A function that takes a trial through all that follows its measurement."""
     keeper = Calls(InstantKeeper())
     reported: list[dict[str, Any]] = []
-    task = tuning._Task(keeper, store, layouts(trials, fake_nodes(RANKS)), False, 600.0, {}, {})
+    task = tuning._Task(keeper, store, layouts(trials, fake_nodes(RANKS)), False, 600.0, 30.0, {}, {})
     with without_ray(keeper, None, reported):
 
         def measure(trial: Any) -> None:

@@ -110,8 +110,7 @@ def without_ray(
         mock.patch.object(tuning, "ray", stub),
         mock.patch.object(tuning, "alive_nodes", lambda: fake_nodes(MOST_RANKS)),
         mock.patch.object(tuning.tune, "report", reported.append),
-        mock.patch.object(worker_group._Group, "_fit", fit or worker_group._Group._fit),
-        mock.patch.object(worker_group, "Gauge", mock.MagicMock()),
+        mock.patch.object(worker_group.WorkerGroup, "_fit", fit or worker_group.WorkerGroup._fit),
     ):
         yield
 
@@ -119,7 +118,7 @@ def without_ray(
 class InstantKeeper:
     """In the place of the keeper: every trial is measured at once, by ranks that are function calls."""
 
-    def __init__(self, study_name: str = "", exhausted: Any = None, counts: Any = None) -> None:
+    def __init__(self, *_: Any) -> None:
         self.payloads: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     async def measure(self, job: dict[str, Any], layout: Any, block: Any, timeout_s: float) -> dict[str, Any]:
@@ -132,7 +131,10 @@ class InstantKeeper:
         ranks = [{"rank": rank, "node_id": layout.node_ids[rank], "device": "cpu"} for rank in range(trial.world_size)]
         environment = {"nodes": [], "ranks": ranks, "versions": {}, "variables": {}, "git": {}}
         ended = {"status": "done", "reason": "", "log": "", "worker_group": block, "started_at": 0.0, "duration_s": 1.0}
-        return ended | {"environment": environment, "payloads": self.payloads[shape]}
+        return ended | {"environment": environment, "payloads": self.payloads[shape], "side_by_side": 1}
+
+    async def prepare(self, layout: Any, block: Any) -> None:
+        """Nothing is to be started."""
 
     async def exhausted_trials(self) -> list[dict[str, Any]]:
         return []
@@ -148,4 +150,4 @@ def fake_payload(trial: Trial, rank: int) -> dict[str, Any]:
     """What a rank hands in, from a fake measurement."""
     with mock.patch.object(rank_side, "run", fake_measurement):
         job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": None}
-        return rank_side.measure(job, rank, torch.device("cpu"), None, None)
+        return rank_side.measure(job, rank, torch.device("cpu"), None, None, reports=None)  # type: ignore[arg-type]  # no training

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.metrics import Gauge
 
 from analysis.measures import summarise
 from benchmarks.common import abba_ratio, figure, write_summary
 from study.capacity import count_gpus
 from study.cluster import connect
+from study.keeper import Keeper
 from study.layout import ProcessKind, layouts
 from study.tuning import table_of
-from study.worker_group import Keeper
 from trainables.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +120,11 @@ def _figures(trial: Trial, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]]]:
     """A function that measures a trial in the product's own warm worker group and summarises it."""
     with connect("local") as cluster:
-        keeper = ray.remote(Keeper).options(num_cpus=0, resources=cluster.driver_resource).remote("benchmark", [])
+        keeper = (
+            ray.remote(Keeper)
+            .options(num_cpus=0, resources=cluster.driver_resource)
+            .remote("benchmark", [], None, {}, Gauge)
+        )
         places = layouts(trials, cluster.nodes)
 
         def measure(trial: Trial) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -31,9 +31,9 @@ from benchmarks.common import figure, write_summary
 from benchmarks.fake_ranks import start_processes, start_threads
 from benchmarks.in_process import Calls, fake_nodes, fake_trial, without_ray
 from study import tuning
+from study.keeper import Keeper
 from study.layout import ProcessKind, layouts
 from study.store import Store
-from study.worker_group import Keeper
 
 OPENING_LIMIT_S = 600.0
 STARTS = {"threads": start_threads, "processes": start_processes}
@@ -65,24 +65,25 @@ def main() -> None:
 def simulated(kind: str, ranks: int, count: int) -> list[dict[str, Any]]:
     """A row for the opening of a group, and one for each of `count` trials in it."""
     trials = [fake_trial(ranks, repeat=repeat) for repeat in range(count)]
-    with mock.patch("study.worker_group.Gauge", mock.MagicMock()):
-        keeper = Calls(Keeper("scaling-out", [], {"left": count}))
+    keeper = Calls(
+        Keeper("scaling-out", [], cast(Store, None), {"left": count}, mock.MagicMock())
+    )  # keeps no checkpoints
     reported: list[dict[str, Any]] = []
     spans: dict[str, list[float]] = {"measure_s": [], "tables_s": [], "save_s": []}
     rows = []
     with (
         tempfile.TemporaryDirectory(prefix="benchmark-scaling-out-") as place,
         without_ray(keeper, STARTS[kind], reported),
-        mock.patch("study.worker_group.START_TIMEOUT_S", OPENING_LIMIT_S),
+        mock.patch("study.keeper.START_TIMEOUT_S", OPENING_LIMIT_S),
     ):
         store = Store.open(
             place, name="scaling-out", question="What does it cost?", configuration={}, versions={}, command="benchmark"
         )
         layout = layouts(trials, fake_nodes(ranks))
-        task = tuning._Task(keeper, store, layout, isolate=False, trial_timeout_s=600.0, sources={}, hosts={})
+        task = tuning._Task(keeper, store, layout, False, 600.0, 30.0, {}, {})
         began_s = time.monotonic()
         asyncio.run_coroutine_threadsafe(
-            keeper.actor._group_for(layout[ProcessKind.of(trials[0])], "block-0"), keeper.loop
+            keeper.actor._group_for(layout[ProcessKind.of(trials[0])], "block-0", keeper.actor.slots[0]), keeper.loop
         ).result()
         rows.append({"kind": "group", "ranks_are": kind, "ranks": ranks, "seconds": time.monotonic() - began_s})
         with (

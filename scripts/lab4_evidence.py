@@ -101,7 +101,7 @@ def _endless(length: int, ranks: int, set_epoch: bool) -> list[Batches]:
 def on_ranks(function: Any, *arguments: Any) -> list[Any]:
     """What `function(*arguments)` gives on each of `RANKS` ranks that are connected over gloo."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (folder, function, arguments), nprocs=RANKS)  # type: ignore[no-untyped-call]
+        mp.spawn(_rank, (folder, function, arguments), nprocs=RANKS)
         return [torch.load(Path(folder, str(rank)), weights_only=True) for rank in range(RANKS)]
 
 

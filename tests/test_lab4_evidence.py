@@ -1,5 +1,7 @@
 """The evidence for hpml-lab4: what repeats follows from how samples are dealt, and the bytes are those of the tensors."""
 
+from typing import cast
+
 import pytest
 import torch
 
@@ -11,7 +13,8 @@ from trainables.workload import build_workload
 
 def test_without_set_epoch_a_rank_sees_its_share_only_and_with_it_a_new_one_each_epoch() -> None:
     found = repeats().set_index(["sampler", "ranks", "set_epoch"])
-    for (sampler, ranks, set_epoch), row in found.iterrows():  # type: ignore[misc]
+    for key, row in found.iterrows():
+        sampler, ranks, set_epoch = cast(tuple[str, int, str], key)
         if set_epoch == "no":
             assert row["seen"] == pytest.approx(1 / ranks, abs=BATCH / 10_000)
             assert row["batches"] == (1.0 if sampler == "DistributedSampler" else 0.0)
