@@ -16,8 +16,8 @@ BATCH, STEPS, WIDTH = 8, 300, 40
 NORM2, TRACE = 9.0, 40 * 4.0
 """|G|^2, and tr(Sigma) of `WIDTH` weights whose gradients vary by 2"""
 
-PAIR = Trial(world_size=2, batch_per_gpu=BATCH, noise_scale=True)
-PARTS = Trial(accumulation_steps=2, batch_per_gpu=BATCH, parallel="none", noise_scale=True)
+PAIR = Trial(world_size=2, batch_per_gpu=BATCH, noise_scale=True, epochs=1)
+PARTS = Trial(accumulation_steps=2, batch_per_gpu=BATCH, parallel="none", noise_scale=True, epochs=1)
 
 
 class Linear(nn.Module):
@@ -115,7 +115,7 @@ def test_reading_changes_nothing_and_makes_the_state_the_same_on_every_rank(visi
 def averaged(rank: int, hooked: bool, parallel: str) -> list[torch.Tensor]:
     model = DistributedDataParallel(Linear(), bucket_cap_mb=1e-5)
     if hooked:
-        NoiseScale(Trial(world_size=3, parallel=parallel, noise_scale=True), model).attach(model)
+        NoiseScale(Trial(world_size=3, parallel=parallel, noise_scale=True, epochs=1), model).attach(model)
     for step in range(2):
         model.zero_grad()
         model(samples_of(step)[rank * 5 : (rank + 1) * 5]).mean().backward()
