@@ -19,6 +19,9 @@ from analysis.statistics import mean_interval, welch_difference
 TARGET_SHARE = 0.99
 """Where no trial names a target, it is this share of the reference's mean accuracy."""
 
+RELEVANT_LOSS = 0.01
+"""An accuracy counts as held where its interval excludes a loss of so much: a wide interval holds 0 beside anything."""
+
 DEFAULTS: dict[str, Any] = {
     "reference_batch": 128, "accumulation_steps": 1, "lr_rule": "none", "warmup": "none", "warmup_epochs": 5.0, "seed": 0, "repeat": 0,
 }  # fmt: skip
@@ -160,7 +163,8 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     Columns: remedy, order (of remedies), global_batch, the layout's fields, made_of (the layout in words), is_reference,
     is_chosen (the layout that stands for its batch), is_shared (its runs are also another remedy's), n (seeds); top1 (mean of the last epoch's validation accuracy) with
     `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
-    reference) with `_low` and `_high` (Welch's t) and within_noise (True where it holds 0; None for one seed); plain_difference:
+    reference) with `_low` and `_high` (Welch's t) and within_noise (True where the interval holds 0 and excludes a loss of
+    RELEVANT_LOSS, False where it excludes 0, None where the seeds are too few to tell); plain_difference:
     the same to the plain reference, for remedies that have another; throughput_samples_per_s (mean);
     noise_batch with `_low`, `_high` (t on logarithms over seeds) and noise_n, `_first`, `_last` epoch (geometric means);
     reached (runs that reached the target), steps_to_target, samples_to_target, time_to_target_s with `_low` and `_high` and
@@ -208,7 +212,7 @@ def made_of(world_size: Any, batch_per_gpu: Any, accumulation_steps: Any) -> str
 
 def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference: bool) -> dict[str, Any]:
     middle, low, high = (np.nan,) * 3 if is_reference else welch_difference(values, reference.dropna())
-    within = None if name != "difference" or np.isnan(low) else bool(low <= 0 <= high)
+    within = True if -RELEVANT_LOSS < low <= 0 <= high else False if low > 0 or high < 0 else None
     found = {name: middle, f"{name}_low": low, f"{name}_high": high}
     return found | ({"within_noise": within} if name == "difference" else {})
 
@@ -237,7 +241,7 @@ def elbows(found: pd.DataFrame) -> pd.DataFrame:
     """A row for each remedy with batches above its reference.
 
     elbow: the largest batch, from the reference upwards, before accuracy first leaves the noise downwards (the interval of
-    its difference lies below 0), None where one seed leaves that open; is_open: it never left, so the elbow may lie
+    its difference lies below 0), NaN where seeds too few leave that open; is_open: it never left, so the elbow may lie
     higher; failing_batch and its difference with `_low` and `_high`: where it left. critical_batch with `_low`, `_high`, `_n`:
     the gradient noise scale (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, section 2.3: B_crit is about
     B_simple) of the remedy's own runs at the reference batch, or at its smallest batch with one; critical_from: which.
@@ -254,7 +258,7 @@ def elbows(found: pd.DataFrame) -> pd.DataFrame:
         fails = above[above["difference_high"] < 0]
         failing = fails.iloc[0] if len(fails) else None
         before = above if failing is None else above[above["global_batch"] < failing["global_batch"]]
-        unknown = bool(before["difference_high"].isna().any())
+        unknown = bool(before["within_noise"].isna().any())
         held = [int(reference["global_batch"].iloc[0]), *(int(batch) for batch in before["global_batch"])]
         row = {"remedy": remedy, "reference_batch": held[0], "reference_top1": reference["top1"].iloc[0]}
         row |= {"elbow": np.nan if unknown else held[-1], "is_open": not unknown and failing is None}

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from analysis.accuracy import Accuracy, goodput
+from analysis.accuracy import RELEVANT_LOSS, Accuracy, goodput
 from analysis.columns import study_ranks
 from analysis.formatting import number, percent
 from analysis.hardware_tables import price_per_gpu_hour
@@ -47,7 +47,7 @@ def accuracy_table(analysis: Analysis) -> Table:
             Column("top1_percent", "accuracy (%)", "of the held-out samples after the last epoch, mean of the seeds [95 % interval].", 1, 2, True),
             Column("top1_sd_percent", "sd (points)", "standard deviation over seeds, in percentage points.", 1, 2, optional=True),
             Column("difference_percent", "difference (points)", "to the same remedy at the reference batch [95 % interval, Welch's t].", 1, 2, True),
-            Column("verdict", "against the reference", "within noise: the interval holds 0."),
+            Column("verdict", "against the reference", f"within noise: the interval holds 0 and excludes a loss of {100 * RELEVANT_LOSS:g} point."),
             Column("plain_difference_percent", "to the plain reference (points)", "the same, against the reference batch without any remedy.", 1, 2, True, optional=True),
             Column("top5_percent", "top-5 (%)", "right answer among the five likeliest.", 1, 2, optional=True),
             Column("train_loss", "training loss", "of the last epoch; label smoothing raises it.", decimals=3, optional=True),
@@ -254,7 +254,7 @@ def _verdict(row: pd.Series) -> str:
     if row["is_reference"]:
         return "reference"
     if row["within_noise"] is None or pd.isna(row["within_noise"]):
-        return "not known: one seed"
+        return "not known: too few seeds"
     if row["within_noise"]:
         return "within noise"
     return "lower" if row["difference"] < 0 else "higher"
@@ -262,7 +262,7 @@ def _verdict(row: pd.Series) -> str:
 
 def _elbow_text(row: pd.Series) -> str:
     if pd.isna(row["elbow"]):
-        return "not known: one seed"
+        return "not known: too few seeds"
     return f"{'≥ ' if row['is_open'] else ''}{number(row['elbow'], 0)}"
 
 

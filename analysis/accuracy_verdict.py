@@ -68,7 +68,7 @@ def failure(found: Accuracy) -> str | None:
         return None
     row = own.iloc[0]
     if pd.isna(row["elbow"]):
-        return "Whether a larger batch costs accuracy cannot be told from one seed: run more."
+        return "Whether a larger batch costs accuracy cannot be told from so few seeds: run more repeats."
     if row["is_open"]:
         return f"Without any remedy, accuracy stays within noise of that up to {number(row['elbow'], 0)}, the largest batch here."
     return (

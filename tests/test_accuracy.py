@@ -159,12 +159,14 @@ def test_a_rule_is_idle_at_the_reference_batch_so_its_runs_there_are_the_plain_o
 
 def test_one_seed_leaves_the_elbow_open(tmp_path: Path) -> None:
     analysis = made(tmp_path / "results", (NOTHING, [0.9]), ({"batch_per_gpu": 512}, [0.5]))
-    assert TABLES["elbow"](analysis).cells()["elbow"].tolist() == ["not known: one seed"]
+    assert TABLES["elbow"](analysis).cells()["elbow"].tolist() == ["not known: too few seeds"]
     assert TABLES["accuracy"](analysis).cells()["against the reference"].tolist() == [
         "reference",
-        "not known: one seed",
+        "not known: too few seeds",
     ]
-    assert "Whether a larger batch costs accuracy cannot be told from one seed: run more." in answer(analysis)
+    assert "Whether a larger batch costs accuracy cannot be told from so few seeds: run more repeats." in answer(
+        analysis
+    )
 
 
 def test_the_fifth_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ranks(tmp_path: Path) -> None:

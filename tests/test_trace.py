@@ -147,10 +147,10 @@ def test_all_reduces_that_are_not_the_buckets_are_refused(tmp_path: Path, bucket
     [
         b"",
         b"{}",
-        gzip.compress(b"{}"),
-        gzip.compress(b"[1]"),
-        gzip.compress(b'{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1}]}'),
-        gzip.compress(b'{"traceEvents": []}')[:-9],
+        gzip.compress(b"{}", mtime=0),
+        gzip.compress(b"[1]", mtime=0),
+        gzip.compress(b'{"traceEvents": [{"cat": "kernel", "name": "k", "ts": 1}]}', mtime=0),
+        gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
