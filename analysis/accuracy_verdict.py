@@ -149,7 +149,7 @@ def soonest(found: Accuracy) -> str | None:
 def most_goodput(found: Accuracy) -> str | None:
     """The batch that the noise scale would choose, of those that keep their accuracy."""
     rows = goodput(found.cells, found.plain)
-    rows = rows[~(rows["difference_high"] < 0)]
+    rows = rows[rows["is_reference"] | rows["within_noise"].eq(True)]
     if rows.empty:
         return None
     row = rows.sort_values("goodput_samples_per_s", ascending=False, kind="stable").iloc[0]
