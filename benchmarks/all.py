@@ -22,10 +22,12 @@ SMALL: dict[str, str] = {
     "clock": "--small",
     "coverage": "--studies 200",
     "cpu_ranks": "--small --seconds 60",
+    "growth": "--small",
     "overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
     "peers": "--device cpu --small --seconds 60",
     "prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
     "resnet50_modes": "--device cpu --small --seconds 60",
+    "scaling_out": "--small",
     "small_batch": "--device cpu --small --seconds 60",
     "stopping": "--small --steps 100",
     "storage": "--small --data-dir {results}/photos --make 64 --rounds 2",
@@ -34,6 +36,9 @@ SMALL: dict[str, str] = {
     "weak_scaling": "--device cpu --small --seconds 60",
 }
 """each benchmark's small form: its arguments"""
+
+NEED_ROOT = ("faults", "interconnect")
+"""on hosts in network namespaces; they have no small form"""
 
 
 def main() -> None:

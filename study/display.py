@@ -52,7 +52,7 @@ def _estimate(prepared: "Prepared") -> str:
 
 
 def print_status(found: dict[str, Any]) -> None:
-    """What `study.session.status_of` found."""
+    """What `study.status.status_of` found."""
     console = terminal()
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in found["counts"].items())
     console.print(f"study {found['study']}: {counts or 'no trial has been run'}; {len(found['left'])} left")

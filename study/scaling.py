@@ -89,7 +89,7 @@ def run_study(**options: Any) -> int:
 def status(directory: Directory, json_: Json = False, debug: Debug = False) -> None:
     """What is in a results folder: counts, failures with reason and log, what is left."""
     from study import display
-    from study.session import status_of
+    from study.status import status_of
 
     found = status_of(directory)
     if json_:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from study.configuration import Configuration, resolve, to_yaml
 from study.grid import Study
 from study.options import given
 from study.plan import LAYOUT_FIELDS, SETTLED, Estimate, PlannedTrial, blocks, estimate, plan_trials
+from study.status import log_path, ordered
 from study.studies import STUDIES
 from study.trainings import side_by_side, warnings
 from trainables.requirements import unmet
@@ -299,7 +300,7 @@ def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> i
     out = prepared.configuration.out
     path = write_report(out, partial=partial)
     statuses = store.statuses()
-    left = _ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
+    left = ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
     if not quiet:
         columns, rows, left_out = summary_table(out)
         print_summary(columns, rows)
@@ -313,48 +314,6 @@ def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> i
                 )
     print(path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(left) else DONE
-
-
-def _ordered(statuses: Iterable[str]) -> dict[str, int]:
-    """How many there are of each status, in one order everywhere."""
-    from study.store import STATUSES
-
-    counts = Counter(statuses)
-    return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}
-
-
-def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
-    """Where a trial's error log lies; whatever a record calls it, it has one name."""
-    return f"{store.trial_folder(record['trial_id'])}/error.log" if record.get("log") else None
-
-
-def status_of(directory: str) -> dict[str, Any]:
-    """Counts by status, failures, and planned trials that have not been run."""
-    from study.store import Store
-
-    store = Store.at(directory)
-    study, records = store.study(), store.records()
-    known = {record["trial_id"] for record in records}
-    configuration = study.get("configuration")
-    planned = configuration.get("planned_trials", []) if isinstance(configuration, dict) else []
-    return {
-        "study": study["name"],
-        "question": study.get("question"),
-        "counts": _ordered(record["status"] for record in records),
-        "failures": [
-            {
-                "trial_id": record["trial_id"],
-                "status": record["status"],
-                "reason": record.get("reason"),
-                "log": log_path(store, record),
-            }
-            for record in records
-            if record["status"] in ("failed", "timeout")
-        ],
-        "left": [trial_id for trial_id in planned if trial_id not in known],
-        "damaged": store.corrupt(),
-        "command": study.get("command"),
-    }
 
 
 def plan_as_json(prepared: Prepared) -> dict[str, Any]:

@@ -6,12 +6,16 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 # whoever runs the tests in the background has SIGINT ignored, and the commands that tests start would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("any machine", deadline=None)  # an example may meet other work, here and in CI
+settings.load_profile("any machine")
 
 pytest_plugins = ["pytester"]
 

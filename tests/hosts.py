@@ -302,7 +302,12 @@ def _init(name: str, folder: str) -> None:
     for file in ("hosts", "hostname", "resolv.conf", "passwd"):
         sh("mount", "--bind", f"/run/sshd/{file}", os.path.realpath(f"/etc/{file}"))
     sh("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
-    sh("mount", "--bind", f"{folder}/tmp", "/tmp")
+    root = Path(__file__).resolve().parent.parent
+    if root.is_relative_to("/tmp"):  # a clone that lies there stays to be seen
+        kept = Path(folder, "tmp", root.relative_to("/tmp"))
+        kept.mkdir(parents=True)
+        sh("mount", "--bind", str(root), str(kept))
+    sh("mount", "--rbind", f"{folder}/tmp", "/tmp")
     sh("ip", "link", "set", "lo", "up")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity
@@ -27,7 +27,6 @@ def study(repeats: int = 1, **axes: tuple[Any, ...]) -> Study:
 # --------------------------------------------------------------------------------------------------- combinations
 
 
-@settings(deadline=None)
 @given(
     st.sets(st.sampled_from([1, 2, 3, 4, 8]), min_size=1),
     st.sets(st.integers(1, 64), min_size=1, max_size=4),
@@ -147,7 +146,6 @@ def test_a_trial_fits_or_the_reason_names_need_and_supply(
     assert fit(fields, capacity) == expected
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 16), st.integers(0, 8)), min_size=1, max_size=4),
     st.integers(1, 40),
@@ -246,7 +244,6 @@ def test_pruning_keeps_to_the_row(changes: dict[str, Any], pruned: bool) -> None
 # --------------------------------------------------------------------------------------------------- order
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(0, 1000), st.sets(st.sampled_from([1, 2, 4, 8]), min_size=1))
 def test_blocks_hold_every_trial_once_and_keep_layouts_and_repeats_together(
     repeats: int, seed: int, worlds: set[int]

@@ -1,0 +1,50 @@
+"""What a results folder says of its trials: how many there are of each status, which failed and why, what is left."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from study.store import Store
+
+
+def ordered(statuses: Iterable[str]) -> dict[str, int]:
+    """How many there are of each status, in one order everywhere."""
+    from study.store import STATUSES
+
+    counts = Counter(statuses)
+    return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}
+
+
+def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
+    """Where a trial's error log lies; whatever a record calls it, it has one name."""
+    return f"{store.trial_folder(record['trial_id'])}/error.log" if record.get("log") else None
+
+
+def status_of(directory: str) -> dict[str, Any]:
+    """Counts by status, failures, and planned trials that have not been run."""
+    from study.store import Store
+
+    store = Store.at(directory)
+    study, records = store.study(), store.records()
+    known = {record["trial_id"] for record in records}
+    configuration = study.get("configuration")
+    planned = configuration.get("planned_trials", []) if isinstance(configuration, dict) else []
+    return {
+        "study": study["name"],
+        "question": study.get("question"),
+        "counts": ordered(record["status"] for record in records),
+        "failures": [
+            {
+                "trial_id": record["trial_id"],
+                "status": record["status"],
+                "reason": record.get("reason"),
+                "log": log_path(store, record),
+            }
+            for record in records
+            if record["status"] in ("failed", "timeout")
+        ],
+        "left": [trial_id for trial_id in planned if trial_id not in known],
+        "damaged": store.corrupt(),
+        "command": study.get("command"),
+    }
