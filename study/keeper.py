@@ -66,7 +66,7 @@ class Keeper:
         # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
         # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
         os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
-        os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "60"
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "60")
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
         self.exhausted = exhausted
         self.store = store

@@ -28,8 +28,11 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with connect("local") as connected:
-        yield connected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_metrics_report_interval_ms", "1000")  # in place of 10 s
+        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")  # in place of 60 s, for what is not free
+        with connect("local") as connected:
+            yield connected
 
 
 class Grid:
@@ -56,7 +59,7 @@ class Grid:
     def see(self, event: Event) -> None:
         self.events.append(event)
         if event.kind == "trial_ended" and len([e for e in self.events if e.kind == "trial_ended"]) == 3:
-            time.sleep(12)  # longer than Ray's interval of exporting metrics
+            time.sleep(4)  # longer than the interval of exporting metrics, and than the watcher's
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its callbacks; what was seen stays here
