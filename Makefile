@@ -17,8 +17,7 @@ study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
 
 test: lint
-	.venv/bin/python -m pytest -q -m "not ray" -n 2 --dist loadfile
-	.venv/bin/python -m pytest -q -m ray
+	.venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: $(DEVELOP)
 	.venv/bin/ruff check
