@@ -36,9 +36,9 @@ audit:
 
 # Keeps the versions that are locked, where they still fit; UPGRADE=--upgrade takes the newest.
 lock:
-	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --constraint scripts/lock_constraints.txt \
 		pyproject.toml --output-file requirements.lock --quiet
-	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --constraint scripts/lock_constraints.txt \
 		pyproject.toml --group dev --constraint requirements.lock --output-file requirements-dev.lock --quiet
 
 clean:
