@@ -17,7 +17,7 @@ study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
 
 test: lint
-	.venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+	.venv/bin/python -m pytest -q -n 2 --no-loadscope-reorder
 
 lint: $(DEVELOP)
 	.venv/bin/ruff check

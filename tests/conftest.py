@@ -3,10 +3,12 @@
 import os
 import signal
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -46,11 +48,20 @@ STARTS_RAY = ("test_cluster.py", "test_end_to_end.py", "test_training_study.py",
 """run one after the other, for commands join a cluster that they find; hosts in namespaces find none but their own"""
 
 
+class FilesTogether(LoadScopeScheduling):
+    """Gives a worker a file of tests at a time, and all of those under Ray to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, _ = nodeid.partition("::")
+        return "under Ray" if Path(file).name in STARTS_RAY else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
+    return FilesTogether(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file stay together, those under Ray too, which come first: they take longest, and wait a good part of it."""
-    for item in items:
-        name = item.path.name
-        item.add_marker(pytest.mark.xdist_group("under Ray" if name in STARTS_RAY else name))
+    """Tests under Ray come first: they take longest, and wait a good part of it."""
     items.sort(key=lambda item: item.path.name not in STARTS_RAY)
 
 
