@@ -15,7 +15,7 @@ def data_dir_path(value: Any, source: str) -> str:
     """The absolute path of a folder that can be read."""
     path = _path(value, source)
     if not path.exists():
-        raise ConfigurationError(f"{source}: folder {path} does not exist")
+        raise ConfigurationError(f"{source}: folder {one_line(str(path))} does not exist")
     if not path.is_dir():
         raise ConfigurationError(f"{source}: {path} is not a folder")
     if not os.access(path, os.R_OK | os.X_OK):
@@ -66,7 +66,7 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigurationError(f"{source}: file {path} does not exist") from None
+        raise ConfigurationError(f"{source}: file {one_line(str(path))} does not exist") from None
     except OSError as error:
         raise ConfigurationError(f"{source}: {path} cannot be read: {error.strerror}") from None
     try:

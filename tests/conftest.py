@@ -45,7 +45,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 STARTS_RAY = ("test_cluster.py", "test_end_to_end.py", "test_training_study.py", "test_tuning.py")
-"""run one after the other, for commands join a cluster that they find; hosts in namespaces find none but their own"""
+LOOKS_FOR_RAY = ("test_architecture.py", "test_command_line.py", "test_doctor.py")
+"""these and those that start one run one after the other, for a command joins a cluster that it finds on its host"""
 
 
 class FilesTogether(LoadScopeScheduling):
@@ -53,7 +54,7 @@ class FilesTogether(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        return "under Ray" if Path(file).name in STARTS_RAY else file
+        return "under Ray" if Path(file).name in STARTS_RAY + LOOKS_FOR_RAY else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
