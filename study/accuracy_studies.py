@@ -119,6 +119,7 @@ def _training(on_gpus: bool) -> dict[str, Any]:
         return both | {
             "device": "cpu",
             "model": "mlp",
+            "learning_rate": 0.01,  # the linear rule multiplies it by up to 64
             "epochs": 8,
             "most_per_gpu": 4096,
         }
