@@ -8,12 +8,11 @@ ranks at once. First with ranks that the host may move about, then with each on 
 pinned, at least 0.95. A machine on which others compute tells nothing; its load before and after is with the samples.
 """
 
-import argparse
 import os
 from typing import Any
 
 from benchmarks.common import figure, write_summary
-from benchmarks.ranks import Clock, Place, launch
+from benchmarks.ranks import Clock, Place, launch, options_of
 from benchmarks.sides import Legs, Side, abba, ours
 from trainables.process import settings_for
 from trainables.registry import PRECISIONS, load
@@ -24,14 +23,11 @@ RANKS = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(
+        __doc__, name="cpu-ranks", small="a small MLP, in seconds; judged against nothing", seconds=300, image_size=64
+    )
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch", type=int, default=32, help="per rank")
-    parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--quadruples", type=int, default=5, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=300, help="cases begin and go on only within these")
-    parser.add_argument("--small", action="store_true", help="a small MLP, in seconds; judged against nothing")
-    parser.add_argument("--name", default="cpu-ranks", help="folder under benchmarks/results")
     options = parser.parse_args()
     if options.small:
         options.model, options.image_size, options.quadruples = "mlp", 32, 2

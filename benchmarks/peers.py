@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.bare_loop import timed_s
 from benchmarks.common import figure, write_summary
-from benchmarks.ranks import Clock, Place, launch
+from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
 from benchmarks.sides import Legs, Side, abba, ours
 from study.capacity import count_cpus, count_gpus
 from trainables.process import drop_buckets, release_memory, settings_for
@@ -38,23 +38,18 @@ PEERS = ("timm", "ray")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, name="peers", small="ResNet-18 at 32 px on one CPU rank, against timm", seconds=270)
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--cases", default="resnet50:256,resnet18:512", help="model:batch,...")
-    parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--gpus", help="ranks, a comma list; left out: 1, and 4 or all GPUs")
-    parser.add_argument("--quadruples", type=int, default=5, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=270, help="a peer's cases begin and go on only within these")
-    parser.add_argument("--small", action="store_true", help="ResNet-18 at 32 px on one CPU rank, against timm")
-    parser.add_argument("--name", default="peers", help="folder under benchmarks/results; a peer's name is added")
     options = parser.parse_args()
     if options.small:
         options.peers, options.cases, options.image_size, options.precision = "timm", "resnet18:2", 32, "fp32"
         options.gpus, options.quadruples = "1", 2
     available = count_gpus() if options.device == "cuda" else 2
-    sizes = [int(size) for size in (options.gpus or f"1,{min(4, available)}").split(",") if int(size) <= available]
+    sizes = sizes_that_fit(options.gpus or f"1,{min(4, available)}", available)
     for peer in options.peers.split(","):
         if peer == "timm" and importlib.util.find_spec("timm") is None:
             print("timm: not run, it is not installed: uv pip install --group benchmarks")

@@ -1,5 +1,6 @@
 """Ranks that a benchmark starts itself: one process each, connected, without Ray. They measure and rank 0 writes."""
 
+import argparse
 import os
 import sys
 import time
@@ -9,6 +10,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+
+def options_of(
+    description: str | None, *, name: str, small: str, seconds: float, quadruples: int = 5, image_size: int = 224
+) -> argparse.ArgumentParser:
+    """A parser with what every benchmark on such ranks takes, and these defaults. `small`: what --small makes of it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image-size", type=int, default=image_size)
+    parser.add_argument("--quadruples", type=int, default=quadruples, help="ABBA rounds of each case, at least 2")
+    parser.add_argument("--seconds", type=float, default=seconds, help="cases begin and go on only within these")
+    parser.add_argument("--small", action="store_true", help=small)
+    parser.add_argument("--name", default=name, help="folder under benchmarks/results")
+    return parser
+
+
+def sizes_that_fit(asked: str, available: int) -> list[int]:
+    """Numbers of ranks of a comma list, without those for which there are too few GPUs or cores."""
+    return [int(size) for size in asked.split(",") if int(size) <= available]
 
 
 @dataclass(frozen=True)

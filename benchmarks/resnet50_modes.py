@@ -13,7 +13,6 @@ operator needs at least, as a roofline (Williams, Waterman and Patterson 2009): 
 CUDA graph have no operator: profile `eager` or `compile` in place of `graph` and `compile_graph`, which replay the same.
 """
 
-import argparse
 import contextlib
 import json
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, figure, write_summary
-from benchmarks.ranks import Clock, Place, launch
+from benchmarks.ranks import Clock, Place, launch, options_of
 from benchmarks.roofline import as_markdown, profiled, roofline
 from benchmarks.sides import Legs, Ours, Side, Timed, abba, bare, ours
 from trainables.execution import stream_for
@@ -57,17 +56,14 @@ Sides = Callable[[], tuple[Ours, Timed]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(
+        __doc__, name="resnet50-modes", small="ResNet-18 at 32 px, eager, on a CPU in seconds", seconds=540
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--cases", default=CASES, help="mode:batch[:lever],...; levers: " + ", ".join(LEVERS))
     parser.add_argument("--profile", default="", help="cases of these whose kernels are listed, a comma list")
-    parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--quadruples", type=int, default=5, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=540, help="cases begin and go on only within these")
-    parser.add_argument("--small", action="store_true", help="ResNet-18 at 32 px, eager, on a CPU in seconds")
-    parser.add_argument("--name", default="resnet50-modes", help="folder under benchmarks/results")
     options = parser.parse_args()
     if options.small:
         options.model, options.image_size, options.precision = "resnet18", 32, "fp32"

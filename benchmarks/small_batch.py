@@ -9,14 +9,13 @@ one. Gradients of each mode equal the eager step's within the precision's tolera
 gradient of the same weights and batch is at most 1.5 times the eager step's own.
 """
 
-import argparse
 import time
 from typing import Any
 
 import torch
 
 from benchmarks.common import figure, write_summary
-from benchmarks.ranks import Clock, Place, launch
+from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
 from benchmarks.sides import Legs, Side, abba, bare, gradient, ours
 from study.capacity import count_gpus
 from trainables.execution import stream_for
@@ -31,25 +30,20 @@ TOLERANCE = 1.5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, name="small-batch", small="ResNet-18 at 32 px, eager, on two CPU ranks", seconds=540)
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--gpus", help="ranks, a comma list; left out: powers of two up to all GPUs")
     parser.add_argument("--modes", default="compile_graph,eager,graph,compile", help="in this order")
-    parser.add_argument("--quadruples", type=int, default=5, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=540, help="cases begin and go on only within these")
     parser.add_argument("--without-gradients", action="store_true", help="time only")
-    parser.add_argument("--small", action="store_true", help="ResNet-18 at 32 px, eager, on two CPU ranks")
-    parser.add_argument("--name", default="small-batch", help="folder under benchmarks/results")
     options = parser.parse_args()
     if options.small:
         options.model, options.image_size, options.precision, options.batch = "resnet18", 32, "fp32", 2
         options.modes, options.quadruples = "eager", 2
     available = count_gpus() if options.device == "cuda" else 2
-    sizes = [int(size) for size in (options.gpus or "1,2,4,8").split(",") if int(size) <= available]
+    sizes = sizes_that_fit(options.gpus or "1,2,4,8", available)
     launch(measure, options.device, sizes, vars(options))
 
 

@@ -9,12 +9,11 @@ own; options of DDP are tried one at a time, on the most GPUs, before fewer GPUs
 ResNet-18 at 512 at least 0.985, VGG-19 at 256 at least 0.95.
 """
 
-import argparse
 import time
 from typing import Any
 
 from benchmarks.common import figure, write_summary
-from benchmarks.ranks import Clock, Place, launch
+from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
 from benchmarks.sides import Legs, Side, abba, ours
 from study.capacity import count_gpus
 from trainables.process import drop_buckets, release_memory, settings_for
@@ -38,23 +37,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, name="weak-scaling", small="a small MLP on two CPU ranks", seconds=540, quadruples=4)
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--cases", default="vgg19:256,resnet50:256,resnet18:512", help="model:batch,...")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="a comma list")
-    parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--gpus", help="ranks above one, a comma list; left out: powers of two up to all GPUs")
-    parser.add_argument("--quadruples", type=int, default=4, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=540, help="cases begin and go on only within these")
-    parser.add_argument("--small", action="store_true", help="a small MLP on two CPU ranks")
-    parser.add_argument("--name", default="weak-scaling", help="folder under benchmarks/results")
     options = parser.parse_args()
     if options.small:
         options.cases, options.image_size, options.precision, options.quadruples = "mlp:64", 32, "fp32", 2
         options.variants = "default,gradients as bucket views"
     available = count_gpus() if options.device == "cuda" else 2
-    sizes = [int(size) for size in (options.gpus or "2,4,8").split(",") if int(size) <= available]
+    sizes = sizes_that_fit(options.gpus or "2,4,8", available)
     if not sizes:
         raise SystemExit(f"weak scaling needs two GPUs or more; there are {available}")
     launch(measure, options.device, [1, *sizes], vars(options))

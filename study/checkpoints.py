@@ -5,11 +5,10 @@ keeper, which sits on the driver's host, so that only that host needs to reach t
 """
 
 from collections.abc import Collection
-from pathlib import Path
 
 from pyarrow import fs
 
-from study.durable import is_plain_name, replace_file
+from study.durable import is_plain_name
 from study.store import Store, StoreError, explained
 
 _FOLDER = "checkpoints"
@@ -19,17 +18,13 @@ _NAME = "latest.pt"
 def save(store: Store, trial_id: str, content: bytes) -> None:
     """Keeps this in place of the trial's earlier checkpoint: a reader, and one who comes after a kill, sees one of them whole.
 
-    A local file is written beside and renamed; an object store shows an upload once it is complete. Raises StoreError.
+    Raises StoreError.
     """
     if not is_plain_name(trial_id):
         raise StoreError(f"trial {trial_id!r} cannot be a folder's name")
     with explained(f"the checkpoint of {trial_id} cannot be saved in {store.out}"):
         store.filesystem.create_dir(f"{store.root}/{_FOLDER}/{trial_id}", recursive=True)
-        if isinstance(store.filesystem, fs.LocalFileSystem):
-            replace_file(Path(store.root), f"{_FOLDER}/{trial_id}/{_NAME}", content)
-        else:
-            with store.filesystem.open_output_stream(f"{store.root}/{_FOLDER}/{trial_id}/{_NAME}") as file:
-                file.write(content)
+        store.replace_file(f"{_FOLDER}/{trial_id}/{_NAME}", content)
 
 
 def load(store: Store, trial_id: str) -> bytes | None:
@@ -52,10 +47,3 @@ def drop(store: Store, trial_ids: Collection[str]) -> None:
             store.filesystem.delete_dir(folder.path)
         if gone and len(gone) == len(folders):
             store.filesystem.delete_dir(f"{store.root}/{_FOLDER}")
-
-
-def unfinished(store: Store) -> list[str]:
-    """Ids of the trials that have a checkpoint."""
-    with explained(f"{store.out} cannot be read"):
-        found = store.filesystem.get_file_info(fs.FileSelector(f"{store.root}/{_FOLDER}", allow_not_found=True))
-    return sorted(info.base_name for info in found)

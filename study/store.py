@@ -120,7 +120,7 @@ class Store:
                 "command": command,
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
-            store._replace_file("study.json", _json_bytes(redacted(study)))
+            store.replace_file("study.json", _json_bytes(redacted(study)))
             if store._is_local:
                 clear_partial(Path(store.root))
         return store
@@ -258,8 +258,11 @@ class Store:
         with self.filesystem.open_input_file(f"{self.root}/{name}") as file:
             return bytes(file.read())
 
-    def _replace_file(self, name: str, content: bytes) -> None:
-        """Writes a file of the folder so that a reader sees the old or the new one, whole."""
+    def replace_file(self, name: str, content: bytes) -> None:
+        """Writes a file of the folder, in a place that is there, so that a reader sees the old or the new one, whole.
+
+        A local file is written beside and renamed; an object store shows an upload once it is complete.
+        """
         if self._is_local:
             replace_file(Path(self.root), name, content)
         else:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_every_benchmark_has_a_small_form() -> None:
-    programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "add_argument(" in path.read_text()}
+    programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "parse_args(" in path.read_text()}
     assert programs - {"all", *NEED_ROOT} == set(SMALL)
 
 
