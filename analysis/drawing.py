@@ -97,7 +97,10 @@ def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
 
 
 def legend(figure: Figure, handles: list[Any]) -> None:
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 6))
+    """Above the panels, in as many columns as its longest label leaves room for."""
+    widest_inches = 0.65 + 0.075 * max(len(str(handle.get_label())) for handle in handles)
+    ncols = min(len(handles), max(1, int(figure.get_figwidth() // widest_inches)), 6)
+    figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
 
 
 def stacked_bars(
