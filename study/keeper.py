@@ -14,7 +14,7 @@ from typing import Any
 
 from study import checkpoints
 from study.layout import Layout
-from study.metrics import MakeGauge, Metrics
+from study.metrics import REPEAT_S, MakeGauge, Metrics
 from study.store import Store
 from study.worker_group import GroupError, WorkerGroup
 
@@ -67,6 +67,8 @@ class Keeper:
         # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
         os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "60")
+        # it would start a process beside each group's first trial; a node that goes costs its trial here, told or not
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
         self.exhausted = exhausted
         self.store = store
@@ -77,6 +79,7 @@ class Keeper:
         self.running: dict[str, _Job] = {}
         self.opened_groups = 0
         self.metrics = Metrics(study_name, counts, make_gauge)
+        self.repeating: asyncio.Task[None] | None = None
 
     async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
         """Runs a job {"id", "trial", "source", "checkpoint_every_s"} in a live group, or in a new one where layout or block differ.
@@ -86,6 +89,7 @@ class Keeper:
         "side_by_side"}.
         """
         started_at = time.time()
+        self.repeating = self.repeating or asyncio.create_task(self._repeat_metrics())
         slot = await self.free.get()
         mine = _Job(job["id"], job["trial"], asyncio.get_running_loop().create_future())
         self.running[mine.id] = mine
@@ -141,6 +145,11 @@ class Keeper:
     async def close(self) -> None:
         """Ends the live groups, and waits until their processes and resources are gone."""
         await asyncio.gather(*(self._end(slot, kill=False) for slot in self.slots if slot.group is not None))
+
+    async def _repeat_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(REPEAT_S)
+            self.metrics.repeat()
 
     async def ended(self, trial_id: str, status: str, values: dict[str, float]) -> None:
         """Publishes that a trial ended, and its numbers, on this node's metrics port."""

@@ -1,7 +1,9 @@
 """What a study tells Prometheus through Ray's metrics ports, while it runs: its progress, and the numbers of its latest trial.
 
-Ray puts `ray_` before each name. Every series has the label `study`; those of a trial also `trial`, and stay after it, so
-that `scaling_study_current`, 1 for the latest trial and 0 for those before, tells which of them to show.
+Ray puts `ray_` before each name. Every series has the label `study`; those of a trial also `trial`. Ray exports a value that
+was set once, and forgets it some 20 s later; so `repeat` sets again what still holds, every REPEAT_S. What is known of a trial
+that is no longer the latest is not repeated and goes, and until then `scaling_study_current`, 1 for the latest trial and 0 for
+the one before, tells which to show.
 """
 
 from collections import Counter
@@ -19,6 +21,8 @@ from trainables.trial import Trial
 
 PREFIX = "scaling_study"
 LEFT = "left"
+REPEAT_S = 5.0
+"""half of Ray's interval of reports, twice of which is what Ray keeps a value for"""
 OF_TRIAL: Mapping[str, str] = {
     "throughput_samples_per_s": "samples of all ranks per second of the slowest",
     "step_s": "seconds of a plain step on the slowest rank",
@@ -55,6 +59,7 @@ class Metrics:
         self.study_name = study_name
         self.make_gauge = make_gauge
         self.gauges: dict[str, Any] = {}
+        self.held: dict[tuple[str, str, str], float] = {}
         self.counts = dict.fromkeys((*STATUSES, LEFT), 0) | dict(counts)
         self.current: str | None = None
         for status in self.counts:
@@ -68,33 +73,34 @@ class Metrics:
         self._tell_count(status)
         if self.current is not None:
             self._tell_current(self.current, 0)
+            self.held = {key: value for key, value in self.held.items() if key[1:] != ("trial", self.current)}
         self.current = trial_id
         self._tell_current(trial_id, 1)
         for name in OF_TRIAL.keys() & values.keys():
-            self._gauge(name, OF_TRIAL[name], "trial").set(
-                values[name], tags={"study": self.study_name, "trial": trial_id}
-            )
+            self._tell(name, OF_TRIAL[name], "trial", trial_id, values[name])
 
     def epoch_ended(self, trial_id: str, row: Mapping[str, float | None]) -> None:
         """A training has ended an epoch, a row of epochs.parquet."""
         for name, description in OF_EPOCH.items():
             if (value := row.get(name)) is not None:
-                self._gauge(name, description, "trial").set(
-                    float(value), tags={"study": self.study_name, "trial": trial_id}
-                )
+                self._tell(name, description, "trial", trial_id, float(value))
+
+    def repeat(self) -> None:
+        """Sets again every value that still holds."""
+        for (name, tag, tagged), value in self.held.items():
+            self.gauges[name].set(value, tags={"study": self.study_name, tag: tagged})
 
     def _tell_count(self, status: str) -> None:
-        gauge = self._gauge("trials", "trials of the study by status; left: still to run", "status")
-        gauge.set(self.counts[status], tags={"study": self.study_name, "status": status})
+        self._tell("trials", "trials of the study by status; left: still to run", "status", status, self.counts[status])
 
     def _tell_current(self, trial_id: str, value: int) -> None:
-        gauge = self._gauge("current", "1 for the trial that ended last", "trial")
-        gauge.set(value, tags={"study": self.study_name, "trial": trial_id})
+        self._tell("current", "1 for the trial that ended last", "trial", trial_id, value)
 
-    def _gauge(self, name: str, description: str, tag: str) -> Any:
+    def _tell(self, name: str, description: str, tag: str, tagged: str, value: float) -> None:
         if name not in self.gauges:
             self.gauges[name] = self.make_gauge(f"{PREFIX}_{name}", description=description, tag_keys=("study", tag))
-        return self.gauges[name]
+        self.held[name, tag, tagged] = value
+        self.gauges[name].set(value, tags={"study": self.study_name, tag: tagged})
 
 
 def numbers(result: TrialResult) -> dict[str, float]:

@@ -44,7 +44,10 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-STARTS_RAY = ("test_cluster.py", "test_end_to_end.py", "test_training_study.py", "test_tuning.py")
+STARTS_RAY = (
+    "test_cluster.py", "test_end_to_end.py", "test_faults.py", "test_monitoring.py", "test_training_study.py",
+    "test_tuning.py",
+)  # fmt: skip
 LOOKS_FOR_RAY = ("test_architecture.py", "test_command_line.py", "test_doctor.py")
 """these and those that start one run one after the other, for a command joins a cluster that it finds on its host"""
 
