@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from benchmarks.in_process import fake_measurement
 from study import rank as rank_side
+from trainables.registry import DATASETS, MODELS, PARALLEL, PRECISIONS, modules
 
-PRELOAD = ["benchmarks.fake_ranks", *rank_side.RANK_MODULES]
+PRELOAD = ["benchmarks.fake_ranks", *rank_side.RANK_MODULES, *modules(MODELS, DATASETS, PRECISIONS, PARALLEL)]
 
 
 def start_processes(group: Any, keeper: Any) -> None:
@@ -77,16 +78,12 @@ class ToKeeper:
 
 
 def serve_rank(layout: Any, group_name: str, rank: int, port: int, pipe: Connection | None) -> None:
-    """A rank's process: `study.rank.serve` with a fake measurement, and without a server for loaders."""
+    """A rank's process: `study.rank.serve` with a fake measurement."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(layout.node_ids))
-    with (
-        mock.patch.object(rank_side, "run", fake_measurement),
-        mock.patch.object(rank_side, "start_forkserver", lambda: None),
-        mock.patch.object(rank_side, "await_forkserver", lambda: None),
-    ):
+    with mock.patch.object(rank_side, "run", fake_measurement):
         reports = ToKeeper(pipe, group_name)
         rank_side.serve(layout, layout.node_ids[rank], os.getpid(), torch.device("cpu"), reports)
 
@@ -107,8 +104,6 @@ def start_threads(group: Any, keeper: Any) -> None:
         mock.patch.object(rank_side, "dist", meeting),
         mock.patch.object(rank_side, "run", fake_measurement),
         mock.patch.object(rank_side, "rehearse", lambda *_: None),
-        mock.patch.object(rank_side, "start_forkserver", lambda: None),
-        mock.patch.object(rank_side, "await_forkserver", lambda: None),
     ):
         threads = [threading.Thread(target=serve, args=(rank,), daemon=True) for rank in range(meeting.size)]
         for thread in threads:

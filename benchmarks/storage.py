@@ -37,7 +37,7 @@ from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil
 from trainables.data.image_sets import open_folder
 from trainables.data.loader import endless_batches
 from trainables.image_sets import storages_in, stored_side
-from trainables.registry import DECODERS, STORAGES
+from trainables.registry import DATASETS, DECODERS, STORAGES, modules
 from trainables.run import run
 from trainables.step import to_device
 from trainables.trial import Trial
@@ -57,7 +57,7 @@ def main() -> None:
     device = torch.device("cpu") if options.small else torch.device("cuda", 0)
     folder = _sets(options)
     vars(sys.modules["__main__"])["__spec__"] = None  # or every loader process would import this file again
-    start_forkserver()
+    start_forkserver(modules(DATASETS, STORAGES, DECODERS))
     await_forkserver()
     kept = RESULTS / options.out / "samples.jsonl"
     samples: Rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []

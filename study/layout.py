@@ -1,10 +1,11 @@
 """Where ranks sit: which nodes a worker group takes, and which of its ranks a smaller trial uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from study.capacity import NodeCapacity
+from trainables.registry import DATASETS, DECODERS, IMAGE_FOLDERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
 from trainables.trial import Trial
 
 INTERCONNECT_VARIABLES: Mapping[str, Mapping[str, str]] = {
@@ -50,11 +51,17 @@ class ProcessKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A worker group's ranks: `node_ids` has one entry a rank; trials use nested subsets of `world_sizes` of them."""
+    """A worker group's ranks: `node_ids` has one entry a rank; trials use nested subsets of `world_sizes` of them.
+
+    modules: what a rank imports before its first trial, loader_modules: what its loader processes do, None where no trial
+    has any. An import takes a core seconds, so a group imports what its trials need and no more.
+    """
 
     kind: ProcessKind
     node_ids: tuple[str, ...]
     world_sizes: tuple[int, ...]
+    modules: tuple[str, ...] = ()
+    loader_modules: tuple[str, ...] | None = None
 
 
 def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[ProcessKind, Layout]:
@@ -67,7 +74,12 @@ def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[P
     for trial in trials:
         wanted.setdefault(ProcessKind.of(trial), []).append(trial)
     return {
-        kind: _layout(kind, max(trial.world_size for trial in held), {trial.processes for trial in held}, capacity)
+        kind: Layout(
+            kind,
+            _places(kind, max(trial.world_size for trial in held), capacity),
+            tuple(sorted({trial.processes for trial in held})),
+            *_imports(held),
+        )
         for kind, held in wanted.items()
     }
 
@@ -77,10 +89,28 @@ def relaid(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
     there = {node.node_id for node in capacity}
     if there.issuperset(layout.node_ids):
         return layout
-    return _layout(layout.kind, len(layout.node_ids), set(layout.world_sizes), capacity)
+    return replace(layout, node_ids=_places(layout.kind, len(layout.node_ids), capacity))
 
 
-def _layout(kind: ProcessKind, ranks: int, sizes: set[int], capacity: Sequence[NodeCapacity]) -> Layout:
+def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """`modules` and `loader_modules` of a layout for these trials."""
+    loaded: set[str] = set()
+    for_loaders: set[str] = set()
+    for trial in trials:
+        chosen = [(DATASETS, trial.dataset)]
+        if trial.dataset in IMAGE_FOLDERS:
+            chosen += [(STORAGES, trial.storage), (DECODERS, trial.decode)]
+        own = {} if trial.workload else {name: table[name] for table, name in chosen}
+        for_loaders |= set(modules(own)) if trial.loader_workers else set()
+        models = {name: MODELS[name] for name in [trial.model] if not trial.workload}
+        used = {trial.precision: PRECISIONS[trial.precision], trial.parallel: PARALLEL[trial.parallel]}
+        loaded |= set(modules(own, models, used))
+    has_loaders = any(trial.loader_workers for trial in trials)
+    return tuple(sorted(loaded)), tuple(sorted(for_loaders)) if has_loaders else None
+
+
+def _places(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity]) -> tuple[str, ...]:
+    """A node for each rank. Raises ValueError where too few nodes fit."""
     per_node = ranks // kind.nodes
     fitting = [
         node
@@ -91,8 +121,7 @@ def _layout(kind: ProcessKind, ranks: int, sizes: set[int], capacity: Sequence[N
         raise ValueError(
             f"{kind.nodes} nodes with {per_node} ranks of {kind.cpus_per_rank} CPUs each are needed; {len(fitting)} fit"
         )
-    node_ids = tuple(node.node_id for node in fitting[: kind.nodes] for _ in range(per_node))
-    return Layout(kind, node_ids, tuple(sorted(sizes)))
+    return tuple(node.node_id for node in fitting[: kind.nodes] for _ in range(per_node))
 
 
 def may_run_beside(trial: Trial) -> bool:

@@ -26,17 +26,16 @@ from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
 from study.tables import SCHEMAS, packed
 from trainables.process import rehearse, release_memory
-from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
 from trainables.run import Measurement, run
 from trainables.train import Trained, train
 from trainables.trial import Trial
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
-LOADER_MODULES = ["torch", "pyarrow.dataset", *modules(DATASETS, STORAGES, DECODERS)]
-"""what a loader process needs before its first batch; without it each start imports for seconds"""
+LOADER_MODULES = ["torch", "pyarrow.dataset"]
+"""what every loader process needs before its first batch; without it each start imports for seconds"""
 
-RANK_MODULES = [*LOADER_MODULES, "torch._dynamo", *modules(MODELS, PRECISIONS, PARALLEL)]
-"""what a rank would else import in the first trial that needs it; making a DDP wrapper imports torch._dynamo"""
+RANK_MODULES = [*LOADER_MODULES, "torch._dynamo"]
+"""what every rank would else import in its first trial; making a DDP wrapper imports torch._dynamo"""
 
 PATIENCE = timedelta(days=30)
 """how long a rank without work waits for the next job; it sleeps meanwhile"""
@@ -83,10 +82,12 @@ def serve(layout: Layout, node_id: str, handle: Any, device: torch.device, repor
     made, and each group's first step had run.
     """
     startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": time.time()}
-    start_forkserver()
-    for module in RANK_MODULES:
+    if layout.loader_modules is not None:
+        start_forkserver(layout.loader_modules)
+    for module in (*RANK_MODULES, *layout.modules):
         import_module(module)
-    await_forkserver()
+    if layout.loader_modules is not None:
+        await_forkserver()
     startup["imported_at"] = time.time()
     if device.type == "cuda":
         torch.zeros(1, device=device)
@@ -189,8 +190,8 @@ def measure(
     }
 
 
-def start_forkserver() -> None:
-    """The parent of this rank's loader processes, started once with torch imported: a loader then starts at once.
+def start_forkserver(modules: Sequence[str]) -> None:
+    """The parent of this rank's loader processes, started once with torch and these imported: a loader then starts at once.
 
     A loader process imports `__main__` again, which in a Ray worker is Ray's own start script and takes seconds;
     without a file name there is nothing to import.
@@ -198,7 +199,7 @@ def start_forkserver() -> None:
     vars(sys.modules["__main__"]).pop("__file__", None)
     # the server is a new interpreter: it finds this project only through its environment
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH")]))
-    multiprocessing.get_context("forkserver").set_forkserver_preload(LOADER_MODULES)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*LOADER_MODULES, *modules])
     multiprocessing.forkserver.ensure_running()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity
-from study.layout import Layout, ProcessKind, layouts, members, ranks_by_node
+from study.layout import Layout, ProcessKind, _imports, layouts, members, ranks_by_node
 from trainables.trial import Trial
 
 
@@ -55,7 +55,21 @@ def test_smaller_trials_are_nested_in_larger_ones(data: st.DataObject) -> None:
 def test_a_layout_is_as_large_as_its_largest_trial() -> None:
     trials = [Trial(world_size=size, batch_per_gpu=batch) for size in (4, 1, 2) for batch in (8, 16)]
     layout = only(trials, cluster((8, 0)))
-    assert layout == Layout(ProcessKind("cpu", 1, 1, False, "auto", False), ("a",) * 4, (1, 2, 4))
+    assert layout.kind == ProcessKind("cpu", 1, 1, False, "auto", False)
+    assert (layout.node_ids, layout.world_sizes) == (("a",) * 4, (1, 2, 4))
+
+
+def test_a_group_imports_what_its_trials_need_and_no_more() -> None:
+    text = Trial(model="mlstm64", dataset="text_sample")
+    folder = {"dataset": "image_folder", "data_dir": "/d", "storage": "lmdb", "loader_workers": 2}
+    own = Trial(workload="w.py:w", loader_workers=1)
+    always = ("trainables.parallel", "trainables.precision")
+    assert _imports([text]) == (("trainables.data.text_sample", "trainables.models.mlstm", *always), None)
+    loaders = ("trainables.data.decode", "trainables.data.image_folder", "trainables.data.lmdb_file")
+    found = _imports([text, Trial(model="resnet18", **folder)])
+    models = ("trainables.models.mlstm", "trainables.models.resnet")
+    assert found == ((*loaders, "trainables.data.text_sample", *models, *always), loaders)
+    assert _imports([own]) == (always, ())
 
 
 def test_layouts_of_one_study_take_the_same_nodes() -> None:

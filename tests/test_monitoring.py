@@ -108,7 +108,9 @@ def listeners() -> dict[str, set[tuple[str, int]]]:
                 continue
             for connection in process.net_connections("inet"):
                 if connection.status == psutil.CONN_LISTEN:
-                    found.setdefault(kind_of(command, process.pid), set()).add(tuple(connection.laddr))
+                    found.setdefault(kind_of(command, process.pid), set()).add(
+                        (connection.laddr.ip, connection.laddr.port)
+                    )
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found

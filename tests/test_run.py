@@ -70,7 +70,7 @@ def loader_processes() -> list[int]:
 def measure_all(rank: int) -> dict[str, Any]:
     """Trials of one and of two ranks, one after another in the same processes."""
     if rank == 0:
-        start_forkserver()
+        start_forkserver([])
     alone: Any = dist.new_group([0])
     found: dict[str, Any] = {
         "pair": run(PAIR, rank=rank, device=CPU),

@@ -65,7 +65,7 @@ def test_the_example_is_a_workload_in_under_forty_lines() -> None:
 def train_the_example(rank: int, workers: int) -> Measurement:
     from study.rank import start_forkserver
 
-    start_forkserver()
+    start_forkserver([])
     trial = Trial(
         workload=f"{EXAMPLE}:tiny", world_size=2, batch_per_gpu=32, learning_rate=0.003, steps=20, loader_workers=workers
     )  # fmt: skip
