@@ -32,12 +32,19 @@ def culprits(ranks: Sequence[Calls | None]) -> dict[int, str]:
     silent = {rank: "does not answer" for rank, found in enumerate(ranks) if found is None}
     if silent:
         return silent
-    waiting = [
-        any("/torch/distributed/" in file or "/torch/autograd/" in file for file, *_ in found or ()) for found in ranks
-    ]
+    waiting = [_waits(found or ()) for found in ranks]
     if not any(waiting):
         return {}
     return {rank: f"is in {_own(found or ())}" for rank, found in enumerate(ranks) if not waiting[rank]}
+
+
+def wait_for_each_other(ranks: Sequence[Calls | None]) -> bool:
+    """Whether every rank, and there are several, answers and waits for others: then what is between them is to blame."""
+    return len(ranks) > 1 and all(found is not None and _waits(found) for found in ranks)
+
+
+def _waits(found: Calls) -> bool:
+    return any("/torch/distributed/" in file or "/torch/autograd/" in file for file, *_ in found)
 
 
 def told(rank: int, found: Calls | None) -> str:

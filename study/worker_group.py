@@ -19,7 +19,7 @@ import ray
 
 from study.failures import first_line, is_out_of_memory
 from study.layout import Layout
-from study.stuck import calls, culprits, told
+from study.stuck import calls, culprits, told, wait_for_each_other
 
 ANSWER_TIMEOUT_S = 5.0
 
@@ -153,6 +153,10 @@ class WorkerGroup:
         if timed_out:
             found = culprits(self.stacks) if self.stacks else {}
             who = "".join(f"; {self.place(rank)} {what}" for rank, what in found.items())
+            nodes = self.environment.get("nodes", [])
+            if wait_for_each_other(self.stacks) and len(nodes) > 1:
+                names = ", ".join(f"{node['host']} ({node['node_id'][:8]})" for node in nodes)
+                who = f"; all ranks wait for each other: look at the network between nodes {names}"
             return "timeout", f"{timed_out}{who}", self.log()
         for rank, error in dead.items():
             # Ray's own error where it ended a rank because the host's memory was full

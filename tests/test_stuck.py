@@ -32,6 +32,13 @@ def test_nobody_is_named_where_all_do_alike(ranks: list[stuck.Calls]) -> None:
     assert stuck.culprits(ranks) == {}
 
 
+def test_ranks_that_all_answer_and_all_wait_are_kept_apart_by_what_is_between_them() -> None:
+    assert stuck.wait_for_each_other([WAITS, BACKWARD])
+    assert not stuck.wait_for_each_other([WAITS, LOADS])
+    assert not stuck.wait_for_each_other([WAITS, None])
+    assert not stuck.wait_for_each_other([WAITS])
+
+
 def test_the_log_holds_every_ranks_calls() -> None:
     assert stuck.told(0, LOADS[:2]) == (
         "rank 0 at the time limit\n  /study/rank.py:90 serve\n  /home/me/mine.py:12 load\n"
