@@ -1,16 +1,23 @@
 """Faults at random moments of a study on two hosts under Ray, and what is lost by them:  python -m benchmarks.faults
 
 The hosts are sets of namespaces of this machine (`tests/hosts.py`; it needs root); faults, and what must hold after each,
-are in `tests/faults.py`. Moments are seeded. Writes the count, also as a table: benchmarks/results/faults/table.md.
+are in `tests/faults.py`. Moments are seeded. A fault takes minutes; what was counted before is kept, and the same command goes
+on where it was. Writes benchmarks/results/faults and the table in README.md.
 """
 
 import argparse
+import json
 import random
 import time
 from typing import Any
 
-from benchmarks.common import figure, write_summary
+from benchmarks.common import RESULTS, figure, write_summary
 from tests.faults import FAULTS, FaultError, cluster, suffer
+from tests.hosts import ROOT
+
+NAME = "faults"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- by python -m benchmarks.faults -->\n", "<!-- end -->"
 
 
 def main() -> None:
@@ -18,14 +25,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="of each fault")
     parser.add_argument("--faults", default=",".join(FAULTS), help="a comma list")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="faults", help="folder under benchmarks/results")
+    parser.add_argument("--name", default=NAME, help="folder under benchmarks/results")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin none after so many seconds")
     options = parser.parse_args()
-    samples: list[dict[str, Any]] = []
+    kept = RESULTS / options.name / "samples.jsonl"
+    samples: list[dict[str, Any]] = (
+        [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    )
+    counted = {(sample["repeat"], sample["fault"]) for sample in samples}
     begin_s = time.monotonic()
     for repeat in range(options.repeats):
+        missing = [name for name in options.faults.split(",") if (repeat, name) not in counted]
+        if not missing or time.monotonic() - begin_s > options.budget_s:
+            continue
         with cluster() as made:
-            for name in options.faults.split(","):
+            for name in missing:
                 if time.monotonic() - begin_s > options.budget_s:
                     break
                 moments = random.Random(f"{options.seed} {repeat} {name}")
@@ -35,8 +49,16 @@ def main() -> None:
                     samples.append({"repeat": repeat, "holds": False, "fault": name, "what": str(error)[-3_000:]})
                     made.rejoin(force=True)
                 print(samples[-1], flush=True)
-                folder = write_summary(options.name, figures(samples), samples)
-                (folder / "table.md").write_text(table(samples))
+                write_summary(options.name, figures(samples), samples)
+                if options.name == NAME:
+                    publish(table(samples))
+
+
+def publish(text: str) -> None:
+    """Puts the table into README.md, in the place of the one before."""
+    before, begin, rest = README.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    README.write_text(before + begin + "\n" + text + end + after)
 
 
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
