@@ -156,6 +156,7 @@ def measure(
     ranks = {"rank": trial_rank, "device": device, "group": group, "control": control, "source": job["source"]}
     measured: Measurement | Trained
     rows: dict[str, Sequence[dict[str, Any]]]
+    own: dict[str, Any]
     if trial.epochs:
         measured = trained = train(
             trial,
@@ -167,11 +168,13 @@ def measure(
         )
         rows = {"steps": trained.steps, "epochs": trained.epochs}
         span = {"began_at": trained.began_at, "ended_at": trained.ended_at}
+        own = {"noise_ratio": trained.noise_ratio}
         trace = None
     else:
         measured = timed = run(trial, **ranks, observe=lambda: readings(device))
         rows = {"steps": timed.rows, "buckets": timed.buckets, "sweep": timed.sweep}
         span = {"began_at": timed.warmup_began_at, "ended_at": timed.windows_ended_at}
+        own = {}
         trace = timed.trace
     before, after = measured.observations
     return {
@@ -186,7 +189,8 @@ def measure(
             "peak_memory_by_device_bytes": measured.peak_memory_by_device_bytes,
             "step_flops": measured.step_flops,
             "dataset_samples": measured.dataset_samples,
-        },
+        }
+        | own,
     }
 
 

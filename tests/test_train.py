@@ -186,6 +186,14 @@ def test_the_noise_scale_watches_and_does_not_change_the_curve(visit: list[dict[
     assert {row["noise_trace"] for row in visit[0]["pair"].epochs} == {None}
 
 
+def test_what_the_noise_scale_costs_a_step_is_measured_after_the_training(visit: list[dict[str, Any]]) -> None:
+    assert {rank["noisy"].noise_ratio for rank in visit} == {visit[0]["noisy"].noise_ratio}, "that of the slowest rank"
+    parts = train(PARTS.but(epochs=1), rank=0, device=CPU)
+    for ratio in (visit[0]["noisy"].noise_ratio, parts.noise_ratio):
+        assert ratio is not None and 0.2 < ratio < 20  # the machine's noise counts too
+    assert visit[0]["pair"].noise_ratio is None
+
+
 # ------------------------------------------------------------------------------------------------------- rows
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from trainables.epochs import epochs_of
 from trainables.execution import stream_for
+from trainables.noise_cost import noise_cost
 from trainables.parallel import Strategy
 from trainables.precision import Precision
 from trainables.process import drop_buckets, settings_for
@@ -61,6 +62,8 @@ class Trained:
     """of a rank's whole step, see `trainables.flops`; counted on CUDA only"""
     dataset_samples: int = 0
     """samples of the data set that is trained on"""
+    noise_ratio: float | None = None
+    """seconds of a step with the noise scale / without, see `trainables.noise_cost`; None without it"""
 
 
 def train(
@@ -107,6 +110,8 @@ def train(
                 here.flops,
                 here.length,
             )
+            if here.sample is not None:
+                trained = replace(trained, noise_ratio=noise_cost(here, here.sample))
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del workload, here

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from trainables.checkpoint import Progress, pack, rank_state, restore, unpack
 from trainables.epochs import Taken, seed_of, steps_per_epoch
@@ -45,11 +46,21 @@ class Trainee:
     replay: Step | None = None
     """a whole step of these parts, once it is compiled or captured"""
     flops: float | None = None
+    watches_noise: bool = False
+    sample: Taken | None = None
+    """the first step's batches, kept where the noise scale is watched, to time steps with"""
 
     def __post_init__(self) -> None:
+        self.watches_noise = self.trial.noise_scale
+        self.length = len(self.workload.dataset)  # type: ignore[arg-type]
+        self.rates = learning_rate(self.trial, steps_per_epoch(self.trial, self.length))
+        self.build()
+
+    def build(self) -> None:
+        """The model under its strategy, what updates it, and the step."""
         trial, workload = self.trial, self.workload
-        self.model = self.strategy.wrapped(workload.model, trial, self.group, bare=trial.noise_scale)
-        self.noise = NoiseScale(trial, self.model, self.group) if trial.noise_scale else None
+        self.model: nn.Module = self.strategy.wrapped(workload.model, trial, self.group, bare=self.watches_noise)
+        self.noise = NoiseScale(trial, self.model, self.group) if self.watches_noise else None
         if self.noise:
             self.noise.attach(self.model)
         self.updater = updater_for(workload, self.model, self.precision, self.strategy, self.group)
@@ -66,8 +77,13 @@ class Trainee:
             self.noise,
             self.group,
         )
-        self.length = len(workload.dataset)  # type: ignore[arg-type]
-        self.rates = learning_rate(trial, steps_per_epoch(trial, self.length))
+
+    def leave_out_noise(self) -> None:
+        """Lets go of the noise scale, and of the model's wrapper that has its hook; `build` makes them anew, without it."""
+        self.watches_noise = False
+        self.replay = self.noise = None
+        self.model = self.workload.model
+        del self.step, self.updater
 
     # ------------------------------------------------------------------------------------------------ an epoch
 
@@ -111,6 +127,8 @@ class Trainee:
     def prepared(self, first: Taken) -> float:
         """What must be there before the first step of all: compiled code, a captured graph. Gives the seconds it took."""
         trial = self.trial
+        if self.watches_noise and self.sample is None:
+            self.sample = first
         if self.device.type == "cuda" and self.flops is None:
             inputs, _ = self.workload.select(first.parts[0])
             flops = step_flops(self.workload.blueprint, inputs, trial.model)
