@@ -24,6 +24,8 @@ from trainables.trial import Trial
 pytestmark = pytest.mark.timeout(600)
 
 EPOCHS = 8
+LONG = 40
+"""epochs that are not over before all processes of a killed driver are gone"""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,8 @@ def cluster() -> Iterator[Cluster]:
         yield connected
 
 
-def training(name: str, folder: Path) -> Trial:
-    fields: dict[str, Any] = {"epochs": EPOCHS, "world_size": 1, "batch_per_gpu": 32, "deterministic": True}
+def training(name: str, folder: Path, epochs: int = EPOCHS) -> Trial:
+    fields: dict[str, Any] = {"epochs": epochs, "world_size": 1, "batch_per_gpu": 32, "deterministic": True}
     return workload_trial(name, data_dir=str(folder), **fields)
 
 
@@ -99,11 +101,11 @@ from pathlib import Path
 from study.cluster import connect
 from study.tuning import run_trials
 from tests.orchestration import new_store
-from tests.test_training_study import training
+from tests.test_training_study import LONG, training
 
 with connect("local") as cluster:
     folder = Path(sys.argv[1])
-    run_trials("test", [[training("trains", folder)]], new_store(folder / "results"), cluster, checkpoint_every_s=0.0)
+    run_trials("test", [[training("trains", folder, LONG)]], new_store(folder / "results"), cluster, checkpoint_every_s=0.0)
 """
 
 
@@ -112,7 +114,7 @@ def test_a_driver_that_is_killed_leaves_a_checkpoint_that_the_next_one_takes_up(
 ) -> None:
     import psutil
 
-    trial = training("trains", tmp_path)
+    trial = training("trains", tmp_path, LONG)
     with (tmp_path / "driver.log").open("w") as log:
         environment = os.environ | {"PYTHONPATH": os.getcwd()}
         driver = subprocess.Popen(
@@ -134,5 +136,5 @@ def test_a_driver_that_is_killed_leaves_a_checkpoint_that_the_next_one_takes_up(
     again = Watched([trial], store, cluster)
     assert again.records[trial.trial_id]["status"] == "done"
     assert min(again.epochs_of(trial)) > 1
-    assert [row["epoch"] for row in curve(store, trial)] == list(range(1, EPOCHS + 1))
+    assert [row["epoch"] for row in curve(store, trial)] == list(range(1, LONG + 1))
     assert not Path(store.root, "checkpoints").exists()
