@@ -32,7 +32,7 @@ from analysis.measures import summaries
 from analysis.report import write_report
 from analysis.results import Results, load
 from analysis.trace import check
-from benchmarks.common import RESULTS, command, figure, write_summary
+from benchmarks.common import RESULTS, command, figure, kept_samples, write_summary
 from benchmarks.faulty_workloads import LATE_RANK
 from study.capacity import count_cpus, count_gpus
 from study.cluster import Cluster, connect
@@ -127,8 +127,7 @@ def _options() -> argparse.Namespace:
 
 def _opened(options: argparse.Namespace) -> Proof:
     folder = RESULTS / options.out
-    samples = folder / "samples.jsonl"
-    kept = [json.loads(line) for line in samples.read_text().splitlines()] if samples.exists() else []
+    kept = kept_samples(options.out)
     store = Store.open(
         str(folder),
         name="account",

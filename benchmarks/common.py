@@ -58,6 +58,12 @@ def command() -> str:
     return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
+def kept_samples(name: str) -> list[dict[str, Any]]:
+    """The raw samples that `write_summary` left in `results/<name>`; none where it never ran."""
+    file = RESULTS / name / "samples.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def write_summary(
     name: str,
     figures: Sequence[dict[str, Any]],

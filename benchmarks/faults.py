@@ -6,12 +6,11 @@ on where it was. Writes benchmarks/results/faults and the table in README.md.
 """
 
 import argparse
-import json
 import random
 import time
 from typing import Any
 
-from benchmarks.common import RESULTS, figure, write_summary
+from benchmarks.common import figure, kept_samples, write_summary
 from tests.faults import FAULTS, FaultError, cluster, suffer
 from tests.hosts import ROOT
 
@@ -28,10 +27,7 @@ def main() -> None:
     parser.add_argument("--name", default=NAME, help="folder under benchmarks/results")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin none after so many seconds")
     options = parser.parse_args()
-    kept = RESULTS / options.name / "samples.jsonl"
-    samples: list[dict[str, Any]] = (
-        [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    )
+    samples = kept_samples(options.name)
     counted = {(sample["repeat"], sample["fault"]) for sample in samples}
     begin_s = time.monotonic()
     for repeat in range(options.repeats):

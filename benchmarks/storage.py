@@ -14,7 +14,6 @@ A run that was cut short, by --budget-s or otherwise, goes on under the same --o
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import random
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 
 from analysis.measures import summarise
-from benchmarks.common import RESULTS, figure, ratio_interval, write_summary
+from benchmarks.common import figure, kept_samples, ratio_interval, write_summary
 from scripts.make_photos import SOURCES, make_photos
 from study.rank import await_forkserver, start_forkserver
 from study.tables import packed, unpacked
@@ -59,8 +58,7 @@ def main() -> None:
     vars(sys.modules["__main__"])["__spec__"] = None  # or every loader process would import this file again
     start_forkserver(modules(DATASETS, STORAGES, DECODERS))
     await_forkserver()
-    kept = RESULTS / options.out / "samples.jsonl"
-    samples: Rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    samples: Rows = kept_samples(options.out)
     session = 1 + max((sample["session"] for sample in samples), default=-1)
     cases = _cases(options, folder)
     begin_s = time.monotonic()

@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -37,7 +36,6 @@ class Study:
         self.dashboard_port = urllib.parse.urlsplit(cluster.dashboard_url or "").port
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self.listening: dict[str, set[tuple[str, int]]] = {}
-        self.over = threading.Event()
         self.trials = [
             quick_trial(world_size=RANKS, batch_per_gpu=8, account_steps=4, repeat=repeat) for repeat in (0, 1)
         ]

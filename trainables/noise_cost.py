@@ -5,10 +5,9 @@ import math
 import statistics
 import time
 
-import torch
-
 from trainables.epochs import Taken
 from trainables.process import drop_buckets
+from trainables.timing import clock_for
 from trainables.trainee import Trainee
 
 BLOCKS, BLOCK_S, LEAST_STEPS = 5, 0.2, 3
@@ -25,26 +24,23 @@ def noise_cost(here: Trainee, taken: Taken) -> float:
     gc.collect()  # the second wrapper is made when the first is gone
     if here.trial.parallel != "none":
         drop_buckets(here.group, here.device)
-    here.build()
+    here.build(watches_noise=False)
     here.prepared(taken)
     return watched_s / _step_s(here, taken)
 
 
 def _step_s(here: Trainee, taken: Taken) -> float:
+    clock = clock_for(here.device)
+
     def block_s(steps: int) -> float:
         here.barrier()
-        _wait(here.device)
+        clock.synchronize()
         began_s = time.perf_counter()
         for _ in range(steps):
             here.advance(taken)
-        _wait(here.device)
+        clock.synchronize()
         return (time.perf_counter() - began_s) / steps
 
     block_s(LEAST_STEPS)
     steps = max(LEAST_STEPS, math.ceil(BLOCK_S / max(here.gathered(block_s(LEAST_STEPS)))))
     return max(map(statistics.median, here.gathered([block_s(steps) for _ in range(BLOCKS)])))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -46,21 +46,19 @@ class Trainee:
     replay: Step | None = None
     """a whole step of these parts, once it is compiled or captured"""
     flops: float | None = None
-    watches_noise: bool = False
     sample: Taken | None = None
     """the first step's batches, kept where the noise scale is watched, to time steps with"""
 
     def __post_init__(self) -> None:
-        self.watches_noise = self.trial.noise_scale
         self.length = len(self.workload.dataset)  # type: ignore[arg-type]
         self.rates = learning_rate(self.trial, steps_per_epoch(self.trial, self.length))
-        self.build()
+        self.build(self.trial.noise_scale)
 
-    def build(self) -> None:
+    def build(self, watches_noise: bool) -> None:
         """The model under its strategy, what updates it, and the step."""
         trial, workload = self.trial, self.workload
-        self.model: nn.Module = self.strategy.wrapped(workload.model, trial, self.group, bare=self.watches_noise)
-        self.noise = NoiseScale(trial, self.model, self.group) if self.watches_noise else None
+        self.model: nn.Module = self.strategy.wrapped(workload.model, trial, self.group, bare=watches_noise)
+        self.noise = NoiseScale(trial, self.model, self.group) if watches_noise else None
         if self.noise:
             self.noise.attach(self.model)
         self.updater = updater_for(workload, self.model, self.precision, self.strategy, self.group)
@@ -79,8 +77,7 @@ class Trainee:
         )
 
     def leave_out_noise(self) -> None:
-        """Lets go of the noise scale, and of the model's wrapper that has its hook; `build` makes them anew, without it."""
-        self.watches_noise = False
+        """Lets go of the noise scale, and of the model's wrapper that has its hook; `build` is to follow."""
         self.replay = self.noise = None
         self.model = self.workload.model
         del self.step, self.updater
@@ -127,7 +124,7 @@ class Trainee:
     def prepared(self, first: Taken) -> float:
         """What must be there before the first step of all: compiled code, a captured graph. Gives the seconds it took."""
         trial = self.trial
-        if self.watches_noise and self.sample is None:
+        if self.noise and self.sample is None:
             self.sample = first
         if self.device.type == "cuda" and self.flops is None:
             inputs, _ = self.workload.select(first.parts[0])
