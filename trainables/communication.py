@@ -57,14 +57,15 @@ def averaging_hook(account: Account, bucket: dist.GradBucket) -> torch.futures.F
     that are sent in another type are divided, as PyTorch's own compressing hooks do; their bytes are those sent.
     """
     clock = account.clock
-    # the hook of the last bucket runs when the last gradient is there: what it leaves is the step's
-    account.last_gradients[-1] = clock.mark()
     if account.gradient_type is None:
         tensor = bucket.buffer().mul_(1.0 / account.world_size)
     else:
         tensor = bucket.buffer().to(account.gradient_type).div_(account.world_size)
     marks = BucketMarks(tensor.numel() * tensor.element_size(), clock.mark())
     account.steps[-1].append(marks)
+    # The hook of the last bucket runs when the last gradient is there: what it leaves is the step's. Scaling it counts as
+    # compute: where the device waits for its host, the host's time to launch it would else look like communication.
+    account.last_gradients[-1] = marks.ready
     work: Any = dist.all_reduce(tensor, group=account.group, async_op=True)
     if tensor.is_cuda:
         # NCCL waits for what this stream has done so far, on a stream of its own. Where the host is behind the device, the
