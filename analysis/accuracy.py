@@ -54,7 +54,7 @@ def accuracy(results: Results) -> Accuracy | None:
     runs, plain = remedies(runs)
     asked = runs["target_accuracy"].dropna().unique() if "target_accuracy" in runs else np.array([])
     members = _members(runs)
-    reference = members.get(_reference_of(members, plain), runs.iloc[:0])
+    reference = members.get(_reference_of(members, plain, plain), runs.iloc[:0])
     derived = TARGET_SHARE * float(reference["validation_top1"].mean()) if len(reference) else float("nan")
     target = float(asked[0]) if len(asked) == 1 else derived if not len(asked) else None
     reached = _reached(results.epochs, runs, target)
@@ -153,11 +153,12 @@ def _members(runs: pd.DataFrame) -> dict[Key, pd.DataFrame]:
     return found
 
 
-def _reference_of(members: dict[Key, pd.DataFrame], remedy: str) -> Key:
-    """The cell at the remedy's reference batch; where there is none, that of its smallest batch."""
-    own = [key for key in members if key[0] == remedy]
-    at = [key for key in own if key[1] == members[key]["reference_batch"].iloc[0]]
-    return next(iter(at or own), ())
+def _reference_of(members: dict[Key, pd.DataFrame], remedy: str, plain: str) -> Key:
+    """The cell at the remedy's reference batch; where there is none the plain one there, else that of its smallest batch."""
+    at = [key for key, part in members.items() if key[1] == part["reference_batch"].iloc[0]]
+    own = [key for key in at if key[0] == remedy]
+    plains = [key for key in at if key[0] == plain]
+    return next(iter([*own, *plains, *(key for key in members if key[0] == remedy)]), ())
 
 
 def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
@@ -166,7 +167,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     Columns: remedy, order (of remedies), global_batch, the layout's fields, made_of (the layout in words), is_reference,
     is_chosen (the layout that stands for its batch), is_shared (its runs are also another remedy's), n (seeds); top1 (mean of the last epoch's validation accuracy) with
     `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
-    reference) with `_low` and `_high` (Welch's t) and within_noise (True where the interval holds 0 and excludes a loss of
+    reference, or to the plain one where it was not trained at that batch) with `_low` and `_high` (Welch's t) and within_noise (True where the interval holds 0 and excludes a loss of
     RELEVANT_LOSS, False where it excludes 0, None where the seeds are too few to tell); plain_difference:
     the same to the plain reference, for remedies that have another; throughput_samples_per_s (mean);
     noise_batch with `_low`, `_high` (t on logarithms over seeds) and noise_n, `_first`, `_last` epoch (geometric means);
@@ -175,10 +176,10 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     """
     members = _members(runs)
     rows = []
-    plain_reference = _reference_of(members, plain)
+    plain_reference = _reference_of(members, plain, plain)
     for key, part in members.items():
         remedy = key[0]
-        reference = _reference_of(members, str(remedy))
+        reference = _reference_of(members, str(remedy), plain)
         first = next(other for other in members if other[:2] == key[:2])
         values = part["validation_top1"].dropna()
         row: dict[str, Any] = dict(zip(["remedy", "global_batch", *LAYOUT], key, strict=True))

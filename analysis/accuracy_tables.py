@@ -46,7 +46,7 @@ def accuracy_table(analysis: Analysis) -> Table:
             _MADE_OF,
             Column("top1_percent", "accuracy (%)", "of the held-out samples after the last epoch, mean of the seeds [95 % interval].", 1, 2, True),
             Column("top1_sd_percent", "sd (points)", "standard deviation over seeds, in percentage points.", 1, 2, optional=True),
-            Column("difference_percent", "difference (points)", "to the same remedy at the reference batch [95 % interval, Welch's t].", 1, 2, True),
+            Column("difference_percent", "difference (points)", "to the same remedy at the reference batch, or without one there to the plain training [95 % interval, Welch's t].", 1, 2, True),
             Column("verdict", "against the reference", f"within noise: the interval holds 0 and excludes a loss of {100 * RELEVANT_LOSS:g} point."),
             Column("plain_difference_percent", "to the plain reference (points)", "the same, against the reference batch without any remedy.", 1, 2, True, optional=True),
             Column("top5_percent", "top-5 (%)", "right answer among the five likeliest.", 1, 2, optional=True),

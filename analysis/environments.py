@@ -1,7 +1,8 @@
 """Which trials ran under the same environment: only those may share a table.
 
 A fingerprint is what a trial's numbers depend on besides its own fields: the device, its driver, the CPU model, versions,
-environment variables and the commit. Hosts of equal kind have the same fingerprint.
+environment variables and the code that measures (`study.environment.measuring_code`). Hosts of equal kind have the same
+fingerprint. The commit is told, and no part of it: a study goes on after a change of its documents, tests or tables.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from analysis.formatting import join
 from analysis.results import Results, device_name
 
 NONE = "none"
+
+MEASURING_CODE = "measuring code"
 
 
 def fingerprint(trial: Mapping[str, Any] | pd.Series) -> dict[str, str]:
@@ -28,17 +31,22 @@ def fingerprint(trial: Mapping[str, Any] | pd.Series) -> dict[str, str]:
     if variables.get("OMP_NUM_THREADS") == str(trial.get("cpus_per_rank")):
         del variables["OMP_NUM_THREADS"]
     nodes = used_nodes(environment)
-    git = environment.get("git") or {}
-    commit = git.get("commit")
     parts = {
         "device": device_name(environment),
         "driver": _joined(gpu.get("driver") for _, gpu in used_gpus(environment)),
         "CPU": _joined(node.get("cpu_model") for node in nodes),
         **(environment.get("versions") or {}),
         **variables,
-        "git commit": f"{commit[:10]}{' with local changes' if git.get('dirty') else ''}" if commit else None,
+        MEASURING_CODE: environment.get("measuring_code"),
     }
     return {name: str(value) for name, value in parts.items() if value not in (None, "")}
+
+
+def commit(environment: Mapping[str, Any]) -> str | None:
+    """The commit that a trial ran, and whether files had changes; None outside a checkout."""
+    git = environment.get("git") or {}
+    name = git.get("commit")
+    return f"{name[:10]}{' with local changes' if git.get('dirty') else ''}" if name else None
 
 
 def used_nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -73,7 +81,8 @@ def by_environment(results: Results) -> list[Results]:
 def comparable(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
     """The fingerprint of each trial, by its id.
 
-    A variable that some trials' fields set, and that has one value in all others, is no difference between the two.
+    A variable that some trials' fields set, and that has one value in all others, is no difference between the two. Nor is the
+    measuring code, where trials older than its digest have none and all others the same.
     """
     found = {trial["trial_id"]: fingerprint(trial) for _, trial in trials.iterrows()}
     own = {
@@ -86,6 +95,9 @@ def comparable(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
             for trial_id, names in own.items():
                 if name in names:
                     found[trial_id][name] = value
+    known = {values[MEASURING_CODE] for values in found.values() if MEASURING_CODE in values}
+    if len(known) == 1:
+        found = {trial_id: values | {MEASURING_CODE: min(known)} for trial_id, values in found.items()}
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.columns import GIB
-from analysis.environments import used_gpus, used_nodes
+from analysis.environments import commit, used_gpus, used_nodes
 from analysis.formatting import join, number, percent
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
@@ -143,6 +143,19 @@ def _table(
                 .agg("min" if name.endswith("_low") else "max")
             )
     return Table(title, columns, frame.reset_index(), note, empty="")
+
+
+def commits(analysis: Analysis) -> str | None:
+    """A sentence where trials of several commits are compared whose measuring code is not known to be the same."""
+    done = _done(analysis)
+    seen = Counter(name for _, environment in done if (name := commit(environment)))
+    if len(seen) < 2 or all(environment.get("measuring_code") for _, environment in done):
+        return None
+    listed = join([f"{name} ({count})" for name, count in seen.most_common()])
+    return (
+        f"The trials ran under {len(seen)} commits of this program: {listed}. Not all have a digest of the code that measures, "
+        "so whether it was the same is not known."
+    )
 
 
 def doubts(analysis: Analysis) -> list[str]:

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from analysis.columns import study_ranks
 from analysis.communication_verdict import sentences
 from analysis.drawing import GRID, INK, render
-from analysis.environments import difference
+from analysis.environments import commit, difference
 from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
 from analysis.parquet import ResultsError, line
@@ -224,13 +224,15 @@ def status_counts(results: Results) -> list[tuple[str, int]]:
 
 
 def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
-    """What the trials ran under: their common fingerprint, and variables that trials set for themselves, with each value."""
+    """What the trials ran under: their common fingerprint, variables that trials set for themselves, and commits."""
     own: dict[str, list[str]] = {}
     for environment in analysis.results.trials["environment"]:
         for name, value in (environment.get("variables") or {}).items():
             values = own.setdefault(name, [])
             if name not in analysis.environment and str(value) not in values:
                 values.append(str(value))
+    commits = [commit(environment) for environment in analysis.results.trials["environment"]]
+    own["git commit"] = [name for name in dict.fromkeys(commits) if name]
     return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in own.items() if values)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy import stats
 
-from study.environment import git_state, node_facts, variables, versions
+from study.environment import git_state, measuring_code, node_facts, variables, versions
 
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS") or Path(__file__).resolve().parent / "results")
 Interval = tuple[float, float]
@@ -78,6 +78,7 @@ def write_summary(
     folder.mkdir(parents=True, exist_ok=True)
     if environment is None:
         environment = {"node": node_facts(""), "versions": versions(), "variables": variables(), "git": git_state()}
+        environment["measuring_code"] = measuring_code()
         environment["node"].pop("node_id")
     summary = {"environment": environment, "command": command(), "figures": list(figures)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

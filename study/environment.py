@@ -1,6 +1,7 @@
 """What a number was measured on: every node, rank and version that took part."""
 
 import contextlib
+import hashlib
 import os
 import platform
 import socket
@@ -106,6 +107,15 @@ def git_state() -> dict[str, Any]:
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def measuring_code() -> str:
+    """Digest of the modules that ranks run, `trainables/`: where it is the same, so is what was timed, whatever the commit."""
+    root = Path(__file__).resolve().parent.parent / "trainables"
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def _cpu_model() -> str:

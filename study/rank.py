@@ -21,7 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from study.environment import git_state, node_facts, rank_facts, readings, variables, versions
+from study.environment import git_state, measuring_code, node_facts, rank_facts, readings, variables, versions
 from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
 from study.tables import SCHEMAS, packed
@@ -232,4 +232,5 @@ def _environment(everyone: list[dict[str, Any]], kind: ProcessKind) -> dict[str,
         "variables": variables(),
         "set_by_study": sorted(set_by_study),
         "git": git_state(),
+        "measuring_code": measuring_code(),
     }

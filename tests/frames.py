@@ -107,6 +107,7 @@ def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -
         "variables": {"OMP_NUM_THREADS": "1"},
         "set_by_study": [],
         "git": {"commit": "0123abcd", "dirty": False},
+        "measuring_code": "c0de",
     }
 
 

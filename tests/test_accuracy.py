@@ -175,7 +175,7 @@ def test_the_fifth_epoch_is_compared_with_the_largest_batch_per_rank_on_all_rank
     largest = {"world_size": 2, "batch_per_gpu": 512}
     analysis = made(
         tmp_path / "results", (NOTHING, [0.90, 0.92]), ({"batch_per_gpu": 512}, [0.7, 0.7]), (largest, [0.80, 0.82]),
-        (largest | WARMED, [0.88, 0.90]),
+        (largest | WARMED, [0.88, 0.90]), (largest | LARS, [0.86, 0.88]),
     )  # fmt: skip
     table = TABLES["fifth_epoch"](analysis)
     cells = table.cells()
@@ -184,11 +184,12 @@ def test_the_fifth_epoch_is_compared_with_the_largest_batch_per_rank_on_all_rank
         ["nothing", "128", "1 × 128", "2"],
         ["nothing", "1,024", "2 × 512", "2"],
         ["linear + gradual warm-up", "1,024", "2 × 512", "2"],
+        ["square root + gradual warm-up + LARS", "1,024", "2 × 512", "2"],
     ]
     frame = table.frame
-    assert frame["course_loss"].tolist() == pytest.approx([0.28, 0.48, 0.32])
-    assert frame["course_top1"].tolist() == pytest.approx([0.88, 0.78, 0.86])
-    assert frame["course_top1_difference"].tolist()[1:] == pytest.approx([-0.10, -0.02])
+    assert frame["course_loss"].tolist() == pytest.approx([0.28, 0.48, 0.32, 0.36])
+    assert frame["course_top1"].tolist() == pytest.approx([0.88, 0.78, 0.86, 0.84])
+    assert frame["course_top1_difference"].tolist()[1:] == pytest.approx([-0.10, -0.02, -0.04])
     assert np.isnan(frame["course_top1_difference"].iloc[0])
 
 

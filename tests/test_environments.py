@@ -50,8 +50,7 @@ def test_hosts_of_equal_kind_are_one_environment() -> None:
         (lambda e: e["versions"].update(nccl="2.28.9"), "nccl 2.28.9 instead of none"),
         (lambda e: e["variables"].update(NCCL_ALGO="Ring"), "NCCL_ALGO Ring instead of none"),
         (lambda e: e["variables"].update(OMP_NUM_THREADS="2"), "OMP_NUM_THREADS 2 instead of 1"),
-        (lambda e: e["git"].update(dirty=True), "git commit 0123abcd with local changes instead of 0123abcd"),
-        (lambda e: e["git"].update(commit=None), "git commit none instead of 0123abcd"),
+        (lambda e: e.update(measuring_code="beef"), "measuring code beef instead of c0de"),
         (lambda e: e["nodes"][0].update(cpu_model="Other CPU"), "CPU Other CPU instead of AMD EPYC 9554 64-Core Processor"),
         (
             lambda e: e["nodes"][0]["gpus"][0].update(name="NVIDIA H100", driver="580.1"),
@@ -87,6 +86,19 @@ def test_a_variable_of_the_user_that_one_trials_field_sets_too_makes_no_differen
     assert comparable(same)["a"] == comparable(same)["b"]
     mixed = pd.DataFrame([*rows, trial(GPU, variables={"OMP_NUM_THREADS": "1"})]).assign(trial_id=["a", "b", "c"])
     assert comparable(mixed)["a"] != comparable(mixed)["c"], "two values outside the field are two environments"
+
+
+def test_a_commit_that_left_the_measuring_code_alone_makes_no_difference() -> None:
+    assert fingerprint(trial(GPU, git={"commit": "89abcdef", "dirty": True})) == fingerprint(trial(GPU))
+
+
+def test_trials_older_than_the_digest_of_the_measuring_code_go_with_those_of_the_only_one() -> None:
+    rows = [trial(GPU, measuring_code=None), trial(GPU)]
+    pair = comparable(pd.DataFrame(rows).assign(trial_id=["old", "new"]))
+    assert pair["old"] == pair["new"]
+    other = trial(GPU, measuring_code="beef")
+    three = comparable(pd.DataFrame([*rows, other]).assign(trial_id=["old", "new", "other"]))
+    assert three["old"] not in (three["new"], three["other"]), "with two of them it is not known which"
 
 
 def test_threads_that_follow_from_the_cpus_of_a_rank_make_no_difference() -> None:

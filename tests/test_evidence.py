@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.evidence import _as_ranges, doubts
+from analysis.evidence import _as_ranges, commits, doubts
 from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
@@ -38,6 +38,23 @@ def slow_down(world_size: int, environment: dict[str, Any]) -> None:
             "sm_clock_mhz": 1755,
             "power_w": 700.0,
         }
+
+
+def test_commits_are_told_where_it_is_not_known_that_they_measure_alike(tmp_path: Path) -> None:
+    def later(world_size: int, environment: dict[str, Any]) -> None:
+        environment["git"]["commit"] = f"{world_size}123abcd"
+
+    def older(world_size: int, environment: dict[str, Any]) -> None:
+        later(world_size, environment)
+        if world_size == 1:
+            del environment["measuring_code"]
+
+    assert commits(analysed(tmp_path / "one")) is None
+    assert commits(analysed(tmp_path / "known", later)) is None
+    assert commits(analysed(tmp_path / "unknown", older)) == (
+        "The trials ran under 2 commits of this program: 1123abcd (1) and 2123abcd (1). Not all have a digest of the code that "
+        "measures, so whether it was the same is not known."
+    )
 
 
 def test_gpus_are_listed_by_uuid_with_the_range_of_what_was_read(tmp_path: Path) -> None:
