@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from trainables.batch import identity
 from trainables.data.synthetic import CHANNELS, CLASSES, resident
 from trainables.optimizers import make_optimizer
 from trainables.registry import MODELS, load
 from trainables.timing import CudaClock
 from trainables.trial import Trial
-from trainables.workload import Workload, identity
+from trainables.workload import Workload
 
 LATE_RANK = 1
 LATE_S = 0.02

@@ -31,7 +31,7 @@ from trainables.train import Trained, train
 from trainables.trial import Trial
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
-LOADER_MODULES = ["torch", "pyarrow.dataset"]
+LOADER_MODULES = ["torch", "pyarrow.dataset", "trainables.batch"]
 """what every loader process needs before its first batch; without it each start imports for seconds"""
 
 RANK_MODULES = [*LOADER_MODULES, "torch._dynamo"]

@@ -1,6 +1,8 @@
-"""Faults that a cluster meets while a study runs on it, injected into one of two hosts, and what must hold afterwards.
+"""Faults that a cluster meets while a study runs on it, injected into one of two hosts, and what must hold after each.
 
-The study: four trials of two ranks, one on each host, which take their time in every step (`faulty_workloads:slow`).
+The study: trials of two ranks, one on each host, which take their time in every step (`faulty_workloads:slow`). One study
+suffers all faults, one after another; after each its next trial has to finish before the next fault comes. The second host's
+clock is an hour ahead all the time.
 """
 
 import contextlib
@@ -10,7 +12,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,12 @@ from tests.faulty_workloads import STARVED
 from tests.hosts import ROOT, Host, Hosts
 from tests.orchestration import WORKLOADS
 
-TRIAL_TIMEOUT_S = 40
+REPEATS = 16
+"""of two batches: a fault takes the trial that it meets, and those before and after it are to finish"""
+TRIAL_TIMEOUT_S = 25
+NAMED_TIMEOUT_S = 240.0
 CUT_S = 30.0
+AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"
 Records = dict[str, dict[str, Any]]
 
@@ -50,7 +56,7 @@ class Cluster:
         """The study's command, for the results folder of now."""
         return [
             "python", "-m", "study.scaling", "run", "smoke", "--workload", f"{WORKLOADS}:slow", "--address", self.address,
-            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", "2", "--steps", "4", "--out", self.out,
+            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(REPEATS), "--steps", "4", "--out", self.out,
             "--trial-timeout", str(TRIAL_TIMEOUT_S), "--set", "account_steps=2", "--set", "warmup_steps=2",
         ]  # fmt: skip
 
@@ -76,13 +82,16 @@ class Cluster:
         found = self.hosts[0].run(["python", "-c", code], check=False)
         return int(found.stdout.split()[-1]) if found.returncode == 0 else 0
 
-    def rejoin(self, env: dict[str, str] | None = None, force: bool = False) -> None:
+    def done(self) -> Records:
+        return {trial: record for trial, record in self.records().items() if record["status"] == "done"}
+
+    def rejoin(self) -> None:
         """Brings the second host back into the cluster, where it is no part of it any more."""
-        if self.alive() == 2 and not force:
+        if self.alive() == 2:
             return
         host = self.hosts[1]
         host.run(["ray", "stop", "--force"], check=False)
-        start_node(host, [f"--address={self.address}"], env)
+        start_node(host, [f"--address={self.address}"], _clock_ahead())
         deadline_s = time.monotonic() + 60
         while self.alive() != 2:
             if time.monotonic() > deadline_s:
@@ -97,12 +106,28 @@ class Run:
     process: "subprocess.Popen[str]"
     log: Path
 
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def await_said(self, pattern: str, since: int) -> None:
+        """Waits until the command has said so, after its first `since` characters."""
+        deadline_s = time.monotonic() + NAMED_TIMEOUT_S
+        while not re.search(pattern, self.said[since:]):
+            if self.ended or time.monotonic() > deadline_s:
+                raise FaultError(f"no reason names {pattern!r}:\n{self.said[since:]}")
+            time.sleep(0.2)
+
     def end(self, timeout_s: float = 420) -> int:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise FaultError(f"the study did not end within {timeout_s:.0f} s:\n{self.log.read_text()}") from None
+            raise FaultError(f"the study did not end within {timeout_s:.0f} s:\n{self.said}") from None
 
 
 @contextlib.contextmanager
@@ -113,12 +138,10 @@ def cluster() -> Iterator[Cluster]:
         for host in hosts:
             (host.tmp / "home/.ray").mkdir(exist_ok=True)
             (host.tmp / "home/.ray/auth_token").write_text("0" * 64)
-            role = (
-                ["--head", "--port=6379", "--dashboard-host=127.0.0.1"]
-                if host is hosts[0]
-                else [f"--address={address}"]
-            )
-            start_node(host, role)
+        start_node(hosts[0], ["--head", "--port=6379", "--dashboard-host=127.0.0.1"])
+        start_node(hosts[1], [f"--address={address}"], _clock_ahead())
+        hosts[0].run(["mkdir", "-p", "/tmp/results"])
+        hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
         yield Cluster(hosts, address)
 
 
@@ -186,110 +209,125 @@ def feed(cluster: Cluster) -> None:
     (cluster.hosts[1].tmp / STARVED.name).unlink(missing_ok=True)
 
 
-def set_clock_apart(cluster: Cluster) -> None:
-    """The second host's clock an hour ahead, from the beginning: a clock that jumps is another fault."""
+def _clock_ahead() -> dict[str, str]:
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
-    ahead = {
+    return {
         "LD_PRELOAD": str(library),
-        "FAKETIME": "+3600s",
+        "FAKETIME": f"+{AHEAD_S}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
-    cluster.rejoin(env=ahead, force=True)
-
-
-def set_clock_right(cluster: Cluster) -> None:
-    cluster.rejoin(force=True)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """How a fault is injected and mended. `named`: what the reason of what it ended says, None where nothing ends.
+    """How a fault is injected and mended. named: what the command says of it.
 
-    before: injected before the study starts, and not while it runs.
-    result: the status that trials which met it keep; they are done, and do not run again.
+    ends_command: the study's command ends by it, and the same one goes on.
     """
 
     inject: Callable[[Cluster], None]
     named: str | None = None
     mend: Callable[[Cluster], None] = Cluster.rejoin
-    before: bool = False
-    result: str | None = None
+    ends_command: bool = False
 
 
 ON_HOST2 = r"host2 \([0-9a-f]{8}\)|10\.77\.0\.3"
 FAULTS = {
     "rank killed": Fault(kill_rank, ON_HOST2),
-    "raylet killed": Fault(kill_raylet, ON_HOST2),
-    "link cut for 30 s": Fault(cut_link, ON_HOST2),
-    "driver killed": Fault(kill_driver),
-    "disk full": Fault(fill_disk, r"No space left on device", mend=empty_disk),
     "rank hangs": Fault(hang_rank, rf"--trial-timeout\); rank 1 on node ({ON_HOST2}) does not answer"),
-    "out of memory on one node": Fault(starve, ON_HOST2, mend=feed, result="out_of_memory"),
-    "clocks an hour apart": Fault(set_clock_apart, mend=set_clock_right, before=True),
+    "link cut for 30 s": Fault(cut_link, ON_HOST2),
+    "disk full": Fault(fill_disk, r"No space left on device", mend=empty_disk, ends_command=True),
+    "driver killed": Fault(kill_driver, ends_command=True),
+    "raylet killed": Fault(kill_raylet, ON_HOST2),
+    "out of memory on one node": Fault(starve, ON_HOST2, mend=feed),
 }
+"""in the order in which a study suffers them: what ran out of memory leaves larger batches out"""
+
+CLOCKS = "clocks an hour apart"
+COMPLETED = "the same command completes exactly the planned trials"
 
 
-def suffer(cluster: Cluster, name: str, moments: random.Random) -> dict[str, Any]:
-    """Runs the study, injects the fault at a random moment of it, mends it and runs the same command until nothing is left.
+def suffer(cluster: Cluster, moments: random.Random, names: Sequence[str] = tuple(FAULTS)) -> Iterator[dict[str, Any]]:
+    """Runs a study that meets these faults at random moments, and in the end completes it by the same command.
 
-    Gives what happened. Raises FaultError where something does not hold: a finished trial lost or run again, a failure
-    without the node in its reason, the study not complete, other trials than planned.
+    Gives what happened at each fault, then for `CLOCKS` and `COMPLETED`. Raises FaultError where something does not hold: a
+    finished trial lost or run again, a failure that does not name its node, no further trial although the cluster fits it, a
+    span that mixes clocks, the study not complete, other trials than planned.
     """
-    fault = FAULTS[name]
     cluster.number += 1
-    cluster.hosts[0].run(["mkdir", "-p", "/tmp/results"])
-    if not cluster.hosts[0].run(["findmnt", "/tmp/results"], check=False).stdout:
-        cluster.hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
-    began_s = time.monotonic()
-    if fault.before:
-        fault.inject(cluster)
     run = cluster.start()
-    _await(cluster, run, finished=1)
-    kept = cluster.records()
-    wait_s = moments.uniform(0.0, 4.0)
-    if not fault.before:
+    for name in names:
+        fault = FAULTS[name]
+        began_s = time.monotonic()
+        if run.ended:
+            run = cluster.start()
+        _await_next(cluster, run)
+        wait_s = moments.uniform(0.0, 4.0)
         time.sleep(wait_s)
-        kept = cluster.records()
+        kept, since = cluster.done(), len(run.said)
         fault.inject(cluster)
+        if fault.ends_command:
+            run.end()
+            _require(
+                fault.named is None or re.search(fault.named, run.said[since:]), f"{fault.named!r}: {run.said[since:]}"
+            )
+        elif fault.named:
+            run.await_said(fault.named, since)
+        fault.mend(cluster)
+        _keeps(cluster, kept)
+        yield {
+            "fault": name,
+            "moment_s": round(wait_s, 2),
+            "finished_before": len(kept),
+            "said": _line(run.said[since:], fault.named),
+            "seconds": round(time.monotonic() - began_s, 1),
+        }
+    began_s = time.monotonic()
     codes = [run.end()]
-    after = cluster.records()
-    _require(kept.items() <= after.items(), f"finished trials were lost or changed: {sorted(set(kept) - set(after))}")
-    said = run.log.read_text()
-    if fault.named is not None and len(kept) < 4:
-        _require(re.search(fault.named, said), f"no reason names {fault.named!r}:\n{said}")
-    fault.mend(cluster)
-    done = {trial: record for trial, record in after.items() if record["status"] == "done"}
-    for _ in range(2):
-        if codes[-1] == 0 and set(cluster.records()) == cluster.planned():
-            break
-        again = cluster.start()
-        codes.append(again.end())
+    kept = cluster.done()
+    while codes[-1] != 0 and len(codes) < 4:
+        run = cluster.start()
+        codes.append(run.end())
+    _keeps(cluster, kept)
     final = cluster.records()
-    _require(codes[-1] == 0, f"the same command did not complete the study: exit codes {codes}\n{run.log.read_text()}")
+    longest_s = max(record["duration_s"] for record in final.values() if record["status"] == "done")
+    _require(
+        longest_s < AHEAD_S / 2, f"a trial lasted {longest_s:.0f} s by its own account: clocks of nodes were mixed"
+    )
+    yield {"fault": CLOCKS, "longest_trial_s": longest_s}
+    _require(codes[-1] == 0, f"the same command did not complete the study: exit codes {codes}\n{run.said}")
     _require(set(final) == cluster.planned(), "the final trials are not those planned")
-    allowed = {"done", fault.result} | ({"pruned"} if fault.result else set())
-    _require({record["status"] for record in final.values()} <= allowed, f"statuses {final}")
-    _require(done.items() <= final.items(), "a finished trial ran again")
-    longest_s = max(record["duration_s"] for record in final.values())
-    _require(longest_s < 1800, f"a trial lasted {longest_s:.0f} s by its own account: clocks of nodes were mixed")
-    return {
-        "fault": name,
-        "moment_s": None if fault.before else round(wait_s, 2),
-        "finished_before": len(kept),
-        "ended_by_it": sorted({record["reason"] for record in after.values() if record["status"] != "done"}),
+    statuses = {record["status"] for record in final.values()}
+    allowed = {"done", "out_of_memory", "pruned"} if "out of memory on one node" in names else {"done"}
+    _require(statuses <= allowed, f"statuses {statuses}")
+    yield {
+        "fault": COMPLETED,
         "exit_codes": codes,
+        "trials": len(final),
         "seconds": round(time.monotonic() - began_s, 1),
     }
 
 
-def _await(cluster: Cluster, run: Run, finished: int, timeout_s: float = 300) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while len(cluster.records()) < finished:
-        if run.process.poll() is not None or time.monotonic() > deadline_s:
+def _await_next(cluster: Cluster, run: Run, timeout_s: float = 300) -> None:
+    """Waits until one more trial is done."""
+    before, deadline_s = len(cluster.done()), time.monotonic() + timeout_s
+    while len(cluster.done()) <= before:
+        if run.ended or time.monotonic() > deadline_s:
             run.process.kill()
-            raise FaultError(f"no trial finished before the fault:\n{run.log.read_text()}")
+            raise FaultError(f"no further trial finished:\n{run.said}")
         time.sleep(0.2)
+
+
+def _keeps(cluster: Cluster, kept: Records) -> None:
+    now = cluster.records()
+    changed = sorted(trial for trial, record in kept.items() if now.get(trial) != record)
+    _require(not changed, f"finished trials were lost or ran again: {changed}")
+
+
+def _line(said: str, pattern: str | None) -> str:
+    """The line that names a fault."""
+    return next((line.strip() for line in said.splitlines() if pattern and re.search(pattern, line)), "")
 
 
 def _require(holds: Any, otherwise: str) -> None:

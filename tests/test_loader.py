@@ -1,5 +1,8 @@
 """The stream of batches of every rank: what it holds, in which order, and that it never ends."""
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -12,11 +15,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Sampler, TensorDataset
 
+from study.capacity import NodeCapacity
+from study.layout import layouts
+from study.rank import LOADER_MODULES
 from tests.gloo import preload_loader_processes
+from tests.hosts import ROOT
+from trainables.batch import identity
 from trainables.data import DataError
 from trainables.data.loader import EndlessBatches, endless_batches
 from trainables.trial import Trial
-from trainables.workload import Workload, build_workload, identity
+from trainables.workload import Workload, build_workload
 
 CPU = torch.device("cpu")
 shapes = {
@@ -167,6 +175,24 @@ def test_loader_processes_deliver_made_up_images() -> None:
     for (images, labels), (expected_images, expected_labels) in zip(*batches, strict=True):
         assert images.shape == (8, 3, 16, 16)
         assert torch.equal(images, expected_images) and torch.equal(labels, expected_labels)
+
+
+@pytest.mark.parametrize("dataset", ["fashion_mnist_sample", "synthetic_loader", "text_sample"])
+def test_a_loader_process_finds_all_that_it_needs_in_its_parent(dataset: str) -> None:
+    model = "mlstm64" if dataset == "text_sample" else "mlp"
+    trial = Trial(model=model, dataset=dataset, batch_per_gpu=4, loader_workers=1)
+    workload = build_workload(trial, CPU)
+    (layout,) = layouts([trial], [NodeCapacity("a", "127.0.0.1", cpus=2, gpus=0)]).values()
+    code = (
+        "import pickle, sys; from importlib import import_module\n"
+        "for name in sys.argv[1:]: import_module(name)\n"
+        "before = set(sys.modules); pickle.load(sys.stdin.buffer); print(*sorted(set(sys.modules) - before))"
+    )
+    imported = subprocess.run(
+        [sys.executable, "-c", code, *LOADER_MODULES, *(layout.loader_modules or ())],
+        input=pickle.dumps((workload.dataset, workload.collate)), capture_output=True, check=True, cwd=ROOT,
+    ).stdout.split()  # fmt: skip
+    assert imported == [], "each trial with loaders would wait for these"
 
 
 def test_resident_text_is_one_batch_for_ever() -> None:

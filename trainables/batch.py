@@ -6,6 +6,14 @@ from typing import Any
 import torch
 
 
+def identity(value: Any) -> Any:
+    """The value itself: the collate function of data sets that already deliver batches.
+
+    Here, for loader processes import the module that it lies in, at their start.
+    """
+    return value
+
+
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """The batch with each tensor replaced by what `function` makes of it; tuples become lists, all else stays."""
     if isinstance(value, torch.Tensor):

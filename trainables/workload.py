@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler, default_collate
 
+from trainables.batch import identity
 from trainables.data.augment import padded_crop_and_flip
 from trainables.data.resident import on_device
 from trainables.data.text import next_byte_loss, streams
@@ -30,11 +31,6 @@ from trainables.trial import Trial
 
 class WorkloadError(Exception):
     """A user's workload file that cannot be used, in one line: what, where, what to do."""
-
-
-def identity(value: Any) -> Any:
-    """The value itself: the collate function of data sets that already deliver batches."""
-    return value
 
 
 @dataclass(frozen=True)
