@@ -58,5 +58,4 @@ def bandwidth(analysis: Analysis) -> Table:
         "All-reduce of S bytes on N ranks in time t: each sends and receives at least 2(N-1)/N · S bytes, so bus bandwidth = 2(N-1)/N · S/t "
         "compares with the speed of a link (NVIDIA nccl-tests, doc/PERFORMANCE.md).",
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip

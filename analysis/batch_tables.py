@@ -104,7 +104,6 @@ def batch_size(analysis: Analysis) -> Table:
         ),
         frame,
         blocks=("series",),
-        empty="",
     )  # fmt: skip
 
 
@@ -221,5 +220,4 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
         f"Times: {what}. Speed-up: throughput (samples of all {ranks[1]} a second) / that of the baseline, with its 95 % interval. "
         "n: the fewest repeats of any of a row's cells.",
         blocks=tuple(column.name for column in axes),
-        empty="",
     )  # fmt: skip

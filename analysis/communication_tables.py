@@ -64,7 +64,6 @@ def communication(analysis: Analysis) -> Table:
         "median over repeats. A bucket waits first and transfers last. A late rank is waited for at each bucket, so the wait "
         "may be several times its lateness; what the backward pass hides of it costs nothing.",
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -117,7 +116,6 @@ def exposed_cost(analysis: Analysis) -> Table:
         f"N minus 1 adds everything else that more {ranks[1]} change, on the slowest of them: the load wait, host work of "
         "processes that share cores, and a rank that is late through its own work. Only the first is a bandwidth's doing.",
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -155,7 +153,6 @@ def slowdown(analysis: Analysis) -> Table:
         frame,
         "Seen from the rank that waits most, whose own work is the shortest; in brackets the share of the whole.",
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -183,7 +180,6 @@ def bucket_utilisation(analysis: Analysis) -> Table:
         + "Above 100 %: in training all-reduces follow each other on busy devices with high clocks, and the shortest time of "
         "any rank leaves out what its last arrival overlaps; such values are shown as they are.",
         blocks=tuple(column.name for column in axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -208,7 +204,6 @@ def ceiling(analysis: Analysis) -> Table:
         ),
         "Fitted: time = latency + bytes / bandwidth, least squares on logarithms of time. busbw as in NVIDIA nccl-tests "
         "(doc/PERFORMANCE.md), which supposes a ring; where a switch adds (NVLS, SHARP) it may exceed the links. 1 GB = 10⁹ bytes.",
-        empty="",
     )  # fmt: skip
 
 
@@ -228,7 +223,6 @@ def sweep(analysis: Analysis) -> Table:
         ),
         frame,
         blocks=tuple(column.name for column in axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -250,7 +244,6 @@ def audit(analysis: Analysis) -> Table:
         ),
         flagged,
         "Wall time of the slowest rank each, windows of one trial after another: noise of the machine counts too.",
-        empty="",
     )  # fmt: skip
 
 

@@ -148,7 +148,6 @@ def settings(analysis: Analysis) -> Table:
         frame,
         "All other fields are equal within a comparison.",
         blocks=("setting", "reference"),
-        empty="",
     )
 
 
@@ -178,7 +177,6 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
         frame,
         f"All fields but {label} are equal within a block. {comparison.note}".rstrip(),
         blocks=("reference",),
-        empty="",
     )
 
 

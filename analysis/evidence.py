@@ -128,7 +128,7 @@ def _table(
     """Rows of single trials as one for each value of `keys`: lowest `_low`, highest `_high` and `_bytes`, their number."""
     needed = dict.fromkeys(name for column in columns for name in (column.name, column.up_to) if name)
     if not rows:
-        return Table(title, columns, pd.DataFrame(columns=list(needed)), note, empty="")
+        return Table(title, columns, pd.DataFrame(columns=list(needed)), note)
     found = pd.DataFrame(rows)
     grouped = found.groupby(keys, dropna=False, sort=True)
     frame = grouped.size().rename("trials").to_frame()
@@ -142,7 +142,7 @@ def _table(
                 .groupby([found[key] for key in keys], dropna=False)
                 .agg("min" if name.endswith("_low") else "max")
             )
-    return Table(title, columns, frame.reset_index(), note, empty="")
+    return Table(title, columns, frame.reset_index(), note)
 
 
 def commits(analysis: Analysis) -> str | None:

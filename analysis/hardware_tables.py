@@ -41,7 +41,6 @@ def hardware(analysis: Analysis) -> Table:
         frame,
         f"Medians of the repeats. {_peaks(analysis)}{_IMPOSSIBLE if (frame['mfu'].astype(float) > 1).any() else ''}".rstrip(),
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -114,7 +113,6 @@ def memory_balance(analysis: Analysis) -> Table:
         frame,
         "Peak of the warm-up, plain and phases windows; largest of the repeats.",
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip
 
 

@@ -62,7 +62,6 @@ def host(analysis: Analysis) -> Table:
         "Each pair: milliseconds that the host needs to issue a part onto an idle GPU / that the GPU needs for its kernels, run back "
         "to back, without communication. Where the left one is larger, the GPU waits for the host.",
         blocks=blocks(axes),
-        empty="",
     )  # fmt: skip
 
 
@@ -123,5 +122,4 @@ def transfer(analysis: Analysis) -> Table:
         "sides, and waiting costs next to nothing. A copy that is shorter on the left with a forward pass that is longer there has "
         "moved its time to where the data is first needed.",
         blocks=block,
-        empty="",
     )  # fmt: skip

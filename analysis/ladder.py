@@ -131,5 +131,4 @@ def ladder(analysis: Analysis) -> Table:
         "Published rungs: a published study, another machine, one GPU. Its seconds and these stand on different hardware; compare the "
         "speed-ups, not the seconds.",
         blocks=("machine",),
-        empty="",
     )  # fmt: skip

@@ -82,7 +82,6 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
         frame,
         "Nothing in this table was measured, but where it says so: a law is fitted to each series, and asked about more ranks.",
         blocks=("series",),
-        empty="",
     )
 
 
@@ -170,7 +169,7 @@ def laws(analysis: Analysis) -> Table:
     )  # fmt: skip
     if frame.empty:
         frame = pd.DataFrame(columns=[column.name for column in columns])
-    return Table("Laws tried for the predictions", columns, frame, blocks=("interconnect", "scaling"), empty="")
+    return Table("Laws tried for the predictions", columns, frame, blocks=("interconnect", "scaling"))
 
 
 def law_parameters(analysis: Analysis) -> Table:
@@ -204,7 +203,7 @@ def law_parameters(analysis: Analysis) -> Table:
         Column("why", "chosen for"),
     )  # fmt: skip
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[column.name for column in columns])
-    return Table("Parameters of the chosen laws", columns, frame, empty="")
+    return Table("Parameters of the chosen laws", columns, frame)
 
 
 def parameters_text(model: Model) -> str:

@@ -71,7 +71,7 @@ class Table:
     frame: pd.DataFrame
     note: str = ""
     blocks: tuple[str, ...] = ()
-    empty: str = "Nothing to show."
+    empty: str = ""
 
     def shown(self) -> "Table":
         """Without the optional columns that hold nothing."""

@@ -59,5 +59,4 @@ def trace(analysis: Analysis) -> Table:
         "The same steps as the communication hook and the profiler saw them; means over steps and traced ranks. In the "
         "trace the last local gradient is the end of the last compute kernel that was launched before the step's last "
         "all-reduce.",
-        empty="",
     )

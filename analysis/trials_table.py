@@ -58,7 +58,6 @@ def trials(analysis: Analysis) -> Table:
         rows.sort_values(order, kind="stable"),
         "A row of any other table is made from the trials with the same fields; the CSV of most tables names them in its last column.",
         blocks=tuple(column.name for column in axes),
-        empty="",
     )  # fmt: skip
 
 

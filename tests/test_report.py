@@ -115,6 +115,12 @@ def test_every_string_is_escaped(tmp_path: Path) -> None:
     assert page.count("&lt;script&gt;") >= 8
 
 
+def test_what_a_study_did_not_measure_has_no_section(gpu: Path, gpu_page: Page) -> None:
+    for title in ("Accuracy over the global batch", "Goodput", "Epoch 5"):
+        assert title not in gpu_page.text
+        assert title not in (gpu / "report/report.md").read_text()
+
+
 def test_the_counts_say_what_became_of_every_trial(gpu: Path, gpu_page: Page) -> None:
     counts = {"done": 165, "failed": 3, "timed out": 0, "out of memory": 3, "pruned": 9, "infeasible": 1}
     assert dict(status_counts(load(gpu))) == counts
