@@ -187,7 +187,7 @@ def doubts(analysis: Analysis) -> list[str]:
         ]
         fallen_trials += any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
         most_fallen = min([most_fallen, *clocks], key=lambda pair: pair[1] / pair[0])
-    lines = [unlike for unlike in [_unlike_nodes(done)] if unlike]
+    lines = [line for line in (commits(analysis), _unlike_nodes(done)) if line]
     if slowed_trials:
         listed = join([f"{reason} ({count})" for reason, count in slowed.most_common()])
         lines.append(

@@ -10,7 +10,7 @@ from analysis import accuracy_verdict
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, study_ranks
 from analysis.communication_verdict import audit, slowdown
-from analysis.evidence import commits, doubts
+from analysis.evidence import doubts
 from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
 from analysis.host import advice
 from analysis.measures import PHASES
@@ -198,7 +198,7 @@ def growth(analysis: Analysis) -> str | None:
 def trust(analysis: Analysis) -> list[str]:
     """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
-    lines = [*accuracy_verdict.trust(analysis), *filter(None, [commits(analysis)])]
+    lines = accuracy_verdict.trust(analysis)
     if found.empty:
         return [*lines, *doubts(analysis)]
     lone = int((found["n"] == 1).sum())

@@ -222,15 +222,13 @@ def _clock_ahead() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """How a fault is injected and mended. named: what the command says of it.
-
-    ends_command: the study's command ends by it, and the same one goes on.
+    """How a fault is injected and mended. named: what the command says of it; None: the command itself ends by it, and the
+    same one goes on.
     """
 
     inject: Callable[[Cluster], None]
     named: str | None = None
     mend: Callable[[Cluster], None] = Cluster.rejoin
-    ends_command: bool = False
 
 
 ON_HOST2 = r"host2 \([0-9a-f]{8}\)|10\.77\.0\.3"
@@ -239,7 +237,7 @@ FAULTS = {
     "rank hangs": Fault(hang_rank, rf"--trial-timeout\); rank 1 on node ({ON_HOST2}) does not answer"),
     "link cut for 30 s": Fault(cut_link, ON_HOST2),
     "disk full": Fault(fill_disk, r"No space left on device", mend=empty_disk),
-    "driver killed": Fault(kill_driver, ends_command=True),
+    "driver killed": Fault(kill_driver),
     "raylet killed": Fault(kill_raylet, ON_HOST2),
     "out of memory on one node": Fault(starve, ON_HOST2, mend=feed),
 }
@@ -266,9 +264,9 @@ def suffer(cluster: Cluster, moments: random.Random, names: Sequence[str] = tupl
         time.sleep(wait_s)
         kept, since = cluster.done(), len(run.said)
         fault.inject(cluster)
-        if fault.ends_command:
+        if fault.named is None:
             run.end()
-        elif fault.named:
+        else:
             run.await_said(fault.named, since)
         fault.mend(cluster)
         _keeps(cluster, kept)
