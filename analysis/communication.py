@@ -281,17 +281,27 @@ def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFr
     """A row for each bucket of a configuration: how near its transfer comes to the ceiling of the same ranks.
 
     rows: see `bucket_rows`. sweep: frame of `results.Results`. Columns: configuration, bucket, bytes, n (trials), wire_s
-    (median over steps, then trials), ceiling_s (time of an all-reduce of that size in the same trial's sweep),
+    (median over steps, then trials), ready_before_s (how long before the last local gradient it is ready, likewise; null
+    without that stamp), in_order (NCCL: one bucket after another), ceiling_s (time of an all-reduce of that size in the same trial's sweep),
     utilisation = ceiling_s / wire_s, bus_bytes_per_s = bytes / wire_s · 2(N-1)/N (NVIDIA nccl-tests, PERFORMANCE.md).
     """
-    columns = ["configuration", "bucket", "bytes", "n", "wire_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]
+    columns = [
+        "configuration", "bucket", "bytes", "n", "wire_s", "ready_before_s", "in_order", "ceiling_s", "utilisation", "bus_bytes_per_s",
+    ]  # fmt: skip
     by_trial = _configuration_of(found)
     rows = rows[(rows["window"] == WINDOW) & rows["trial_id"].isin(by_trial.index)]
     if rows.empty:
         return pd.DataFrame(columns=columns)
     trials = (
-        rows.groupby(["trial_id", "bucket"])
-        .agg(bytes=("bytes", "first"), wire_s=("wire_s", "median"), world_size=("world_size", "first"))
+        rows.assign(ready_before_s=rows["last_gradient_s"] - rows["ready_s"])
+        .groupby(["trial_id", "bucket"])
+        .agg(
+            bytes=("bytes", "first"),
+            wire_s=("wire_s", "median"),
+            ready_before_s=("ready_before_s", "median"),
+            in_order=("in_order", "first"),
+            world_size=("world_size", "first"),
+        )
         .reset_index()
     )
     trials["configuration"] = trials["trial_id"].map(by_trial).astype(int)
@@ -300,8 +310,8 @@ def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFr
     trials["utilisation"] = trials["ceiling_s"] / wire
     trials["bus_bytes_per_s"] = trials["bytes"] / wire * bus_factor(trials["world_size"])
     grouped = trials.groupby(["configuration", "bucket"])
-    result = grouped[["wire_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]].median()
-    result["bytes"] = grouped["bytes"].first()
+    result = grouped[["wire_s", "ready_before_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]].median()
+    result[["bytes", "in_order"]] = grouped[["bytes", "in_order"]].first()
     result["n"] = grouped.size()
     return result.reset_index()[columns]
 

@@ -201,18 +201,33 @@ def _account(points: Points, values: Array) -> Array:
     return values[0] * points.work + values[1] * points.growth
 
 
-def account_growth(world_size: Array, host_s: float, wait_s: float, wire_s: float) -> Array:
-    """What N ranks cost each other in units of what 2 do; the parts are those on 2 ranks, in any unit.
+def account_growth(world_size: Array, host_s: float, wait_s: float, wire_s: Array, wire_on_two_s: float) -> Array:
+    """What N ranks cost each other in units of what 2 do, in seconds or any other unit of all parts.
 
-    The host's work and contention on the device stay as they are from 2 ranks on; the wait for the slowest rank grows as
-    `expected_largest`, exposed transfers as `ring_factor`. Where all parts are 0, what there is stays as it is.
+    host_s, wait_s: on 2 ranks. The host's work and contention on the device stay as they are from there on, and the wait
+    for the slowest rank grows as `expected_largest`. wire_s: exposed transfers on each number of ranks
+    (`exposed_transfers_s`), wire_on_two_s those on 2. Where all parts are 0, what there is stays as it is.
     """
     size = np.asarray(world_size, dtype=float)
-    total = host_s + wait_s + wire_s
+    total = host_s + wait_s + wire_on_two_s
     if total <= 0:
         return (size > 1).astype(float)
-    grown = host_s * (size > 1) + wait_s * expected_largest(size) / _expected_largest(2.0) + wire_s * ring_factor(size)
+    grown = host_s * (size > 1) + wait_s * expected_largest(size) / _expected_largest(2.0) + wire_s
     return np.asarray(grown / total)
+
+
+def exposed_transfers_s(ready_before_s: Array, wire_s: Array, in_order: bool = True) -> float:
+    """Seconds of a step's transfers after its last local gradient, of buckets in their order.
+
+    A bucket is ready so long before that gradient, and its transfer begins then; in order (NCCL), not before the end of the
+    one before it. So while the buckets keep pace with the backward pass only the last one is exposed, and where they do
+    not, all that they are longer by is.
+    """
+    end_s = -np.inf
+    for before_s, transfer_s in zip(ready_before_s, wire_s, strict=True):
+        alone_s = transfer_s - before_s
+        end_s = max(alone_s, end_s + transfer_s if in_order else end_s)
+    return float(max(0.0, end_s))
 
 
 def _ring(points: Points, values: Array) -> Array:
@@ -263,7 +278,7 @@ _SHARED = (
 LAWS: Mapping[str, Law] = {
     "account": Law(
         "parts of the account",
-        "T₁ + c · (host + wait · E[largest of N] + wire · 2(N-1)/N)",
+        "T₁ + c · (host + wait · E[largest of N] + exposed buckets(N))",
         (_ALONE, Parameter("cost on 2 ranks", "s")),
         _account,
         needs_account=True,

@@ -102,7 +102,7 @@ def models_of(series: Sequence[Series], common: Spread) -> list[Model]:
     for i, each in enumerate(series):
         like = [k for k, other in enumerate(series) if _alike(other, each)]
         table = tests[i].merge(_residuals(fits[i]), on="law")
-        choice = choose(each, fits[i], [tests[k] for k in like])
+        choice = choose(fits[i], [tests[k] for k in like])
         if choice is None:
             continue
         law, why = choice
@@ -139,13 +139,11 @@ def pooled_spread(analysis: Analysis) -> Spread:
     return pooled(pd.DataFrame({"variance": variance, "degrees": found["throughput_degrees"].astype(float)}))
 
 
-def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[str, str] | None:
-    """The law for a series and why: least mean of absolute held-out errors, on the logarithm, over all series in `tests`.
+def choose(fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[str, str] | None:
+    """The law for a series with these fits, and why: least mean of absolute held-out errors, on the logarithm, over all series in `tests`.
 
-    Only laws that were tested wherever any was are compared. Where nothing could be held out: the measured all-reduce
-    less what is hidden, where exposed transfers are most of what ranks cost each other, for what the backward pass can
-    hide does not grow as they do (or their overlap, where that alone fits); else the first of the other `LAWS` that fits
-    the points. None where no law can be fitted.
+    Only laws that were tested wherever any was are compared. Where nothing could be held out: the first of `LAWS` that
+    fits the points. None where no law can be fitted.
     """
     fitted = [name for name, found in fits.items() if isinstance(found, Fit)]
     if not fitted:
@@ -161,12 +159,7 @@ def choose(series: Series, fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[s
         over = "the held-out point" if count == 1 else f"the {count} held-out points of series like it"
         return law, f"least error on {over}"
     close = [name for name in fitted if _fits(fits[name])] or fitted
-    parts = series.cost_parts
-    of_transfers = [name for name in ("hidden", "overlap") if name in close]
-    if of_transfers and parts and parts[2] >= sum(parts) / 2:
-        return of_transfers[0], "nothing could be held out; exposed transfers are most of the cost, by the account"
-    law = next(name for name in close if name not in of_transfers)
-    return law, "nothing could be held out; first in order of preference of the laws that pass the points"
+    return close[0], "nothing could be held out; first in order of preference of the laws that pass the points"
 
 
 def predict(

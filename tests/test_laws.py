@@ -14,6 +14,7 @@ from analysis.laws import (
     account_growth,
     amdahl,
     expected_largest,
+    exposed_transfers_s,
     gustafson,
     overlapped_s,
     ring_factor,
@@ -42,7 +43,7 @@ TRUE = {
 """Parameters inside their bounds, of a size that the points below tell apart."""
 
 WIRE_S = 0.012 * ring_factor(SIZES)
-GROWTH = account_growth(SIZES, host_s=0.002, wait_s=0.001, wire_s=0.001)
+GROWTH = account_growth(SIZES, 0.002, 0.001, 0.001 * ring_factor(SIZES), 0.001)
 
 
 def points_of(law: Law) -> Points:
@@ -105,13 +106,27 @@ def test_the_largest_of_normal_values_has_its_tabulated_expectation() -> None:
 
 
 def test_the_parts_of_the_account_grow_each_in_their_own_way() -> None:
-    assert account_growth(SIZES, 3.0, 0.0, 0.0).tolist() == [0, 1, 1, 1]
-    assert account_growth(SIZES, 0.0, 0.0, 2.0).tolist() == [0, 1, 1.5, 1.75]
-    assert account_growth(SIZES, 0.0, 5.0, 0.0) == pytest.approx(
+    none, ring = np.zeros(4), ring_factor(SIZES)
+    assert account_growth(SIZES, 3.0, 0.0, none, 0.0).tolist() == [0, 1, 1, 1]
+    assert account_growth(SIZES, 0.0, 0.0, 2 * ring, 2.0).tolist() == [0, 1, 1.5, 1.75]
+    assert account_growth(SIZES, 0.0, 5.0, none, 0.0) == pytest.approx(
         np.array([0, 0.56419, 1.02938, 1.4236]) / 0.56419, rel=1e-4
     )
-    assert account_growth(SIZES, 1.0, 0.0, 1.0).tolist() == [0, 1, 1.25, 1.375]
-    assert account_growth(SIZES, 0.0, 0.0, 0.0).tolist() == [0, 1, 1, 1]
+    assert account_growth(SIZES, 1.0, 0.0, ring, 1.0).tolist() == [0, 1, 1.25, 1.375]
+    assert account_growth(SIZES, 0.0, 0.0, none, 0.0).tolist() == [0, 1, 1, 1]
+
+
+def test_only_the_last_bucket_shows_until_the_buckets_fall_behind_the_backward_pass() -> None:
+    # ready 6, 3 and 0 seconds before the last gradient
+    ready_before_s = np.array([6.0, 3.0, 0.0])
+    assert exposed_transfers_s(ready_before_s, np.array([2.0, 2.0, 1.0])) == 1.0
+    assert exposed_transfers_s(ready_before_s, np.array([3.0, 3.0, 1.5])) == 1.5
+    assert exposed_transfers_s(ready_before_s, np.array([4.0, 4.0, 2.0])) == 4.0, "4 + 4 + 2 seconds from 6 before on"
+    # gloo's run side by side
+    assert exposed_transfers_s(ready_before_s, np.array([4.0, 4.0, 2.0]), in_order=False) == 2.0
+    assert exposed_transfers_s(ready_before_s, np.array([7.0, 4.0, 0.5]), in_order=False) == 1.0
+    assert exposed_transfers_s(np.array([5.0]), np.array([2.0])) == 0.0
+    assert exposed_transfers_s(np.array([]), np.array([])) == 0.0
 
 
 @given(st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), st.floats(1.0, 10.0))

@@ -25,6 +25,7 @@ from tests.frames import MIB, grid, record, steps, trial_id, write_results, writ
 GPU = {"device": "cuda", "dataset": "synthetic", "steps": 4, "warmup_steps": 2, "cpus_per_rank": 8}
 UNKNOWN = Spread(float("nan"), 0.0)
 NO_ACCOUNT = pd.DataFrame(columns=["world_size", "wire_s", "wait_s"])
+NO_TRANSFERS = pd.DataFrame(columns=["world_size", "bucket", "wire_s", "ready_before_s", "in_order"])
 NO_FITS = pd.DataFrame(columns=["nodes", "world_size", "latency_s", "bus_bytes_per_s"])
 
 
@@ -70,7 +71,7 @@ def series(
                 "variance": runs.var(ddof=1) if repeats > 1 else np.nan, "degrees": repeats - 1,
             }
         )  # fmt: skip
-    return Series("weak", {}, pd.DataFrame(rows), batch, 0, np.nan, np.nan, NO_FITS, NO_ACCOUNT)
+    return Series("weak", {}, pd.DataFrame(rows), batch, 0, np.nan, np.nan, NO_FITS, NO_ACCOUNT, NO_TRANSFERS)
 
 
 # --------------------------------------------------------------------------------------------------- series
@@ -137,21 +138,38 @@ def test_with_two_numbers_of_ranks_the_account_decides_how_the_cost_grows() -> N
 
     assert chosen(0.0, 0.0) == ("account", pytest.approx(0.024))
     assert chosen(0.001, 0.001) == ("account", pytest.approx(0.022 + 0.0015 + 0.001 * 1.02938 / 0.56419, rel=1e-4))
-    law, _ = chosen(0.004, 0.0)
-    assert law == "account", "no sweep was measured, so nothing says what is hidden"
+    assert chosen(0.004, 0.0) == ("account", pytest.approx(0.020 + 1.5 * 0.004))
 
 
-def test_where_exposed_transfers_are_most_of_the_cost_the_backward_pass_hides_no_more_of_longer_ones() -> None:
-    kept = pd.DataFrame({"world_size": [2], "wire_s": [0.004], "wait_s": [0.0]})
-    sweep = pd.DataFrame({"nodes": [1], "world_size": [2], "latency_s": [2e-5], "bus_bytes_per_s": [1e10]})
-    one = replace(series({1: 0.020, 2: 0.024}), exposed=kept, fits=sweep, gradient_bytes=1e8, buckets=4)
+def test_exposed_transfers_grow_as_the_buckets_do_that_the_backward_pass_no_longer_hides() -> None:
+    # on two ranks the first bucket ends 1 ms before the last gradient, and the last one's 2 ms show
+    kept = pd.DataFrame({"world_size": [2], "wire_s": [0.002], "wait_s": [0.0]})
+    buckets = pd.DataFrame({"bucket": [0, 1], "wire_s": [0.009, 0.002], "ready_before_s": [0.010, 0.0]})
+    one = replace(series({1: 0.020, 2: 0.022}), exposed=kept, transfers=buckets.assign(world_size=2, in_order=True))
     [model] = models_of([one], UNKNOWN)
-    assert (model.law, model.why) == (
-        "hidden", "nothing could be held out; exposed transfers are most of the cost, by the account"
-    )  # fmt: skip
-    wire_s = {n: 4 * 2 * (n - 1) * 1e-5 + float(ring_factor(n)) * 1e8 / 1e10 for n in (2, 4)}
-    assert model.chosen.values[1] == pytest.approx(wire_s[2] - 0.004, rel=1e-3)
-    assert predict(model, [4])["step_s"].iloc[0] == pytest.approx(0.024 + wire_s[4] - wire_s[2], rel=1e-3)
+    assert model.law == "account"
+    # on four, 13.5 ms from 10 ms before that gradient on, and then 3 ms; on 64, 63 / 32 of 11 ms less the 10
+    assert predict(model, [4, 64])["step_s"].tolist() == pytest.approx(
+        [0.020 + 0.0035 + 0.003, 0.020 + 0.011 * 63 / 32 - 0.010], rel=1e-6
+    )
+    side_by_side = replace(one, transfers=one.transfers.assign(in_order=False))
+    [model] = models_of([side_by_side], UNKNOWN)
+    assert predict(model, [4])["step_s"].iloc[0] == pytest.approx(0.020 + 0.0035, rel=1e-6), "the first ends last"
+    # a global batch of 32: half the batch a rank leaves half of the time before the last gradient; 10 ms are no transfers
+    strong = replace(side_by_side, scaling="strong").at([4]).growth
+    assert strong is not None
+    assert strong.tolist() == [pytest.approx((0.010 + 0.0135 - 0.005) / 0.012)]
+
+
+def test_the_buckets_of_a_series_are_those_of_its_account(tmp_path: Path) -> None:
+    measured = {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9, "bucket_bytes": (40 * MIB, 24 * MIB)}
+    found = study(tmp_path, lambda fields: ring_law(fields) | {"account": dict(measured)}, batch_per_gpu=[32])
+    [one] = series_of(found)
+    assert one.transfers["world_size"].tolist() == [2, 2, 4, 4]
+    assert one.transfers["bucket"].tolist() == [0, 1, 0, 1]
+    assert one.transfers["wire_s"].gt(0).all()
+    assert one.transfers["in_order"].all()
+    assert one.only([1, 2]).transfers["world_size"].tolist() == [2, 2]
 
 
 # --------------------------------------------------------------------------------------------------- the choice of a law
