@@ -28,6 +28,13 @@ DEFAULTS: dict[str, Any] = {
 """what a trial's field is where its record is older than the field"""
 
 
+ELBOW_COLUMNS = [
+    "remedy", "reference_batch", "reference_top1", "elbow", "is_open", "failing_batch", "failing_difference",
+    "failing_difference_low", "failing_difference_high", "critical_batch", "critical_batch_low", "critical_batch_high", "critical_from",
+]  # fmt: skip
+"""Columns of `elbows`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Accuracy:
     """The trainings of one environment, computed. Shares lie in 0..1, times in seconds, batches in samples.
@@ -136,14 +143,14 @@ def _members(runs: pd.DataFrame) -> dict[Key, pd.DataFrame]:
     A remedy without runs of its own at the reference batch takes those that differ by an idle rule alone.
     """
     keys = ["remedy", "global_batch", *LAYOUT]
-    order = ["order", "global_batch", "accumulation_steps", "world_size"]
+    order = ["remedy_number", "global_batch", "accumulation_steps", "world_size"]
     found: dict[Key, pd.DataFrame] = {}
     for remedy, own in runs.assign(is_shared=False).sort_values(order, kind="stable").groupby("remedy", sort=False):
         at_reference = runs["global_batch"] == runs["reference_batch"]
         shared = runs[at_reference & (runs["rest"] == own["rest"].iloc[0]) & (runs["remedy"] != remedy)]
         lacks = not (own["global_batch"] == own["reference_batch"]).any()
         together = (
-            pd.concat([shared.assign(remedy=remedy, order=own["order"].iloc[0], is_shared=True), own])
+            pd.concat([shared.assign(remedy=remedy, remedy_number=own["remedy_number"].iloc[0], is_shared=True), own])
             if lacks and len(shared)
             else own
         )
@@ -164,7 +171,7 @@ def _reference_of(members: dict[Key, pd.DataFrame], remedy: str, plain: str) -> 
 def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     """A row for each remedy, global batch and layout.
 
-    Columns: remedy, order (of remedies), global_batch, the layout's fields, made_of (the layout in words), is_reference,
+    Columns: remedy, remedy_number, global_batch, the layout's fields, made_of (the layout in words), is_reference,
     is_chosen (the layout that stands for its batch), is_shared (its runs are also another remedy's), n (seeds); top1 (mean of the last epoch's validation accuracy) with
     `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
     reference, or to the plain one where it was not trained at that batch) with `_low` and `_high` (Welch's t) and within_noise (True where the interval holds 0 and excludes a loss of
@@ -185,7 +192,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
         row: dict[str, Any] = dict(zip(["remedy", "global_batch", *LAYOUT], key, strict=True))
         low, high = mean_interval(values)
         row |= {
-            "order": part["order"].min(),
+            "remedy_number": part["remedy_number"].min(),
             "is_shared": bool(part["is_shared"].all()),
             "reference_batch": part["reference_batch"].iloc[0],
         }
@@ -269,7 +276,7 @@ def elbows(found: pd.DataFrame) -> pd.DataFrame:
         for name in ("global_batch", "difference", "difference_low", "difference_high"):
             row[f"failing_{name}".replace("global_", "")] = np.nan if failing is None else failing[name]
         rows.append(row | critical_batch(found, str(remedy)))
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=ELBOW_COLUMNS)
 
 
 def critical_batch(found: pd.DataFrame, remedy: str) -> dict[str, Any]:

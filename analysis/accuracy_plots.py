@@ -23,7 +23,7 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
     if found is None or found.elbows.empty:
         return None
     shown = found.cells[found.cells["is_chosen"]]
-    names = list(dict.fromkeys(found.cells.sort_values("order", kind="stable")["remedy"]))
+    names = list(dict.fromkeys(found.cells.sort_values("remedy_number", kind="stable")["remedy"]))
     colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
     batches = sorted(shown["global_batch"].unique())
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
@@ -144,7 +144,7 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
 def curve_rows(found: Accuracy) -> pd.DataFrame:
     """Epochs by remedy and batch, seeds together: remedy, global_batch, made_of, epoch, and the mean, `_min` and `_max` over
     seeds of validation_top1, train_loss and learning_rate. Layouts that stand for their batch only."""
-    chosen = found.cells[found.cells["is_chosen"]].sort_values(["order", "global_batch"], kind="stable")
+    chosen = found.cells[found.cells["is_chosen"]].sort_values(["remedy_number", "global_batch"], kind="stable")
     parts = []
     for _, cell in chosen.iterrows():
         own = found.epochs[found.epochs["trial_id"].isin(cell["trial_ids"])]

@@ -204,7 +204,9 @@ def fifth_epoch_rows(found: Accuracy) -> pd.DataFrame:
         return pd.DataFrame(columns=_FIFTH)
     base = at.reindex(list(reference["trial_ids"].iloc[0]))
     rows = []
-    for i, cell in pd.concat([reference.iloc[:1], above.sort_values("order", kind="stable")]).reset_index().iterrows():
+    for i, cell in (
+        pd.concat([reference.iloc[:1], above.sort_values("remedy_number", kind="stable")]).reset_index().iterrows()
+    ):
         own = at.reindex(list(cell["trial_ids"]))
         row = {name: cell[name] for name in ("remedy", "global_batch", "made_of", "trial_ids")}
         for name, column in (("course_loss", "train_loss"), ("course_top1", "train_top1")):
@@ -226,7 +228,9 @@ def _cells(found: Accuracy | None) -> pd.DataFrame:
     if found is None:
         return pd.DataFrame(columns=_CELL_COLUMNS)
     again = found.cells["is_shared"] & ~found.cells["is_reference"]  # shown with the remedy that they were run for
-    return found.cells[~again].sort_values(["order", "global_batch", "accumulation_steps", "world_size"], kind="stable")
+    return found.cells[~again].sort_values(
+        ["remedy_number", "global_batch", "accumulation_steps", "world_size"], kind="stable"
+    )
 
 
 _CELL_COLUMNS = [

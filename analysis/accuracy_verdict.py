@@ -68,7 +68,7 @@ def reference(found: Accuracy) -> str | None:
 
 def failure(found: Accuracy) -> str | None:
     """Up to which batch nothing need be done."""
-    own = found.elbows[found.elbows["remedy"] == found.plain] if len(found.elbows) else found.elbows
+    own = found.elbows[found.elbows["remedy"] == found.plain]
     if own.empty:
         return None
     row = own.iloc[0]
@@ -84,7 +84,7 @@ def failure(found: Accuracy) -> str | None:
 
 def mended(found: Accuracy) -> str | None:
     """How far each remedy moves the elbow, the one that moves it most first."""
-    others = found.elbows[found.elbows["remedy"] != found.plain] if len(found.elbows) else found.elbows
+    others = found.elbows[found.elbows["remedy"] != found.plain]
     others = others.dropna(subset="elbow").sort_values(["elbow", "is_open"], ascending=False, kind="stable")
     if others.empty:
         return None
@@ -113,7 +113,7 @@ def mended(found: Accuracy) -> str | None:
 
 def critical(found: Accuracy) -> str | None:
     """The elbow against what the noise scale says of it."""
-    known = found.elbows.dropna(subset="critical_batch") if len(found.elbows) else found.elbows
+    known = found.elbows.dropna(subset="critical_batch")
     if known.empty:
         return None
     row = known.iloc[0]
@@ -123,28 +123,25 @@ def critical(found: Accuracy) -> str | None:
 
 def soonest(found: Accuracy) -> str | None:
     """The cell that reaches the target soonest, and whether the next differs beyond noise."""
-    rows = (
-        found.cells[found.cells["is_chosen"]]
-        .dropna(subset="time_to_target_s")
-        .sort_values("time_to_target_s", kind="stable")
-    )
-    rows = rows.drop_duplicates("trial_ids")  # a reference stands in every remedy that shares it
     if found.target is None:
         return None
+    rows = found.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
+    rows = rows.drop_duplicates("trial_ids")  # a reference stands in every remedy that shares it
+    rows["cell"] = _cells_in_words(rows)
     target = percent(found.target, 1)
     if rows.empty:
         return f"No batch reached {target} with every seed."
     first = rows.iloc[0]
     low, high = first["time_to_target_s_low"], first["time_to_target_s_high"]
     shown = with_interval(first["time_to_target_s"], low, high, 1)
-    text = f"{target} is reached soonest with {label(first)}: {shown} s of training, {number(first['samples_to_target'], 0)} samples"
+    text = f"{target} is reached soonest with {first['cell']}: {shown} s of training, {number(first['samples_to_target'], 0)} samples"
     if len(rows) == 1:
         return f"{text}; no other reached it with every seed."
     second = rows.iloc[1]
     times = pd.Series(found.runs["time_to_target_s"].to_numpy(), index=found.runs["trial_id"])
     _, low, high = welch_difference(times.reindex(list(second["trial_ids"])), times.reindex(list(first["trial_ids"])))
     later = (
-        f"{text}; next is {label(second)}, {number(second['time_to_target_s'] - first['time_to_target_s'], 1)} s later"
+        f"{text}; next is {second['cell']}, {number(second['time_to_target_s'] - first['time_to_target_s'], 1)} s later"
     )
     if pd.isna(low):
         return f"{later}, and one seed cannot tell whether they differ."
@@ -162,6 +159,15 @@ def most_goodput(found: Accuracy) -> str | None:
         "Of what keeps its accuracy, throughput times predicted statistical efficiency is highest with "
         f"{label(row)}: {number(row['goodput_samples_per_s'], 0)} samples/s that count, of {number(row['throughput_samples_per_s'], 0)}."
     )
+
+
+def _cells_in_words(rows: pd.DataFrame) -> list[str]:
+    """Labels, with the layout where that alone tells cells apart."""
+    several = rows.duplicated(["remedy", "global_batch"], keep=False)
+    return [
+        label(row) + (f" ({row['made_of']})" if again else "")
+        for (_, row), again in zip(rows.iterrows(), several, strict=True)
+    ]
 
 
 def label(row: pd.Series) -> str:

@@ -38,7 +38,7 @@ _WORDS = {
 
 
 def remedies(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """`runs` with columns remedy (in words), order (of remedies, the plain one first) and rest (what tells references apart:
+    """`runs` with columns remedy (in words), remedy_number (of remedies, the plain one first) and rest (what tells references apart:
     all that varies but the rule); and the name of the plain remedy.
 
     The plain run has no learning-rate rule, and of what else varies the values that most runs without a rule have.
@@ -55,7 +55,7 @@ def remedies(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     names = [_name(row, plain, told, spans) for _, row in runs.iterrows()]
     runs = runs.assign(remedy=names, rest=rest)
     rows = sorted(set(names), key=lambda name: (name != NOTHING, name.count(" + "), name))
-    runs["order"] = [rows.index(name) for name in names]
+    runs["remedy_number"] = [rows.index(name) for name in names]
     plain_name = NOTHING if NOTHING in rows else str(runs["remedy"][runs["rest"] == usual].iloc[0])
     return runs, plain_name
 

@@ -41,7 +41,7 @@ def large_batch(capacity: Capacity) -> Study:
         ),
         base=_training(on_gpus) | {"world_size": 1},
         axes={"global_batch": batches},
-        repeats=5 if on_gpus else 2,
+        repeats=5 if on_gpus else 3,
         cases=remedies | {"gradient noise scale at the reference batch": noise},
         simplify=without_idle_rules,
         skip=(noise_scale_off_the_reference,),
@@ -62,7 +62,7 @@ def fifth_epoch(capacity: Capacity) -> Study:
         ),
         base=_training(on_gpus) | recipe | {"epochs": 5},
         axes={},
-        repeats=3 if on_gpus else 2,
+        repeats=3,
         cases={
             "batch 128": {"world_size": 1, "batch_per_gpu": REFERENCE_BATCH},
             "largest batch": largest,
@@ -80,7 +80,7 @@ def accuracy(capacity: Capacity) -> Study:
         question="Which accuracy does this recipe reach, after how long, and how much sooner on more GPUs?",
         base=_training(on_gpus) | {"global_batch": REFERENCE_BATCH},
         axes={"world_size": world_sizes(capacity)},
-        repeats=3 if on_gpus else 2,
+        repeats=3,
     )
 
 

@@ -132,7 +132,7 @@ def test_remedies_are_named_by_what_differs(tmp_path: Path) -> None:
     runs = [NOTHING, large, large | LINEAR, large | WARMED, large | WARMED | {"warmup": "constant"}, large | LARS]
     analysis = made(tmp_path / "results", *((run, [0.9]) for run in [*runs, large | WARMED | more]))
     assert analysis.accuracy is not None
-    assert list(dict.fromkeys(analysis.accuracy.cells.sort_values("order", kind="stable")["remedy"])) == [
+    assert list(dict.fromkeys(analysis.accuracy.cells.sort_values("remedy_number", kind="stable")["remedy"])) == [
         "nothing",
         "linear",
         "linear + constant warm-up",
@@ -281,6 +281,27 @@ def test_a_study_of_trainings_alone_has_a_report_without_empty_timing_tables(fol
     heads, rows, _ = summary_table(folder)
     assert heads[:4] == ["remedy", "global batch", "made of", "accuracy (%)"]
     assert len(rows) == 21
+
+
+def test_trainings_of_one_batch_alone_are_answered_without_an_elbow(tmp_path: Path) -> None:
+    found = made(tmp_path / "results", (NOTHING, [0.90, 0.91]))
+    assert found.accuracy is not None
+    assert found.accuracy.elbows.empty
+    said = " ".join(answer(found))
+    assert "reaches 90.50\u00a0%" in said
+    assert "Without any remedy" not in said
+    assert "critical batch" not in said
+
+
+def test_the_same_batch_on_more_ranks_is_compared_by_its_time(tmp_path: Path) -> None:
+    shuffled = {"order": "shuffled"}
+    on_two = shuffled | {"world_size": 2, "batch_per_gpu": 64}
+    found = made(tmp_path / "results", (shuffled, [0.90, 0.91]), (on_two, [0.90, 0.91]))
+    said = " ".join(answer(found))
+    assert "is reached soonest with no remedy at batch 128 (1 × 128)" in said
+    assert "next is no remedy at batch 128 (2 × 64)" in said
+    write_report(tmp_path / "results")
+    assert "- order: shuffled" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
 
 
 def test_an_epochs_file_without_its_accuracy_is_named(tmp_path: Path) -> None:
