@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.communication import Communication
+from analysis.communication import Communication, step_of_account_s
 from analysis.measures import PHASES
 
 BOUND_SHARE = 0.2
@@ -50,14 +50,15 @@ def regions(found: pd.DataFrame, traffic: Communication) -> pd.DataFrame:
     parts = found[list(PHASES)].astype(float)
     total = parts.sum(axis=1, min_count=1).where(found["phases_step_s"].astype(float).notna())
     total = total.where(total > 0)
-    exposed = traffic.exposed.reindex(index=found.index, columns=["exposed_wire_s", "exposed_wait_s"])
+    exposed = traffic.exposed.reindex(found.index)
     step_s, alone = found["step_s"].astype(float), found["world_size"] == 1
+    in_account_s = step_of_account_s(exposed, step_s)
     shares = pd.DataFrame(
         {
             "load": parts["load_wait_s"].fillna(0.0) / total,
             "transfer": parts["host_to_device_s"].fillna(0.0) / total,
-            "wire": (exposed["exposed_wire_s"].astype(float) / step_s).mask(alone, 0.0),
-            "wait": (exposed["exposed_wait_s"].astype(float) / step_s).mask(alone, 0.0),
+            "wire": (exposed["exposed_wire_s"].astype(float) / in_account_s).mask(alone, 0.0),
+            "wait": (exposed["exposed_wait_s"].astype(float) / in_account_s).mask(alone, 0.0),
         }
     )
     host_bound = pd.Series([value is True for value in found["host_bound"]], index=found.index)

@@ -238,6 +238,15 @@ def exposed_costs(accounts: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataF
     return result[columns]
 
 
+def step_of_account_s(exposed: pd.DataFrame, step_s: pd.Series) -> pd.Series:
+    """The step that exposed seconds are a share of: the plain one, or where the account's window saw a longer one, that.
+
+    exposed: see `exposed_costs`; step_s: plain steps, indexed like it. No share of it can pass 1.
+    """
+    seen_s = exposed["last_gradient_s"].astype(float) + exposed["exposed_s"].astype(float)
+    return pd.concat([step_s.astype(float), seen_s], axis=1).max(axis=1)
+
+
 def slowdown(exposed: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataFrame) -> pd.DataFrame:
     """Why a step is slower on more ranks: a row for each weak pair, the smallest world size N₀ against one of its series.
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from analysis.columns import study_ranks
-from analysis.communication import SLOWDOWN_PARTS
+from analysis.communication import SLOWDOWN_PARTS, step_of_account_s
 from analysis.communication_tables import AUDIT_BUDGET, SLOWDOWN_LABELS, flagged_trials
 from analysis.formatting import configuration_label, join, number, percent, value_label
 from analysis.scaling import Analysis
@@ -69,7 +69,7 @@ def exposed(analysis: Analysis) -> str | None:
     rows = analysis.communication.exposed.dropna(subset=["exposed_s"])
     if rows.empty:
         return None
-    step_s = analysis.configurations["step_s"].reindex(rows.index)
+    step_s = step_of_account_s(rows, analysis.configurations["step_s"].reindex(rows.index))
     row = rows.assign(share=rows["exposed_s"] / step_s).sort_values("share").iloc[-1]
     where = _label(analysis, row.name)
     most = " at most" if len(rows) > 1 else ""

@@ -43,6 +43,14 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     )
 
 
+def test_an_account_of_slower_steps_than_the_plain_ones_takes_its_share_of_those() -> None:
+    # 0.3 s after a last gradient at 0.1 s, where a plain step took 0.1 s: a socket's transfers are never twice the same
+    slower = {"exposed_wire_s": 0.3, "exposed_wait_s": 0.0, "exposed_s": 0.3, "last_gradient_s": 0.1}
+    shares = regions(*configuration(**slower)).iloc[0]
+    assert shares["wire"] == pytest.approx(0.75)
+    assert at_most(shares["wire"]) == pytest.approx(4)
+
+
 LOADING = {
     "load_wait_s": 0.3,
     "forward_s": 0.2,
