@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.environments import NONE, by_environment, fingerprint
 from analysis.formatting import configuration_label, join, rank_noun, text
 from analysis.measures import PHASES, summaries
-from analysis.results import ResultsError, load_reduced
+from analysis.results import ResultsError, load_reduced, nothing_timed
 from analysis.scaling import trial_fields
 from analysis.statistics import log_estimates, ratios
 
@@ -110,7 +110,7 @@ def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
     results, *others = by_environment(load_reduced(directory))
     rows = summaries(results.trials, results.windows).dropna(subset="throughput_samples_per_s")
     if rows.empty:
-        raise ResultsError(f"{directory}: no trial is done, so there is nothing to compare; run the study first")
+        raise ResultsError(f"{directory}: nothing to compare: {nothing_timed(results.trials)}")
     count = sum(len(other.trials) for other in others)
     line = f"{directory}: {count} trials under other environments of the same folder are left out." if count else ""
     return rows, line

@@ -11,6 +11,7 @@ from analysis.fitting import Spread
 from analysis.formatting import join
 from analysis.laws import Link
 from analysis.prediction import ROW_COLUMNS, Model, models, pooled_spread, predict, with_throughput, without
+from analysis.results import nothing_timed
 from analysis.scaling import Analysis
 from analysis.series import Links
 
@@ -104,7 +105,7 @@ def power_w(analysis: Analysis, model: Model) -> float:
 def _asked(analysis: Analysis, interconnect: str | None, name: str) -> list[Model]:
     """The models that a forecast is made of, or what is lacking."""
     if analysis.configurations.empty:
-        raise PredictionError(f"{name}: nothing to predict from: no trial is done; run the study first")
+        raise PredictionError(f"{name}: nothing to predict from: {nothing_timed(analysis.results.trials)}")
     found = models(analysis)
     if not found:
         sizes = sorted(analysis.configurations["world_size"].astype(int).unique())

@@ -147,6 +147,15 @@ def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]
         ) from None
 
 
+def nothing_timed(trials: pd.DataFrame) -> str:
+    """Why these trials hold no step time, and what to do."""
+    done = int((trials["status"] == "done").sum())
+    if not done:
+        return "no trial is done; run the study first"
+    trained = f"its {done} done trials are trainings" if done > 1 else "its only done trial is a training"
+    return f"{trained} to an accuracy, and none is timed; give the folder of a timed study, such as `run default`"
+
+
 def load(directory: str | os.PathLike[str]) -> Results:
     """Reads study.json and every finished trial below `directory`.
 

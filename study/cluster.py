@@ -4,11 +4,12 @@ import logging
 import os
 import platform
 import re
+import secrets
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     said: list[str] = []
     try:
         if wanted == "local":
+            make_token()
             context = ray.init(
                 address="local",
                 num_cpus=count_cpus(),
@@ -143,6 +145,17 @@ def _token_source() -> str:
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
     return os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+
+
+def make_token() -> None:
+    """A token for a local Ray where there is none yet, for its owner alone: the one that Ray makes all users can read."""
+    path = Path.home() / ".ray" / "auth_token"
+    if os.environ.get("RAY_AUTH_MODE") != "token" or _token_source() != "~/.ray/auth_token":
+        return
+    with suppress(OSError):  # there is one, or Ray says what is wrong with the folder
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
 
 
 def _set_environment() -> None:

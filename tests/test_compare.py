@@ -16,6 +16,7 @@ from study.comparison import share
 from study.messages import ConfigurationError
 from study.scaling import DONE, SOME_FAILED, USAGE, main
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
+from tests.trainings import TRAINING, epochs, write_training
 
 Law = Callable[[dict[str, Any]], float]
 
@@ -138,7 +139,18 @@ def test_a_folder_without_a_done_trial_is_refused(tmp_path: Path) -> None:
     empty = write_study(tmp_path / "a")
     with pytest.raises(ResultsError) as caught:
         compare(empty, empty)
-    assert str(caught.value) == f"{empty}: no trial is done, so there is nothing to compare; run the study first"
+    assert str(caught.value) == f"{empty}: nothing to compare: no trial is done; run the study first"
+
+
+def test_a_folder_of_trainings_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = write_study(tmp_path / "a")
+    write_training(place, TRAINING, epochs(TRAINING, 0.9))
+    why = "its only done trial is a training to an accuracy, and none is timed; give the folder of a timed study, such as `run default`"
+    assert main(["compare", str(place), str(place)]) == USAGE
+    assert main(["predict", str(place), "--gpus", "8"]) == USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {place}: nothing to compare: {why}", f"error: {place}: nothing to predict from: {why}",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0%", 0.0), (" 2.5 % ", 0.025), ("99.9%", 0.999)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from study import doctor
+from study.cluster import make_token
 from study.scaling import main
 
 
@@ -71,6 +72,24 @@ def test_a_token_that_others_can_read_is_warned_of(monkeypatch: pytest.MonkeyPat
     [off] = doctor.authentication()
     assert off.status == "warn"
     assert "secret" not in f"{own}{open_to_all}{off}"
+
+
+def test_the_token_of_a_local_ray_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "given")
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    make_token()
+    assert not (tmp_path / ".ray").exists(), "another one is used"
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    make_token()
+    token = tmp_path / ".ray" / "auth_token"
+    assert (token.stat().st_mode & 0o777, token.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    [check] = doctor.authentication()
+    assert (check.status, len(token.read_text())) == ("ok", 64)
+    token.write_text("mine")
+    make_token()
+    assert token.read_text() == "mine"
 
 
 def test_an_address_where_nobody_answers_any_more_is_found(tmp_path: Path) -> None:
