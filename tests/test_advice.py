@@ -105,6 +105,10 @@ def test_ranks_on_cpus_are_advised_to_double(tmp_path: Path) -> None:
     trial = next_trial(found)
     assert trial is not None
     assert (trial.world_size, trial.target, trial.why) == (4, 8, THIRD_SIZE)
+    assert "needs a host" not in sentence(found, trial)
+    for environment in found.results.trials["environment"]:
+        environment["nodes"] = [{"cpu_count": 2}]
+    assert sentence(found, trial).endswith(". It needs a host with 4 cores: those here have 2 at most.")
 
 
 def test_a_larger_number_of_ranks_brings_the_law_nearer_to_what_is_asked() -> None:
