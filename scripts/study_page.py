@@ -5,8 +5,8 @@
 Nothing in a page is written by hand: the command that it names and this one make it again.
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 from analysis.report import environment_rows, status_counts
@@ -46,6 +46,10 @@ def _anywhere(command: str) -> str:
 
 
 if __name__ == "__main__":
-    source, destination, *wanted = sys.argv[1:]
-    Path(destination).parent.mkdir(parents=True, exist_ok=True)
-    Path(destination).write_text(page(source, wanted))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", help="folder of a study")
+    parser.add_argument("page", type=Path, help="file to write")
+    parser.add_argument("tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    options = parser.parse_args()
+    options.page.parent.mkdir(parents=True, exist_ok=True)
+    options.page.write_text(page(options.results, options.tables))

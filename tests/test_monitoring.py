@@ -102,7 +102,9 @@ def listeners() -> dict[str, set[tuple[str, int]]]:
     for process in psutil.process_iter():
         try:
             command = " ".join(process.cmdline())
-            if process.pid not in family and session not in command and not command.startswith("ray::"):
+            parent = process.parent() if command.startswith("ray::") else None
+            of_session = session in command or (parent is not None and session in " ".join(parent.cmdline()))
+            if process.pid not in family and not of_session:
                 continue
             for connection in process.net_connections("inet"):
                 if connection.status == psutil.CONN_LISTEN:
