@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hosts import ROOT, Hosts, HostsError, unavailable
+from tests.hosts import ROOT, Hosts, HostsError, bucket_bytes, unavailable
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -82,6 +82,12 @@ def test_a_cable_carries_what_it_is_set_to_and_no_more(hosts: Hosts) -> None:
     assert bytes_per_s(hosts) > 2 * shaped
 
 
+def test_the_bucket_of_a_shaper_holds_two_milliseconds_of_its_rate() -> None:
+    assert [bucket_bytes(rate) for rate in ("1gbit", "200mbit", "64kbit")] == [250_000, 65_536, 65_536]
+    with pytest.raises(HostsError, match="rate '1 Gbit/s': allowed are such as 200mbit, 1gbit"):
+        bucket_bytes("1 Gbit/s")
+
+
 def test_a_cut_host_is_out_of_reach_until_its_cable_is_back(hosts: Hosts) -> None:
     reach = ["python", "-c", "import socket; socket.create_connection(('host2', 22), timeout=2)"]
     hosts.cut(hosts[1])
@@ -109,7 +115,7 @@ def test_hosts_end_with_the_process_that_made_them_even_if_it_is_killed(tmp_path
     program = f"""
 import time
 from pathlib import Path
-from tests.hosts import Hosts
+from tests.hosts import Hosts, bucket_bytes
 with Hosts(2) as hosts:
     Path({str(pids)!r} + "~").write_text(f"{{hosts.folder}} " + " ".join(str(host.pid) for host in hosts))
     Path({str(pids)!r} + "~").rename({str(pids)!r})
