@@ -115,7 +115,7 @@ def test_hosts_end_with_the_process_that_made_them_even_if_it_is_killed(tmp_path
     program = f"""
 import time
 from pathlib import Path
-from tests.hosts import Hosts, bucket_bytes
+from tests.hosts import Hosts
 with Hosts(2) as hosts:
     Path({str(pids)!r} + "~").write_text(f"{{hosts.folder}} " + " ".join(str(host.pid) for host in hosts))
     Path({str(pids)!r} + "~").rename({str(pids)!r})
