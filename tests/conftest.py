@@ -49,19 +49,14 @@ STARTS_RAY = (
 )  # fmt: skip
 LOOKS_FOR_RAY = ("test_architecture.py", "test_command_line.py", "test_doctor.py")
 """these and those that start one run one after the other, for a command joins a cluster that it finds on its host"""
-IN_NAMESPACES = ("test_faults.py", "test_ray_up.py")
-"""these have hosts of their own, and nine tenths of their time nothing to do but wait"""
 
 
 class FilesTogether(LoadScopeScheduling):
-    """Gives a worker a file of tests at a time; all of those under Ray to one, and all with hosts in namespaces to one."""
+    """Gives a worker a file of tests at a time, and all of those under Ray to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        name = Path(file).name
-        if name in IN_NAMESPACES:
-            return "in namespaces"
-        return "under Ray" if name in STARTS_RAY + LOOKS_FOR_RAY else file
+        return "under Ray" if Path(file).name in STARTS_RAY + LOOKS_FOR_RAY else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
@@ -69,8 +64,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests under Ray and in namespaces come first: they take longest, and wait a good part of it."""
-    items.sort(key=lambda item: item.path.name not in STARTS_RAY + IN_NAMESPACES)
+    """Tests under Ray come first: they take longest, and wait a good part of it."""
+    items.sort(key=lambda item: item.path.name not in STARTS_RAY)
 
 
 @pytest.fixture

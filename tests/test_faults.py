@@ -14,6 +14,7 @@ from tests.hosts import unavailable
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 
 pytestmark = [
+    pytest.mark.launch,
     pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
     pytest.mark.skipif(FAKETIME is None, reason="clocks apart need a package: apt install libfaketime"),
     pytest.mark.timeout(1500),

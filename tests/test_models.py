@@ -61,7 +61,8 @@ def test_a_model_of_text_gives_logits_for_the_byte_after_each(name: str) -> None
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - LARGE))
 def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
-    size = SMALLEST_IMAGES.get(name, 8)
+    # down to one pixel, batch normalisation would divide by the spread of two values, and gradients grow to 1e22 or beyond
+    size = max(64, SMALLEST_IMAGES.get(name, 0))
     trial = Trial(model=name, dataset="synthetic", image_size=size, sequence_length=8, batch_per_gpu=2)
     torch.manual_seed(0)
     workload = build_workload(trial, CPU)
