@@ -11,17 +11,14 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/installed-$(TORCH)-requirements.lock
 DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 
-.PHONY: study test test-launch lint lock audit clean
+.PHONY: study test lint lock audit clean
 
 study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
 
+# The third process runs what mostly waits: tests on hosts in network namespaces (tests/conftest.py).
 test: lint
-	.venv/bin/python -m pytest -q -n 2 --no-loadscope-reorder
-
-# Minutes in which hosts in network namespaces start and stop Ray, as root.
-test-launch: $(DEVELOP)
-	.venv/bin/python -m pytest -q -m launch
+	.venv/bin/python -m pytest -q -n 3 --no-loadscope-reorder
 
 lint: $(DEVELOP)
 	.venv/bin/ruff check

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.accuracy_verdict import soonest
 from analysis.columns import study_ranks
 from analysis.fitting import log_jacobian
-from analysis.forecast import ranks_per_node
+from analysis.forecast import cores_per_node, ranks_per_node
 from analysis.formatting import configuration_label, number, percent, value_label
 from analysis.laws import Points
 from analysis.prediction import Model, half_width, models
@@ -85,16 +85,10 @@ def sentence(analysis: Analysis, trial: NextTrial | None) -> str:
             f"; for {value_label('world_size', trial.target, ranks)} the interval's half-width is expected to go from "
             f"{percent(trial.half_width_before, 1)} to {percent(trial.half_width_after, 1)} of the step"
         )
-    cores = _cores_of_a_host(analysis)
+    cores = cores_per_node(analysis)
     if ranks_per_node(analysis) is None and cores and trial.world_size > cores:
         text += f". It needs a host with {trial.world_size} cores: those here have {cores} at most"
     return f"{text}."
-
-
-def _cores_of_a_host(analysis: Analysis) -> int | None:
-    environments = analysis.results.trials["environment"]
-    counts = [node.get("cpu_count") or 0 for found in environments for node in (found or {}).get("nodes") or ()]
-    return max(counts, default=0) or None
 
 
 def best(analysis: Analysis, goal: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,12 +82,17 @@ def stated_link(interconnect: str | None) -> Link | None:
 
 def ranks_per_node(analysis: Analysis) -> int | None:
     """How many ranks one of the nodes here holds, by its GPUs; None for ranks on CPUs, or where no node says."""
-    counts = [
-        len(node.get("gpus") or ())
-        for environment in analysis.results.trials["environment"]
-        for node in (environment or {}).get("nodes") or ()
-    ]
-    return max(counts, default=0) or None
+    return max((len(node.get("gpus") or ()) for node in _nodes(analysis)), default=0) or None
+
+
+def cores_per_node(analysis: Analysis) -> int | None:
+    """How many CPU cores the largest of the nodes here has; None where no node says."""
+    return max((node.get("cpu_count") or 0 for node in _nodes(analysis)), default=0) or None
+
+
+def _nodes(analysis: Analysis) -> list[dict[str, Any]]:
+    found = analysis.results.trials["environment"]
+    return [node for environment in found for node in (environment or {}).get("nodes") or ()]
 
 
 def power_w(analysis: Analysis, model: Model) -> float:

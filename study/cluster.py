@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.capacity import NodeCapacity, count_cpus, count_gpus
+from study.redaction import token_path
 
 BOOTSTRAP_FILE = Path("/tmp/ray/ray_current_cluster")
 """where `ray start` leaves the address of the cluster that this host belongs to"""
@@ -132,7 +133,8 @@ def _explained(address: str, error: str, said: str) -> str:
     if "InvalidAuthToken" in said and os.environ.get("RAY_AUTH_MODE") != "token":
         return f"the Ray cluster at {address} wants a token, and RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE')} sends none: export RAY_AUTH_MODE=token"
     if "InvalidAuthToken" in said:
-        return f"the Ray cluster at {address} refuses the token in {_token_source()}: {copy}"
+        source = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else token_path(os.environ)
+        return f"the Ray cluster at {address} refuses the token in {source}: {copy}"
     first_line = error.splitlines()[0]
     return (
         f"cannot use the Ray cluster at {address}: {first_line}; check that it runs Ray {ray.__version__}, "
@@ -140,18 +142,12 @@ def _explained(address: str, error: str, said: str) -> str:
     )
 
 
-def _token_source() -> str:
-    """Where Ray takes this process's token from."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return "RAY_AUTH_TOKEN"
-    return os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
-
-
 def make_token() -> None:
     """A token for a local Ray where there is none yet, for its owner alone: the one that Ray makes all users can read."""
-    path = Path.home() / ".ray" / "auth_token"
-    if os.environ.get("RAY_AUTH_MODE") != "token" or _token_source() != "~/.ray/auth_token":
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if given or os.environ.get("RAY_AUTH_MODE") != "token":
         return
+    path = token_path(os.environ)
     with suppress(OSError):  # there is one, or Ray says what is wrong with the folder
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:

@@ -16,6 +16,7 @@ import pynvml
 
 from study import nvml
 from study.capacity import count_cpus
+from study.redaction import token_path
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
@@ -213,7 +214,7 @@ def authentication() -> Iterable[Check]:
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield Check("Ray authentication", "ok", "token from RAY_AUTH_TOKEN")
         return
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = token_path(os.environ)
     try:
         permissions = stat.S_IMODE(path.stat().st_mode)
     except OSError:

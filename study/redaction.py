@@ -36,10 +36,14 @@ def secrets(environment: Mapping[str, str]) -> list[str]:
     return sorted((value for value in found if len(value) >= LEAST_LENGTH), key=len, reverse=True)
 
 
+def token_path(environment: Mapping[str, str]) -> Path:
+    """The file that Ray takes its token from, where RAY_AUTH_TOKEN does not hold one."""
+    return Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
 def _ray_token(environment: Mapping[str, str]) -> Iterable[str]:
-    path = environment.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
     try:
-        yield Path(path).read_text().strip()
+        yield token_path(environment).read_text().strip()
     except (OSError, ValueError):
         return
 

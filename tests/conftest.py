@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -51,12 +52,28 @@ LOOKS_FOR_RAY = ("test_architecture.py", "test_command_line.py", "test_doctor.py
 """these and those that start one run one after the other, for a command joins a cluster that it finds on its host"""
 
 
+IN_NAMESPACES = ("test_faults.py", "test_ray_up.py")
+"""hosts of their own that start and stop Ray: minutes, of which the machine's cores idle nine tenths"""
+
+
 class FilesTogether(LoadScopeScheduling):
-    """Gives a worker a file of tests at a time, and all of those under Ray to one."""
+    """Gives a worker a file of tests at a time, all of those under Ray to one, and those in namespaces to one.
+
+    The latter takes nothing else: it waits most of the time, and as one more worker it would slow the others down.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        return "under Ray" if Path(file).name in STARTS_RAY + LOOKS_FOR_RAY else file
+        name = Path(file).name
+        if name in IN_NAMESPACES:
+            return "in namespaces"
+        return "under Ray" if name in STARTS_RAY + LOOKS_FOR_RAY else file
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if "in namespaces" in self.assigned_work[node] and len(self.nodes) > 1:
+            node.shutdown()  # it ends when it has run what it has
+        else:
+            super()._reschedule(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
@@ -64,8 +81,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests under Ray come first: they take longest, and wait a good part of it."""
-    items.sort(key=lambda item: item.path.name not in STARTS_RAY)
+    """Tests in namespaces and under Ray come first: they take longest, and wait a good part of it."""
+    items.sort(key=lambda item: (item.path.name not in IN_NAMESPACES, item.path.name not in STARTS_RAY))
 
 
 @pytest.fixture

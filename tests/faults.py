@@ -29,6 +29,7 @@ NEXT_TIMEOUT_S = 300.0
 CUT_S = 30.0
 AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 Records = dict[str, dict[str, Any]]
 
 
@@ -211,9 +212,8 @@ def feed(cluster: Cluster) -> None:
 
 
 def _clock_ahead() -> dict[str, str]:
-    (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
     return {
-        "LD_PRELOAD": str(library),
+        "LD_PRELOAD": str(FAKETIME),
         "FAKETIME": f"+{AHEAD_S}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": str(ROOT / "tests/clock_ahead"),

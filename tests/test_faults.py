@@ -4,17 +4,13 @@ Ten times each at random moments: `python -m benchmarks.faults`.
 """
 
 import random
-from pathlib import Path
 
 import pytest
 
-from tests.faults import CLOCKS, COMPLETED, FAULTS, cluster, suffer
+from tests.faults import CLOCKS, COMPLETED, FAKETIME, FAULTS, cluster, suffer
 from tests.hosts import unavailable
 
-FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-
 pytestmark = [
-    pytest.mark.launch,
     pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
     pytest.mark.skipif(FAKETIME is None, reason="clocks apart need a package: apt install libfaketime"),
     pytest.mark.timeout(1500),

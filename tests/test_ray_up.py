@@ -17,7 +17,6 @@ import yaml
 from tests.hosts import ROOT, Host, Hosts, start_ray, unavailable
 
 pytestmark = [
-    pytest.mark.launch,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
 ]
