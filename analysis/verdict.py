@@ -20,17 +20,37 @@ from analysis.statistics import ratios
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
 
+MOST_REASONS, LONGEST_REASON = 8, 120
+"""that trials without a result are named with, and the characters of one"""
+
 NOISE = 0.03
 """Gain by the instruments, which there cannot be, from which a machine is called noisy."""
 
 
 def answer(analysis: Analysis) -> list[str]:
-    """Sentences that answer the study's question: accuracy, efficiency and what is fastest; empty where no trial is done."""
+    """Sentences that answer the study's question: accuracy, efficiency, what has no result, and what is fastest."""
     trained = accuracy_verdict.sentences(analysis)
     if analysis.configurations.empty:
-        return trained
-    timed = (efficiency(analysis, WEAK), efficiency(analysis, STRONG), best(analysis))
-    return [*trained, *(sentence for sentence in timed if sentence)]
+        found = [unmeasured(analysis)]
+    else:
+        found = [efficiency(analysis, WEAK), efficiency(analysis, STRONG), unmeasured(analysis), best(analysis)]
+    return [*trained, *(sentence for sentence in found if sentence)]
+
+
+def unmeasured(analysis: Analysis) -> str | None:
+    """How many trials have no result, and why: the commonest reasons."""
+    trials = analysis.results.trials
+    without = trials[trials["status"] != "done"]
+    if without.empty:
+        return None
+    memory = without["status"].isin(["out_of_memory", "pruned"])
+    reasons = without["reason"].mask(memory, "more memory than there is").str.slice(0, LONGEST_REASON)
+    counts = reasons.value_counts()
+    named = [f"{reason} ({count})" for reason, count in counts.head(MOST_REASONS).items()]
+    if more := len(counts) - len(named):
+        named.append(f"and {more} more reasons" if more > 1 else "and one more reason")
+    verb = "has" if len(without) == 1 else "have"
+    return f"Of {len(trials)} trials {len(without)} {verb} no result: {'; '.join(named)}."
 
 
 def limits(analysis: Analysis) -> list[str]:

@@ -185,7 +185,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
     if on_gpus:
         base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 30}
-        batches: tuple[int, ...] = (12, 24, 48, 96, 128, 256, 512, 1024)
+        batches: tuple[int, ...] = (12, 24, 48, 96, 128, 256, 512, 1024, 2048, 4096)
     else:
         base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
         batches = (2, 4)

@@ -45,29 +45,31 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-STARTS_RAY = (
-    "test_cluster.py", "test_end_to_end.py", "test_monitoring.py", "test_training_study.py", "test_tuning.py",
-)  # fmt: skip
-LOOKS_FOR_RAY = ("test_architecture.py", "test_command_line.py", "test_doctor.py")
-"""these and those that start one run one after the other, for a command joins a cluster that it finds on its host"""
+SCOPES = {
+    "in namespaces": ("test_faults.py", "test_ray_up.py"),
+    "finds Ray": ("test_end_to_end.py", "test_cluster.py", "test_architecture.py", "test_command_line.py", "test_doctor.py"),
+    "local Ray": ("test_training_study.py", "test_tuning.py", "test_monitoring.py"),
+}  # fmt: skip
+"""Files that one process runs one after the other, the scopes that take longest first.
+
+in namespaces: hosts of their own that start and stop Ray, minutes of which the machine's cores idle nine tenths. finds Ray:
+commands that join a cluster that they find on this host, and the test that starts one."""
 
 
-IN_NAMESPACES = ("test_faults.py", "test_ray_up.py")
-"""hosts of their own that start and stop Ray: minutes, of which the machine's cores idle nine tenths"""
+def _scope(file: str) -> str | None:
+    return next((scope for scope, names in SCOPES.items() if Path(file).name in names), None)
 
 
 class FilesTogether(LoadScopeScheduling):
-    """Gives a worker a file of tests at a time, all of those under Ray to one, and those in namespaces to one.
+    """Gives a worker a file of tests at a time, or a scope of them.
 
-    The latter takes nothing else: it waits most of the time, and as one more worker it would slow the others down.
+    Who runs those in namespaces takes nothing else: it waits most of the time, and as one more worker it would slow the
+    others down.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        name = Path(file).name
-        if name in IN_NAMESPACES:
-            return "in namespaces"
-        return "under Ray" if name in STARTS_RAY + LOOKS_FOR_RAY else file
+        return _scope(file) or file
 
     def _reschedule(self, node: WorkerController) -> None:
         if "in namespaces" in self.assigned_work[node] and len(self.nodes) > 1:
@@ -81,8 +83,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogethe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in namespaces and under Ray come first: they take longest, and wait a good part of it."""
-    items.sort(key=lambda item: (item.path.name not in IN_NAMESPACES, item.path.name not in STARTS_RAY))
+    order = list(SCOPES)
+    items.sort(key=lambda item: order.index(scope) if (scope := _scope(item.path.name)) else len(order))
 
 
 @pytest.fixture

@@ -194,6 +194,30 @@ def test_an_empty_study_has_an_empty_summary(tmp_path: Path) -> None:
     assert summary_table(write_study(tmp_path / "results"))[1] == []
 
 
+def test_the_answer_counts_what_has_no_result_by_reason(tmp_path: Path) -> None:
+    directory = small(tmp_path / "results")
+    assert not any("no result" in sentence for sentence in answer(analyse(load(directory))))
+    why = "CUDA graphs exist on GPUs only"
+    for batch, status, reason in (
+        (1, "infeasible", why), (2, "infeasible", why), (4, "out_of_memory", "rank 1: 80 GiB"), (8, "pruned", "4 did not fit"),
+        (16, "failed", "x" * 500),
+    ):  # fmt: skip
+        write_trial(directory, record(FIELDS | GPU | {"batch_per_gpu": batch, "repeat": 3}, status, reason))
+    assert answer(analyse(load(directory)))[1] == (
+        f"Of 7 trials 5 have no result: {why} (2); more memory than there is (2); {'x' * 120} (1)."
+    )
+
+
+def test_the_answer_names_the_commonest_reasons_only(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    for batch in range(1, 12):
+        write_trial(directory, record(FIELDS | GPU | {"batch_per_gpu": batch}, "infeasible", f"reason {batch}"))
+    (sentence,) = answer(analyse(load(directory)))
+    assert sentence.startswith("Of 11 trials 11 have no result: ")
+    assert sentence.count("reason ") == 8
+    assert sentence.endswith("; and 3 more reasons.")
+
+
 def test_the_answer_gives_efficiency_the_fastest_and_its_bound(tmp_path: Path) -> None:
     trials = grid(GPU, world_size=[1, 2], batch_per_gpu=[8, 64], repeat=range(3))
     step_s = {(1, 8): 0.010, (2, 8): 0.020, (1, 64): 0.050, (2, 64): 0.051}
