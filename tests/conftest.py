@@ -47,7 +47,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 SCOPES = {
     "in namespaces": ("test_faults.py", "test_ray_up.py"),
-    "finds Ray": ("test_end_to_end.py", "test_cluster.py", "test_architecture.py", "test_command_line.py", "test_doctor.py"),
+    "finds Ray": ("test_end_to_end.py", "test_everything.py", "test_cluster.py", "test_architecture.py", "test_command_line.py", "test_doctor.py"),
     "local Ray": ("test_training_study.py", "test_tuning.py", "test_monitoring.py"),
 }  # fmt: skip
 """Files that one process runs one after the other, the scopes that take longest first.
