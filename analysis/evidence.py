@@ -161,11 +161,12 @@ def commits(analysis: Analysis) -> str | None:
 def doubts(analysis: Analysis) -> list[str]:
     """Sentences on trials whose hosts or GPUs were not in the state that a measurement wants."""
     slowed: Counter[str] = Counter()
-    slowed_trials = loaded_trials = fallen_trials = 0
+    slowed_trials = loaded_trials = fallen_trials = yielding_trials = 0
     most_loaded, most_fallen = (0.0, 1.0), (1.0, 1.0)
     done = _done(analysis)
     for _, environment in done:
         own = environment.get("ranks") or []
+        yielding_trials += any((rank.get("niceness") or 0) > 0 for rank in own)
         reasons = {reason for rank in own for reason in _slowed_by(rank) or ()}
         slowed.update(reasons)
         slowed_trials += bool(reasons)
@@ -203,6 +204,11 @@ def doubts(analysis: Analysis) -> list[str]:
         lines.append(
             f"In {loaded_trials} of {len(done)} trials the load average of a host was above its number of cores, at most {number(most_loaded[0], 1)} "
             f"on {number(most_loaded[1], 0)}: processes waited for a core, those of the study among them."
+        )
+    if yielding_trials:
+        lines.append(
+            f"In {yielding_trials} of {len(done)} trials ranks ran at a higher niceness than 0, as Ray's workers do by default: every other "
+            "process of the host came before them. Start Ray with RAY_worker_niceness=0 in its environment."
         )
     return lines
 

@@ -16,7 +16,7 @@ set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 umask 077 # the token, where this makes it, is the user's own
 
-export PATH="$PWD/.venv/bin:$PATH" RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
+export PATH="$PWD/.venv/bin:$PATH" RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0
 [[ -s ~/.ray/auth_token ]] || ray get-auth-token --generate >/dev/null
 
 read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -22,6 +22,8 @@ def everything(capacity: Capacity) -> Study:
     cases: dict[str, dict[str, Any]] = {"plain": {}}
     for name in IMAGE_MODELS:
         cases[f"model {name}"] = {"model": name, "image_size": max(32, SMALLEST_IMAGES.get(name, 0))}
+        if name.startswith("vgg") and not on_gpus:  # gloo takes seconds for 560 MB of gradients, in each of many steps
+            cases[f"model {name}"]["world_size"] = 1
     for name in TEXT_MODELS:
         cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
     for name in PRECISIONS:

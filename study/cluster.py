@@ -158,6 +158,8 @@ def _set_environment() -> None:
     """What Ray reads when it is imported or started; what the user has set stays."""
     if "ray" not in sys.modules:  # Ray reads it when it is imported; its own default is a token for local clusters only
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+    # Ray's own 15 lets every other process of a host go before the ranks; a rank that torchrun starts has 0
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault(
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0"

@@ -38,7 +38,7 @@ def node_facts(node_id: str) -> dict[str, Any]:
 
 
 def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
-    """One rank's device (name and UUID on CUDA, else "cpu") and process, with the CPUs that it may run on."""
+    """One rank's device (name and UUID on CUDA, else "cpu") and process: the CPUs that it may run on, and its niceness."""
     import torch
 
     return {
@@ -48,6 +48,7 @@ def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
         "gpu_uuid": _uuid(device),
         "pid": os.getpid(),
         "affinity": sorted(os.sched_getaffinity(0)),
+        "niceness": os.nice(0),
     }
 
 

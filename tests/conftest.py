@@ -47,13 +47,16 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 SCOPES = {
     "in namespaces": ("test_faults.py", "test_ray_up.py"),
-    "finds Ray": ("test_end_to_end.py", "test_everything.py", "test_cluster.py", "test_architecture.py", "test_command_line.py", "test_doctor.py"),
-    "local Ray": ("test_training_study.py", "test_tuning.py", "test_monitoring.py"),
+    "under Ray": (
+        "test_end_to_end.py", "test_cluster.py", "test_training_study.py", "test_tuning.py", "test_monitoring.py",
+        "test_architecture.py", "test_command_line.py", "test_doctor.py",
+    ),
 }  # fmt: skip
 """Files that one process runs one after the other, the scopes that take longest first.
 
-in namespaces: hosts of their own that start and stop Ray, minutes of which the machine's cores idle nine tenths. finds Ray:
-commands that join a cluster that they find on this host, and the test that starts one."""
+in namespaces: hosts of their own that start and stop Ray, minutes of which the machine's cores idle most. under Ray: those
+that start one and those that join one that they find on this host; two of them at a time take as long as one after the other,
+for what they do is start processes."""
 
 
 def _scope(file: str) -> str | None:

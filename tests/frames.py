@@ -94,6 +94,7 @@ def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -
             "gpu_uuid": f"GPU-{rank // per_node}-{rank % per_node}" if cuda else None,
             "threads": fields["cpus_per_rank"],
             "affinity": list(range(16)),
+            "niceness": 0,
             "before": _reading(cuda, sm_clock_mhz=1980, power_w=120.5, temperature_c=31),
             "after": _reading(cuda, sm_clock_mhz=1965, power_w=612.0, temperature_c=55),
         }

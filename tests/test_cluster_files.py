@@ -54,7 +54,7 @@ def test_every_launcher_file_starts_ray_with_a_token_and_shows_the_dashboard_to_
         for role in ("head", "worker")
     }
     for (command,) in starts.values():
-        assert "export RAY_AUTH_MODE=token;" in command.partition("ray start")[0]
+        assert "export RAY_AUTH_MODE=token RAY_worker_niceness=0;" in command.partition("ray start")[0]
     assert "--dashboard-host=127.0.0.1" in shlex.split(starts["head"][0])
     assert "dashboard" not in starts["worker"][0]
 

@@ -36,7 +36,7 @@ def test_every_ray_starts_with_token_authentication_on(cluster: dict[str, Any]) 
     assert len(commands) == 2
     for command in commands:
         before, _, _ = command.partition("ray start")
-        assert "export RAY_AUTH_MODE=token;" in before
+        assert "export RAY_AUTH_MODE=token RAY_worker_niceness=0;" in before
     assert cluster["file_mounts"]["/home/ubuntu/.ray/auth_token"] == "~/.ray/auth_token"
 
 

@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints where, and its exit codes. Nothing here starts Ray."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -411,6 +412,29 @@ def test_rows_of_a_named_study_that_do_not_fit_are_recorded_and_the_others_count
             store.save(result(row.trial))
     assert main(["run", "weak", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err.splitlines()[-1] == "10 done, 5 infeasible"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_failed_trial_is_told_with_its_log_and_makes_the_exit_status_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trials = trials_of("smoke")
+    store = open_store(tmp_path)
+    for trial in trials[1:]:
+        store.save(result(trial))
+
+    def measure(*_: Any) -> bool:
+        store.save(result(trials[0], "failed", reason="rank 1 on node a died", log="Traceback"))
+        return False
+
+    monkeypatch.setattr("study.cluster.connect", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(session, "_measure", measure)
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
+    log = tmp_path / "trials" / trials[0].trial_id / "error.log"
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "7 done, 1 failed",
+        f"failed: {trials[0].trial_id}: rank 1 on node a died; log: {log}",
+    ]
 
 
 def test_an_interrupt_leaves_a_partial_report_and_the_command_that_resumes(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -143,33 +142,6 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     assert stdout.strip().splitlines()[-1] == str(out / "report" / "index.html")
     assert "partial" not in (out / "report" / "index.html").read_text().lower()
     assert not list((out / "trials").glob(".*")), "a half-written folder was left behind"
-
-
-def test_a_rank_that_is_killed_costs_its_own_trial_only_and_the_exit_status_says_so(folder: Path) -> None:
-    out = folder / "results"
-    command = Command([*SLOW, "--repeats", "1", "--steps", "40", "--out", str(out)], folder)
-    victim = _a_rank_that_trains(command, folder)
-    victim.send_signal(signal.SIGKILL)
-    status, _, stderr = command.wait()
-    statuses = sorted(str(record["status"]) for record in finished(out).values())
-    assert statuses == ["done", "failed"]
-    assert status == 1
-    # the reason names the dead rank, or the rank that noticed first that its peer was gone
-    assert re.search(r"failed: .*rank \d on node .*(died|Connection)", stderr), stderr
-    failed = next(record for record in finished(out).values() if record["status"] == "failed")
-    assert str(out / "trials" / str(failed["trial_id"]) / "error.log") in stderr.replace("\n", "")
-
-
-def _a_rank_that_trains(command: Command, folder: Path) -> psutil.Process:
-    deadline_s = time.monotonic() + 200
-    while time.monotonic() < deadline_s:
-        assert command.process.poll() is None, command.log.read_text()
-        ranks = [process for process in command.family() if "ray::RayTrainWorker" in command_line(process)]
-        stepping = [rank for rank in ranks if (folder / str(rank.pid)).exists()]
-        if stepping:
-            return stepping[0]
-        time.sleep(0.2)
-    raise AssertionError(command.log.read_text())
 
 
 def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folder: Path) -> None:

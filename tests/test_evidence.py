@@ -148,10 +148,22 @@ def test_a_load_above_the_cores_is_a_doubt(tmp_path: Path) -> None:
     ]
 
 
+def test_ranks_that_let_others_go_first_are_a_doubt(tmp_path: Path) -> None:
+    def nice(world_size: int, environment: dict[str, Any]) -> None:
+        environment["ranks"][0]["niceness"] = 15 * (world_size - 1)
+
+    assert doubts(analysed(tmp_path / "results", nice)) == [
+        (
+            "In 1 of 2 trials ranks ran at a higher niceness than 0, as Ray's workers do by default: every other process of the host "
+            "came before them. Start Ray with RAY_worker_niceness=0 in its environment."
+        )
+    ]
+
+
 def test_results_older_than_these_readings_are_shown_with_what_they_have(tmp_path: Path) -> None:
     def forget(world_size: int, environment: dict[str, Any]) -> None:
         for rank in environment["ranks"]:
-            for name in ("before", "after", "affinity"):
+            for name in ("before", "after", "affinity", "niceness"):
                 del rank[name]
         for gpu in environment["nodes"][0]["gpus"]:
             for name in ("pcie_generation", "pcie_width", "nvlinks", "nvlink_version"):

@@ -116,6 +116,7 @@ def test_every_rank_keeps_evidence_of_its_state_before_and_after(grid: Grid) -> 
     for record in grid.store.records():
         for rank in record["environment"]["ranks"]:
             assert rank["affinity"]
+            assert rank["niceness"] == 0  # as under torchrun; Ray's own default is 15
             assert rank["before"].keys() == rank["after"].keys() >= {"load_average_1min", "throttle_reasons"}
             assert rank["memory"] == {"before_bytes": None, "after_bytes": None}
 
