@@ -16,7 +16,7 @@ DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
 
-# The third process runs what mostly waits: tests on hosts in network namespaces (tests/conftest.py).
+# The third process runs what mostly waits: a study that suffers faults (tests/conftest.py).
 test: lint
 	.venv/bin/python -m pytest -q -n 3 --no-loadscope-reorder
 

@@ -46,17 +46,17 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 SCOPES = {
-    "in namespaces": ("test_faults.py", "test_ray_up.py"),
+    "faults": ("test_faults.py",),
     "under Ray": (
         "test_end_to_end.py", "test_cluster.py", "test_training_study.py", "test_tuning.py", "test_monitoring.py",
         "test_architecture.py", "test_command_line.py", "test_doctor.py",
     ),
+    "ray up": ("test_ray_up.py",),
 }  # fmt: skip
 """Files that one process runs one after the other, the scopes that take longest first.
 
-in namespaces: hosts of their own that start and stop Ray, minutes of which the machine's cores idle most. under Ray: those
-that start one and those that join one that they find on this host; two of them at a time take as long as one after the other,
-for what they do is start processes."""
+faults: minutes of which the machine's cores idle most. under Ray: those that start one and those that join one that they find
+on this host; two of them at a time take as long as one after the other, for what they do is start processes."""
 
 
 def _scope(file: str) -> str | None:
@@ -66,8 +66,7 @@ def _scope(file: str) -> str | None:
 class FilesTogether(LoadScopeScheduling):
     """Gives a worker a file of tests at a time, or a scope of them.
 
-    Who runs those in namespaces takes nothing else: it waits most of the time, and as one more worker it would slow the
-    others down.
+    Who runs the faults takes nothing else: it waits most of the time, and as one more worker it would slow the others down.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -75,7 +74,7 @@ class FilesTogether(LoadScopeScheduling):
         return _scope(file) or file
 
     def _reschedule(self, node: WorkerController) -> None:
-        if "in namespaces" in self.assigned_work[node] and len(self.nodes) > 1:
+        if "faults" in self.assigned_work[node] and len(self.nodes) > 1:
             node.shutdown()  # it ends when it has run what it has
         else:
             super()._reschedule(node)
