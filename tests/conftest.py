@@ -55,8 +55,8 @@ SCOPES = {
 }  # fmt: skip
 """Files that one process runs one after the other, the scopes that take longest first.
 
-faults: minutes of which the machine's cores idle most. under Ray: those that start one and those that join one that they find
-on this host; two of them at a time take as long as one after the other, for what they do is start processes."""
+faults: minutes of which the machine's cores idle most. under Ray: those that start one and those whose commands would join one
+that they find on this host. ray up: hosts of its own, for minutes."""
 
 
 def _scope(file: str) -> str | None:
