@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
@@ -210,19 +211,24 @@ def losses(analysis: Analysis) -> pd.DataFrame:
     by_trial = analysis.configurations["trial_ids"].explode()
     configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
     steps = analysis.results.losses
-    steps = steps[steps["trial_id"].isin(configuration.index)]
-    plain = steps[steps["window"] == "plain"]
-    of_trial = plain.groupby("trial_id")["step"]
-    first, last = of_trial.transform("min"), of_trial.transform("max")
-    tail = plain[plain["step"] > last - ((last - first + 1) // 10).clip(lower=1)]
-    final = tail.groupby("trial_id")["loss"].agg(lambda loss: loss.mean(skipna=False))
-    noted = steps["loss"].notna().any()
-    unfinite = steps.groupby("trial_id")["unfinite_losses"].sum() if noted else pd.Series(dtype=float)
-    scales = steps.dropna(subset="loss_scale")
-    lowered = scales.groupby("trial_id")["loss_scale"].diff() < 0
-    skipped = lowered.groupby(scales["trial_id"]).sum()
-    frame = pd.DataFrame({"final_loss": final, "skipped_steps": skipped, "unfinite_losses": unfinite}, dtype=float)
+    noted = bool(steps.loc[steps["trial_id"].isin(configuration.index), "loss"].notna().any())
+    each = steps.groupby("trial_id", observed=True)
+    rows = {name: _of_trial(part, noted) for name, part in each if name in configuration.index}
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=_OF_TRIAL, dtype=float)
     grouped = frame.groupby(configuration.reindex(frame.index))
     result = grouped[["skipped_steps", "unfinite_losses"]].sum(min_count=1)
     result.insert(0, "final_loss", frame["final_loss"].groupby(configuration.reindex(frame.index)).median())
     return result
+
+
+_OF_TRIAL = ["final_loss", "skipped_steps", "unfinite_losses"]
+
+
+def _of_trial(steps: pd.DataFrame, noted: bool) -> list[float]:
+    """`_OF_TRIAL` from the losses of one trial; `noted`: some trial of the study has a loss."""
+    plain = steps[steps["window"] == "plain"]
+    first, last = plain["step"].min(), plain["step"].max()
+    final = plain.loc[plain["step"] > last - max(1, (last - first + 1) // 10), "loss"].mean(skipna=False)
+    scales = steps["loss_scale"].dropna()
+    skipped = (scales.diff() < 0).sum() if len(scales) else np.nan
+    return [final, skipped, steps["unfinite_losses"].sum() if noted else np.nan]

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+from pandas.api.types import union_categoricals
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from analysis.links import leads_outside
@@ -178,7 +179,7 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     steps = folder.dataset("steps.parquet", _REDUCED_SCHEMA, REQUIRED_STEP_COLUMNS)
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
-    stamped, *reduced = (pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True))
+    stamped, *reduced = (_joined(frames) for frames in zip(*parts, strict=True))
     found = Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
     return replace(found, epochs=folder.epochs())
 
@@ -188,6 +189,14 @@ def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
     steps = read_portion(files, _REDUCED_SCHEMA) if files else _REDUCED_SCHEMA.empty_table().to_pandas()
     stamped = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "step_s", "last_gradient_s"]]
     return stamped.astype({"trial_id": "str", "window": "str"}), windows(steps), step_shapes(steps), step_losses(steps)
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Frames of unlike trials as one, in which a trial_id that is a category stays one."""
+    if isinstance(frames[0]["trial_id"].dtype, pd.CategoricalDtype):
+        every = union_categoricals([frame["trial_id"] for frame in frames]).categories
+        frames = [frame.assign(trial_id=frame["trial_id"].cat.set_categories(every)) for frame in frames]
+    return pd.concat(frames, ignore_index=True)
 
 
 _READERS = 2

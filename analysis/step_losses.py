@@ -7,6 +7,17 @@ LOSS_COLUMNS = ("trial_id", "window", "step", "loss", "unfinite_losses", "loss_s
 
 _KEYS = ["trial_id", "window", "step"]
 
+_WINDOWS = ("warmup", "plain", "phases")
+
+_TYPES = {
+    "trial_id": "category",
+    "window": pd.CategoricalDtype(_WINDOWS),
+    "step": np.int32,
+    "unfinite_losses": np.int32,
+    "loss_scale": np.float32,
+}
+"""Small ones: this is the only frame of a report with a row for each step. Loss scales are powers of two, which float32 holds exactly."""
+
 
 def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
     """A row for each step of the warm-up, plain and phases windows, with `LOSS_COLUMNS`, in the order of steps.
@@ -16,7 +27,7 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
     the step, which all ranks share; null without loss scaling.
     """
     steps = steps.assign(**{name: np.nan for name in ("loss", "loss_scale") if name not in steps})
-    noted = steps.loc[steps["window"].isin(["warmup", "plain", "phases"]), [*_KEYS, "loss", "loss_scale"]]
+    noted = steps.loc[steps["window"].isin(_WINDOWS), [*_KEYS, "loss", "loss_scale"]]
     grouped = noted.groupby(_KEYS, sort=False, observed=True)
     size, count = grouped.size(), grouped["loss"].count()
     result = pd.DataFrame(
@@ -26,5 +37,7 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
             "loss_scale": grouped["loss_scale"].max(),
         }
     ).reset_index()
-    result = result.astype({"trial_id": "str", "window": "str"})[list(LOSS_COLUMNS)]
-    return result.sort_values(["trial_id", "step"], kind="stable", ignore_index=True)
+    result = (
+        result[list(LOSS_COLUMNS)].astype(_TYPES).sort_values(["trial_id", "step"], kind="stable", ignore_index=True)
+    )
+    return result.assign(trial_id=result["trial_id"].cat.remove_unused_categories())

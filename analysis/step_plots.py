@@ -141,11 +141,12 @@ def loss_rows(analysis: Analysis) -> pd.DataFrame:
     )
     configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
     mean = analysis.results.losses
-    mean = mean[mean["trial_id"].isin(configuration.index)]
+    mean = mean.loc[mean["trial_id"].isin(configuration.index), ["trial_id", "step", "loss"]]
     if mean["loss"].isna().all():
         return pd.DataFrame(columns=["configuration", "step", "loss"])
-    mean = mean.assign(configuration=mean["trial_id"].map(configuration).astype(int))
-    return mean.groupby(["configuration", "step"])["loss"].median().reset_index()
+    each = mean.groupby(mean["trial_id"].map(configuration).astype(int))  # by both at once needs more memory
+    curves = {index: part.groupby("step")["loss"].median() for index, part in each}
+    return pd.concat(curves, names=["configuration"]).reset_index()
 
 
 def loss(analysis: Analysis) -> Figure | None:
