@@ -7,16 +7,7 @@ LOSS_COLUMNS = ("trial_id", "window", "step", "loss", "unfinite_losses", "loss_s
 
 _KEYS = ["trial_id", "window", "step"]
 
-_WINDOWS = ("warmup", "plain", "phases")
-
-_TYPES = {
-    "trial_id": "category",
-    "window": pd.CategoricalDtype(_WINDOWS),
-    "step": np.int32,
-    "unfinite_losses": np.int32,
-    "loss_scale": np.float32,
-}
-"""Small ones: this is the only frame of a report with a row for each step. Loss scales are powers of two, which float32 holds exactly."""
+_WINDOWS = ["warmup", "plain", "phases"]
 
 
 def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
@@ -37,7 +28,9 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
             "loss_scale": grouped["loss_scale"].max(),
         }
     ).reset_index()
-    result = (
-        result[list(LOSS_COLUMNS)].astype(_TYPES).sort_values(["trial_id", "step"], kind="stable", ignore_index=True)
-    )
-    return result.assign(trial_id=result["trial_id"].cat.remove_unused_categories())
+    # Small types: this is the only frame of a report with a row for each step. Loss scales are powers of two, exact in float32.
+    result["trial_id"] = result["trial_id"].astype("category").cat.remove_unused_categories()
+    result["window"] = result["window"].astype(pd.CategoricalDtype(_WINDOWS))
+    result[["step", "unfinite_losses"]] = result[["step", "unfinite_losses"]].astype(np.int32)
+    result["loss_scale"] = result["loss_scale"].astype(np.float32)
+    return result[list(LOSS_COLUMNS)].sort_values(["trial_id", "step"], kind="stable", ignore_index=True)

@@ -19,7 +19,7 @@ from torch import nn
 
 from study.rank import start_forkserver
 from study.tables import STEPS_SCHEMA
-from tests.gloo import on_ranks
+from tests.gloo import on_ranks, preload_loader_processes
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
@@ -133,13 +133,15 @@ def windows(measurement: Measurement) -> dict[str, list[dict[str, Any]]]:
 def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: str, trial: Trial, ranks: int) -> None:
     for rank in range(ranks):
         measurement = visit[rank][name]
+        plain = len(windows(measurement)["plain"])  # with loader processes it lasts until they are seen to keep up
+        assert plain == trial.steps if not trial.loader_workers else trial.steps <= plain <= trial.window_steps
         assert measurement.rank == rank
         assert {row["rank"] for row in measurement.rows} == {rank}
         assert {row["samples"] for row in measurement.rows} == {trial.batch_per_gpu}
         assert [row["step"] for row in measurement.rows] == list(range(len(measurement.rows)))
         assert [(window, len(rows)) for window, rows in windows(measurement).items()] == [
             ("warmup", trial.warmup_steps),
-            ("plain", trial.window_steps),
+            ("plain", plain),
             ("phases", trial.steps),
             *EXPLAINING[: 4 * (ranks - 1)],
         ]
@@ -293,6 +295,62 @@ def test_a_step_that_raises_leaves_the_process_clean(users_file: str) -> None:
     assert torch.is_grad_enabled()
     measurement = run(users_trial(f"{users_file}:build"), rank=0, device=CPU)
     assert all(loss is not None for loss in losses(measurement))
+
+
+# ---------------------------------------------------------------------------------------------------------- loaders
+
+LOADED = '''"""A model that is slow at first, or always, and data that take 50 ms a batch."""
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainables.workload import Workload
+
+class Slow(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.0125)
+        return torch.full((4,), float(index)), index % 3
+
+class Model(nn.Linear):
+    def __init__(self, slow_steps):
+        super().__init__(4, 3)
+        self.slow_steps = slow_steps
+
+    def forward(self, inputs):
+        self.slow_steps -= 1
+        time.sleep(0.15 if self.slow_steps >= 0 else 0)
+        return super().forward(inputs)
+
+def build(slow_steps):
+    model = Model(slow_steps)
+    return Workload(model=model, loss=nn.functional.cross_entropy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), dataset=Slow())
+
+def keeps_up(trial):
+    return build(1000)
+
+def falls_behind(trial):
+    return build(trial.warmup_steps)
+'''
+
+
+@pytest.mark.parametrize(("name", "plain"), [("keeps_up", 2), ("falls_behind", 40)])
+def test_a_window_ends_early_where_loaders_keep_up_and_outlasts_their_queue_where_they_fall_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, plain: int
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    preload_loader_processes()
+    path = tmp_path / "loaded_models.py"
+    path.write_text(LOADED)
+    trial = users_trial(f"{path}:{name}").but(warmup_steps=4, loader_workers=1, prefetch_batches=4)
+    measured = windows(run(trial, rank=0, device=CPU))
+    assert len(measured["plain"]) == plain
+    if name == "falls_behind":  # what can last is the loader's pace, whatever lay ready when the window began
+        assert measured["plain"][0]["window_s"] / plain == pytest.approx(0.05, rel=0.2)
 
 
 # ---------------------------------------------------------------------------------------------------------- batches

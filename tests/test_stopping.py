@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy import stats
 from tests.gloo import on_ranks
 from trainables import stopping
 from trainables.run import run
-from trainables.stopping import CONFIDENCE, LOOKS, MOST_BLOCKS, block_lengths, relative_width
+from trainables.stopping import CONFIDENCE, LOOKS, MOST_BLOCKS, block_lengths, doubling_lengths, relative_width
 from trainables.timing import CpuClock, Stepped
 from trainables.trial import Trial
 from trainables.windows import plain_blocks
@@ -32,6 +32,16 @@ def test_blocks_are_all_steps_and_the_first_look_comes_after_the_least(least: in
     assert all(length > 0 for length in lengths)
     if len(lengths) >= LOOKS[0]:
         assert sum(lengths[: LOOKS[0]]) >= least
+
+
+@given(first=st.integers(1, 500), most=st.integers(1, 500))
+def test_blocks_that_double_end_exactly_at_the_most_steps(first: int, most: int) -> None:
+    lengths = doubling_lengths(first, most)
+    assert sum(lengths) == most
+    assert lengths[0] == min(first, most)
+    seen = list(accumulate(lengths))
+    assert all(length == before for length, before in zip(lengths[1:-1], seen, strict=False))
+    assert all(length <= before for length, before in zip(lengths[1:], seen, strict=False))
 
 
 def test_the_width_is_students_with_the_error_divided_among_all_looks() -> None:

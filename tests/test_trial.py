@@ -167,7 +167,7 @@ def test_the_global_batch_is_what_all_ranks_take_together() -> None:
     ("steps", "workers", "prefetch", "expected"),
     [(20, 0, 64, 20), (20, 1, 2, 20), (20, 1, 3, 30), (20, 2, 2, 40), (100, 2, 2, 100), (1, 0, 1, 1)],
 )
-def test_a_window_lasts_ten_times_what_its_loaders_hold_ready(
+def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
     steps: int, workers: int, prefetch: int, expected: int
 ) -> None:
     assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected

@@ -93,7 +93,7 @@ def test_the_store_holds_every_ranks_rows_of_every_window(grid: Grid) -> None:
         steps = pq.read_table(f"{grid.store.trial_folder(trial.trial_id)}/steps.parquet").to_pandas()
         counts = steps.groupby("window")["step"].count()
         assert counts["warmup"] == trial.warmup_steps * trial.world_size
-        assert counts["plain"] == trial.window_steps * trial.world_size
+        assert trial.steps * trial.world_size <= counts["plain"] <= trial.window_steps * trial.world_size
         assert counts["phases"] == trial.steps * trial.world_size
         assert set(steps["rank"]) == set(range(trial.world_size))
         phases = steps[steps["window"] == "phases"]
@@ -172,7 +172,7 @@ def test_a_warm_trial_gives_the_losses_of_a_cold_one_and_leaves_nothing_behind(
         assert set(store.statuses().values()) == {"done"}
         steps = pq.read_table(f"{store.trial_folder(subject.trial_id)}/steps.parquet").to_pandas()
         losses[name] = steps.sort_values(["rank", "step"])["loss"].dropna().tolist()
-    assert len(losses["warm"]) >= 2 * (subject.warmup_steps + subject.window_steps + subject.steps)
+    assert len(losses["warm"]) >= 2 * (subject.warmup_steps + 2 * subject.steps)
     assert losses["warm"] == losses["cold"]
 
 

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, pairwise
@@ -25,7 +25,7 @@ from trainables.process import drop_buckets, settings_for
 from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.step import training_step
-from trainables.stopping import block_lengths, seen_enough
+from trainables.stopping import all_agree, block_lengths, doubling_lengths, seen_enough
 from trainables.sweep import all_reduce_sweep, sweep_sizes
 from trainables.timing import (
     Annotate,
@@ -107,6 +107,9 @@ class _Rank:
     strategy: Strategy
     workload: Workload
     batches: Iterator[Any]
+    delivered: torch.Tensor
+    """batches that each of its loader processes has made so far; without them it is empty"""
+
     clock: Clock
     labelled: list[tuple[str, float | None, Stepped, Callable[[], Row]]] = field(default_factory=list)
     """window, its seconds, what a step gave, and what reads the step's other columns from its marks"""
@@ -185,8 +188,12 @@ def run(
     trace = None
     with settings_for(trial, precision), stream_for(trial, device):
         workload = on_device(build_workload(trial, device, source), trial, precision, device)
-        batches = endless_batches(trial, workload, rank)
-        here = _Rank(trial, rank, device, group, control or group, precision, strategy, workload, batches, clock)
+        processes = 0 if workload.resident else trial.loader_workers
+        delivered = torch.zeros(processes, dtype=torch.int64).share_memory_()
+        batches = endless_batches(trial, workload, rank, delivered)
+        here = _Rank(
+            trial, rank, device, group, control or group, precision, strategy, workload, batches, delivered, clock
+        )
         try:
             with without_garbage_collection():
                 observations = [observe()]
@@ -205,7 +212,7 @@ def run(
             rows, device_peaks, known = _rows(here, peaks), here.device_peaks, _facts(here)
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
-            del batches, workload, here
+            del batches, workload, here, delivered
         if distributed:
             drop_buckets(group, device)
         if communicates:
@@ -272,15 +279,32 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
 
 
 def _plain(here: _Rank, step: Step) -> int:
-    """The plain window, in one span or in blocks until they are enough; gives how many steps it had."""
+    """The plain window, in blocks until they are enough; gives how many steps it had."""
     trial, width = here.trial, here.trial.median_width
-    lengths = block_lengths(trial.least_window_steps, trial.window_steps) if width else [trial.window_steps]
-    enough = partial(seen_enough, width, here.control, trial.processes > 1)
+    if width:
+        lengths = block_lengths(trial.least_window_steps, trial.window_steps)
+        enough = partial(seen_enough, width, here.control, trial.processes > 1)
+    else:
+        lengths = doubling_lengths(trial.steps, trial.window_steps if len(here.delivered) else trial.steps)
+        enough = partial(_loaders_kept_up, here, int(here.delivered.sum()), lengths)
     seconds, blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
     for block_s, given in zip(seconds, blocks, strict=True):
         read: Callable[[], Row] = partial(dict, block_s=block_s) if width else dict
         here.labelled += [("plain", sum(seconds), each, read) for each in given]
     return sum(map(len, blocks))
+
+
+def _loaders_kept_up(here: _Rank, before: int, lengths: Sequence[int], block_step_s: Sequence[float]) -> bool:
+    """Whether on every rank the loaders made, since they had made `before`, nine tenths of the batches that these blocks took.
+
+    Then less than a tenth of them was ready beforehand, and the throughput is at most that much above what can last; and the
+    window need not last as long as it must where nothing is known of the loaders (`Trial.window_steps`).
+    """
+    if len(lengths) == 1:
+        return True
+    taken = sum(lengths[: len(block_step_s)]) * here.trial.accumulation_steps
+    kept_up = int(here.delivered.sum()) - before >= 0.9 * taken
+    return all_agree(kept_up, here.control, here.trial.processes > 1)
 
 
 def _interleaved_window(here: _Rank, model: nn.Module) -> None:

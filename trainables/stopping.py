@@ -31,6 +31,22 @@ def block_lengths(least: int, most: int) -> list[int]:
     return [first, *[length] * whole, *([rest] if rest else [])]
 
 
+def doubling_lengths(first: int, most: int) -> list[int]:
+    """Steps of blocks that each double what has been seen, from `first` to `most` steps in all."""
+    lengths = [min(first, most)]
+    while (seen := sum(lengths)) < most:
+        lengths.append(min(seen, most - seen))
+    return lengths
+
+
+def all_agree(verdict: bool, control: dist.ProcessGroup | None, shared: bool) -> bool:
+    """Whether every rank of `control` says yes; `shared`: there are others, and all call this."""
+    votes = torch.tensor([int(verdict)])
+    if shared:
+        dist.all_reduce(votes, dist.ReduceOp.MIN, group=control)
+    return bool(votes)
+
+
 def relative_width(block_step_s: Sequence[float]) -> float:
     """Width of the interval of the median step time, relative to it: Student's t on the logarithms of block means.
 

@@ -311,10 +311,11 @@ class Trial(BaseModel):
 
     @property
     def window_steps(self) -> int:
-        """Steps of the plain window; those after it, which meet loaders in their stride, have `steps`.
+        """The most steps of the plain window; those after it, which meet loaders in their stride, have `steps`.
 
         A loader's queues hold `loader_workers * prefetch_batches` batches; a window ten times as long keeps what was
-        ready before it began below a tenth of what it takes.
+        ready before it began below a tenth of what it takes. It ends after `steps`, or twice, four times ... as many, where
+        its loaders are seen to make as much as it takes (`run`).
         """
         return max(self.steps, self.least_window_steps)
 

@@ -1,12 +1,12 @@
 """From a data set to an endless stream of batches, one stream a rank."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset, get_worker_info
 
 from trainables.data import DataError
 from trainables.trial import Trial
@@ -62,21 +62,34 @@ class EndlessBatches(Sampler[list[int]]):
         return torch.randperm(self.length, generator=generator)
 
 
-def endless_batches(trial: Trial, workload: Workload, rank: int) -> Iterator[Any]:
+def endless_batches(
+    trial: Trial, workload: Workload, rank: int, delivered: torch.Tensor | None = None
+) -> Iterator[Any]:
     """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; see `loader`, unless resident."""
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
     indices = (workload.batch_indices or partial(_shuffled, trial, workload))(rank)
-    batches = loader(trial, workload, workload.dataset, indices, trial.seed)
+    batches = loader(trial, workload, workload.dataset, indices, trial.seed, delivered)
     return _accumulated(iter(batches), trial.accumulation_steps)
 
 
-def loader(trial: Trial, workload: Workload, dataset: Any, indices: Iterable[list[int]], seed: int) -> DataLoader[Any]:
+def loader(
+    trial: Trial,
+    workload: Workload,
+    dataset: Any,
+    indices: Iterable[list[int]],
+    seed: int,
+    delivered: torch.Tensor | None = None,
+) -> DataLoader[Any]:
     """The batches of these indices, on the host, in pinned memory where the trial says so; `seed` is the processes'.
 
-    Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank.
+    Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank. Each counts the batches that it
+    has made in its own element of `delivered`, int64 in shared memory.
     """
+    collate = workload.collate
+    if delivered is not None and trial.loader_workers:
+        collate = partial(_counted, collate, delivered)
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
@@ -84,11 +97,17 @@ def loader(trial: Trial, workload: Workload, dataset: Any, indices: Iterable[lis
         dataset,
         batch_sampler=indices,
         num_workers=trial.loader_workers,
-        collate_fn=workload.collate,
+        collate_fn=collate,
         pin_memory=trial.pin_memory and trial.device == "cuda",
         generator=torch.Generator().manual_seed(seed),
         **workers,
     )
+
+
+def _counted(collate: Callable[[list[Any]], Any], delivered: torch.Tensor, samples: list[Any]) -> Any:
+    batch = collate(samples)
+    delivered[get_worker_info().id] += 1  # type: ignore[union-attr]
+    return batch
 
 
 def _accumulated(batches: Iterator[Any], count: int) -> Iterator[Any]:
