@@ -20,7 +20,7 @@ def default(capacity: Capacity) -> Study:
     else:
         # The ImageNet stem divides 28 pixels by four before the first block; without it, a CPU that lacks bf16
         # instructions takes over a second for a bf16 step.
-        base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 2, "steps": 3, "prefetch_batches": 1}
+        base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 2, "steps": 6, "prefetch_batches": 1}
         base |= {"account_steps": 1, "sweep_bytes": 4 * 2**20}  # gloo is slow, and the grid is to end in minutes
         axes |= {"batch_per_gpu": (2, 4), "loader_workers": (0, 1), "precision": ("fp32", "bf16")}
     return Study(
