@@ -15,7 +15,7 @@ from trainables.data.loader import endless_batches
 from trainables.parallel import ddp_bf16, ddp_fp16
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import Measurement, on_device, run
+from trainables.run import on_device
 from trainables.step import training_step
 from trainables.timing import CpuClock, no_mark
 from trainables.trial import Trial
@@ -157,35 +157,6 @@ def test_the_account_compresses_bit_for_bit_as_pytorchs_hooks_do() -> None:
                 assert expected.abs().max() > 0
                 assert torch.equal(expected, found)
         assert not torch.equal(fp16[0], bf16[0])
-
-
-# ------------------------------------------------------------------------------------------------------ whole trials
-
-
-def measure_all(rank: int, trials: dict[str, Trial]) -> dict[str, Measurement]:
-    return {name: run(trial, rank=rank, device=CPU) for name, trial in trials.items()}
-
-
-def test_every_strategy_runs_a_whole_trial_and_says_what_its_step_was_made_of() -> None:
-    trials = {name: PAIR.but(parallel=name) for name in (*EXACT, *COMPRESSED)}
-    trials["accumulated"] = PAIR.but(accumulation_steps=3)
-    trials["static"] = PAIR.but(static_graph=True, gradient_as_bucket_view=True)
-    trials["compiled"] = PAIR.but(model="mlp", execution="compile", account_steps=0)
-    for found in on_ranks(2, measure_all, trials):
-        for name, measurement in found.items():
-            phases = [row for row in measurement.rows if row["window"] == "phases"]
-            assert len(phases) == 3
-            assert {row["samples"] for row in phases} == {trials[name].samples_per_step}
-            assert all(row["loss"] > 0 for row in measurement.rows)
-            reduced = [row.get("reduce_s") for row in phases]
-            assert all(reduced) if name == "ddp_delayed" else not any(reduced)
-            parts = [key for key in phases[0] if key.endswith("_s") and not key.startswith(("host", "step", "window"))]
-            for row in phases:
-                assert sum(row[key] or 0 for key in parts) == pytest.approx(row["step_s"], abs=1e-9)
-            explained = name in (*COMPRESSED, "ddp", "zero1", "accumulated", "static")
-            assert bool(measurement.buckets) == bool(measurement.sweep) == explained, name
-        losses = {name: [row["loss"] for row in found[name].rows] for name in ("ddp", "static")}
-        assert losses["static"] == losses["ddp"], "options of DDP change where gradients lie, not what they are"
 
 
 # ----------------------------------------------------------------------------------------------------------- buffers

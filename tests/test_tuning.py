@@ -157,38 +157,34 @@ def test_rays_dashboard_answers_at_the_address_that_is_printed(cluster: Cluster)
         assert page.status == 200
 
 
-def test_a_warm_trial_gives_the_losses_of_a_cold_one_and_leaves_nothing_behind(
+def test_a_warm_trial_gives_the_losses_of_a_cold_one_and_a_profiled_one_its_traces_from_a_group_of_its_own(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     subject = quick_trial(world_size=2, batch_per_gpu=4, deterministic=True, steps=6)
+    profiled = subject.but(profile_ranks="1")
     unlike = [
         subject.but(precision="bf16", loader_workers=1, batch_per_gpu=16),
         subject.but(world_size=1, learning_rate=0.5, seed=7),
     ]
-    losses = {}
-    for name, isolate, block in (("warm", False, [*unlike, subject]), ("cold", True, [subject])):
-        store = new_store(tmp_path / name)
-        assert run_trials("test", [block], store, cluster, isolate=isolate) is False
-        assert set(store.statuses().values()) == {"done"}
-        steps = pq.read_table(f"{store.trial_folder(subject.trial_id)}/steps.parquet").to_pandas()
+    stores = {name: new_store(tmp_path / name) for name in ("warm", "cold")}
+    losses: dict[str, list[float]] = {}
+    for name, isolate, block in (("warm", False, [*unlike, subject, profiled]), ("cold", True, [subject])):
+        assert run_trials("test", [block], stores[name], cluster, isolate=isolate) is False
+        assert set(stores[name].statuses().values()) == {"done"}
+        steps = pq.read_table(f"{stores[name].trial_folder(subject.trial_id)}/steps.parquet").to_pandas()
         losses[name] = steps.sort_values(["rank", "step"])["loss"].dropna().tolist()
     assert len(losses["warm"]) >= 2 * (subject.warmup_steps + 2 * subject.steps)
     assert losses["warm"] == losses["cold"]
 
-
-def test_a_profiled_trial_has_a_group_of_its_own_and_keeps_the_traces_of_the_ranks_asked_for(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    store = new_store(tmp_path / "results")
-    plain = quick_trial(world_size=2, deterministic=True)
-    profiled = plain.but(profile_ranks="1")
-    records = _run(store, cluster, [plain, profiled])
-    assert {record["status"] for record in records.values()} == {"done"}
-    assert len({record["worker_group"] for record in records.values()}) == 2
-    traces = {trial: sorted(Path(store.trial_folder(trial)).glob("traces/*")) for trial in records}
-    assert [path.name for path in traces[profiled.trial_id]] == ["rank1.json.gz"]
-    assert traces[plain.trial_id] == []
-    events = json.loads(gzip.decompress(traces[profiled.trial_id][0].read_bytes()))["traceEvents"]
+    records = {record["trial_id"]: record for record in stores["warm"].records()}
+    groups = {trial_id: record["worker_group"] for trial_id, record in records.items()}
+    assert len(set(groups.values())) == 2
+    assert [trial_id for trial_id in groups if groups[trial_id] == groups[profiled.trial_id]] == [profiled.trial_id]
+    traces = {trial: sorted(Path(stores["warm"].trial_folder(trial)).glob("traces/*")) for trial in records}
+    assert [path.name for path in traces.pop(profiled.trial_id)] == ["rank1.json.gz"]
+    assert not any(traces.values())
+    trace = Path(stores["warm"].trial_folder(profiled.trial_id), "traces", "rank1.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert "backward" in {event.get("name") for event in events}
     for record in records.values():
         assert record["environment"]["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -203,10 +199,16 @@ def _run(store: Store, cluster: Cluster, trials: list[Trial], timeout_s: float =
 def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     store = new_store(tmp_path / "results")
     raising, dying, hanging = (workload_trial(name) for name in ("raises", "dies", "hangs"))
-    after = [workload_trial("sound", repeat=repeat) for repeat in range(3)]
-    records = _run(store, cluster, [raising, after[0], dying, after[1], hanging, after[2]], timeout_s=15.0)
+    small, large, larger = (
+        workload_trial("needs_too_much_memory", world_size=1, batch_per_gpu=batch)
+        for batch in (TOO_LARGE_BATCH // 2, TOO_LARGE_BATCH, 2 * TOO_LARGE_BATCH)
+    )
+    again = large.but(repeat=1)
+    after = [workload_trial("sound", repeat=repeat) for repeat in range(2)]
+    order = [raising, after[0], dying, large, larger, again, small, hanging, after[1]]
+    records = _run(store, cluster, order, timeout_s=15.0)
 
-    assert [records[trial.trial_id]["status"] for trial in after] == ["done"] * 3
+    assert [records[trial.trial_id]["status"] for trial in after] == ["done"] * 2
     assert records[raising.trial_id]["status"] == "failed"
     assert records[raising.trial_id]["reason"].startswith("rank 1 on node ")
     assert records[raising.trial_id]["reason"].endswith("ValueError: these <b>targets</b> are wrong")
@@ -219,17 +221,7 @@ def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(clu
     why = r"no result within 15 s \(--trial-timeout\); rank 1 on node .* is in <lambda> \(faulty_workloads.py:\d+\)"
     assert re.fullmatch(why, records[hanging.trial_id]["reason"])
 
-
-def test_after_out_of_memory_the_same_and_larger_batches_of_that_row_are_pruned(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    store = new_store(tmp_path / "results")
-    small, large, larger = (
-        workload_trial("needs_too_much_memory", world_size=1, batch_per_gpu=batch)
-        for batch in (TOO_LARGE_BATCH // 2, TOO_LARGE_BATCH, 2 * TOO_LARGE_BATCH)
-    )
-    again = large.but(repeat=1)
-    records = _run(store, cluster, [large, larger, again, small])
+    # out of memory: the same and larger batches of that row are pruned, smaller ones are not
     assert records[large.trial_id]["status"] == "out_of_memory"
     assert "DefaultCPUAllocator: can't allocate memory" in records[large.trial_id]["reason"]
     assert records[larger.trial_id]["status"] == records[again.trial_id]["status"] == "pruned"
