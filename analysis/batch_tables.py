@@ -71,7 +71,7 @@ def batch_curve(analysis: Analysis) -> pd.DataFrame:
     for _, series in frame.groupby("series"):
         fitting = series[series["outcome"] == _MEASURED]
         if len(fitting) and (series["outcome"] == _OUT_OF_MEMORY).any():
-            frame.loc[fitting.index[-1], "outcome"] = "measured: the largest that fits"
+            frame.loc[fitting.index[-1], "outcome"] = "measured: the largest tried that fits"
     return frame
 
 

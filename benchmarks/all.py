@@ -30,8 +30,8 @@ SMALL: dict[str, str] = {
     "scaling_out": "--small",
     "small_batch": "--device cpu --small --seconds 60",
     "stopping": "--small --steps 100",
-    "storage": "--small --data-dir {results}/photos --make 64 --rounds 2",
-    "turnaround": "--isolated-trials 1",
+    "storage": "--small --data-dir {results}/photos --make 64 --rounds 1",
+    "turnaround": "--isolated-trials 0",
     "warm_cold": "--pairs 2",
     "weak_scaling": "--device cpu --small --seconds 60",
 }

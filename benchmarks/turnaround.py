@@ -26,11 +26,16 @@ GOAL_S = 1.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--isolated-trials", type=int, default=3, help="how many trials of the grid run isolated; each starts a group"
+        "--isolated-trials",
+        type=int,
+        default=3,
+        help="how many trials of the grid run isolated; each starts a group. 0: none, else at least 2",
     )
     parser.add_argument("--of", metavar="DIR", help="read the warm groups of this results folder instead")
     parser.add_argument("--name", default="turnaround", help="folder under benchmarks/results")
     options = parser.parse_args()
+    if options.isolated_trials == 1:
+        parser.error("--isolated-trials 1: a turnaround lies between two trials; give 0 or at least 2")
 
     if options.of:
         records = Store.at(options.of).records()
@@ -40,10 +45,12 @@ def main() -> None:
     trials = grid(count_gpus(), count_cpus())
     with connect("local") as cluster:
         warm = gaps(cluster, trials, isolate=False)
-        isolated = gaps(cluster, trials[: options.isolated_trials], isolate=True)
+        alone = trials[: options.isolated_trials]
+        isolated = gaps(cluster, alone, isolate=True) if alone else []
     figures = _warm_figures(warm)
-    isolated_s = [gap["gap_s"] for gap in isolated]
-    figures.append(figure("median turnaround with --isolate", statistics.median(isolated_s), None, "s", "none", None))
+    if isolated:
+        median_s = statistics.median(gap["gap_s"] for gap in isolated)
+        figures.append(figure("median turnaround with --isolate", median_s, None, "s", "none", None))
     write_summary(options.name, figures, warm + isolated)
 
 

@@ -36,7 +36,7 @@ def test_the_batch_grows_to_the_end_of_memory(tmp_path: Path) -> None:
         "of the best (%)": ["58.6", "93.8", "100.0", "–", "–"],
         "peak memory (GiB)": ["1.75 (1\u00a0%)", "2.50 (2\u00a0%)", "4.00 (3\u00a0%)", "–", "–"],
         "outcome": [
-            "measured", "measured", "measured: the largest that fits", "out of memory",
+            "measured", "measured", "measured: the largest tried that fits", "out of memory",
             "not tried: a smaller batch ran out of memory",
         ],
         "n": ["1", "1", "1", "–", "–"],
