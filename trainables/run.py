@@ -62,6 +62,9 @@ PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
 """replays of a new CUDA graph before it is timed: the first one sends it to the device"""
 
+KEPT_UP = 0.9
+"""the part of a window's batches that loaders must have made within it for the window to end; see `Trial.window_steps`"""
+
 INTERLEAVED = (True, False, False, True)
 """with and without communication, in an order that cancels a steady drift"""
 
@@ -303,7 +306,7 @@ def _loaders_kept_up(here: _Rank, before: int, lengths: Sequence[int], block_ste
     if len(lengths) == 1:
         return True
     taken = sum(lengths[: len(block_step_s)]) * here.trial.accumulation_steps
-    kept_up = int(here.delivered.sum()) - before >= 0.9 * taken
+    kept_up = int(here.delivered.sum()) - before >= KEPT_UP * taken
     return all_agree(kept_up, here.control, here.trial.processes > 1)
 
 

@@ -321,7 +321,7 @@ class Trial(BaseModel):
 
     @property
     def least_window_steps(self) -> int:
-        """Steps of the plain window before which it must not end; see `window_steps`."""
+        """Steps before which a plain window that ends by `median_width` must not end; see `window_steps`."""
         return 10 * self.loader_workers * self.prefetch_batches
 
     @property
