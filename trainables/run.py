@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from trainables.precision import Precision, cast_model
 from trainables.process import drop_buckets, settings_for
 from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
+from trainables.rows import Labelled, step_rows
 from trainables.step import training_step
 from trainables.stopping import all_agree, block_lengths, doubling_lengths, seen_enough
 from trainables.sweep import all_reduce_sweep, sweep_sizes
@@ -114,9 +114,7 @@ class _Rank:
     """batches that each of its loader processes has made so far; without them it is empty"""
 
     clock: Clock
-    labelled: list[tuple[str, float | None, Stepped, Callable[[], Row]]] = field(default_factory=list)
-    """window, its seconds, what a step gave, and what reads the step's other columns from its marks"""
-
+    labelled: list[Labelled] = field(default_factory=list)
     device_peaks: list[int] | None = None
 
     @property
@@ -212,7 +210,8 @@ def run(
                     drop_buckets(group, device)  # two sets of them would be memory that training does not need
                 if communicates or trial.profile_ranks:
                     buckets, trace = _explaining_windows(here, sizes)
-            rows, device_peaks, known = _rows(here, peaks), here.device_peaks, _facts(here)
+            rows = step_rows(here.labelled, trial, rank, peaks)
+            device_peaks, known = here.device_peaks, _facts(here)
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del batches, workload, here, delivered
@@ -396,30 +395,3 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
     with kineto(trial.profiles(here.rank), here.device) as trace:
         window("profile", PROFILE_STEPS, record_function)
     return buckets, trace.content
-
-
-def _rows(here: _Rank, peaks: dict[str, int | None]) -> list[Row]:
-    """The rows of steps.parquet, their marks read and their steps numbered in the order in which they ran."""
-    losses = _read([given.loss for _, _, given, _ in here.labelled])
-    scales: list[Any] = _read([given.loss_scale for _, _, given, _ in here.labelled if given.loss_scale is not None])
-    return [
-        {
-            "rank": here.rank,
-            "window": window,
-            "step": number,
-            "samples": here.trial.samples_per_step,
-            "window_s": window_s,
-            "loss": loss if math.isfinite(loss) else None,
-            **({"loss_scale": scale} if scale is not None else {}),
-            **peaks,
-            **read(),
-        }
-        for number, ((window, window_s, _, read), loss, scale) in enumerate(
-            zip(here.labelled, losses, scales or [None] * len(losses), strict=True)
-        )
-    ]
-
-
-def _read(values: list[torch.Tensor]) -> list[float]:
-    """Numbers from the device, in one copy."""
-    return torch.stack([value.float().reshape(()) for value in values]).cpu().tolist() if values else []
