@@ -8,6 +8,7 @@ Small forms show that a benchmark runs and measures nothing worth keeping. Ends 
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,8 @@ SMALL: dict[str, str] = {
     "scaling_out": "--small",
     "small_batch": "--device cpu --small --seconds 60",
     "stopping": "--small --steps 100",
-    "storage": "--small --data-dir {results}/photos --make 64 --rounds 1",
+    "storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
+    " --cases 'jpeg pil,lmdb torchvision,arrow_jpeg pil,arrow_raw'",
     "turnaround": "--isolated-trials 0",
     "warm_cold": "--pairs 2",
     "weak_scaling": "--device cpu --small --seconds 60",
@@ -57,7 +59,7 @@ def main() -> None:
 def ran(name: str, small: bool) -> bool:
     """Runs a benchmark in a process of its own and says how long it took; whether it ended well."""
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
-        arguments = SMALL[name].format(results=folder).split() if small else []
+        arguments = shlex.split(SMALL[name].format(results=folder)) if small else []
         environment = os.environ | ({"BENCHMARK_RESULTS": folder} if small else {})
         print(f"-- {name} {' '.join(arguments)}", flush=True)
         begin_s = time.perf_counter()
