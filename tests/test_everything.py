@@ -60,6 +60,7 @@ def _assert_explained(case: str, trial: Trial, measurement: Measurement) -> None
     assert {"warmup", "plain", "phases"} <= {row["window"] for row in measurement.rows}, case
     assert all(math.isfinite(row["loss"]) and row["loss"] > 0 for row in measurement.rows), case
     phases = [row for row in measurement.rows if row["window"] == "phases"]
+    assert len(phases) == trial.steps, case
     assert {row["samples"] for row in phases} == {trial.samples_per_step}
     reduced = [row.get("reduce_s") for row in phases]
     assert all(reduced) if trial.parallel == "ddp_delayed" else not any(reduced), case

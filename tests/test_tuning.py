@@ -173,7 +173,7 @@ def test_a_warm_trial_gives_the_losses_of_a_cold_one_and_a_profiled_one_its_trac
         assert set(stores[name].statuses().values()) == {"done"}
         steps = pq.read_table(f"{stores[name].trial_folder(subject.trial_id)}/steps.parquet").to_pandas()
         losses[name] = steps.sort_values(["rank", "step"])["loss"].dropna().tolist()
-    assert len(losses["warm"]) >= 2 * (subject.warmup_steps + 2 * subject.steps)
+    assert len(losses["warm"]) >= 2 * (subject.warmup_steps + subject.window_steps + subject.steps)
     assert losses["warm"] == losses["cold"]
 
     records = {record["trial_id"]: record for record in stores["warm"].records()}
@@ -204,11 +204,11 @@ def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(clu
         for batch in (TOO_LARGE_BATCH // 2, TOO_LARGE_BATCH, 2 * TOO_LARGE_BATCH)
     )
     again = large.but(repeat=1)
-    after = [workload_trial("sound", repeat=repeat) for repeat in range(2)]
-    order = [raising, after[0], dying, large, larger, again, small, hanging, after[1]]
+    after = [workload_trial("sound", repeat=repeat) for repeat in range(3)]
+    order = [raising, after[0], dying, after[1], large, larger, again, small, hanging, after[2]]
     records = _run(store, cluster, order, timeout_s=15.0)
 
-    assert [records[trial.trial_id]["status"] for trial in after] == ["done"] * 2
+    assert [records[trial.trial_id]["status"] for trial in after] == ["done"] * 3
     assert records[raising.trial_id]["status"] == "failed"
     assert records[raising.trial_id]["reason"].startswith("rank 1 on node ")
     assert records[raising.trial_id]["reason"].endswith("ValueError: these <b>targets</b> are wrong")
