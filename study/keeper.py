@@ -78,6 +78,7 @@ class Keeper:
             self.free.put_nowait(slot)
         self.running: dict[str, _Job] = {}
         self.opened_groups = 0
+        self.closing = False
         self.metrics = Metrics(study_name, counts, make_gauge)
         self.repeating: asyncio.Task[None] | None = None
 
@@ -118,6 +119,8 @@ class Keeper:
             began_at = payloads[0]["began_at"]
             span_s = max(payload["ended_at"] - payload["began_at"] for payload in payloads)
             return _outcome("done", "", "", group.name, group.environment, began_at, span_s, payloads)
+        if self.closing:
+            raise asyncio.CancelledError
         if in_time:
             await asyncio.sleep(0)  # reports that arrived together with the end
         else:
@@ -143,8 +146,13 @@ class Keeper:
         return self.running[job_id].epochs if job_id in self.running else []
 
     async def close(self) -> None:
-        """Ends the live groups, and waits until their processes and resources are gone."""
-        await asyncio.gather(*(self._end(slot, kill=False) for slot in self.slots if slot.group is not None))
+        """Ends the live groups, and waits until their processes and resources are gone.
+
+        A job that still runs was interrupted: its ranks are not waited for, and it has no outcome that could be kept.
+        """
+        self.closing = True
+        interrupted = bool(self.running)
+        await asyncio.gather(*(self._end(slot, kill=interrupted) for slot in self.slots if slot.group is not None))
 
     async def _repeat_metrics(self) -> None:
         while True:
