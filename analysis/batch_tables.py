@@ -25,7 +25,7 @@ def batch_curve(analysis: Analysis) -> pd.DataFrame:
     (throughput / the best of the series). Series with a single batch are left out.
     """
     trials, found = analysis.results.trials, analysis.configurations
-    fields = [name for name in trial_fields(trials) if name != "repeat"]
+    fields = [name for name in trial_fields(trials) if name in found]
     columns = [*dict.fromkeys([*fields, "batch_per_gpu"]), "series", "configuration", "outcome", "throughput_samples_per_s", "throughput_samples_per_s_low",
                "throughput_samples_per_s_high", "n", "trial_ids", "peak_memory_bytes", "memory_share", "sample_s", "relative"]  # fmt: skip
     tried = (

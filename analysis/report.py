@@ -28,7 +28,7 @@ from analysis.parquet import ResultsError, line
 from analysis.plots import PLOTS, caption
 from analysis.prediction_tables import next_steps
 from analysis.results import Results, filesystem, load_reduced
-from analysis.scaling import Analysis, analyses
+from analysis.scaling import Analysis, analyses, derived_lengths
 from analysis.table import Table
 from analysis.tables import TABLES
 from analysis.verdict import answer, limits, trust
@@ -205,6 +205,11 @@ def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], p
                 ", ".join(field_value(name, v) for v in sorted(runs[name].dropna().unique())),
             )
             for name in analysis.axes
+        ]
+        + [
+            (field_label(name, ranks), f"{text(lengths.min())} to {text(lengths.max())}, as the other fields have it")
+            for name in derived_lengths(results.trials)
+            for lengths in [results.trials[name]]
         ],
         "configuration_count": len(analysis.configurations),
         "ranks": value_label("world_size", int(runs["world_size"].max()), ranks) if len(runs) else "",

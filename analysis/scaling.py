@@ -40,6 +40,7 @@ SCALING_COLUMNS = [
 ]  # fmt: skip
 
 _LAYOUT = ("world_size", "nodes")
+_LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
 
@@ -78,6 +79,7 @@ def analyse(results: Results) -> Analysis:
     Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
     """
     rows = summaries(results.trials, results.windows)
+    rows = rows.drop(columns=derived_lengths(rows))
     seen = list(comparable(rows).values())
     environment = seen[0] if seen else {}
     if unlike := next((other for other in seen if other != environment), None):
@@ -97,6 +99,19 @@ def analyse(results: Results) -> Analysis:
 def trial_fields(frame: pd.DataFrame) -> list[str]:
     """The columns of `frame` that are fields of a trial."""
     return [name for name in frame.columns if name not in OUTCOME_COLUMNS and name not in MEASURES]
+
+
+def derived_lengths(trials: pd.DataFrame) -> list[str]:
+    """Lengths of windows, in steps, that follow from a trial's other fields, as where each window lasts an epoch.
+
+    They vary with the batch and the ranks, and tell no configurations apart; lengths that were chosen do.
+    """
+    lengths = [name for name in _LENGTHS if name in trials and trials[name].nunique(dropna=False) > 1]
+    others = [name for name in trial_fields(trials) if name not in (*lengths, "repeat")]
+    if not lengths:
+        return []
+    chosen = (trials.groupby(others, dropna=False)[lengths].nunique(dropna=False) > 1).any()
+    return [] if chosen.any() else lengths
 
 
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:

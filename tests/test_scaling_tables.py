@@ -8,7 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.batch_tables import batch_curve
 from analysis.formatting import decimals_for, with_interval
+from analysis.report import write_report
 from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.table import Column, Table
@@ -81,6 +83,33 @@ def test_series_that_differ_in_another_field_do_not_mix(tmp_path: Path) -> None:
     )
     found = analysis_of(tmp_path / "results", [fast, slow], {(1, 8): 100.0, (2, 8): 100.0})
     assert set(found.scaling["scaling"]) == {"neither"}
+
+
+def test_windows_of_an_epoch_each_part_no_series(tmp_path: Path) -> None:
+    trials = grid(BASE, world_size=[1, 2], batch_per_gpu=[8, 16], repeat=[0, 1])
+    trials = [
+        t | {"steps": 64 // (t["world_size"] * t["batch_per_gpu"]), "warmup_steps": 16 // t["world_size"]}
+        for t in trials
+    ]
+    found = analysis_of(tmp_path / "results", trials, {(1, 8): 100.0, (2, 8): 125.0, (1, 16): 180.0, (2, 16): 200.0})
+    assert rows(found, "weak")["speed_up"].tolist() == pytest.approx([1.0, 1.6, 1.0, 1.8])
+    assert rows(found, "strong")["speed_up"].tolist() == pytest.approx([1.0, 180 / 125])
+    curve = batch_curve(found)
+    assert curve["series"].tolist() == [0, 0]
+    assert curve["batch_per_gpu"].tolist() == [8, 16]
+    page = Path(write_report(tmp_path / "results")).with_name("report.md").read_text()
+    assert "\n- steps: 2 to 8, as the other fields have it" in page
+    assert "warmup steps: 8 to 16, as the other fields have it" in page
+
+
+def test_steps_that_were_chosen_part_series(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    for number, fields in enumerate(grid(BASE, world_size=[1, 2], steps=[4, 8])):
+        write_trial(directory, record(fields) | {"trial_id": str(number)}, steps(fields, 0.1))
+    found = analyse(load(directory))
+    assert found.axes == ("world_size", "steps")
+    weak = found.scaling[found.scaling["scaling"] == "weak"]
+    assert weak["world_size"].tolist() == [1, 2, 1, 2]
 
 
 def test_the_smallest_size_is_the_reference_where_one_gpu_was_not_measured(tmp_path: Path) -> None:
