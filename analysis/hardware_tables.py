@@ -111,7 +111,7 @@ def memory_balance(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        "Peak of the warm-up, plain and phases windows; largest of the repeats.",
+        "Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats. Results of before 22 November 2026 hold the warm-up too, with the workspaces in which cuDNN tried its algorithms.",
         blocks=blocks(axes),
     )  # fmt: skip
 

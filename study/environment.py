@@ -1,5 +1,6 @@
 """What a number was measured on: every node, rank and version that took part."""
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -23,6 +24,8 @@ RECORDED_VARIABLES = (
 )
 RECORDED_PREFIXES = ("NCCL_", "GLOO_")
 """environment variables worth keeping; all others stay out of results, for they may hold secrets"""
+
+TRAINABLES = Path(__file__).resolve().parent.parent / "trainables"
 
 
 def node_facts(node_id: str) -> dict[str, Any]:
@@ -110,13 +113,27 @@ def git_state() -> dict[str, Any]:
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
-def measuring_code() -> str:
-    """Digest of the modules that ranks run, `trainables/`: where it is the same, so is what was timed, whatever the commit."""
-    root = Path(__file__).resolve().parent.parent / "trainables"
+def measuring_code(root: Path = TRAINABLES) -> str:
+    """Digest of the modules that ranks run: where it is the same, so is what was timed, whatever the commit.
+
+    Comments, documentation and layout of the text count for nothing, and so cannot part trials that ran the same.
+    """
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                node.body = [part for part in node.body if not _is_text(part)]
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + ast.unparse(tree).encode() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def _cpu_model() -> str:

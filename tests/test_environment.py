@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from study import doctor, environment, nvml
-from study.environment import node_facts, rank_facts, readings
+from study.environment import measuring_code, node_facts, rank_facts, readings
 
 CPU = torch.device("cpu")
 UUID = "GPU-8f6c2d1a-0000-4000-8000-000000000001"
@@ -174,3 +175,15 @@ def test_the_doctor_tells_throttling_and_narrow_slots(monkeypatch: pytest.Monkey
     assert found["GPU 0"].status == found["GPU 0 links"].status == "warn"
     assert found["GPU 0"].found.endswith("free, throttled: power limit, temperature (hardware)")
     assert found["GPU 0 links"].found == ("PCIe generation 1 of 5, x8 of x16, 17 NVLinks active (version 4.0)")
+
+
+def test_comments_and_documentation_are_no_measuring_code(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in "abc")
+    code = 'STEPS = 10\n\n\ndef window(steps):\n    """Times steps."""\n    return 2 * steps\n'
+    reworded = (
+        '"""Windows."""\n\nSTEPS = 10\n"""of a window"""\n\n# see below\ndef window(steps):\n    return (2 * steps)\n'
+    )
+    for folder, text in ((first, code), (second, reworded), (third, code.replace("2 *", "3 *"))):
+        folder.mkdir()
+        (folder / "windows.py").write_text(text)
+    assert measuring_code(first) == measuring_code(second) != measuring_code(third)

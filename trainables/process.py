@@ -7,7 +7,7 @@ cached memory) would make the next one's numbers depend on the order of the grid
 import gc
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -85,7 +85,13 @@ def release_memory() -> None:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()  # PyTorch's notes on CUDA, "cuBLAS workspaces", name this call
         torch.cuda.empty_cache()
-        for device in range(torch.cuda.device_count()):
+        forget_peaks([torch.device("cuda", number) for number in range(torch.cuda.device_count())])
+
+
+def forget_peaks(devices: Sequence[torch.device]) -> None:
+    """Peak memory of each GPU is from now on that of what follows."""
+    for device in devices:
+        if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
 

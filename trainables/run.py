@@ -20,7 +20,7 @@ from trainables.execution import GraphClock, capture, stream_for
 from trainables.flops import step_flops
 from trainables.parallel import Strategy
 from trainables.precision import Precision, cast_model
-from trainables.process import drop_buckets, settings_for
+from trainables.process import drop_buckets, forget_peaks, settings_for
 from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.rows import Labelled, step_rows
@@ -45,19 +45,10 @@ from trainables.timing import (
     without_garbage_collection,
 )
 from trainables.trial import Trial
-from trainables.windows import (
-    HOLD_MARGIN_S,
-    busy_window,
-    issue_window,
-    phase_window,
-    plain_blocks,
-    step_window,
-)
+from trainables.windows import HOLD_MARGIN_S, busy_window, issue_window, phase_window, plain_blocks, step_window
 from trainables.workload import Workload, build_workload
 
-ISSUE_STEPS = 10
-BUSY_STEPS = 5
-TRANSFER_STEPS = 10
+ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, LEAST_STEPS = 10, 5, 10, 3
 PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
 """replays of a new CUDA graph before it is timed: the first one sends it to the device"""
@@ -125,6 +116,10 @@ class _Rank:
         count = self.trial.world_size // self.trial.processes
         return [torch.device("cuda", self.device.index + number) for number in range(count)]
 
+    def few(self, most: int) -> int:
+        """Steps of a window that explains others: a trial of few long steps is not to spend its time in such windows."""
+        return min(most, max(LEAST_STEPS, self.trial.steps))
+
     def barrier(self) -> None:
         if self.trial.processes > 1:
             dist.barrier(self.control)
@@ -149,6 +144,7 @@ class _Rank:
         """The step as the trial executes it, after the steps that it needs before it is timed."""
         _, warmup = phase_window(step, self.batches, self.trial.settling_steps, self.clock, self.barrier)
         self.keep(window, None, warmup, phase_row)
+        forget_peaks(self.devices)  # to choose, cuDNN ran its algorithms in workspaces that no later step needs
         if not self.trial.captured:
             return step
         captured = self.captured(step)
@@ -262,7 +258,7 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
     here.keep("phases", phases_s, phases, phase_row)
     peaks: dict[str, int | None] = {"peak_memory_bytes": None, "peak_reserved_bytes": None}
     if isinstance(clock, CudaClock):
-        issued = issue_window(step, batches, ISSUE_STEPS, clock)
+        issued = issue_window(step, batches, here.few(ISSUE_STEPS), clock)
         here.keep("issue", None, issued, issue_row)
         here.device_peaks = [torch.cuda.max_memory_allocated(device) for device in here.devices]
         peaks = {
@@ -273,9 +269,11 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
         hold_s = 2 * longest_s + HOLD_MARGIN_S
         if len(here.devices) == 1:  # one device is held, and others would run on
             with contextlib.nullcontext() if trial.captured else here.strategy.unsynchronised(model):
-                here.keep("busy", None, busy_window(step, batches, BUSY_STEPS, clock, hold_s), busy_row)
+                here.keep("busy", None, busy_window(step, batches, here.few(BUSY_STEPS), clock, hold_s), busy_row)
         if not here.workload.resident:
-            synced_s, synced = phase_window(step, batches, TRANSFER_STEPS, clock, here.barrier, wait_for_copy=True)
+            synced_s, synced = phase_window(
+                step, batches, here.few(TRANSFER_STEPS), clock, here.barrier, wait_for_copy=True
+            )
             here.keep("transfer_synced", synced_s, synced, phase_row)
     return peaks
 
