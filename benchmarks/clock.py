@@ -85,6 +85,8 @@ def grid(options: argparse.Namespace) -> list[Trial]:
         warmup_steps=11 if on_gpus else 2,
         prefetch_batches=1,
     )
+    if not on_gpus:  # over gloo, the sweep would be most of a trial
+        base = base.but(sweep_bytes=2**20)
     return [
         base.but(world_size=size, batch_per_gpu=batch, precision=precision, loader_workers=count)
         for count, precision, batch, size in itertools.product(workers, precisions, batches, sizes)
