@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
 from analysis.environments import used_gpus
 from analysis.formatting import field_label, value_label
+from analysis.measures import configuration_of
 from analysis.scaling import STRONG, WEAK, Analysis, throughput_estimates, trial_fields
 from analysis.statistics import ratios
 from analysis.table import Column, Table
@@ -39,8 +40,7 @@ def batch_curve(analysis: Analysis) -> pd.DataFrame:
     measured = own[[*fields, "throughput_samples_per_s", "throughput_samples_per_s_low", "throughput_samples_per_s_high", "n",
                     "trial_ids", "peak_memory_bytes"]]  # fmt: skip
     rows: list[dict[Hashable, Any]] = []
-    by_trial = measured["trial_ids"].explode()
-    configuration = pd.Series(by_trial.index, index=by_trial.to_numpy(), dtype="Int64")
+    configuration = configuration_of(measured)
     for _, same in tried.groupby(fields, dropna=False, sort=False):
         known = configuration.reindex(same["trial_id"]).dropna()
         statuses = set(same["status"])

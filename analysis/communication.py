@@ -18,6 +18,7 @@ from typing import Literal
 import pandas as pd
 
 from analysis.ceiling import bus_factor, ceiling_seconds, ceilings, fits, sweep_seconds
+from analysis.measures import configuration_of
 from analysis.results import Results
 from analysis.statistics import intervals, log_estimates
 from analysis.windows import require
@@ -207,9 +208,7 @@ def exposed_costs(accounts: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataF
     The first two are paired within a trial: their interval is that of the logarithm of (base + cost) / base, base being
     the step without communication, so that worker groups count as in `statistics`. The third's is that of efficiency.
     """
-    rows = accounts.assign(configuration=_configuration_of(found).reindex(accounts.index)).dropna(
-        subset="configuration"
-    )
+    rows = accounts.assign(configuration=configuration_of(found).reindex(accounts.index)).dropna(subset="configuration")
     columns = [
         *ACCOUNT_COLUMNS, "n", *(f"{name}{end}" for name in ("difference_s", "course_s") for end in ("", "_low", "_high")),
         "exposed_s_low", "exposed_s_high",
@@ -297,7 +296,7 @@ def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFr
     columns = [
         "configuration", "bucket", "bytes", "n", "wire_s", "ready_before_s", "in_order", "ceiling_s", "utilisation", "bus_bytes_per_s",
     ]  # fmt: skip
-    by_trial = _configuration_of(found)
+    by_trial = configuration_of(found)
     rows = rows[(rows["window"] == WINDOW) & rows["trial_id"].isin(by_trial.index)]
     if rows.empty:
         return pd.DataFrame(columns=columns)
@@ -361,12 +360,6 @@ def _against_others(values: pd.Series, chosen: pd.MultiIndex) -> pd.Series:
     own = values.loc[chosen].droplevel("rank")
     others = values.drop(chosen).groupby(level="trial_id").mean()
     return own - others
-
-
-def _configuration_of(found: pd.DataFrame) -> pd.Series:
-    """Index of each trial's configuration, by trial_id."""
-    member = found["trial_ids"].explode()
-    return pd.Series(member.index, index=member.to_numpy(), dtype="Int64")
 
 
 def _weak_pairs(scaling: pd.DataFrame) -> pd.DataFrame:

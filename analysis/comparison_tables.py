@@ -9,6 +9,7 @@ import pandas as pd
 from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
 from analysis.comparison import against_reference
 from analysis.formatting import field_label, field_value
+from analysis.measures import configuration_of
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
 
@@ -208,8 +209,7 @@ def losses(analysis: Analysis) -> pd.DataFrame:
     torch.amp.GradScaler does where gradients are not finite; null without a loss scale. unfinite_losses: rows without a
     loss in windows that note one (a loss that is not finite is kept as null); null where no step of the study has a loss.
     """
-    by_trial = analysis.configurations["trial_ids"].explode()
-    configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
+    configuration = configuration_of(analysis.configurations)
     steps = analysis.results.losses
     noted = bool(steps.loc[steps["trial_id"].isin(configuration.index), "loss"].notna().any())
     each = steps.groupby("trial_id", observed=True)

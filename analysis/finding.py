@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.measures import configuration_of
+
 FALSE_ALARM = 0.05
 """Chance that a check finds anything in a study without its fault, at most."""
 
@@ -33,10 +35,8 @@ class Data:
 
 def data(found: pd.DataFrame, measured: pd.DataFrame, shapes: pd.DataFrame, of_windows: pd.DataFrame) -> Data:
     """From the frames of an analysis: `scaling.configurations`, `measures.summaries`, and what was read of the steps."""
-    member = found["trial_ids"].explode().dropna() if len(found) else pd.Series(dtype=object)
-    number_of = pd.Series(member.index, index=member.to_numpy(), dtype="Int64")
     rows = measured.reindex(columns=["trial_id", "started_at", "throughput_samples_per_s"])
-    trials = rows.assign(configuration=rows["trial_id"].map(number_of)).dropna(subset="configuration")
+    trials = rows.assign(configuration=rows["trial_id"].map(configuration_of(found))).dropna(subset="configuration")
     trials = trials.astype({"configuration": int, "started_at": float, "throughput_samples_per_s": float})
     known = set(trials["trial_id"])
     return Data(trials, shapes[shapes["trial_id"].isin(known)], of_windows[of_windows["trial_id"].isin(known)])

@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, study_ranks
 from analysis.formatting import number
 from analysis.hardware import PEAKS, USE_COLUMNS, use
+from analysis.measures import configuration_of
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
 
@@ -18,9 +19,7 @@ def hardware(analysis: Analysis) -> Table:
     found = analysis.configurations
     nothing = pd.DataFrame(columns=list(USE_COLUMNS))
     of_trial = use(analysis.measured, analysis.results.windows, price) if len(found) else nothing
-    by_trial = found["trial_ids"].explode()
-    configuration = pd.Series(by_trial.index, index=by_trial.to_numpy()).reindex(of_trial.index)
-    medians = of_trial.groupby(configuration).median()
+    medians = of_trial.groupby(configuration_of(found).reindex(of_trial.index)).median()
     axes = axis_columns(analysis)
     frame = found[[*(column.name for column in axes), "trial_ids", "n"]].join(medians, how="inner")
     money = "money, in the currency of --price-per-gpu-hour" if price is None else f"GPU-hours at {price:g} each"

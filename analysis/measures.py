@@ -75,6 +75,12 @@ def summaries(trials: pd.DataFrame, of_windows: pd.DataFrame) -> pd.DataFrame:
     return done.join(measured.reindex(done["trial_id"]).set_axis(done.index)).reset_index(drop=True)
 
 
+def configuration_of(found: pd.DataFrame) -> pd.Series:
+    """Index of each trial's configuration (see `scaling.configurations`), by trial_id."""
+    member = found["trial_ids"].explode().dropna()
+    return pd.Series(member.index.to_numpy(), index=member.to_numpy(), dtype="int64")
+
+
 def _plain_value(value: Any) -> float | int | bool | None:
     if value is None or (not isinstance(value, bool) and pd.isna(value)):
         return None

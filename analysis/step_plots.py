@@ -14,6 +14,7 @@ from analysis.columns import study_ranks
 from analysis.communication import WINDOW, bucket_rows
 from analysis.drawing import INK, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
 from analysis.formatting import configuration_label, value_label
+from analysis.measures import configuration_of
 from analysis.scaling import Analysis
 
 _SPAN_LABELS = {
@@ -136,10 +137,7 @@ def loss_rows(analysis: Analysis) -> pd.DataFrame:
 
     Mean over ranks, null where one's is not finite; median over repeats.
     """
-    by_trial = (
-        analysis.configurations["trial_ids"].explode() if len(analysis.configurations) else pd.Series(dtype=object)
-    )
-    configuration = pd.Series(by_trial.index, index=by_trial.to_numpy())
+    configuration = configuration_of(analysis.configurations)
     mean = analysis.results.losses
     mean = mean.loc[mean["trial_id"].isin(configuration.index), ["trial_id", "step", "loss"]]
     if mean["loss"].isna().all():

@@ -152,7 +152,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
 def hpml_lab4(capacity: Capacity) -> Study:
     """A course's lab: DataParallel and DDP from a small batch to the end of memory."""
     on_gpus = gpus(capacity) > 0
-    batches = (32, 128, 512, 2048, 8192, 32768) if on_gpus else (8, 32)
+    batches = (32, 128, 512, 2048, 8192, 32768, 131072) if on_gpus else (8, 32)
     base: dict[str, Any] = {
         "device": "cuda" if on_gpus else "cpu",
         "model": "resnet18_small" if on_gpus else "resnet18",
