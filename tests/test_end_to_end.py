@@ -59,9 +59,9 @@ class Command:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def wait_for(self, done: int, out: Path, timeout_s: float = 200) -> None:
-        """Waits until `done` trials are in the results folder."""
+        """Waits until this command runs trials, and `done` are in the results folder: a killed one's ranks add to it too."""
         deadline_s = time.monotonic() + timeout_s
-        while len(finished(out)) < done:
+        while "cluster: " not in self.log.read_text() or len(finished(out)) < done:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
             time.sleep(0.1)
@@ -117,6 +117,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     assert_gone(family)
     assert_gone(orphans)  # which had all the time of the second command
     assert kept.items() <= finished(out).items()
+    assert {record["status"] for record in finished(out).values()} == {"done"}, "the trial that was cut short is none"
     assert "partial" in (out / "report" / "index.html").read_text().lower()
 
     third = Command(command, folder, "terminated")
