@@ -87,7 +87,7 @@ class Keeper:
 
         A job that trains may take `timeout_s` for each epoch, any other for all of it.
         Gives {"status", "reason", "log", "worker_group", "environment", "payloads", "started_at", "duration_s",
-        "side_by_side"}.
+        "side_by_side"}. Raises CancelledError where `close` interrupts it.
         """
         started_at = time.time()
         self.repeating = self.repeating or asyncio.create_task(self._repeat_metrics())
@@ -103,6 +103,8 @@ class Keeper:
         finally:
             del self.running[mine.id]
             self.free.put_nowait(slot)
+        if self.closing and outcome["status"] != "done":
+            raise asyncio.CancelledError
         return outcome | {"side_by_side": mine.side_by_side}
 
     async def _measure(
@@ -119,8 +121,6 @@ class Keeper:
             began_at = payloads[0]["began_at"]
             span_s = max(payload["ended_at"] - payload["began_at"] for payload in payloads)
             return _outcome("done", "", "", group.name, group.environment, began_at, span_s, payloads)
-        if self.closing:
-            raise asyncio.CancelledError
         if in_time:
             await asyncio.sleep(0)  # reports that arrived together with the end
         else:
@@ -148,7 +148,7 @@ class Keeper:
     async def close(self) -> None:
         """Ends the live groups, and waits until their processes and resources are gone.
 
-        A job that still runs was interrupted: its ranks are not waited for, and it has no outcome that could be kept.
+        A job that still runs is interrupted: its ranks are not waited for, and it has no outcome that could be kept.
         """
         self.closing = True
         interrupted = bool(self.running)
@@ -250,7 +250,8 @@ class Keeper:
 
     async def _end(self, slot: _Slot, kill: bool) -> None:
         group = slot.group
-        assert group is not None
+        if group is None:  # `close` came first
+            return
         if kill:
             group.kill()
         else:

@@ -53,6 +53,31 @@ def test_the_first_trial_finds_the_group_that_was_started_ahead_of_it(started: l
     assert times["asked_at"] <= times["opened_at"]
 
 
+@pytest.mark.parametrize("ready", [True, False], ids=["amid its windows", "while its group starts"])
+def test_a_trial_that_is_cut_short_has_no_outcome(
+    ready: bool, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(group: worker_group.WorkerGroup) -> None:
+        if not group.ended.done():
+            group.ended.set_result(None)
+
+    monkeypatch.setattr(worker_group.WorkerGroup, "kill", kill)
+
+    async def interrupted() -> None:
+        keeper = Keeper("study", [], cast(Store, None), {}, FakeGauge)
+        measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
+        while not started:
+            await asyncio.sleep(0)
+        if ready:
+            await keeper.opened(started[0], {"ranks": []}, [])
+            await keeper.next_job(started[0])
+        await keeper.close()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+
+    asyncio.run(interrupted())
+
+
 def group_on(*uuids: str | None) -> dict[str, Any]:
     return {"ranks": [{"gpu_uuid": uuid} for uuid in uuids]}
 
