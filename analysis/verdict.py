@@ -23,6 +23,9 @@ WIDE_INTERVAL = 0.05
 MOST_REASONS, LONGEST_REASON = 8, 120
 """that trials without a result are named with, and the characters of one"""
 
+TOO_GOOD = 0.05
+"""Efficiency above 1 of weak scaling, from which it is not believed without a reason."""
+
 NOISE = 0.03
 """Gain by the instruments, which there cannot be, from which a machine is called noisy."""
 
@@ -215,6 +218,21 @@ def growth(analysis: Analysis) -> str | None:
     )
 
 
+def superlinear(analysis: Analysis) -> str | None:
+    """A doubt about weak scaling that is better than ideal, by more than its interval where there is one."""
+    rows = analysis.scaling[(analysis.scaling["scaling"] == WEAK) & (analysis.scaling["ideal"] > 1)]
+    rows = rows[rows["efficiency_low"].fillna(rows["efficiency"]) > 1 + TOO_GOOD]
+    if rows.empty:
+        return None
+    best_row = rows.sort_values("efficiency").iloc[-1]
+    rank = study_ranks(analysis)[0]
+    return (
+        f"In {len(rows)} place{'' if len(rows) == 1 else 's'} weak scaling is better than ideal, at best {_efficiency(best_row)} "
+        f"({_series_label(analysis, best_row, WEAK)}). More {rank}s do not make each of them faster: either the reference was slowed "
+        "(clocks, noise, too few cores for its loaders) or the two do not compute the same. Find out which before you use it."
+    )
+
+
 def trust(analysis: Analysis) -> list[str]:
     """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
@@ -245,6 +263,8 @@ def trust(analysis: Analysis) -> list[str]:
             f"In {differ} of {len(found)} configurations worker groups differ by more than chance, so their intervals count groups, "
             "not repeats, and are wide; more groups would narrow them."
         )
+    if unlikely := superlinear(analysis):
+        lines.append(unlikely)
     cost = found["instruments_ratio"] - 1
     if costly := audit(analysis):
         lines.append(costly)

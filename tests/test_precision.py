@@ -1,6 +1,7 @@
 """Number formats: each trains, each keeps its types, and what is not finite is seen."""
 
 import math
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from tests.gloo import on_ranks
 from trainables.data.fashion_mnist import SAMPLE, read_sample
 from trainables.data.loader import endless_batches
+from trainables.data_parallel import in_callers_autocast
 from trainables.precision import Precision, Updater, cast_model, fp16, fp16_master, fp16_pure
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
@@ -51,6 +53,24 @@ def test_every_precision_trains_the_shipped_sample(name: str) -> None:
 
 def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+def test_a_replica_in_a_thread_of_its_own_computes_in_the_type_that_was_asked_for() -> None:
+    model, inputs = nn.Linear(4, 2), torch.randn(3, 4)
+    types = []
+
+    def in_a_thread(function: Any) -> None:
+        thread = threading.Thread(target=lambda: types.append(function(inputs).dtype))
+        thread.start()
+        thread.join()
+
+    with torch.autocast("cpu", torch.float16):
+        in_a_thread(in_callers_autocast(model, "cpu"))
+    with torch.autocast("cpu", torch.bfloat16):
+        in_a_thread(in_callers_autocast(model, "cpu"))
+        in_a_thread(model)
+    in_a_thread(in_callers_autocast(model, "cpu"))
+    assert types == [torch.float16, torch.bfloat16, torch.float32, torch.float32]
 
 
 def test_master_weights_keep_batch_normalisation_in_fp32_and_pure_fp16_does_not() -> None:

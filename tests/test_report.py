@@ -295,6 +295,21 @@ def test_trust_names_lone_repeats_and_costly_instruments(tmp_path: Path) -> None
     assert not any("which only noise can do" in line for line in lines)
 
 
+def test_weak_scaling_that_is_better_than_ideal_is_doubted(tmp_path: Path) -> None:
+    def doubted(name: str, on_two_s: float) -> list[str]:
+        trials = grid(GPU, world_size=[1, 2], repeat=range(3))
+        law = {1: 0.1, 2: on_two_s}
+        folder = write_results(
+            tmp_path / name, trials, lambda fields: {"step_s": law[fields["world_size"]]}, spread=0.002
+        )
+        return [line for line in trust(analyse(load(folder))) if "better than ideal" in line]
+
+    [line] = doubted("faster on two", 0.08)
+    assert line.startswith("In 1 place weak scaling is better than ideal, at best 125.")
+    assert "either the reference was slowed" in line
+    assert doubted("a little faster", 0.098) == doubted("slower", 0.11) == []
+
+
 def test_a_calm_study_is_given_its_spread_and_no_warning(tmp_path: Path) -> None:
     trials = grid(GPU, world_size=[1, 2], repeat=range(5))
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.002)

@@ -34,9 +34,25 @@ def forward_over_devices(model: nn.Module, prepare: Callable[[Any], Any], inputs
     replicas = replicate(model, devices[: len(scattered)])
     _when_gradients_are_summed(replicas, lambda: begin("reduce"))
     begin("forward")
-    outputs = parallel_apply(replicas, [(part,) for part in scattered], None, devices[: len(scattered)])
+    computing = [in_callers_autocast(replica, "cuda") for replica in replicas]
+    outputs = parallel_apply(computing, [(part,) for part in scattered], None, devices[: len(scattered)])
     begin("gather")
     return gather(outputs, devices[0])
+
+
+def in_callers_autocast(function: Callable[..., Any], device_type: str) -> Any:
+    """The function, in whichever thread it runs, under the autocast of the thread that calls this.
+
+    Autocast's state is a thread's own. `parallel_apply` hands on whether it is on, but not its type: its threads would
+    compute in fp16 where bf16 was asked for (PyTorch, "Automatic Mixed Precision examples", DataParallel).
+    """
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+    def run(*given: Any) -> Any:
+        with torch.autocast(device_type, dtype, enabled):
+            return function(*given)
+
+    return run
 
 
 def _prepared(prepare: Callable[[Any], Any], part: Any, device: int) -> Any:
