@@ -29,16 +29,17 @@ def ratio_interval(log_ratios: Sequence[float], confidence: float = 0.95) -> tup
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
-def abba_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
+def abba_ratio(ours: Sequence[float], theirs: Sequence[float], together: int = 1) -> tuple[float, Interval]:
     """Ratio ours / theirs of runs interleaved as ABBA ABBA ...: drift that is linear in time cancels in each quadruple.
 
-    `ours` and `theirs` hold two values a quadruple, in the order of running.
+    `ours` and `theirs` hold two values a quadruple, in the order of running. So many quadruples `together` are one sample:
+    those of the same processes, where processes differ (by where they lie in memory, and on which cores).
     """
     logs = [
         (math.log(ours[i]) + math.log(ours[i + 1]) - math.log(theirs[i]) - math.log(theirs[i + 1])) / 2
         for i in range(0, len(ours) - 1, 2)
     ]
-    return ratio_interval(logs)
+    return ratio_interval([statistics.fmean(logs[k : k + together]) for k in range(0, len(logs), together)])
 
 
 def figure(

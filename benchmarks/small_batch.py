@@ -6,7 +6,9 @@
 Without DDP on one GPU, and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, in the same processes).
 Goals: compiled and graphed under DDP at most 6.9 ms on one H200; weak efficiency on 4 GPUs at least 0.95 of the best of
 one. Gradients of each mode equal the eager step's within the precision's tolerance: their distance from the fp32
-gradient of the same weights and batch is at most 1.5 times the eager step's own.
+gradient of the same weights and batch is at most 1.5 times the eager step's own. They are ResNet-18's on small images: a
+new ResNet-50 amplifies rounding so much that even the eager bf16 gradient is 1.3 times its own length from the fp32 one
+(H200, batch 32, and a CPU), and no fault could be told from that.
 """
 
 import time
@@ -27,6 +29,9 @@ GOAL_S = 6.9e-3
 GOAL_DEVICE = "NVIDIA H200"
 EFFICIENCY_GOAL = 0.95
 TOLERANCE = 1.5
+
+COMPARED = {"model": "resnet18", "image_size": 32}
+"""whose gradients are compared"""
 
 
 def main() -> None:
@@ -112,6 +117,7 @@ def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
 
 def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, int], Any]) -> float:
     """Distance of the mode's gradient from the eager one in fp32, of the same weights and batches, relative to that."""
+    trial = trial.but(**COMPARED)
     key = (trial.parallel, trial.world_size)
     if key not in references:
         references[key] = gradient(trial.but(execution="eager", precision="fp32"), place)
@@ -144,7 +150,7 @@ def write(
             figures.append(figure(f"weak efficiency, {name}, to the best of one", efficiency, None, "", asked, holds))
     for trial, error in errors.items():
         eager = errors.get(trial.but(execution="eager"))
-        name = f"{trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
+        name = f"{COMPARED['model']}, {trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
         holds = None if eager is None or trial.execution == "eager" else error <= TOLERANCE * eager
         asked = f"<= {TOLERANCE} of the eager step's" + (f", {eager:.3g}" if eager is not None else "")
         figures.append(figure(f"gradient's distance from fp32, {name}", error, None, "relative", asked, holds))

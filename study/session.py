@@ -165,30 +165,34 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
     store: Store | None = None
     interrupted = False
     try:
-        if is_local(configuration.address):
-            prepared = prepare(configuration, local_capacity())
-            if prepared.unfit:
-                say_what_does_not_fit(prepared)
-                return DOES_NOT_FIT
-            _check_workload(configuration)
-            store = _open(prepared, command)
-            if prepared.pending:
-                with connect(configuration.address) as cluster:
-                    interrupted = _measure(prepared, store, cluster, quiet)
-        else:
-            _check_workload(configuration)
-            with connect(configuration.address) as cluster:
-                prepared = prepare(configuration, cluster.nodes)
+        with contextlib.ExitStack() as disconnecting_too:
+            if is_local(configuration.address):
+                prepared = prepare(configuration, local_capacity())
                 if prepared.unfit:
                     say_what_does_not_fit(prepared)
                     return DOES_NOT_FIT
+                _check_workload(configuration)
                 store = _open(prepared, command)
-                interrupted = bool(prepared.pending) and _measure(prepared, store, cluster, quiet)
+                if prepared.pending:
+                    with connect(configuration.address) as cluster:
+                        disconnecting_too.enter_context(_sigterm_interrupts())
+                        interrupted = _measure(prepared, store, cluster, quiet)
+            else:
+                _check_workload(configuration)
+                with connect(configuration.address) as cluster:
+                    disconnecting_too.enter_context(_sigterm_interrupts())
+                    prepared = prepare(configuration, cluster.nodes)
+                    if prepared.unfit:
+                        say_what_does_not_fit(prepared)
+                        return DOES_NOT_FIT
+                    store = _open(prepared, command)
+                    interrupted = bool(prepared.pending) and _measure(prepared, store, cluster, quiet)
     except KeyboardInterrupt:
         if store is None:
             raise
         interrupted = True
-    exit_code = _finish(prepared, store, interrupted, quiet)
+    with _sigterm_interrupts():  # Ray, when it ends, gives the signal back to the system
+        exit_code = _finish(prepared, store, interrupted, quiet)
     if interrupted:
         say(f"interrupted; resume with: {command}")
         return INTERRUPTED
@@ -219,7 +223,6 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
         open(chatter, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables, and stdout is for results
         Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
-        _sigterm_interrupts(),
     ):
         return run_trials(
             prepared.study.name,
@@ -291,16 +294,16 @@ def _open(prepared: Prepared, command: str) -> "Store":
     return store
 
 
-def _finish(prepared: Prepared, store: "Store", partial: bool, quiet: bool) -> int:
+def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) -> int:
     """Writes the report, prints the summary and the report's path; gives the exit code."""
     from analysis.report import summary_table, write_report
     from study.display import print_summary
     from study.scaling import DONE, SOME_FAILED
 
     out = prepared.configuration.out
-    path = write_report(out, partial=partial)
     statuses = store.statuses()
     left = ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
+    path = write_report(out, partial=interrupted and "missing" in left)
     if not quiet:
         columns, rows, left_out = summary_table(out)
         print_summary(columns, rows)

@@ -6,6 +6,7 @@ host by a sliver of that node's own resource, so that the driver alone needs to 
 
 import contextlib
 import dataclasses
+import gc
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import pyarrow as pa
 import ray
 from ray import tune
@@ -32,6 +34,7 @@ from study.tables import SCHEMAS, unpacked
 from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 60.0
+CLOSE_ASKED_EVERY_S = 1.0
 EPOCHS_ASKED_EVERY_S = 1.0
 CHECKPOINT_EVERY_S = 30.0
 """a training's state crosses the cluster to the driver's host: that of ResNet-50 is 200 MB"""
@@ -119,6 +122,7 @@ def tune_grid(
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
     known = counts(statuses, [trial.trial_id for trial in trials])
     rooms = side_by_side_nodes(trials, cluster.nodes)[:side_by_side] if side_by_side > 1 else []
+    raylets = _own_raylets() if cluster.is_local else []
     keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted, store, known, Gauge, rooms)
     task = _Task(
         keeper=keeper,
@@ -147,8 +151,11 @@ def tune_grid(
                 callbacks=[JsonLoggerCallback(), _Narrator(on_event)],
             ),
         ).fit()
+    except KeyboardInterrupt:
+        gc.freeze()  # Tune's garbage, when it is collected, asks Ray, and waits a minute where that has been told to end too
+        raise
     finally:
-        _close(keeper)
+        _close(keeper, raylets)
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
@@ -267,11 +274,40 @@ def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:
     return {trial.workload: Path(trial.workload.rpartition(":")[0]).read_text() for trial in trials if trial.workload}
 
 
-def _close(keeper: Any) -> None:
-    """Ends the live worker group and the keeper; whatever does not end in time is killed."""
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(keeper.close.remote(), timeout=CLOSE_TIMEOUT_S)
+def _close(keeper: Any, raylets: Sequence[psutil.Process]) -> None:
+    """Ends the live worker group and the keeper; whatever does not end in time is killed.
+
+    `raylets`: that of a local Ray, where it is one. A batch system signals every process of a job, and when a local Ray has
+    ended by it, nobody is left to end the others.
+    """
+    closing = keeper.close.remote()
+    ends_at_s = time.monotonic() + CLOSE_TIMEOUT_S
+    while not ray.wait([closing], timeout=CLOSE_ASKED_EVERY_S)[0] and time.monotonic() < ends_at_s:
+        if raylets and not any(map(_runs, raylets)):
+            _kill_workers({str(raylet.pid) for raylet in raylets})
+            break
     ray.kill(keeper)
+
+
+def _own_raylets() -> list[psutil.Process]:
+    """What this process started of a local Ray to start its workers."""
+    return [child for child in psutil.Process().children() if child.name() == "raylet"]
+
+
+def _kill_workers(of_raylets: set[str]) -> None:
+    """Kills every process that these raylets started, and what those started."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is somebody else's
+            if process.environ().get("RAY_RAYLET_PID") in of_raylets:
+                process.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a child still runs; one that has ended, and that nobody has asked after yet, does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class _Narrator(tune.Callback):
