@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.all import NEED_ROOT, SMALL
 from benchmarks.clock import PARTS, start_times
+from benchmarks.common import abba_ratio
 from benchmarks.sides import Legs
 from benchmarks.stopping import generated, replayed, resampled
 
@@ -26,6 +27,19 @@ def test_a_ratio_of_legs_cancels_a_steady_drift() -> None:
     ratio, (low, high) = legs.ratio()
     assert ratio == pytest.approx(2.0)
     assert low == pytest.approx(high)
+
+
+def test_an_interval_over_starts_covers_what_one_start_would_hide() -> None:
+    noise = np.random.default_rng(0)
+    missed = {1: 0, 4: 0}
+    for _ in range(300):
+        of_starts = np.repeat(noise.normal(0, 0.05, 5), 4)  # processes differ by 5 %, runs of the same ones by 0.5 %
+        ours = np.exp(np.repeat(of_starts, 2) + noise.normal(0, 0.005, 40))
+        for together in missed:
+            _, (low, high) = abba_ratio(list(ours), [1.0] * 40, together)
+            missed[together] += not low <= 1 <= high
+    assert missed[4] / 300 == pytest.approx(0.05, abs=0.04)
+    assert missed[1] / 300 > 0.2
 
 
 def test_the_parts_of_the_start_add_up_to_the_whole() -> None:
