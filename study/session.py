@@ -164,8 +164,8 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
 
     store: Store | None = None
     interrupted = False
-    try:
-        with contextlib.ExitStack() as disconnecting_too:
+    with contextlib.ExitStack() as until_reported:  # where Ray was told to end too, disconnecting may end this process
+        try:
             if is_local(configuration.address):
                 prepared = prepare(configuration, local_capacity())
                 if prepared.unfit:
@@ -173,29 +173,27 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
                     return DOES_NOT_FIT
                 _check_workload(configuration)
                 store = _open(prepared, command)
-                if prepared.pending:
-                    with connect(configuration.address) as cluster:
-                        disconnecting_too.enter_context(_sigterm_interrupts())
-                        interrupted = _measure(prepared, store, cluster, quiet)
+                cluster = until_reported.enter_context(connect(configuration.address)) if prepared.pending else None
             else:
                 _check_workload(configuration)
-                with connect(configuration.address) as cluster:
-                    disconnecting_too.enter_context(_sigterm_interrupts())
-                    prepared = prepare(configuration, cluster.nodes)
-                    if prepared.unfit:
-                        say_what_does_not_fit(prepared)
-                        return DOES_NOT_FIT
-                    store = _open(prepared, command)
-                    interrupted = bool(prepared.pending) and _measure(prepared, store, cluster, quiet)
-    except KeyboardInterrupt:
-        if store is None:
-            raise
-        interrupted = True
-    with _sigterm_interrupts():  # Ray, when it ends, gives the signal back to the system
-        exit_code = _finish(prepared, store, interrupted, quiet)
-    if interrupted:
-        say(f"interrupted; resume with: {command}")
-        return INTERRUPTED
+                cluster = until_reported.enter_context(connect(configuration.address))
+                prepared = prepare(configuration, cluster.nodes)
+                if prepared.unfit:
+                    say_what_does_not_fit(prepared)
+                    return DOES_NOT_FIT
+                store = _open(prepared, command)
+            if prepared.pending:
+                until_reported.enter_context(_on_sigterm(_interrupt))
+                interrupted = _measure(prepared, store, cluster, quiet)
+        except KeyboardInterrupt:
+            if store is None:
+                raise
+            interrupted = True
+        with _on_sigterm(signal.SIG_IGN):  # the report is what it would lead to
+            exit_code = _finish(prepared, store, interrupted, quiet)
+        if interrupted:
+            say(f"interrupted; resume with: {command}")
+            exit_code = INTERRUPTED
     return exit_code
 
 
@@ -237,23 +235,24 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Batch systems end a job with SIGTERM: treated as Ctrl-C, it still ends with a report, where Ray's handler aborts.
+def _on_sigterm(handler: Any) -> Iterator[None]:
+    """SIGTERM goes to this handler meanwhile.
 
-    To be entered after Ray has connected, which sets a handler of its own.
+    To be entered after Ray has connected, which sets a handler of its own, one that aborts.
     """
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: a handler that is not Python's
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """Batch systems end a job with SIGTERM: treated as Ctrl-C, it still ends with a report."""
+    raise KeyboardInterrupt
 
 
 def _open(prepared: Prepared, command: str) -> "Store":

@@ -33,7 +33,9 @@ from study.store import Store, StoreError, TrialResult
 from study.tables import SCHEMAS, unpacked
 from trainables.trial import Trial
 
-CLOSE_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 45.0
+"""less than the 60 s after which Ray aborts a driver whose cluster has gone"""
+
 CLOSE_ASKED_EVERY_S = 1.0
 EPOCHS_ASKED_EVERY_S = 1.0
 CHECKPOINT_EVERY_S = 30.0
@@ -122,7 +124,7 @@ def tune_grid(
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
     known = counts(statuses, [trial.trial_id for trial in trials])
     rooms = side_by_side_nodes(trials, cluster.nodes)[:side_by_side] if side_by_side > 1 else []
-    raylets = _own_raylets() if cluster.is_local else []
+    raylets = _raylets(cluster)
     keeper = ray.remote(Keeper).options(**options).remote(study_name, exhausted, store, known, Gauge, rooms)
     task = _Task(
         keeper=keeper,
@@ -155,7 +157,7 @@ def tune_grid(
         gc.freeze()  # Tune's garbage, when it is collected, asks Ray, and waits a minute where that has been told to end too
         raise
     finally:
-        _close(keeper, raylets)
+        _close(keeper, raylets, cluster.is_local)
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
@@ -274,36 +276,44 @@ def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:
     return {trial.workload: Path(trial.workload.rpartition(":")[0]).read_text() for trial in trials if trial.workload}
 
 
-def _close(keeper: Any, raylets: Sequence[psutil.Process]) -> None:
+def _close(keeper: Any, raylets: Sequence[psutil.Process], is_local: bool) -> None:
     """Ends the live worker group and the keeper; whatever does not end in time is killed.
 
-    `raylets`: that of a local Ray, where it is one. A batch system signals every process of a job, and when a local Ray has
-    ended by it, nobody is left to end the others.
+    `raylets`: this host's, of the cluster. A batch system signals every process of a job, and when they have ended by it,
+    nobody is left who could end the others; those of a local Ray are killed here.
     """
-    closing = keeper.close.remote()
     ends_at_s = time.monotonic() + CLOSE_TIMEOUT_S
-    while not ray.wait([closing], timeout=CLOSE_ASKED_EVERY_S)[0] and time.monotonic() < ends_at_s:
-        if raylets and not any(map(_runs, raylets)):
-            _kill_workers({str(raylet.pid) for raylet in raylets})
-            break
+    with contextlib.suppress(ray.exceptions.RayError):
+        closing = keeper.close.remote()
+        while not ray.wait([closing], timeout=CLOSE_ASKED_EVERY_S)[0] and time.monotonic() < ends_at_s:
+            if raylets and not any(map(_runs, raylets)):
+                if is_local:
+                    _kill_workers({str(raylet.pid) for raylet in raylets})
+                break
     ray.kill(keeper)
 
 
-def _own_raylets() -> list[psutil.Process]:
-    """What this process started of a local Ray to start its workers."""
-    return [child for child in psutil.Process().children() if child.name() == "raylet"]
+def _raylets(cluster: Cluster) -> list[psutil.Process]:
+    """The processes on this host that start the cluster's workers here."""
+    session = str(Path(cluster.log_dir).parent)
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is somebody else's
+            if process.name() == "raylet" and any(session in argument for argument in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def _kill_workers(of_raylets: set[str]) -> None:
     """Kills every process that these raylets started, and what those started."""
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is somebody else's
+        with contextlib.suppress(psutil.Error):
             if process.environ().get("RAY_RAYLET_PID") in of_raylets:
                 process.kill()
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether a child still runs; one that has ended, and that nobody has asked after yet, does not."""
+    """Whether a process runs; one that has ended, and whose parent has not asked after it yet, does not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
