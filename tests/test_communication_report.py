@@ -49,6 +49,22 @@ def test_the_rank_that_was_late_and_the_slowdown_are_put_into_words(tmp_path: Pa
     assert not any("weak scaling loses most" in line for line in limits(found))  # the account explains it better
 
 
+def test_a_series_without_an_account_that_loses_most_is_explained_by_its_phases(tmp_path: Path) -> None:
+    measured = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 1, "late_s": 0.020}
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        if fields["world_size"] == 1:
+            return {"step_s": 0.1}
+        return {"step_s": 0.2} if fields["parallel"] == "dp" else {"step_s": 0.125, "account": measured}
+
+    trials = grid(GPU, world_size=[1, 2], parallel=["ddp", "dp"])
+    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    assert sentences(found)[0].startswith("The largest slowdown (ddp)")
+    assert limits(found)[-1] == (
+        "Where weak scaling loses most (dp), a step takes 100.4 ms longer on 2 GPUs; the phase that grows most is backward, by 60.2 ms."
+    )
+
+
 def test_a_late_rank_that_waits_for_its_batch_is_called_that(tmp_path: Path) -> None:
     results = load(late(tmp_path / "results"))
     slow = (results.steps["window"] == "phases") & (results.steps["rank"] == 1)
