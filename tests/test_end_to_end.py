@@ -124,7 +124,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     third.wait_for(3, out)
     family = third.family()
     kept = finished(out)
-    os.killpg(third.process.pid, signal.SIGTERM)  # as a batch system ends a job: Ray's own processes end by it too
+    third.process.send_signal(signal.SIGTERM)  # as a batch system ends a job
     status, _, stderr = third.wait()
     assert status == 130
     assert f"--out {out}" in stderr
