@@ -65,7 +65,7 @@ def limits(analysis: Analysis) -> list[str]:
 
 def efficiency(analysis: Analysis, label: str) -> str | None:
     """How the largest number of ranks compares with the smallest, from the best series to the worst."""
-    rows = analysis.scaling[(analysis.scaling["scaling"] == label) & (analysis.scaling["ideal"] > 1)]
+    rows = _compared(analysis, label)
     if rows.empty:
         return None
     ranks = study_ranks(analysis)
@@ -83,6 +83,11 @@ def efficiency(analysis: Analysis, label: str) -> str | None:
         f"({_series_label(analysis, top, label)}), and {_speed_up(bottom)} at worst, {_efficiency(bottom)} "
         f"({_series_label(analysis, bottom, label)})."
     )
+
+
+def _compared(analysis: Analysis, label: str) -> pd.DataFrame:
+    """The rows of such scaling on more ranks than their reference."""
+    return analysis.scaling[(analysis.scaling["scaling"] == label) & (analysis.scaling["ideal"] > 1)]
 
 
 def _speed_up(row: pd.Series) -> str:
@@ -194,7 +199,7 @@ def _bound(shares: pd.Series, row: pd.Series) -> str:
 
 def growth(analysis: Analysis) -> str | None:
     """Which phase grows most where ranks are added at the same batch per rank, in the series that lost most."""
-    rows = analysis.scaling[(analysis.scaling["scaling"] == WEAK) & (analysis.scaling["ideal"] > 1)]
+    rows = _compared(analysis, WEAK)
     rows = rows[rows["world_size"] == rows["world_size"].max()]
     if rows.empty:
         return None
@@ -223,7 +228,7 @@ def growth(analysis: Analysis) -> str | None:
 
 def superlinear(analysis: Analysis) -> str | None:
     """A doubt about weak scaling that is better than ideal, by more than its interval where there is one."""
-    rows = analysis.scaling[(analysis.scaling["scaling"] == WEAK) & (analysis.scaling["ideal"] > 1)]
+    rows = _compared(analysis, WEAK)
     rows = rows[rows["efficiency_low"].fillna(rows["efficiency"]) > 1 + TOO_GOOD]
     if rows.empty:
         return None

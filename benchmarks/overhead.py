@@ -74,7 +74,7 @@ def main() -> None:
 
 def _write(name: str, taken: dict[Trial, list[dict[str, Any]]]) -> None:
     """Everything so far, and the figures of which there are enough samples for an interval."""
-    figures = [figure for trial, rows in taken.items() for figure in _figures(trial, rows)]
+    figures = [found for trial, rows in taken.items() for found in _figures(trial, rows)]
     write_summary(name, figures, [row for rows in taken.values() for row in rows])
 
 

@@ -20,14 +20,14 @@ from tests.frames import MIB, grid, record, trial_id, write_results
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 OURS = {"slowdown", "exposed_cost", "communication", "bucket_utilisation", "ceiling", "sweep"}
 RANKS = ("GPU", "GPUs")
+LATE_RANK = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 1, "late_s": 0.020}
 
 
 def late(directory: Path, base: dict[str, Any] = GPU, **axes: Any) -> Path:
     """1 and 2 ranks, of which rank 1 is 20 ms late."""
-    measured = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 1, "late_s": 0.020}
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "account": measured}
+        return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "account": LATE_RANK}
 
     return write_results(directory, grid(base, **({"world_size": [1, 2]} | axes)), law, spread=0.0)
 
@@ -50,12 +50,10 @@ def test_the_rank_that_was_late_and_the_slowdown_are_put_into_words(tmp_path: Pa
 
 
 def test_a_series_without_an_account_that_loses_most_is_explained_by_its_phases(tmp_path: Path) -> None:
-    measured = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 1, "late_s": 0.020}
-
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         if fields["world_size"] == 1:
             return {"step_s": 0.1}
-        return {"step_s": 0.2} if fields["parallel"] == "dp" else {"step_s": 0.125, "account": measured}
+        return {"step_s": 0.2} if fields["parallel"] == "dp" else {"step_s": 0.125, "account": LATE_RANK}
 
     trials = grid(GPU, world_size=[1, 2], parallel=["ddp", "dp"])
     found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
