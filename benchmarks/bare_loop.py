@@ -1,8 +1,9 @@
-"""The peer of `overhead.py`: a bare training loop, as one writes it for torchrun. No Ray, none of this project.
+"""The peer of `overhead.py`: a bare training loop, as one writes it for torchrun. No Ray, nothing of the study.
 
 Started once by torchrun, it waits for `DIR/go-<k>.json` ({"model", "batch", "precision", "image_size", "device",
 "channels", "warmup_steps", "steps"}; {} ends it), builds the model anew, warms up, times, and rank 0 writes
-`DIR/done-<k>.json` with the slowest rank's wall seconds. While it waits it sleeps.
+`DIR/done-<k>.json` with the slowest rank's wall seconds. While it waits it sleeps. A job with "blocks" times so many of
+them, in turn with the other side (`turns.py`).
 """
 
 import contextlib
@@ -22,13 +23,29 @@ import torch.distributed as dist
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.turns import LEAD_STEPS, Turns, write_blocks
 
-def measure(job: dict[str, Any], device: torch.device) -> float:
+
+def measure(job: dict[str, Any], device: torch.device, folder: Path) -> float:
     """Wall seconds of the timed steps on this rank, the device synchronised at both ends."""
     step = training(job, device)
     for _ in range(job["warmup_steps"]):
         step()
-    return timed_s(step, job["steps"], device)
+    return in_blocks(step, job, device, folder) if "blocks" in job else timed_s(step, job["steps"], device)
+
+
+def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.device, folder: Path) -> float:
+    """Times blocks of steps when it is this side's turn; their seconds go to a file of this rank's, the sum is given."""
+    seconds = []
+    turns = Turns(folder / "turns", "B", dist.get_rank())
+    for _ in range(job["blocks"]):
+        turns.begin()
+        for _ in range(LEAD_STEPS):
+            step()
+        seconds.append(timed_s(step, job["steps"], device))
+        turns.end()
+    write_blocks(folder / f"bare-{dist.get_rank()}.json", seconds)
+    return sum(seconds)
 
 
 def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: Any = None) -> float:
@@ -125,7 +142,7 @@ def main(folder: Path) -> None:
         job = json.loads(order.read_text())
         if not job:
             break
-        seconds = torch.tensor([measure(job, device)], device=device)
+        seconds = torch.tensor([measure(job, device, folder)], device=device)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         gc.collect()
         if on_gpu:

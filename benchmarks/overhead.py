@@ -8,6 +8,10 @@ side that is not asked sleeps. Goal: the lower end of plain / bare at least 0.99
 Where the host bounds a step, two processes of the same program may differ by more than that for as long as they live. With
 `--restarts` both sides are started anew so many times, all quadruples of one start are one sample, and the interval is
 that of starts: `--cases resnet50:32:bf16 --restarts 8 --quadruples 2`.
+
+Its speed may also move by 10 % within seconds (one H200, ResNet-50, batch 32: a core that is never idle needs 16 to 22 ms for
+the same step, pinned or not). With `--in-turn` both sides keep their models and take turns every `--steps` steps, the
+study within one trial's own plain window, and then its phases window: `--in-turn --steps 5 --quadruples 100`.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,8 @@ from ray.util.metrics import Gauge
 
 from analysis.measures import summarise
 from benchmarks.common import abba_ratio, figure, write_summary
+from benchmarks.in_turn import workload_file
+from benchmarks.turns import LEAD_STEPS, new_turns
 from study.capacity import count_gpus
 from study.cluster import connect
 from study.keeper import Keeper
@@ -53,6 +60,7 @@ def main() -> None:
         "--quadruples", default="4", help="ABBA rounds of each case, at least 2: one number, or one for each"
     )
     parser.add_argument("--restarts", type=int, default=1, help="times that both sides are started")
+    parser.add_argument("--in-turn", action="store_true", help="turns of --steps steps with the models of one trial")
     parser.add_argument("--name", default="overhead", help="folder under benchmarks/results")
     options = parser.parse_args()
 
@@ -63,11 +71,9 @@ def main() -> None:
     for world_size in (int(size) for size in options.world_sizes.split(",")):
         trials = [_trial(case, world_size, options) for case in cases]
         for restart in range(options.restarts):
-            with bare_loop(world_size, options.device) as bare, warm_group(trials) as ours:
+            with bare_loop(world_size, options.device) as (bare, folder), warm_group(trials) as ours:
                 for trial, quadruples in zip(trials, rounds, strict=True):
-                    bare(trial), ours(trial)  # thrown away: autotuning, allocator
-                    for _ in range(quadruples):
-                        rows = _quadruple(trial, ours, bare)
+                    for rows in (_blocks if options.in_turn else _quadruples)(trial, quadruples, ours, bare, folder):
                         taken.setdefault(trial, []).extend({**row, "restart": restart} for row in rows)
                         _write(options.name, taken)  # what is measured is not lost to a later failure
 
@@ -95,20 +101,51 @@ def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
     )
 
 
-def _quadruple(
-    trial: Trial, ours: Callable[[Trial], dict[str, Any]], bare: Callable[[Trial], float]
-) -> list[dict[str, Any]]:
-    """Throughputs in samples/s, in the order of running: ours, bare, bare, ours."""
-    what = {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
-    taken: list[dict[str, Any]] = []
-    for side in "ABBA":
-        if side == "A":
-            measured = ours(trial)
-            phases = measured["throughput_samples_per_s"] / measured["instruments_ratio"]
-            taken.append(what | {"side": "ours", "plain": measured["throughput_samples_per_s"], "phases": phases})
-        else:
-            taken.append(what | {"side": "bare", "plain": trial.global_batch * trial.steps / bare(trial)})
-    return taken
+Ours = Callable[[Trial], dict[str, Any]]
+Bare = Callable[..., float]
+Rows = list[dict[str, Any]]
+
+
+def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path) -> Iterator[Rows]:
+    """Throughputs in samples/s, in the order of running: ours, bare, bare, ours; each with a new model."""
+    bare(trial), ours(trial)  # thrown away: autotuning, allocator
+    for _ in range(quadruples):
+        taken: Rows = []
+        for side in "ABBA":
+            if side == "A":
+                measured = ours(trial)
+                phases = measured["throughput_samples_per_s"] / measured["instruments_ratio"]
+                taken.append(_what(trial) | {"side": "ours", "plain": measured["throughput_samples_per_s"]})
+                taken[-1]["phases"] = phases
+            else:
+                taken.append(_what(trial) | {"side": "bare", "plain": trial.global_batch * trial.steps / bare(trial)})
+        yield taken
+
+
+def _blocks(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path) -> list[Rows]:
+    """The same of blocks of the trial's steps, first of its plain window and then of its phases window, all at once; "phases" of a bare
+    block is of one beside the phases window."""
+    new_turns(folder, trial.world_size)
+    window = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(bare, trial, blocks=4 * quadruples)
+        ours(trial.but(workload=workload_file(folder, trial.steps), steps=window, account_steps=0))
+        theirs.result()
+    taken: Rows = []
+    rates = {}
+    for side in ("ours", "bare"):
+        ranks = [json.loads((folder / f"{side}-{rank}.json").read_text()) for rank in range(trial.world_size)]
+        rates[side] = [trial.global_batch * trial.steps / max(of_ranks) for of_ranks in zip(*ranks, strict=True)]
+    both = {side: zip(taken[: 2 * quadruples], taken[2 * quadruples :], strict=True) for side, taken in rates.items()}
+    for _ in range(quadruples):
+        for side in ("ours", "bare", "bare", "ours"):
+            plain, phases = next(both[side])
+            taken.append(_what(trial) | {"side": side, "plain": plain, "phases": phases})
+    return [taken]
+
+
+def _what(trial: Trial) -> dict[str, Any]:
+    return {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
 
 
 def _figures(trial: Trial, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,9 +157,9 @@ def _figures(trial: Trial, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
     taken = taken[: sum(starts)]
     if len(taken) // 4 // together < 2:
         return []
-    bare = [row["plain"] for row in taken if row["side"] == "bare"]
     found = []
     for window in ("plain", "phases"):
+        bare = [row.get(window, row["plain"]) for row in taken if row["side"] == "bare"]
         ratio, interval = abba_ratio([row[window] for row in taken if row["side"] == "ours"], bare, together)
         goal, holds = (">= 0.99 (lower end)", interval[0] >= 0.99) if window == "plain" else ("none", None)
         found.append(figure(f"{window}/bare, {name}", ratio, interval, "ratio of samples/s", goal, holds))
@@ -155,19 +192,14 @@ def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]
 
 
 @contextlib.contextmanager
-def bare_loop(world_size: int, device: str) -> Iterator[Callable[[Trial], float]]:
-    """A function that asks the bare loop for a trial's wall seconds; the loop runs under torchrun meanwhile."""
+def bare_loop(world_size: int, device: str) -> Iterator[tuple[Bare, Path]]:
+    """A function that asks the bare loop for a trial's wall seconds, and the folder by which they talk; the loop runs under
+    torchrun meanwhile."""
     with tempfile.TemporaryDirectory(prefix="bare-loop-") as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={world_size}",
-            str(ROOT / "benchmarks/bare_loop.py"),
-            folder,
-        ]
-        process = subprocess.Popen(command, env=os.environ | {"BARE_DEVICE": device, "OMP_NUM_THREADS": "1"})
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        command += ["-m", "benchmarks.bare_loop", folder]
+        environment = os.environ | {"BARE_DEVICE": device, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, env=environment, cwd=ROOT)
         numbers = itertools.count()
 
         def ask(job: dict[str, Any]) -> Path:
@@ -177,9 +209,9 @@ def bare_loop(world_size: int, device: str) -> Iterator[Callable[[Trial], float]
             beside.rename(Path(folder) / f"go-{k}.json")
             return Path(folder) / f"done-{k}.json"
 
-        def measure(trial: Trial) -> float:
+        def measure(trial: Trial, **more: int) -> float:
             fields = trial.model_dump(include={"model", "precision", "image_size", "warmup_steps", "steps"})
-            answer = ask(fields | {"batch": trial.batch_per_gpu})
+            answer = ask(fields | {"batch": trial.batch_per_gpu} | more)
             while not answer.exists():
                 if process.poll() is not None:
                     raise RuntimeError(f"the bare loop ended with status {process.returncode}")
@@ -187,7 +219,7 @@ def bare_loop(world_size: int, device: str) -> Iterator[Callable[[Trial], float]
             return float(json.loads(answer.read_text())["wall_s"])
 
         try:
-            yield measure
+            yield measure, Path(folder)
         finally:
             ask({})
             with contextlib.suppress(subprocess.TimeoutExpired):
