@@ -84,9 +84,7 @@ def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[]
     if options is not None:
         ids = [device] if device.type == "cuda" else None
         model = DistributedDataParallel(model, device_ids=ids, process_group=group, **options)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=device.type == "cuda"
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
     size = job["image_size"]
     images = torch.randn(job["batch"], 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(1000, (job["batch"],), device=device)

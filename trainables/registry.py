@@ -34,6 +34,9 @@ MODELS: Mapping[str, str] = {**IMAGE_MODELS, **TEXT_MODELS}
 RESIDUAL_MODELS = ("resnet18", "resnet18_small", "resnet50", "resnet50_small")
 """models of residual blocks, whose last batch normalisation may begin at zero"""
 
+IMAGENET_STEMS = ("resnet18", "resnet50")
+"""models that begin with a 7x7 convolution of stride 2 and 3x3 max pooling of stride 2"""
+
 SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32, "inception_v3": 75}
 """edge in pixels of the smallest image that a model takes, where that is more than a trial may ask for"""
 

@@ -16,6 +16,7 @@ from trainables.registry import (
     EXECUTIONS,
     IMAGE_DATASETS,
     IMAGE_FOLDERS,
+    IMAGENET_STEMS,
     MEMORY_FORMATS,
     MODELS,
     OPTIMIZERS,
@@ -102,6 +103,9 @@ class Trial(BaseModel):
     accumulation_steps: int = Field(1, ge=1, le=4096, description="batches whose gradients make one optimizer step")
     execution: str = Field("eager", description="how the step's operations are issued")
     memory_format: str = Field("contiguous", description="layout of image tensors")
+    rewritten_stem: bool = Field(
+        False, description="ResNet's first convolution and pooling in forms that GPUs run faster; the step is compiled"
+    )
     optimizer: str = Field("sgd", description="what turns gradients into updates")
     learning_rate: float = Field(
         0.01, gt=0, allow_inf_nan=False, description="learning rate for a global batch of `reference_batch`"
@@ -240,6 +244,16 @@ class Trial(BaseModel):
         if self.image_size < smallest:
             raise ValueError(
                 f"image_size {self.image_size} is too small for model {self.model!r}; allowed: {smallest} or more"
+            )
+        if self.rewritten_stem and (self.workload or self.model not in IMAGENET_STEMS or self.image_size % 2):
+            raise ValueError(
+                f"rewritten_stem is for models {' and '.join(IMAGENET_STEMS)} on images of an even edge; "
+                f"this is model {self.model!r} at {self.image_size} pixels: leave it out"
+            )
+        if self.rewritten_stem and not self.compiled:
+            raise ValueError(
+                f"rewritten_stem is slower where no compiler fuses its parts; execution is {self.execution!r}: use "
+                "execution 'compile' or 'compile_graph'"
             )
         if self.dataset == "synthetic" and not self.workload and self.loader_workers:
             raise ValueError(

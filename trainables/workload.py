@@ -24,6 +24,7 @@ from trainables.data.augment import padded_crop_and_flip
 from trainables.data.resident import on_device
 from trainables.data.text import next_byte_loss, streams
 from trainables.models.resnet import zero_last_gammas
+from trainables.models.stem import rewrite_stem
 from trainables.optimizers import make_optimizer
 from trainables.registry import IMAGE_DATASETS, MODELS, RESIDENT_DATASETS, TEXT_DATASETS, TEXT_MODELS, load
 from trainables.trial import Trial
@@ -111,6 +112,8 @@ def _images(trial: Trial, device: torch.device) -> Workload:
         model = blueprint()
     if trial.zero_gamma:
         zero_last_gammas(model)
+    if trial.rewritten_stem:
+        rewrite_stem(model)
     first, normalise = data.prepare, _normalise(trial.memory_format)
     if trial.augment == "device" and trial.dataset in RESIDENT_DATASETS:
         first = padded_crop_and_flip
