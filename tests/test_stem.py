@@ -10,14 +10,14 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from trainables.models.stem import SpaceToDepthConv
-from trainables.requirements import unmet
+from trainables.models.stem import SpaceToDepthConv, rewrite_stem
 from trainables.trial import Trial
 
 POOLING = """
 import torch
 from torch.nn import functional
 from trainables.models.pooling import WindowedMaxPool
+from trainables.models.pooling_kernel import scatter
 
 generator = torch.Generator().manual_seed(0)
 for edges in ((8, 8), (14, 10), (7, 9), (1, 2)):
@@ -26,11 +26,15 @@ for edges in ((8, 8), (14, 10), (7, 9), (1, 2)):
     images = images.contiguous(memory_format=torch.channels_last)
     mine, theirs = (images.clone().requires_grad_() for _ in range(2))
     pooled, expected = WindowedMaxPool()(mine), functional.max_pool2d(theirs, 3, 2, 1)
-    gradient = torch.randn(expected.shape, generator=generator)
+    gradient = torch.randn(expected.shape, generator=generator).contiguous(memory_format=torch.channels_last)
+    (offsets,) = pooled.grad_fn.saved_tensors
+    given = torch.empty_like(images)
+    scatter(gradient, offsets.contiguous(memory_format=torch.channels_last), given)
     pooled.backward(gradient)
     expected.backward(gradient)
     assert torch.equal(pooled, expected), edges
-    torch.testing.assert_close(mine.grad, theirs.grad, msg=str(edges))
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    torch.testing.assert_close(given, theirs.grad)
 print("equal")
 """
 
@@ -63,12 +67,39 @@ def test_the_first_convolution_by_cells_of_2x2_pixels_has_the_plain_ones_outputs
     assert list(rewritten.state_dict()) == ["weight"]
 
 
-def test_a_rewritten_stem_is_for_compiled_resnets_on_gpus() -> None:
+def test_a_compiled_resnet_has_the_gradients_of_the_plain_one_in_fp32() -> None:
+    """A part of one: what the compiler fuses with the stem, and what it hands to the pooling's backward pass."""
+
+    class Stem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)
+            self.norm = nn.BatchNorm2d(64)
+            self.maxpool: nn.Module = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+            self.conv2 = nn.Conv2d(64, 64, kernel_size=3, padding=1, bias=False)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            pooled = self.maxpool(self.norm(self.conv1(images)).relu())
+            return (self.conv2(pooled) + pooled).square().mean()
+
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    images = images.contiguous(memory_format=torch.channels_last)
+    plain, rewritten = (Stem().to(memory_format=torch.channels_last) for _ in range(2))
+    rewrite_stem(rewritten)
+    rewritten.compile()
+    plain(images).backward()
+    rewritten(images).backward()
+    for (name, expected), (found_name, found) in zip(
+        plain.named_parameters(), rewritten.named_parameters(), strict=True
+    ):
+        assert name == found_name
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_rewritten_stem_is_for_compiled_resnets() -> None:
     resnet = Trial(model="resnet50", dataset="synthetic", image_size=224, device="cuda", execution="compile")
-    assert unmet(resnet.but(rewritten_stem=True)) is None
-    assert unmet(resnet.but(rewritten_stem=True, device="cpu")) == (
-        "rewritten_stem needs GPUs: its pooling is a kernel of theirs"
-    )
+    assert resnet.but(rewritten_stem=True).rewritten_stem
     with pytest.raises(ValidationError, match="is slower where no compiler fuses its parts; execution is 'eager'"):
         resnet.but(rewritten_stem=True, execution="eager")
     with pytest.raises(ValidationError, match="for models resnet18 and resnet50 on images of an even edge"):

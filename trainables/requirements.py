@@ -33,7 +33,6 @@ REQUIREMENTS: Sequence[Requirement] = (
         "interconnect {interconnect!r} is a setting of NCCL; ranks on CPUs use gloo",
     ),
     (_on_cpu("execution", "graph", "compile_graph"), "CUDA graphs exist on GPUs only"),
-    (_on_cpu("rewritten_stem", True), "rewritten_stem needs GPUs: its pooling is a kernel of theirs"),
     (
         lambda trial: trial.device == "cuda" and trial.pin_cores,
         "pin_cores is for CPU ranks: on a GPU host it would take cores from the threads that feed the device",

@@ -1,19 +1,15 @@
-"""3x3 max pooling of stride 2 whose backward pass goes by windows, as one Triton kernel.
+"""3x3 max pooling of stride 2 whose backward pass goes by windows, on GPUs as one Triton kernel.
 
 Each pixel of an even row and column lies in one window, others in two or four. A program reads the gradients of the four
-windows around a corner and writes the four pixels there; each window is read from memory once.
+windows around a corner and writes the four pixels there; each window is read from memory once. The compiler does not look
+into it: the backward pass is an operator of its own, which finds its tensors in whatever layout they come.
 """
 
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import nn
 from torch.nn import functional
-
-WINDOWS = 16
-"""windows of one program, with all their channels: the fastest of 4, 8, 16 and 32 on an H200"""
 
 
 class WindowedMaxPool(nn.Module):
@@ -39,54 +35,41 @@ class _MaxPool(torch.autograd.Function):
             larger = (here > largest) | here.isnan()
             largest = torch.where(larger, here, largest)
             offsets = torch.where(larger, offset, offsets).to(torch.uint8)
-        ctx.save_for_backward(offsets.contiguous(memory_format=torch.channels_last))
+        ctx.save_for_backward(offsets)
         ctx.shape = inputs.shape
         return largest.contiguous(memory_format=torch.channels_last)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         (offsets,) = ctx.saved_tensors
-        n, channels, height, width = ctx.shape
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        given = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
-        rows, columns = gradient.shape[2:]
-        windows = n * rows * columns
-        _scatter[(triton.cdiv(windows, WINDOWS),)](
-            gradient, offsets, given, windows, height, width, rows, columns, C=channels, BLOCK=WINDOWS
-        )
+        height, width = ctx.shape[2:]
+        return max_pool_backward(gradient, offsets, height, width)
+
+
+@torch.library.custom_op("scaling_study::max_pool_backward", mutates_args=())
+def max_pool_backward(gradient: torch.Tensor, offsets: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Gradients [n, c, rows, columns] of windows to those of their pixels [n, c, height, width].
+
+    `offsets`, uint8, tell which of its nine pixels, counted row by row, is the largest of each window.
+    """
+    gradient, offsets = (each.contiguous(memory_format=torch.channels_last) for each in (gradient, offsets))
+    n, channels, rows, columns = gradient.shape
+    given = _given(gradient, offsets, height, width)
+    if gradient.is_cuda:
+        from trainables.models.pooling_kernel import scatter  # triton comes with torch's builds for CUDA only
+
+        scatter(gradient, offsets, given)
         return given
+    y = 2 * torch.arange(rows)[:, None] - 1 + offsets // 3
+    x = 2 * torch.arange(columns) - 1 + offsets % 3
+    flat = given.zero_().permute(0, 2, 3, 1).view(n, height * width, channels)
+    pixels = (y * width + x).permute(0, 2, 3, 1).reshape(n, rows * columns, channels)
+    flat.scatter_add_(1, pixels, gradient.permute(0, 2, 3, 1).reshape(n, rows * columns, channels))
+    return given
 
 
-@triton.jit
-def _scatter(gradient, offsets, given, windows, height, width, rows, columns, C: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`gradient` and `offsets` [n, rows, columns, C] to `given` [n, height, width, C], all in one piece."""
-    window = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = (window < windows)[:, None]
-    i = (window // columns) % rows
-    j = window % columns
-    n = window // (rows * columns)
-    right = (j + 1 < columns)[:, None] & live
-    below = (i + 1 < rows)[:, None] & live
-    channel = tl.arange(0, C)[None, :]
-    read = window[:, None] * C + channel
-    k00 = tl.load(offsets + read, mask=live, other=9)
-    g00 = tl.load(gradient + read, mask=live, other=0).to(tl.float32)
-    k01 = tl.load(offsets + read + C, mask=right, other=9)
-    g01 = tl.load(gradient + read + C, mask=right, other=0).to(tl.float32)
-    k10 = tl.load(offsets + read + columns * C, mask=below, other=9)
-    g10 = tl.load(gradient + read + columns * C, mask=below, other=0).to(tl.float32)
-    k11 = tl.load(offsets + read + (columns + 1) * C, mask=right & below, other=9)
-    g11 = tl.load(gradient + read + (columns + 1) * C, mask=right & below, other=0).to(tl.float32)
-    own = tl.where(k00 == 4, g00, 0.0)
-    beside = tl.where(k00 == 5, g00, 0.0) + tl.where(k01 == 3, g01, 0.0)
-    under = tl.where(k00 == 7, g00, 0.0) + tl.where(k10 == 1, g10, 0.0)
-    across = tl.where(k00 == 8, g00, 0.0) + tl.where(k01 == 6, g01, 0.0)
-    across += tl.where(k10 == 2, g10, 0.0) + tl.where(k11 == 0, g11, 0.0)
-    write = ((n * height + 2 * i) * width + 2 * j)[:, None] * C + channel
-    wide = (2 * j + 1 < width)[:, None] & live
-    high = (2 * i + 1 < height)[:, None] & live
-    kind = given.dtype.element_ty
-    tl.store(given + write, own.to(kind), mask=live)
-    tl.store(given + write + C, beside.to(kind), mask=wide)
-    tl.store(given + write + width * C, under.to(kind), mask=high)
-    tl.store(given + write + (width + 1) * C, across.to(kind), mask=wide & high)
+@max_pool_backward.register_fake
+def _given(gradient: torch.Tensor, offsets: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """What `max_pool_backward` gives, with nothing in it."""
+    shape = (*gradient.shape[:2], height, width)
+    return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trainables.models.pooling import WindowedMaxPool
+
 CHANNEL_MULTIPLE = 16
 """channels that the convolution's input is filled up to with zeros: its kernels read 8 bf16 numbers at once"""
 
 
 def rewrite_stem(model: nn.Module) -> None:
     """Gives a ResNet with ImageNet's stem `SpaceToDepthConv`, with the weight that it has, and `WindowedMaxPool`."""
-    from trainables.models.pooling import WindowedMaxPool  # needs triton, which torch brings on CUDA only
-
     model.conv1 = SpaceToDepthConv(model.conv1)  # type: ignore[arg-type]
     model.maxpool = WindowedMaxPool()
 
