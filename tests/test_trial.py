@@ -60,6 +60,7 @@ CHANGED: dict[str, Any] = {
     "accumulation_steps": 2,
     "execution": "compile",
     "memory_format": "channels_last",
+    "rewritten_stem": True,
     "optimizer": "nesterov",
     "learning_rate": 0.1,
     "momentum": 0.0,
@@ -93,6 +94,7 @@ CHANGED: dict[str, Any] = {
 
 NEEDS: dict[str, dict[str, Any]] = {
     "nodes": {"world_size": 2},
+    "rewritten_stem": {"model": "resnet18", "execution": "compile"},
     **{name: {"dataset": "image_folder"} for name in IMAGE_FOLDER_FIELDS},
     **{name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS},
 }
