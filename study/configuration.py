@@ -244,6 +244,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
     beside: dict[str, dict[str, Any]] = {
         "nodes": {"world_size": value},
         "model": {"image_size": 4096, "dataset": "synthetic"},
+        "rewritten_stem": {"model": "resnet18", "execution": "compile"},
         "dataset": {"model": "mlstm64" if value in list(TEXT_DATASETS) else "mlp"},
     }
     beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}

@@ -13,6 +13,7 @@ from study.capacity import NodeCapacity
 from study.configuration import _KEYS, AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
 from study.plan import PlanError, plan_trials
 from study.studies import STUDIES
+from tests.test_trial import CHANGED
 from trainables.registry import MODELS, PRECISIONS
 from trainables.trial import Trial
 
@@ -54,6 +55,11 @@ def test_comma_lists_become_typed_axes_without_duplicates() -> None:
         "learning_rate": (0.1, 0.001),
         "image_size": (32,),
     }
+
+
+@pytest.mark.parametrize("field", sorted(CHANGED.keys() - OWN_OPTION.keys()))
+def test_every_field_of_a_trial_may_be_set_to_what_is_possible_beside_other_fields(field: str) -> None:
+    assert resolve({"set": [f"{field}={CHANGED[field]}"]}).axes[field] == (CHANGED[field],)
 
 
 def test_a_file_says_the_same_under_the_same_names(tmp_path: Path) -> None:
