@@ -123,8 +123,10 @@ def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: P
 
 
 def _blocks(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path) -> list[Rows]:
-    """The same of blocks of the trial's steps, first of its plain window and then of its phases window, all at once; "phases" of a bare
-    block is of one beside the phases window."""
+    """The same of blocks of the trial's steps, first in its plain window and then in its phases window, all at once.
+
+    "phases" of a bare block is of another one, beside the phases window.
+    """
     new_turns(folder, trial.world_size)
     window = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
     with ThreadPoolExecutor(1) as pool:

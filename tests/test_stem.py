@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from trainables.models.pooling import max_pool_backward
 from trainables.models.stem import SpaceToDepthConv, rewrite_stem
 from trainables.trial import Trial
 
@@ -51,6 +52,12 @@ def test_the_pooling_kernel_gives_the_gradients_of_max_pooling_ties_and_odd_edge
         text=True,
     )
     assert ended.stdout == "equal\n", ended.stderr
+
+
+def test_the_poolings_backward_pass_is_what_it_tells_the_compiler() -> None:
+    offsets = torch.randint(0, 9, (2, 4, 5, 6), dtype=torch.uint8)
+    offsets[:, :, 0], offsets[:, :, :, 0] = 4, 4  # windows at the edge have pixels outside
+    torch.library.opcheck(max_pool_backward, (torch.randn(2, 4, 5, 6), offsets, 10, 12))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

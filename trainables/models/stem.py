@@ -1,8 +1,9 @@
 """The first convolution and the pooling of ResNets (`resnet18`, `resnet50`) in forms of the same arithmetic that GPUs run faster.
 
-In a compiled step of torchvision's ResNet-50 (H200, bf16, batch 512) these two take 9.2 of 71.5 ms, at a twentieth to a
-tenth of what the device could: no convolution kernel is made for 3 channels, and the compiler's backward pass of max
-pooling asks for each pixel in four windows whether it was the largest there.
+In a compiled step of torchvision's ResNet-50 (H200, bf16, batch 512; benchmarks/results/resnet50-modes) these two take 9.1 of
+71.5 ms, at a twentieth to a tenth of what the device could: cuDNN's kernels for a 7x7 window over 3 channels are slow, over
+8 with zeros no less, and the compiler's backward pass of max pooling asks for each pixel in four windows whether it was
+the largest there.
 """
 
 import torch
