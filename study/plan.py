@@ -1,11 +1,13 @@
 """What a study will run: every combination once, each with a status; in which order; how long; for how much."""
 
 import dataclasses
+import functools
 import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +15,8 @@ from pydantic import ValidationError
 from study.capacity import NodeCapacity
 from study.grid import NO_FIELDS, Capacity, Study
 from study.layout import ProcessKind, may_run_beside
+from trainables.image_sets import misfit
+from trainables.registry import IMAGE_FOLDERS
 from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
@@ -79,6 +83,7 @@ def plan_trials(
     count = max(1, len(study.cases)) * math.prod(len(values) for values in study.axes.values()) * study.repeats
     if not 0 < count <= MOST_TRIALS:
         raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
+    _looked_up.cache_clear()  # the folders may have changed since the last plan
     rows = []
     seen: set[str] = set()
     for case, fields in study.combinations():
@@ -137,8 +142,19 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
             f"global batch {trial.global_batch} is larger than an epoch: dataset {trial.dataset!r} has {images} images"
         )
         return PlannedTrial(None, resolved, "skipped", reason)
-    reason = unmet(trial) or unfit
+    reason = unmet(trial) or unfit or _misfit(trial)
     return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
+
+
+def _misfit(trial: Trial) -> str | None:
+    """Why the image sets in the trial's folder are not what it asks for, where this host has the folder."""
+    if trial.workload or trial.dataset not in IMAGE_FOLDERS or not trial.data_dir:
+        return None
+    return _looked_up(Path(trial.data_dir), trial.dataset, trial.storage, trial.image_size)
+
+
+_looked_up = functools.lru_cache(misfit)
+"""so that a plan of many trials reads each folder once"""
 
 
 def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:

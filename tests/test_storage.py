@@ -1,5 +1,6 @@
 """Storage formats: the same images from each, from the disk or from shared memory, with the page cache as it is asked."""
 
+import dataclasses
 import os
 import pickle
 import shutil
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from study.capacity import NodeCapacity
 from study.configuration import resolve
 from study.failures import first_line
+from study.grid import Study
 from study.messages import ConfigurationError
 from study.plan import plan_trials
 from study.studies import STUDIES
@@ -142,6 +145,23 @@ def test_pixels_of_another_size_are_told_with_the_command_that_converts(sets: Pa
         f"{sets}/arrow_raw holds pixels for image_size 28 (32 x 32), the trial asks for 56 (which needs 64); "
         "convert its JPEG files again: python -m study.scaling convert SRC DST --storage arrow_raw --image-size 56"
     )
+
+
+def test_what_a_folder_does_not_hold_is_known_before_anything_starts_row_by_row(sets: Path) -> None:
+    study = Study(
+        name="sizes",
+        question="",
+        base={"device": "cpu", "world_size": 1, "dataset": "image_folder", "data_dir": str(sets)},
+        axes={"storage": ("lmdb", "arrow_raw"), "image_size": (28, 56)},
+        repeats=1,
+    )
+    rows = plan_trials(study, [NodeCapacity("", "localhost", cpus=2, gpus=0)])
+    assert [row.status for row in rows] == ["pending", "pending", "pending", "infeasible"]
+    assert rows[-1].reason == line(trial(sets, "arrow_raw", image_size=56))
+    elsewhere = dataclasses.replace(study, base=dict(study.base) | {"data_dir": "/on/other/hosts/only"})
+    assert {row.status for row in plan_trials(elsewhere, [NodeCapacity("", "localhost", cpus=2, gpus=0)])} == {
+        "pending"
+    }
 
 
 @pytest.mark.parametrize("storage", [name for name in STORAGES if name != "jpeg"])

@@ -5,6 +5,7 @@ storage format, in subfolders of the formats' names (DIR/jpeg, DIR/lmdb, ...), s
 """
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,46 @@ def storages_in(folder: Path) -> dict[str, Path]:
         elif path in (folder, folder / "jpeg") and kind_of(path):
             found.setdefault("jpeg", path)
     return found
+
+
+def misfit(folder: Path, dataset: str, storage: str, image_size: int) -> str | None:
+    """Why the sets in a folder are not what a trial asks for, in one line; None where they are, or where there are none."""
+    found = storages_in(folder)
+    if not found:
+        return None
+    if storage not in found:
+        return f"{folder} holds storage {', '.join(map(repr, found))}, the trial asks for {storage!r}; " + _advice(
+            folder, found, storage, image_size
+        )
+    folder = found[storage]
+    manifest = read_manifest(folder)
+    if manifest is None and kind_of(folder) != dataset:
+        return (
+            f"{folder} is laid out as dataset {kind_of(folder)!r}, not as {dataset!r}: --set dataset={kind_of(folder)}"
+        )
+    if manifest is not None and manifest["storage"] == "arrow_raw" and manifest["image_size"] != image_size:
+        return (
+            f"{folder} holds pixels for image_size {manifest['image_size']} ({manifest['stored_side']} x "
+            f"{manifest['stored_side']}), the trial asks for {image_size} (which needs {stored_side(image_size)}); "
+            f"convert its JPEG files again: {_command('SRC', 'DST', storage, image_size)}"
+        )
+    return None
+
+
+def _advice(folder: Path, found: dict[str, Path], storage: str, image_size: int) -> str:
+    """How to get the format that is asked for."""
+    source = next((path for name, path in found.items() if name != "arrow_raw"), None)
+    if source is None:
+        command = _command("SRC", "DST", storage, image_size)
+        return f"pixels cannot become JPEG files again; convert what they were made from: {command}"
+    destination = f"{source}-{storage}" if source == folder else str(folder / storage)
+    return f"convert it: {_command(str(source), destination, storage, image_size)}"
+
+
+def _command(source: str, destination: str, storage: str, image_size: int) -> str:
+    size = ["--image-size", str(image_size)] if storage == "arrow_raw" else []
+    words = ["python", "-m", "study.scaling", "convert", source, destination, "--storage", storage, *size]
+    return shlex.join(words)
 
 
 def is_image(name: str) -> bool:

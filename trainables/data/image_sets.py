@@ -1,13 +1,12 @@
 """Finds an image set in a folder, in the storage format that is asked for, and opens a split of it."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainables.data import DataError
 from trainables.data.jpeg_files import class_folders, images_by_class, images_in, jpeg_files
 from trainables.data.records import Records
-from trainables.image_sets import kind_of, read_manifest, storages_in, stored_side
+from trainables.image_sets import kind_of, misfit, read_manifest, storages_in
 from trainables.registry import STORAGES, load
 
 LAYOUTS = {
@@ -30,26 +29,11 @@ def open_split(dataset: str, data_dir: str, storage: str, image_size: int, split
     folder = Path(data_dir)
     if not folder.is_dir():
         raise DataError(f"--data-dir {folder} is not a folder; dataset {dataset!r} needs {layout}")
-    found = storages_in(folder)
-    if not found:
+    if not storages_in(folder):
         raise DataError(f"{folder} holds no images; dataset {dataset!r} needs {layout}")
-    if storage not in found:
-        raise DataError(
-            f"{folder} holds storage {', '.join(map(repr, found))}, the trial asks for {storage!r}; "
-            + _advice(folder, found, storage, image_size)
-        )
-    folder = found[storage]
-    manifest = read_manifest(folder)
-    if manifest is None and kind_of(folder) != dataset:
-        raise DataError(
-            f"{folder} is laid out as dataset {kind_of(folder)!r}, not as {dataset!r}: --set dataset={kind_of(folder)}"
-        )
-    if manifest is not None and manifest["storage"] == "arrow_raw" and manifest["image_size"] != image_size:
-        raise DataError(
-            f"{folder} holds pixels for image_size {manifest['image_size']} ({manifest['stored_side']} x "
-            f"{manifest['stored_side']}), the trial asks for {image_size} (which needs {stored_side(image_size)}); "
-            f"convert its JPEG files again: {_command('SRC', 'DST', storage, image_size)}"
-        )
+    if reason := misfit(folder, dataset, storage, image_size):
+        raise DataError(reason)
+    folder = storages_in(folder)[storage]
     return open_folder(folder, {"train": "train", "test": "val"}[split])
 
 
@@ -130,19 +114,3 @@ def _tiny_imagenet(folder: Path, split: str) -> Split:
     if not found:
         raise DataError(f"{path} names no images: unpack it again")
     return jpeg_files(folder, found), classes
-
-
-def _advice(folder: Path, found: dict[str, Path], storage: str, image_size: int) -> str:
-    """How to get the format that is asked for."""
-    source = next((path for name, path in found.items() if name != "arrow_raw"), None)
-    if source is None:
-        command = _command("SRC", "DST", storage, image_size)
-        return f"pixels cannot become JPEG files again; convert what they were made from: {command}"
-    destination = f"{source}-{storage}" if source == folder else str(folder / storage)
-    return f"convert it: {_command(str(source), destination, storage, image_size)}"
-
-
-def _command(source: str, destination: str, storage: str, image_size: int) -> str:
-    size = ["--image-size", str(image_size)] if storage == "arrow_raw" else []
-    words = ["python", "-m", "study.scaling", "convert", source, destination, "--storage", storage, *size]
-    return shlex.join(words)
