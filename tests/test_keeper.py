@@ -96,6 +96,7 @@ def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | No
 
     async def play() -> tuple[bool, float]:
         loop = asyncio.get_running_loop()
+        began_s = loop.time()  # before the times below are set: none of them comes early by this clock
         job = _Job("job", {}, loop.create_future())
         group: Any = SimpleNamespace(ended=loop.create_future())
         for at_s in epochs_at_s:
@@ -104,7 +105,6 @@ def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | No
             loop.call_later(result_at_s, job.result.set_result, [])
         if end_at_s is not None:
             loop.call_later(end_at_s, group.ended.set_result, None)
-        began_s = loop.time()
         return await _result_or_end(job, group, timeout_s), loop.time() - began_s
 
     return asyncio.run(play())
