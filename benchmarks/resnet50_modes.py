@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, figure, write_summary
+from benchmarks.levers import LEVERS, STEM, compiler
 from benchmarks.ranks import Clock, Place, launch, options_of
 from benchmarks.roofline import as_markdown, profiled, roofline
 from benchmarks.sides import Legs, Ours, Side, Timed, abba, bare, gradient, ours
@@ -39,21 +40,6 @@ CASES = (
     "eager:256,compile:256,compile_graph:256,graph:256,compile:512,compile_graph:512,compile_graph:1024,compile:1024,"
     "eager:512,eager:32,compile_graph:32"
 )
-
-LEVERS: dict[str, dict[str, Any]] = {
-    "autotune": {"max_autotune": True},
-    "autotune_gemm": {"max_autotune_gemm": True, "conv_1x1_as_mm": True},
-    "coordinate": {"coordinate_descent_tuning": True},
-    "combo": {"combo_kernels": True},
-    "pointwise": {"max_autotune_pointwise": True},
-    "triton_conv": {"max_autotune": True, "max_autotune_conv_backends": "TRITON"},
-}
-"""options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
-autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
-generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest of a
-few block sizes; triton_conv: convolutions without cuDNN"""
-
-STEM = "stem"
 
 MEMORY = "both sides do not fit on one GPU: one ran after the other"
 
@@ -153,19 +139,6 @@ def ready(case: str, place: Place, options: dict[str, Any]) -> Iterator[tuple[Tr
     )
     with settings_for(trial, load(PRECISIONS[trial.precision])), compiler(lever), stream_for(trial, place.device):
         yield trial, (lambda: ours(trial, place), lambda: bare(trial, place))
-
-
-@contextlib.contextmanager
-def compiler(lever: str) -> Iterator[None]:
-    """The compiler's options of levers."""
-    names = [name for name in lever.split("+") if name not in ("", STEM)]
-    if not names:
-        yield
-        return
-    from torch._inductor import config
-
-    with config.patch({key: value for name in names for key, value in LEVERS[name].items()}):
-        yield
 
 
 def errors_of_gradients(place: Place, options: dict[str, Any]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Small batches are bound by the host: ResNet-50 at batch 32 as eager step, CUDA graph, and compiled CUDA graph.
 
     python -m benchmarks.small_batch --seconds 500                     # on every power of two of the GPUs that there are
+    python -m benchmarks.small_batch --levers stem+pointwise --modes compile_graph
     python -m benchmarks.small_batch --device cpu --small              # a small form
 
 Without DDP on one GPU, and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, in the same processes).
@@ -8,7 +9,8 @@ Goals: compiled and graphed under DDP at most 6.9 ms on one H200; weak efficienc
 one. Gradients of each mode equal the eager step's within the precision's tolerance: their distance from the fp32
 gradient of the same weights and batch is at most 1.5 times the eager step's own. They are ResNet-18's on small images: a
 new ResNet-50 amplifies rounding so much that even the eager bf16 gradient is 1.3 times its own length from the fp32 one
-(H200, batch 32, and a CPU), and no fault could be told from that.
+(H200, batch 32, and a CPU), and no fault could be told from that. Those of the rewritten stem are compared by
+`benchmarks.resnet50_modes --gradients`.
 """
 
 import time
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import figure, write_summary
+from benchmarks.levers import LEVERS, STEM, compiler
 from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
 from benchmarks.sides import Legs, Side, abba, bare, gradient, ours
 from study.capacity import count_gpus
@@ -30,7 +33,7 @@ GOAL_DEVICE = "NVIDIA H200"
 EFFICIENCY_GOAL = 0.95
 TOLERANCE = 1.5
 
-COMPARED = {"model": "resnet18", "image_size": 32}
+COMPARED = {"model": "resnet18", "image_size": 32, "rewritten_stem": False}
 """whose gradients are compared"""
 
 
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--gpus", help="ranks, a comma list; left out: powers of two up to all GPUs")
     parser.add_argument("--modes", default="compile_graph,eager,graph,compile", help="in this order")
+    parser.add_argument("--levers", default="", help="of compiled modes, joined by +: stem, " + ", ".join(LEVERS))
     parser.add_argument("--without-gradients", action="store_true", help="time only")
     options = parser.parse_args()
     if options.small:
@@ -68,7 +72,12 @@ def cases(options: dict[str, Any], sizes: list[int]) -> list[Trial]:
     modes = options["modes"].split(",")
     kinds = [("ddp", 1), ("none", 1), *(("ddp", size) for size in reversed(sizes) if size > 1)]
     return [
-        base.but(parallel=parallel, world_size=size, execution=mode)
+        base.but(
+            parallel=parallel,
+            world_size=size,
+            execution=mode,
+            rewritten_stem=mode.startswith("compile") and STEM in options["levers"].split("+"),
+        )
         for mode in modes
         for parallel, size in kinds
         if size in sizes
@@ -89,7 +98,8 @@ def measure(place: Place, options: dict[str, Any]) -> None:
             continue
         begin_s = time.monotonic()
         if place.rank < trial.processes:
-            taken[trial] = in_turn(trial, place, options["quadruples"], clock)
+            with compiler(options["levers"]):
+                taken[trial] = in_turn(trial, place, options["quadruples"], clock)
             if not options["without_gradients"]:
                 errors[trial] = error_of_gradient(trial, place, references)
             release_memory()
@@ -135,7 +145,10 @@ def write(
     alone = [legs.rate("ours")[0] for trial, legs in taken.items() if trial.world_size == 1]
     for trial, legs in taken.items():
         rate, (low, high) = legs.rate("ours")
-        name = f"{trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
+        with_levers = (
+            f" with {options['levers']}" if options["levers"] and trial.execution.startswith("compile") else ""
+        )
+        name = f"{trial.execution}{with_levers}, {trial.parallel}, {trial.world_size} {trial.device}"
         step_s, interval = trial.global_batch / rate, (trial.global_batch / high, trial.global_batch / low)
         goal = judged and trial.execution == "compile_graph" and trial.parallel == "ddp" and trial.world_size == 1
         asked = f"<= {GOAL_S}" if goal else "none"
@@ -149,7 +162,7 @@ def write(
             holds = efficiency >= EFFICIENCY_GOAL if goal else None
             figures.append(figure(f"weak efficiency, {name}, to the best of one", efficiency, None, "", asked, holds))
     for trial, error in errors.items():
-        eager = errors.get(trial.but(execution="eager"))
+        eager = errors.get(trial.but(execution="eager", rewritten_stem=False))
         name = f"{COMPARED['model']}, {trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
         holds = None if eager is None or trial.execution == "eager" else error <= TOLERANCE * eager
         asked = f"<= {TOLERANCE} of the eager step's" + (f", {eager:.3g}" if eager is not None else "")

@@ -1,0 +1,33 @@
+"""Options of the compiler, and the rewritten stem, that benchmarks of ResNets try one at a time or together."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+LEVERS: dict[str, dict[str, Any]] = {
+    "autotune": {"max_autotune": True},
+    "autotune_gemm": {"max_autotune_gemm": True, "conv_1x1_as_mm": True},
+    "coordinate": {"coordinate_descent_tuning": True},
+    "combo": {"combo_kernels": True},
+    "pointwise": {"max_autotune_pointwise": True},
+    "triton_conv": {"max_autotune": True, "max_autotune_conv_backends": "TRITON"},
+}
+"""options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
+autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
+generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest of a
+few block sizes; triton_conv: convolutions without cuDNN"""
+
+STEM = "stem"
+
+
+@contextlib.contextmanager
+def compiler(levers: str) -> Iterator[None]:
+    """The compiler's options of these levers, joined by +."""
+    names = [name for name in levers.split("+") if name not in ("", STEM)]
+    if not names:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch({key: value for name in names for key, value in LEVERS[name].items()}):
+        yield
