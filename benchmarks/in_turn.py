@@ -3,6 +3,7 @@
 Its workload is the trial's own model and images; at the begin of each step it sees whether a turn ends.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.turns import LEAD_STEPS, Turns, write_blocks
+from benchmarks.turns import LEAD_STEPS, Turns
+from trainables.data.resident import device_of
+from trainables.timing import clock_for
 from trainables.trial import Trial
 from trainables.workload import Workload, build_workload
 
@@ -25,10 +28,9 @@ def workload_file(folder: Path, steps: int) -> str:
 
 def in_turn(folder: str, steps: int, trial: Trial) -> Workload:
     """The workload of the trial's own model and resident images, whose steps pass through `Blocks`."""
-    on_gpu = trial.device == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    device = device_of(trial)
     workload = build_workload(trial.but(workload=""), device)
-    synchronize = torch.cuda.synchronize if on_gpu else _nothing
+    synchronize = clock_for(device).synchronize
     blocks = Blocks(Path(folder), dist.get_rank(), steps, trial.settling_steps, trial.steps, synchronize)
 
     def prepare(images: torch.Tensor) -> torch.Tensor:
@@ -36,10 +38,6 @@ def in_turn(folder: str, steps: int, trial: Trial) -> Workload:
         return workload.prepare(images)
 
     return replace(workload, prepare=prepare)
-
-
-def _nothing() -> None:
-    """What waiting for a CPU's work is."""
 
 
 @dataclass
@@ -79,4 +77,4 @@ class Blocks:
         if at < self.window - 1:
             self.turns.begin()
         elif which == 1:
-            write_blocks(self.folder / f"ours-{self.rank}.json", self.seconds)
+            (self.folder / f"ours-{self.rank}.json").write_text(json.dumps(self.seconds))

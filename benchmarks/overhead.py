@@ -114,9 +114,9 @@ def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: P
         for side in "ABBA":
             if side == "A":
                 measured = ours(trial)
-                phases = measured["throughput_samples_per_s"] / measured["instruments_ratio"]
-                taken.append(_what(trial) | {"side": "ours", "plain": measured["throughput_samples_per_s"]})
-                taken[-1]["phases"] = phases
+                plain = measured["throughput_samples_per_s"]
+                phases = plain / measured["instruments_ratio"]
+                taken.append(_what(trial) | {"side": "ours", "plain": plain, "phases": phases})
             else:
                 taken.append(_what(trial) | {"side": "bare", "plain": trial.global_batch * trial.steps / bare(trial)})
         yield taken
@@ -133,16 +133,15 @@ def _blocks(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path)
         theirs = pool.submit(bare, trial, blocks=4 * quadruples)
         ours(trial.but(workload=workload_file(folder, trial.steps), steps=window, account_steps=0))
         theirs.result()
-    taken: Rows = []
-    rates = {}
+    windows = {}
     for side in ("ours", "bare"):
         ranks = [json.loads((folder / f"{side}-{rank}.json").read_text()) for rank in range(trial.world_size)]
-        rates[side] = [trial.global_batch * trial.steps / max(of_ranks) for of_ranks in zip(*ranks, strict=True)]
-    both = {side: zip(taken[: 2 * quadruples], taken[2 * quadruples :], strict=True) for side, taken in rates.items()}
-    for _ in range(quadruples):
-        for side in ("ours", "bare", "bare", "ours"):
-            plain, phases = next(both[side])
-            taken.append(_what(trial) | {"side": side, "plain": plain, "phases": phases})
+        rates = [trial.global_batch * trial.steps / max(of_ranks) for of_ranks in zip(*ranks, strict=True)]
+        windows[side] = zip(rates[: 2 * quadruples], rates[2 * quadruples :], strict=True)
+    taken: Rows = []
+    for side in quadruples * ("ours", "bare", "bare", "ours"):
+        plain, phases = next(windows[side])
+        taken.append(_what(trial) | {"side": side, "plain": plain, "phases": phases})
     return [taken]
 
 

@@ -36,6 +36,9 @@ LEG_S = 0.8
 
 LEAST_STEPS = 5
 
+GRADIENT_TOLERANCE = 1.5
+"""a gradient may be so many times as far from the eager one in fp32 as that which it is judged by"""
+
 
 @dataclass
 class Ours:
@@ -173,3 +176,8 @@ def gradient(trial: Trial, place: Place) -> torch.Tensor:
         del side, held, changes
         drop_buckets(place.groups[trial.processes][0], place.device)
     return found
+
+
+def distance(trial: Trial, place: Place, reference: torch.Tensor) -> float:
+    """How far the trial's gradient is from a reference, relative to that."""
+    return float((gradient(trial, place) - reference).norm() / reference.norm())

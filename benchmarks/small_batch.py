@@ -21,7 +21,7 @@ import torch
 from benchmarks.common import figure, write_summary
 from benchmarks.levers import LEVERS, STEM, compiler
 from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
-from benchmarks.sides import Legs, Side, abba, bare, gradient, ours
+from benchmarks.sides import GRADIENT_TOLERANCE, Legs, Side, abba, bare, distance, gradient, ours
 from study.capacity import count_gpus
 from trainables.execution import stream_for
 from trainables.process import drop_buckets, release_memory, settings_for
@@ -31,7 +31,6 @@ from trainables.trial import Trial
 GOAL_S = 6.9e-3
 GOAL_DEVICE = "NVIDIA H200"
 EFFICIENCY_GOAL = 0.95
-TOLERANCE = 1.5
 
 COMPARED = {"model": "resnet18", "image_size": 32, "rewritten_stem": False}
 """whose gradients are compared"""
@@ -131,8 +130,7 @@ def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, in
     key = (trial.parallel, trial.world_size)
     if key not in references:
         references[key] = gradient(trial.but(execution="eager", precision="fp32"), place)
-    reference = references[key]
-    return float((gradient(trial, place) - reference).norm() / reference.norm())
+    return distance(trial, place, references[key])
 
 
 def write(
@@ -164,8 +162,8 @@ def write(
     for trial, error in errors.items():
         eager = errors.get(trial.but(execution="eager", rewritten_stem=False))
         name = f"{COMPARED['model']}, {trial.execution}, {trial.parallel}, {trial.world_size} {trial.device}"
-        holds = None if eager is None or trial.execution == "eager" else error <= TOLERANCE * eager
-        asked = f"<= {TOLERANCE} of the eager step's" + (f", {eager:.3g}" if eager is not None else "")
+        holds = None if eager is None or trial.execution == "eager" else error <= GRADIENT_TOLERANCE * eager
+        asked = f"<= {GRADIENT_TOLERANCE} of the eager step's" + (f", {eager:.3g}" if eager is not None else "")
         figures.append(figure(f"gradient's distance from fp32, {name}", error, None, "relative", asked, holds))
     write_summary(options["name"], figures, samples)
 

@@ -3,7 +3,6 @@
 Two programs, each of one or more ranks, tell each other through a file of counters that all of them map.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -49,10 +48,3 @@ class Turns:
 
     def end(self) -> None:
         self.mine[0] = self.place + 1
-
-
-def write_blocks(file: Path, seconds: list[float]) -> None:
-    """Wall seconds of a rank's blocks in the order of running; the file is whole as soon as it is there."""
-    beside = file.with_suffix(".tmp")
-    beside.write_text(json.dumps(seconds))
-    beside.rename(file)

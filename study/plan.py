@@ -5,7 +5,7 @@ import functools
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,12 @@ def plan_trials(
     count = max(1, len(study.cases)) * math.prod(len(values) for values in study.axes.values()) * study.repeats
     if not 0 < count <= MOST_TRIALS:
         raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
-    _looked_up.cache_clear()  # the folders may have changed since the last plan
+    look_up = functools.cache(misfit)  # a plan of many trials reads each folder once
     rows = []
     seen: set[str] = set()
     for case, fields in study.combinations():
         for repeat in range(study.repeats):
-            row = _row(study, fields | {"repeat": repeat}, capacity)
+            row = _row(study, fields | {"repeat": repeat}, capacity, look_up)
             row = dataclasses.replace(row, case=case)
             if row.trial is not None and row.trial.trial_id in seen:
                 continue  # of another case that comes to the same
@@ -112,7 +112,7 @@ def _refuse_absent_ranks(rows: Sequence[PlannedTrial]) -> None:
             )
 
 
-def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTrial:
+def _row(study: Study, fields: dict[str, Any], capacity: Capacity, look_up: Callable[..., str | None]) -> PlannedTrial:
     reason = next((reason for rule in study.skip if (reason := rule(fields))), None)
     if reason:
         return PlannedTrial(None, fields, "skipped", reason)
@@ -142,19 +142,15 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity) -> PlannedTri
             f"global batch {trial.global_batch} is larger than an epoch: dataset {trial.dataset!r} has {images} images"
         )
         return PlannedTrial(None, resolved, "skipped", reason)
-    reason = unmet(trial) or unfit or _misfit(trial)
+    reason = unmet(trial) or unfit or _misfit(trial, look_up)
     return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
 
 
-def _misfit(trial: Trial) -> str | None:
+def _misfit(trial: Trial, look_up: Callable[..., str | None]) -> str | None:
     """Why the image sets in the trial's folder are not what it asks for, where this host has the folder."""
     if trial.workload or trial.dataset not in IMAGE_FOLDERS or not trial.data_dir:
         return None
-    return _looked_up(Path(trial.data_dir), trial.dataset, trial.storage, trial.image_size)
-
-
-_looked_up = functools.lru_cache(misfit)
-"""so that a plan of many trials reads each folder once"""
+    return look_up(Path(trial.data_dir), trial.dataset, trial.storage, trial.image_size)
 
 
 def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:

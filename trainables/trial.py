@@ -104,7 +104,8 @@ class Trial(BaseModel):
     execution: str = Field("eager", description="how the step's operations are issued")
     memory_format: str = Field("contiguous", description="layout of image tensors")
     rewritten_stem: bool = Field(
-        False, description="ResNet's first convolution and pooling in forms that GPUs run faster; the step is compiled"
+        False,
+        description="ResNet's first convolution and pooling in forms that GPUs may run faster; the step is compiled",
     )
     optimizer: str = Field("sgd", description="what turns gradients into updates")
     learning_rate: float = Field(

@@ -23,6 +23,7 @@ from trainables.data.decode import ON_DEVICE, DecodeError, as_baseline, centre_s
 from trainables.data.image_sets import open_split
 from trainables.data.placement import in_shared_memory, set_page_cache
 from trainables.data.records import Records
+from trainables.data.resident import device_of
 from trainables.image_sets import stored_side
 from trainables.registry import DECODERS, load
 from trainables.trial import Trial
@@ -109,10 +110,9 @@ def _on_device(trial: Trial, inputs: Any) -> torch.Tensor:
     """What is left to do on the device, as uint8: decode where it decodes, crop and mirror where it augments."""
     images = inputs
     if isinstance(inputs, OnHost):
-        device = torch.device("cuda", torch.cuda.current_device()) if trial.device == "cuda" else CPU
         contents = _unpacked(*inputs.value)
         images = load(DECODERS[trial.decode])(
-            contents, [centre_square] * len(contents), stored_side(trial.image_size), device
+            contents, [centre_square] * len(contents), stored_side(trial.image_size), device_of(trial)
         )
     if trial.augment == "device":
         return crop_and_flip(images, trial.image_size)

@@ -29,12 +29,12 @@ def open_split(dataset: str, data_dir: str, storage: str, image_size: int, split
     folder = Path(data_dir)
     if not folder.is_dir():
         raise DataError(f"--data-dir {folder} is not a folder; dataset {dataset!r} needs {layout}")
-    if not storages_in(folder):
-        raise DataError(f"{folder} holds no images; dataset {dataset!r} needs {layout}")
     if reason := misfit(folder, dataset, storage, image_size):
         raise DataError(reason)
-    folder = storages_in(folder)[storage]
-    return open_folder(folder, {"train": "train", "test": "val"}[split])
+    found = storages_in(folder)
+    if not found:
+        raise DataError(f"{folder} holds no images; dataset {dataset!r} needs {layout}")
+    return open_folder(found[storage], {"train": "train", "test": "val"}[split])
 
 
 def open_folder(folder: Path, split: str) -> Split:

@@ -4,9 +4,15 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainables.data import ImageDataset
+from trainables.trial import Trial
 
 CHUNK = 4096
 """images that are resized at a time"""
+
+
+def device_of(trial: Trial) -> torch.device:
+    """The device of this rank."""
+    return torch.device("cuda", torch.cuda.current_device()) if trial.device == "cuda" else torch.device("cpu")
 
 
 def on_device(dataset: ImageDataset, device: torch.device) -> TensorDataset:

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from trainables.data import DataSource
+from trainables.data.resident import device_of
 from trainables.data.text import VOCABULARY, TextSource
 from trainables.trial import Trial
 
@@ -24,7 +25,7 @@ def resident(trial: Trial) -> DataSource:
     Images are float32 [batch_per_process, 3, image_size, image_size] in the trial's memory format. Random values, not zeros:
     zeros draw less power and run faster.
     """
-    device = _device(trial)
+    device = device_of(trial)
     layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
     images = torch.randn(trial.batch_per_process, CHANNELS, trial.image_size, trial.image_size, device=device)
     labels = torch.randint(CLASSES, (trial.batch_per_process,), device=device)
@@ -37,7 +38,7 @@ def resident_text(trial: Trial) -> TextSource:
     sequence_length].
     """
     shape = (trial.batch_per_process, trial.sequence_length + 1)
-    rows = torch.randint(VOCABULARY, shape, dtype=torch.uint8, device=_device(trial))
+    rows = torch.randint(VOCABULARY, shape, dtype=torch.uint8, device=device_of(trial))
     return TextSource(TensorDataset(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()), VOCABULARY)
 
 
@@ -73,7 +74,3 @@ def _slices(image_bytes: int) -> torch.Tensor:
     size = image_bytes + (_SLICES - 1) * _STRIDE_BYTES
     block = torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return block.unfold(0, image_bytes, _STRIDE_BYTES)
-
-
-def _device(trial: Trial) -> torch.device:
-    return torch.device(trial.device, torch.cuda.current_device()) if trial.device == "cuda" else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The first convolution and the pooling of ResNets (`resnet18`, `resnet50`) in forms of the same arithmetic that GPUs run faster.
+"""The first convolution and the pooling of ResNets (`resnet18`, `resnet50`) in other forms of the same arithmetic, for speed on GPUs.
 
 In a compiled step of torchvision's ResNet-50 (H200, bf16, batch 512; benchmarks/results/resnet50-modes) these two take 9.1 of
 71.5 ms, at a twentieth to a tenth of what the device could: cuDNN's kernels for a 7x7 window over 3 channels are slow, over
