@@ -37,7 +37,7 @@ class _MaxPool(torch.autograd.Function):
             offsets = torch.where(larger, offset, offsets).to(torch.uint8)
         ctx.save_for_backward(offsets)
         ctx.shape = inputs.shape
-        return largest.contiguous(memory_format=torch.channels_last)
+        return largest
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
