@@ -1,4 +1,4 @@
-"""Options of the compiler, and the rewritten stem, that benchmarks of ResNets try one at a time or together."""
+"""Options of the compiler, the rewritten stem, and options of DDP, that benchmarks try one at a time or together."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,6 +18,20 @@ generated kernels by search; combo: small kernels side by side in one; pointwise
 few block sizes; triton_conv: convolutions without cuDNN"""
 
 STEM = "stem"
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "bf16 gradients": {"parallel": "ddp_bf16"},
+    "buckets of 10 MiB": {"bucket_mb": 10.0},
+    "buckets of 50 MiB": {"bucket_mb": 50.0},
+    "buckets of 100 MiB": {"bucket_mb": 100.0},
+    "gradients as bucket views": {"gradient_as_bucket_view": True},
+    "views + buckets of 100 MiB": {"gradient_as_bucket_view": True, "bucket_mb": 100.0},
+    "static graph": {"static_graph": True},
+    "buffers not broadcast": {"broadcast_buffers": False},
+    "views + static graph + bf16": {"gradient_as_bucket_view": True, "static_graph": True, "parallel": "ddp_bf16"},
+}
+"""options of DDP, each a change of the default trial"""
 
 
 @contextlib.contextmanager

@@ -104,6 +104,7 @@ def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
                 image_size=options["image_size"],
                 device=options["device"],
                 world_size=size,
+                parallel="none" if peer == "timm" and size == 1 else "ddp",  # as its train.py
                 cpus_per_rank=max(1, count_cpus() // max(size, count_gpus())) if options["device"] == "cuda" else 1,
                 batch_per_gpu=int(batch),
                 precision=options["precision"],

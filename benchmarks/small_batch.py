@@ -1,7 +1,7 @@
 """Small batches are bound by the host: ResNet-50 at batch 32 as eager step, CUDA graph, and compiled CUDA graph.
 
     python -m benchmarks.small_batch --seconds 500                     # on every power of two of the GPUs that there are
-    python -m benchmarks.small_batch --levers stem+pointwise --modes compile_graph
+    python -m benchmarks.small_batch --levers stem+pointwise --modes compile_graph --variant "gradients as bucket views"
     python -m benchmarks.small_batch --device cpu --small              # a small form
 
 Without DDP on one GPU, and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, in the same processes).
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import figure, write_summary
-from benchmarks.levers import LEVERS, STEM, compiler
+from benchmarks.levers import LEVERS, STEM, VARIANTS, compiler
 from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
 from benchmarks.sides import GRADIENT_TOLERANCE, Legs, Side, abba, bare, distance, gradient, ours
 from study.capacity import count_gpus
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--gpus", help="ranks, a comma list; left out: powers of two up to all GPUs")
     parser.add_argument("--modes", default="compile_graph,eager,graph,compile", help="in this order")
     parser.add_argument("--levers", default="", help="of compiled modes, joined by +: stem, " + ", ".join(LEVERS))
+    parser.add_argument("--variant", default="default", choices=list(VARIANTS), help="options of DDP")
     parser.add_argument("--without-gradients", action="store_true", help="time only")
     options = parser.parse_args()
     if options.small:
@@ -72,10 +73,10 @@ def cases(options: dict[str, Any], sizes: list[int]) -> list[Trial]:
     kinds = [("ddp", 1), ("none", 1), *(("ddp", size) for size in reversed(sizes) if size > 1)]
     return [
         base.but(
-            parallel=parallel,
             world_size=size,
             execution=mode,
             rewritten_stem=mode.startswith("compile") and STEM in options["levers"].split("+"),
+            **{"parallel": parallel} | (VARIANTS[options["variant"]] if parallel == "ddp" else {}),
         )
         for mode in modes
         for parallel, size in kinds
@@ -146,7 +147,8 @@ def write(
         with_levers = (
             f" with {options['levers']}" if options["levers"] and trial.execution.startswith("compile") else ""
         )
-        name = f"{trial.execution}{with_levers}, {trial.parallel}, {trial.world_size} {trial.device}"
+        variant = "" if trial.parallel == "none" or options["variant"] == "default" else f", {options['variant']}"
+        name = f"{trial.execution}{with_levers}, {trial.parallel}{variant}, {trial.world_size} {trial.device}"
         step_s, interval = trial.global_batch / rate, (trial.global_batch / high, trial.global_batch / low)
         goal = judged and trial.execution == "compile_graph" and trial.parallel == "ddp" and trial.world_size == 1
         asked = f"<= {GOAL_S}" if goal else "none"

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from benchmarks.common import figure, write_summary
+from benchmarks.levers import VARIANTS
 from benchmarks.ranks import Clock, Place, launch, options_of, sizes_that_fit
 from benchmarks.sides import Legs, Side, abba, ours
 from study.capacity import count_gpus
@@ -21,19 +22,6 @@ from trainables.registry import PRECISIONS, load
 from trainables.trial import Trial
 
 GOALS = {"resnet50": 0.985, "resnet18": 0.985, "vgg19": 0.95}
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "bf16 gradients": {"parallel": "ddp_bf16"},
-    "buckets of 10 MiB": {"bucket_mb": 10.0},
-    "buckets of 50 MiB": {"bucket_mb": 50.0},
-    "buckets of 100 MiB": {"bucket_mb": 100.0},
-    "gradients as bucket views": {"gradient_as_bucket_view": True},
-    "static graph": {"static_graph": True},
-    "buffers not broadcast": {"broadcast_buffers": False},
-    "views + static graph + bf16": {"gradient_as_bucket_view": True, "static_graph": True, "parallel": "ddp_bf16"},
-}
-"""options of DDP, each a change of the default trial"""
 
 
 def main() -> None:
@@ -55,11 +43,11 @@ def main() -> None:
 
 
 def cases(options: dict[str, Any], sizes: list[int]) -> list[tuple[str, Trial]]:
-    """Variant and trial: all models with the default on the most ranks, all variants there, then fewer ranks."""
+    """Variant and trial: all models with each variant on the most ranks, then with the default on fewer."""
     models = [case.split(":") for case in options["cases"].split(",")]
     wanted = options["variants"].split(",")
-    order = [("default", sizes[-1]), *((name, sizes[-1]) for name in wanted if name != "default")]
-    order += [("default", size) for size in reversed(sizes[:-1])]
+    order = [(name, sizes[-1]) for name in wanted]
+    order += [("default", size) for size in reversed(sizes[:-1]) if "default" in wanted]
     return [
         (
             name,
