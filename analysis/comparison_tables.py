@@ -85,7 +85,7 @@ SETTINGS: Mapping[str, tuple[object, ...]] = {
     "sync_batch_norm": (False, True),
     "broadcast_buffers": (True, False),
     "bucket_mb": (25.0,),
-    "gradient_as_bucket_view": (False, True),
+    "gradient_as_bucket_view": (True, False),
     "static_graph": (False, True),
     "pin_cores": (False, True),
     "accumulation_steps": (1,),

@@ -1,8 +1,8 @@
 """The peer of `overhead.py`: a bare training loop, as one writes it for torchrun. No Ray, nothing of the study.
 
-Started once by torchrun, it waits for `DIR/go-<k>.json` ({"model", "batch", "precision", "image_size", "device",
-"channels", "warmup_steps", "steps"}; {} ends it), builds the model anew, warms up, times, and rank 0 writes
-`DIR/done-<k>.json` with the slowest rank's wall seconds. While it waits it sleeps. A job with "blocks" times so many of
+Started once by torchrun, it waits for `DIR/go-<k>.json` ({"model", "batch", "precision", "image_size", "ddp",
+"warmup_steps", "steps"}; {} ends it), builds the model anew, warms up, times, and rank 0 writes `DIR/done-<k>.json` with
+the slowest rank's wall seconds. While it waits it sleeps. A job with "blocks" times so many of
 them, in turn with the other side (`turns.py`).
 """
 

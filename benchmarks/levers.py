@@ -25,11 +25,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "buckets of 10 MiB": {"bucket_mb": 10.0},
     "buckets of 50 MiB": {"bucket_mb": 50.0},
     "buckets of 100 MiB": {"bucket_mb": 100.0},
-    "gradients as bucket views": {"gradient_as_bucket_view": True},
-    "views + buckets of 100 MiB": {"gradient_as_bucket_view": True, "bucket_mb": 100.0},
+    "gradients copied back from buckets": {"gradient_as_bucket_view": False},
     "static graph": {"static_graph": True},
     "buffers not broadcast": {"broadcast_buffers": False},
-    "views + static graph + bf16": {"gradient_as_bucket_view": True, "static_graph": True, "parallel": "ddp_bf16"},
+    "static graph + bf16 gradients": {"static_graph": True, "parallel": "ddp_bf16"},
 }
 """options of DDP, each a change of the default trial"""
 

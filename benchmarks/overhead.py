@@ -35,6 +35,7 @@ from ray.util.metrics import Gauge
 from analysis.measures import summarise
 from benchmarks.common import abba_ratio, figure, write_summary
 from benchmarks.in_turn import workload_file
+from benchmarks.sides import ddp_options
 from benchmarks.turns import LEAD_STEPS, new_turns
 from study.capacity import count_gpus
 from study.cluster import connect
@@ -212,7 +213,7 @@ def bare_loop(world_size: int, device: str) -> Iterator[tuple[Bare, Path]]:
 
         def measure(trial: Trial, **more: int) -> float:
             fields = trial.model_dump(include={"model", "precision", "image_size", "warmup_steps", "steps"})
-            answer = ask(fields | {"batch": trial.batch_per_gpu} | more)
+            answer = ask(fields | {"batch": trial.batch_per_gpu, "ddp": ddp_options(trial)} | more)
             while not answer.exists():
                 if process.poll() is not None:
                     raise RuntimeError(f"the bare loop ended with status {process.returncode}")

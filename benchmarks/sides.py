@@ -87,19 +87,26 @@ def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
 def bare(trial: Trial, place: Place) -> Timed:
     """The bare loop's step of the same model, batch, execution and DDP options. Call it within the trial's settings."""
     group, control = place.groups[trial.processes]
-    options = {"bucket_cap_mb": trial.bucket_mb, "gradient_as_bucket_view": trial.gradient_as_bucket_view}
     job = {
         "model": trial.model,
         "batch": trial.batch_per_gpu,
         "precision": trial.precision,
         "image_size": trial.image_size,
         "execution": trial.execution,
-        "ddp": None if trial.parallel == "none" else options | {"static_graph": trial.static_graph},
+        "ddp": ddp_options(trial),
     }
     step = training(job, place.device, group)
     for _ in repeat(None, trial.settling_steps):
         step()
     return lambda steps: timed_s(step, steps, place.device, control)
+
+
+def ddp_options(trial: Trial) -> dict[str, Any] | None:
+    """What the bare loop tells DDP for the trial's options; None: the trial is without it."""
+    if trial.parallel == "none":
+        return None
+    views, static = trial.gradient_as_bucket_view, trial.static_graph
+    return {"bucket_cap_mb": trial.bucket_mb, "gradient_as_bucket_view": views, "static_graph": static}
 
 
 @dataclass

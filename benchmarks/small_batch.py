@@ -1,7 +1,7 @@
 """Small batches are bound by the host: ResNet-50 at batch 32 as eager step, CUDA graph, and compiled CUDA graph.
 
     python -m benchmarks.small_batch --seconds 500                     # on every power of two of the GPUs that there are
-    python -m benchmarks.small_batch --levers stem+pointwise --modes compile_graph --variant "gradients as bucket views"
+    python -m benchmarks.small_batch --levers stem+pointwise --modes compile_graph
     python -m benchmarks.small_batch --device cpu --small              # a small form
 
 Without DDP on one GPU, and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, in the same processes).

@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.cases, options.image_size, options.precision, options.quadruples = "mlp:64", 32, "fp32", 2
-        options.variants = "default,gradients as bucket views"
+        options.variants = "default,gradients copied back from buckets"
     available = count_gpus() if options.device == "cuda" else 2
     sizes = sizes_that_fit(options.gpus or "2,4,8", available)
     if not sizes:

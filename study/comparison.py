@@ -26,6 +26,9 @@ _RATIO = "throughput_samples_per_s_ratio"
 _LOW, _HIGH = "throughput_samples_per_s_low", "throughput_samples_per_s_high"
 _MOST_LISTED = 10
 
+OLDER = {"gradient_as_bucket_view": False}
+"""what a field was in trials older than it, where today's default is another"""
+
 
 def share(text: str) -> float:
     """The share that a percentage such as "5%" names. Raises ConfigurationError for anything else."""
@@ -38,8 +41,8 @@ def share(text: str) -> float:
 
 
 def compared(before: str, after: str) -> Comparison:
-    """The two folders; a field that one of them is too old to know has the default of a trial there."""
-    return compare(before, after, {name: field.default for name, field in Trial.model_fields.items()})
+    """The two folders; a field that one of them is too old to know has the default of a trial there, or what it was."""
+    return compare(before, after, {name: field.default for name, field in Trial.model_fields.items()} | OLDER)
 
 
 def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:

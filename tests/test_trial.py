@@ -55,7 +55,7 @@ CHANGED: dict[str, Any] = {
     "sync_batch_norm": True,
     "broadcast_buffers": False,
     "bucket_mb": 1.0,
-    "gradient_as_bucket_view": True,
+    "gradient_as_bucket_view": False,
     "static_graph": True,
     "accumulation_steps": 2,
     "execution": "compile",
@@ -215,7 +215,7 @@ def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
             "static_graph is an option of DDP; parallel is 'fsdp2': use one of ddp, ddp_fp16, ddp_bf16, zero1",
         ),
         (
-            {"parallel": "none", "gradient_as_bucket_view": True},
+            {"parallel": "none", "gradient_as_bucket_view": False},
             "gradient_as_bucket_view is an option of DDP; parallel is 'none': use one of ddp, ddp_fp16, ddp_bf16, zero1",
         ),
         ({"median_width": 0.0}, "median_width 0.0: input should be greater than 0"),

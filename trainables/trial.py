@@ -95,7 +95,7 @@ class Trial(BaseModel):
     broadcast_buffers: bool = Field(True, description="rank 0's buffers go to all ranks before each forward pass")
     bucket_mb: float = Field(25.0, gt=0, le=10_000, description="MiB of gradients that are reduced together")
     gradient_as_bucket_view: bool = Field(
-        False, description="DDP: gradients are views of its buckets, so that none is copied into one"
+        True, description="DDP: gradients become views of its buckets, so that none is copied back from one"
     )
     static_graph: bool = Field(
         False, description="DDP: each step uses the same weights, so that it need not look for unused ones"
@@ -227,7 +227,7 @@ class Trial(BaseModel):
                 "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
             )
         for field in ("gradient_as_bucket_view", "static_graph"):
-            if getattr(self, field) and self.parallel not in DDP_WRAPPED:
+            if getattr(self, field) != type(self).model_fields[field].default and self.parallel not in DDP_WRAPPED:
                 raise ValueError(
                     f"{field} is an option of DDP; parallel is {self.parallel!r}: use one of {', '.join(DDP_WRAPPED)}"
                 )

@@ -37,6 +37,8 @@ class _MaxPool(torch.autograd.Function):
             offsets = torch.where(larger, offset, offsets).to(torch.uint8)
         ctx.save_for_backward(offsets)
         ctx.shape = inputs.shape
+        # as it is: where a Function's output went through a `contiguous` that copied nothing, torch 2.11 compiles a backward
+        # pass that begins with zeros
         return largest
 
     @staticmethod
