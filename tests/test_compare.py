@@ -12,7 +12,7 @@ from scipy import stats
 
 from analysis.compare import compare
 from analysis.results import ResultsError
-from study.comparison import share
+from study.comparison import compared, share
 from study.messages import ConfigurationError
 from study.scaling import DONE, SOME_FAILED, USAGE, main
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
@@ -102,6 +102,17 @@ def test_a_field_that_only_one_folder_knows_has_its_default_in_the_other(tmp_pat
     assert len(found.rows) == 1
     assert len(found.only_b) == 1
     assert "accumulation steps 2" in found.only_b[0]
+
+
+def test_trials_older_than_an_option_of_ddp_are_taken_as_what_they_were_and_not_as_todays_default(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1)
+    both = [t | {"gradient_as_bucket_view": views} for views in (False, True) for t in trials([1], [32])]
+    write_study(tmp_path / "b")
+    for number, fields in enumerate(both):
+        write_trial(tmp_path / "b", record(fields, trial_id=f"t{number}"), steps(fields, 0.1))
+    found = compared(str(before), str(tmp_path / "b"))
+    assert found.assumed == ("A does not know gradient_as_bucket_view: its trials are taken to have False.",)
+    assert (len(found.rows), len(found.only_b)) == (1, 1)
 
 
 def test_other_machines_are_named_and_compared(tmp_path: Path) -> None:
