@@ -104,7 +104,9 @@ def test_a_field_that_only_one_folder_knows_has_its_default_in_the_other(tmp_pat
     assert "accumulation steps 2" in found.only_b[0]
 
 
-def test_trials_older_than_an_option_of_ddp_are_taken_as_what_they_were_and_not_as_todays_default(tmp_path: Path) -> None:
+def test_trials_older_than_an_option_of_ddp_are_taken_as_what_they_were_and_not_as_todays_default(
+    tmp_path: Path,
+) -> None:
     before = folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1)
     both = [t | {"gradient_as_bucket_view": views} for views in (False, True) for t in trials([1], [32])]
     write_study(tmp_path / "b")
