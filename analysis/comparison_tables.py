@@ -79,7 +79,7 @@ SETTINGS: Mapping[str, tuple[object, ...]] = {
     "storage_place": ("disk", "shared_memory"),
     "page_cache": ("as_is", "cold", "warm"),
     "order": ("shuffled", "in_order"),
-    "decode": ("pil", "torchvision", "nvjpeg"),
+    "decode": ("pil", "torchvision", "nvjpeg", "nvjpeg_ahead"),
     "augment": ("none", "cpu", "device"),
     "memory_format": ("contiguous", "channels_last"),
     "sync_batch_norm": (False, True),

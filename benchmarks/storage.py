@@ -36,7 +36,7 @@ from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil
 from trainables.data.image_sets import open_folder
 from trainables.data.loader import endless_batches
 from trainables.image_sets import storages_in, stored_side
-from trainables.registry import DATASETS, DECODERS, STORAGES, modules
+from trainables.registry import AHEAD_DECODERS, DATASETS, DECODERS, ON_DEVICE_DECODERS, STORAGES, modules
 from trainables.run import run
 from trainables.step import to_device
 from trainables.trial import Trial
@@ -156,7 +156,7 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
         f"{storage} {decode}": loaded.but(storage=storage, decode=decode)
         for storage in STORAGES
         for decode in DECODERS
-        if storage != "arrow_raw" and not (options.small and decode == "nvjpeg")
+        if storage != "arrow_raw" and not (options.small and decode in ON_DEVICE_DECODERS)
     }
     cases |= {
         "arrow_raw": raw,
@@ -179,7 +179,8 @@ def measure(trial: Trial, device: torch.device) -> Rows:
     training = {"kind": "training", "samples_per_s": summary["throughput_samples_per_s"], **phases}
     if trial.dataset == SYNTHETIC:
         return [training]
-    return [training, *parts_alone(trial, device)]
+    alone = trial.but(decode="nvjpeg") if trial.decode in AHEAD_DECODERS else trial
+    return [training, *parts_alone(alone, device)]
 
 
 def parts_alone(trial: Trial, device: torch.device) -> Rows:
@@ -252,7 +253,9 @@ def figures(samples: Rows, cases: list[str], small: bool) -> Rows:
         rates = {kind: _median(samples, case, kind) for kind in ("training", "loader alone", "copy and device alone")}
         for kind, rate in rates.items():
             if rate is not None:
-                limit = f", limited by {_limit(samples, rates)}" if kind == "training" and case != SYNTHETIC else ""
+                limit = (
+                    f", limited by {_limit(samples, case, rates)}" if kind == "training" and case != SYNTHETIC else ""
+                )
                 found.append(figure(f"{case}, {kind}{limit}", rate, None, "samples/s", "none", None))
     return found
 
@@ -278,14 +281,16 @@ def _median(samples: Rows, case: str, kind: str) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def _limit(samples: Rows, rates: dict[str, float | None]) -> str:
+def _limit(samples: Rows, case: str, rates: dict[str, float | None]) -> str:
     """What bounds a path, from its parts measured alone; synthetic training is the step alone.
 
-    Loaders work beside the device, but the device copies and decodes between its steps, so that their times add up.
+    Loaders work beside the device, but the device copies and decodes between its steps, so that their times add up;
+    unless it decodes ahead, when they are at best beside each other.
     """
     step, copy, loader = _median(samples, SYNTHETIC, "training"), rates["copy and device alone"], rates["loader alone"]
     assert step is not None and copy is not None and loader is not None
-    if loader < 1 / (1 / step + 1 / copy):
+    ahead = any(case.endswith(name) for name in AHEAD_DECODERS)
+    if loader < (min(step, copy) if ahead else 1 / (1 / step + 1 / copy)):
         return "the loader"
     return "the step" if copy > 10 * step else "copy and decoding on the device beside the step"
 

@@ -200,6 +200,25 @@ def test_encoded_images_stay_on_the_host_until_the_device_decodes_them(photos: P
     assert torch.equal(labels, same_labels)
 
 
+def test_images_decoded_ahead_are_those_that_the_step_would_have_decoded_for_every_loader(photos: Path) -> None:
+    for workers in (0, 2):
+        inside, ahead = (
+            trial(photos, decode=decode, augment="device", loader_workers=workers)
+            for decode in ("nvjpeg", "nvjpeg_ahead")
+        )
+        workload = build_workload(ahead, CPU)
+        batches = endless_batches(ahead, workload, rank=0)
+        for expected, labels in islice(endless_batches(inside, build_workload(inside, CPU), rank=0), 4):
+            images, same_labels = next(batches)
+            assert images.dtype == torch.uint8
+            assert torch.equal(labels, same_labels)
+            torch.manual_seed(0)
+            prepared = workload.prepare(images)
+            torch.manual_seed(0)
+            assert torch.equal(prepared, workload.prepare(expected))
+        del batches
+
+
 def test_what_nvjpeg_cannot_decode_is_encoded_anew_and_nothing_else() -> None:
     baseline, image = encoded(picture(60, 40, 1)), picture(60, 40, 1)
     assert as_baseline(baseline) == baseline

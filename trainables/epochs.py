@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Sampler
 
 from trainables.data import DataError
-from trainables.data.loader import loader
+from trainables.data.loader import beside_the_step, loader
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError
 
@@ -131,7 +131,8 @@ def _loaded(
     """Batches come from loaders, in processes or in the rank itself, in pinned memory where the trial says so."""
     numbered = getattr(workload.dataset, "numbers_epochs", False)
     indices = EpochBatches(trial, length, rank, first, numbered)
-    batches = iter(loader(trial, workload, workload.dataset, indices, seed_of(trial, "loaders", first, rank)))
+    loaded = loader(trial, workload, workload.dataset, indices, seed_of(trial, "loaders", first, rank))
+    batches = beside_the_step(trial, workload, iter(loaded))
     for epoch in range(first, trial.epochs):
         planned = rank_steps(trial, length, epoch, rank)
         yield (_taken(trial, parts, samples, batches) for parts, samples in planned)

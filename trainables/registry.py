@@ -114,7 +114,14 @@ DECODERS: Mapping[str, str] = {
     "pil": "trainables.data.decode:pil",
     "torchvision": "trainables.data.decode:torchvision",
     "nvjpeg": "trainables.data.decode:nvjpeg",
+    "nvjpeg_ahead": "trainables.data.decode:nvjpeg",
 }
+
+ON_DEVICE_DECODERS = ("nvjpeg", "nvjpeg_ahead")
+"""they need encoded bytes on the host and leave pixels on the rank's device"""
+
+AHEAD_DECODERS = ("nvjpeg_ahead",)
+"""they do it for batches to come, in a thread and a stream beside the step"""
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
 

@@ -5,7 +5,7 @@ A trial that is possible as a value but cannot run here is `infeasible`: a row o
 
 from collections.abc import Callable, Sequence
 
-from trainables.registry import READ_FROM_DATA_DIR
+from trainables.registry import ON_DEVICE_DECODERS, READ_FROM_DATA_DIR
 from trainables.trial import Trial
 
 Requirement = tuple[Callable[[Trial], bool], str]
@@ -37,7 +37,7 @@ REQUIREMENTS: Sequence[Requirement] = (
         lambda trial: trial.device == "cuda" and trial.pin_cores,
         "pin_cores is for CPU ranks: on a GPU host it would take cores from the threads that feed the device",
     ),
-    (_on_cpu("decode", "nvjpeg"), "decode 'nvjpeg' runs on GPUs only"),
+    (_on_cpu("decode", *ON_DEVICE_DECODERS), "decode {decode!r} runs on GPUs only"),
     (
         lambda trial: trial.parallel == "horovod",
         "parallel 'horovod': Ray Train's second version, which runs the ranks, refuses it (README, Horovod)",

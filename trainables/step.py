@@ -115,9 +115,9 @@ def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def byte_size(value: Any) -> int:
-    """Bytes of all tensors in a batch."""
+    """Bytes of all tensors in a batch that are on the host."""
     if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
+        return value.nbytes if value.device.type == "cpu" else 0
     if isinstance(value, dict):
         return sum(byte_size(item) for item in value.values())
     if isinstance(value, (tuple, list)):

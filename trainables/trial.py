@@ -19,6 +19,7 @@ from trainables.registry import (
     IMAGENET_STEMS,
     MEMORY_FORMATS,
     MODELS,
+    ON_DEVICE_DECODERS,
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
@@ -284,14 +285,14 @@ class Trial(BaseModel):
             raise ValueError(
                 f"decode {self.decode!r} has nothing to decode: storage 'arrow_raw' holds pixels that `convert` decoded with pil; allowed: pil"
             )
-        if self.decode == "nvjpeg" and (self.parallel == "dp" or self.captured):
+        if self.decode in ON_DEVICE_DECODERS and (self.parallel == "dp" or self.captured):
             raise ValueError(
-                "decode 'nvjpeg' begins with bytes of unlike lengths on the host, which neither parallel 'dp' can divide "
+                f"decode {self.decode!r} begins with bytes of unlike lengths on the host, which neither parallel 'dp' can divide "
                 "nor a CUDA graph can hold; use decode 'pil' or 'torchvision'"
             )
-        if self.decode == "nvjpeg" and self.augment == "cpu":
+        if self.decode in ON_DEVICE_DECODERS and self.augment == "cpu":
             raise ValueError(
-                "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'"
+                f"augment 'cpu' needs pixels in the loader, and decode {self.decode!r} makes them on the device; use augment 'device'"
             )
 
     @property

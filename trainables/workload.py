@@ -70,6 +70,8 @@ class Workload:
     """turns the data set's samples into a batch, in the loader process"""
     prepare: Callable[[Any], Any] = identity
     """applied to the inputs on the device; timed as part of the forward pass"""
+    ahead: Callable[[Any], torch.Tensor] | None = None
+    """applied to the inputs of batches to come, in a thread and on the device beside the step (None: nothing is)"""
     resident: bool = False
     """the data set's tensors are on the device already: no loader, no copy"""
     blueprint: Callable[[], nn.Module] | None = None
@@ -125,6 +127,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
         optimizer=make_optimizer(trial),
         collate=identity,
         prepare=_prepare(first, normalise),
+        ahead=data.ahead,
         resident=trial.dataset == "synthetic",
         validation=_held(trial, device) if trial.epochs else None,
         gathered=trial.resident_data,

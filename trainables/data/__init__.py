@@ -27,6 +27,8 @@ class DataSource:
     image_size: int
     prepare: Callable[[Any], torch.Tensor] | None = None
     """what is left to do on the device before images are normalised (None: nothing)"""
+    ahead: Callable[[Any], torch.Tensor] | None = None
+    """what of that is done for batches to come, beside the step (None: nothing)"""
 
 
 class ImageDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):

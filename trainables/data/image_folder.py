@@ -19,13 +19,13 @@ from torch.utils.data import Dataset
 
 from trainables.data import DataError, DataSource
 from trainables.data.augment import crop_and_flip, generators, random_resized_crop
-from trainables.data.decode import ON_DEVICE, DecodeError, as_baseline, centre_square, reason, resized
+from trainables.data.decode import DecodeError, as_baseline, centre_square, reason, resized
 from trainables.data.image_sets import open_split
 from trainables.data.placement import in_shared_memory, set_page_cache
 from trainables.data.records import Records
 from trainables.data.resident import device_of
 from trainables.image_sets import stored_side
-from trainables.registry import DECODERS, load
+from trainables.registry import AHEAD_DECODERS, DECODERS, ON_DEVICE_DECODERS, load
 from trainables.trial import Trial
 from trainables.workload import OnHost
 
@@ -47,7 +47,8 @@ def source(trial: Trial, split: str = "train") -> DataSource:
     elif trial.page_cache != "as_is":
         set_page_cache(records, trial.page_cache)
     images = ImageFolder(records, trial, in_use)
-    return DataSource(images, len(classes), CHANNELS, trial.image_size, partial(_on_device, trial))
+    ahead = partial(_decoded, trial) if trial.decode in AHEAD_DECODERS else None
+    return DataSource(images, len(classes), CHANNELS, trial.image_size, partial(_on_device, trial), ahead)
 
 
 class ImageFolder(Dataset[Any]):
@@ -77,7 +78,7 @@ class ImageFolder(Dataset[Any]):
         labels = torch.tensor([label for _, label in samples])
         contents = [content for content, _ in samples]
         try:
-            if self.trial.decode in ON_DEVICE:
+            if self.trial.decode in ON_DEVICE_DECODERS:
                 return OnHost(_packed(contents)), labels
             return self._images(contents, places), labels
         except DecodeError as error:
@@ -108,15 +109,17 @@ class ImageFolder(Dataset[Any]):
 
 def _on_device(trial: Trial, inputs: Any) -> torch.Tensor:
     """What is left to do on the device, as uint8: decode where it decodes, crop and mirror where it augments."""
-    images = inputs
-    if isinstance(inputs, OnHost):
-        contents = _unpacked(*inputs.value)
-        images = load(DECODERS[trial.decode])(
-            contents, [centre_square] * len(contents), stored_side(trial.image_size), device_of(trial)
-        )
+    images = _decoded(trial, inputs) if isinstance(inputs, OnHost) else inputs
     if trial.augment == "device":
         return crop_and_flip(images, trial.image_size)
     return _centre(images, trial.image_size)
+
+
+def _decoded(trial: Trial, inputs: OnHost) -> torch.Tensor:
+    """Encoded images as squares, uint8 [n, 3, side, side] on the device."""
+    contents = _unpacked(*inputs.value)
+    decode = load(DECODERS[trial.decode])
+    return decode(contents, [centre_square] * len(contents), stored_side(trial.image_size), device_of(trial))
 
 
 def _centre(images: torch.Tensor, size: int) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset, get_worker_info
 
 from trainables.data import DataError
+from trainables.data.ahead import made_ahead
+from trainables.data.resident import device_of
 from trainables.trial import Trial
 from trainables.workload import Workload
 
@@ -71,7 +73,12 @@ def endless_batches(
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
     indices = (workload.batch_indices or partial(_shuffled, trial, workload))(rank)
     batches = loader(trial, workload, workload.dataset, indices, trial.seed, delivered)
-    return _accumulated(iter(batches), trial.accumulation_steps)
+    return _accumulated(beside_the_step(trial, workload, iter(batches)), trial.accumulation_steps)
+
+
+def beside_the_step(trial: Trial, workload: Workload, batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches with what the workload does for them ahead."""
+    return batches if workload.ahead is None else made_ahead(batches, workload.ahead, device_of(trial))
 
 
 def loader(
