@@ -7,7 +7,8 @@ from itertools import islice
 import pytest
 import torch
 
-from trainables.data.ahead import DEPTH, made_ahead
+from trainables.data.ahead import made_ahead
+from trainables.registry import AHEAD_BATCHES
 
 CPU = torch.device("cpu")
 
@@ -19,8 +20,10 @@ def numbered(taken: list[int], most: int = 1000) -> Iterator[tuple[int, str]]:
 
 
 def test_batches_come_in_order_with_their_targets_and_end_where_they_end() -> None:
-    found = list(made_ahead(numbered([], 5), torch.tensor, CPU))
+    made = torch.zeros(1, dtype=torch.int64)
+    found = list(made_ahead(numbered([], 5), torch.tensor, CPU, made))
     assert found == [(torch.tensor(number), f"target {number}") for number in range(5)]
+    assert made.tolist() == [5]
     assert list(made_ahead(numbered([], 0), torch.tensor, CPU)) == []
 
 
@@ -35,9 +38,9 @@ def test_so_many_batches_are_made_before_they_are_asked_for_and_no_more() -> Non
     assert taken == [], "nothing is made for a trial that asks for nothing"
     for asked in range(1, 4):
         next(batches)
-        for _ in range(1 if asked > 1 else 1 + DEPTH):
+        for _ in range(1 if asked > 1 else 1 + AHEAD_BATCHES):
             assert made.acquire(timeout=60)
-        assert taken == list(range(asked + DEPTH))
+        assert taken == list(range(asked + AHEAD_BATCHES))
     batches.close()  # type: ignore[attr-defined]
 
 

@@ -1,5 +1,7 @@
 """Image folders: what is read from which layout, how images are cut and augmented, and one line for each thing wrong."""
 
+import math
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from torchvision.transforms import v2
 
 from tests.gloo import preload_loader_processes
 from tests.photos import decoded, encoded, picture, write_photos, write_tiny_imagenet
-from trainables.data import DataError, DataSource
+from trainables.data import DataError, DataSource, decode
 from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_crop
 from trainables.data.decode import as_baseline, centre_square, pil, torchvision
 from trainables.data.image_folder import source
 from trainables.data.loader import EndlessBatches, endless_batches
+from trainables.run import run
 from trainables.trial import Trial
 from trainables.workload import OnHost, build_workload
 
@@ -217,6 +220,22 @@ def test_images_decoded_ahead_are_those_that_the_step_would_have_decoded_for_eve
             torch.manual_seed(0)
             assert torch.equal(prepared, workload.prepare(expected))
         del batches
+
+
+def test_a_trial_whose_images_are_decoded_ahead_is_as_fast_as_decoding_where_that_is_slow(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_batch = decode._decode_jpegs
+
+    def slow(contents: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        time.sleep(0.2)
+        return decode_batch(contents, device)
+
+    monkeypatch.setattr(decode, "_decode_jpegs", slow)
+    asked = trial(photos, decode="nvjpeg_ahead", augment="device", parallel="none", warmup_steps=2, steps=2)
+    plain = [row for row in run(asked, rank=0, device=CPU).rows if row["window"] == "plain"]
+    assert plain[0]["window_s"] / len(plain) == pytest.approx(0.2, rel=0.2)
+    assert all(math.isfinite(row["loss"]) for row in plain)
 
 
 def test_what_nvjpeg_cannot_decode_is_encoded_anew_and_nothing_else() -> None:

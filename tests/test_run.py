@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,7 +24,7 @@ from tests.gloo import on_ranks, preload_loader_processes
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import Measurement, on_device, run
+from trainables.run import Measurement, _loaders_kept_up, on_device, run
 from trainables.step import byte_size, to_device, training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial
@@ -351,6 +352,17 @@ def test_a_window_ends_early_where_loaders_keep_up_and_outlasts_their_queue_wher
     assert len(measured["plain"]) == plain
     if name == "falls_behind":  # what can last is the loader's pace, whatever lay ready when the window began
         assert measured["plain"][0]["window_s"] / plain == pytest.approx(0.05, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "decoder", "expected"), [(10, 10, True), (9, 9, True), (10, 8, False), (8, 10, False), (10, None, True)]
+)
+def test_a_window_ends_only_once_loaders_and_what_decodes_ahead_both_keep_up(
+    loaders: int, decoder: int | None, expected: bool
+) -> None:
+    made = [torch.tensor([100, loaders])] + ([] if decoder is None else [torch.tensor([50 + decoder])])
+    rank: Any = SimpleNamespace(delivered=made, trial=Trial(), control=None)
+    assert _loaders_kept_up(rank, [100, 50][: len(made)], [5, 5, 10], [0.1, 0.1]) == expected
 
 
 # ---------------------------------------------------------------------------------------------------------- batches

@@ -175,6 +175,15 @@ def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
     assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected
 
 
+def test_what_decodes_ahead_holds_two_batches_ready() -> None:
+    trial = Trial(dataset="image_folder", decode="nvjpeg_ahead", steps=4)
+    assert (trial.window_steps, trial.but(loader_workers=1).window_steps, trial.but(decode="nvjpeg").window_steps) == (
+        20,
+        40,
+        4,
+    )
+
+
 # ------------------------------------------------------------------------------------------------ what is refused
 
 

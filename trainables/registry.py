@@ -123,6 +123,9 @@ ON_DEVICE_DECODERS = ("nvjpeg", "nvjpeg_ahead")
 AHEAD_DECODERS = ("nvjpeg_ahead",)
 """they do it for batches to come, in a thread and a stream beside the step"""
 
+AHEAD_BATCHES = 2
+"""batches that are made so before they are asked for: one that waits for the step, one that is being made"""
+
 MEMORY_FORMATS = ("contiguous", "channels_last")
 
 

@@ -101,8 +101,8 @@ class _Rank:
     strategy: Strategy
     workload: Workload
     batches: Iterator[Any]
-    delivered: torch.Tensor
-    """batches that each of its loader processes has made so far; without them it is empty"""
+    delivered: list[torch.Tensor]
+    """batches made so far by each of its loader processes, and by what works ahead; what there is none of is left out"""
 
     clock: Clock
     labelled: list[Labelled] = field(default_factory=list)
@@ -187,10 +187,10 @@ def run(
         workload = on_device(build_workload(trial, device, source), trial, precision, device)
         processes = 0 if workload.resident else trial.loader_workers
         delivered = torch.zeros(processes, dtype=torch.int64).share_memory_()
-        batches = endless_batches(trial, workload, rank, delivered)
-        here = _Rank(
-            trial, rank, device, group, control or group, precision, strategy, workload, batches, delivered, clock
-        )
+        made = torch.zeros(int(workload.ahead is not None), dtype=torch.int64)
+        batches = endless_batches(trial, workload, rank, delivered, made)
+        ready = [each for each in (delivered, made) if len(each)]
+        here = _Rank(trial, rank, device, group, control or group, precision, strategy, workload, batches, ready, clock)
         try:
             with without_garbage_collection():
                 observations = [observe()]
@@ -210,7 +210,7 @@ def run(
             device_peaks, known = here.device_peaks, _facts(here)
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
-            del batches, workload, here, delivered
+            del batches, workload, here, delivered, ready
         if distributed:
             drop_buckets(group, device)
         if communicates:
@@ -285,8 +285,8 @@ def _plain(here: _Rank, step: Step) -> int:
         lengths = block_lengths(trial.least_window_steps, trial.window_steps)
         enough = partial(seen_enough, width, here.control, trial.processes > 1)
     else:
-        lengths = doubling_lengths(trial.steps, trial.window_steps if len(here.delivered) else trial.steps)
-        enough = partial(_loaders_kept_up, here, int(here.delivered.sum()), lengths)
+        lengths = doubling_lengths(trial.steps, trial.window_steps if here.delivered else trial.steps)
+        enough = partial(_loaders_kept_up, here, [int(each.sum()) for each in here.delivered], lengths)
     seconds, blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
     for block_s, given in zip(seconds, blocks, strict=True):
         read: Callable[[], Row] = partial(dict, block_s=block_s) if width else dict
@@ -294,8 +294,9 @@ def _plain(here: _Rank, step: Step) -> int:
     return sum(map(len, blocks))
 
 
-def _loaders_kept_up(here: _Rank, before: int, lengths: Sequence[int], block_step_s: Sequence[float]) -> bool:
-    """Whether on every rank the loaders made, since they had made `before`, nine tenths of the batches that these blocks took.
+def _loaders_kept_up(here: _Rank, before: list[int], lengths: Sequence[int], block_step_s: Sequence[float]) -> bool:
+    """Whether on every rank loaders, and what works ahead, made nine tenths of the batches that these blocks took, since they
+    had made `before`.
 
     Then less than a tenth of them was ready beforehand, and the throughput is at most that much above what can last; and the
     window need not last as long as it must where nothing is known of the loaders (`Trial.window_steps`).
@@ -303,8 +304,8 @@ def _loaders_kept_up(here: _Rank, before: int, lengths: Sequence[int], block_ste
     if len(lengths) == 1:
         return True
     taken = sum(lengths[: len(block_step_s)]) * here.trial.accumulation_steps
-    kept_up = int(here.delivered.sum()) - before >= KEPT_UP * taken
-    return all_agree(kept_up, here.control, here.trial.processes > 1)
+    made = [int(each.sum()) - already for each, already in zip(here.delivered, before, strict=True)]
+    return all_agree(min(made) >= KEPT_UP * taken, here.control, here.trial.processes > 1)
 
 
 def _interleaved_window(here: _Rank, model: nn.Module) -> None:

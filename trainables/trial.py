@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trainables.registry import (
+    AHEAD_BATCHES,
+    AHEAD_DECODERS,
     DATASETS,
     DDP_WRAPPED,
     DECODERS,
@@ -329,16 +331,17 @@ class Trial(BaseModel):
     def window_steps(self) -> int:
         """The most steps of the plain window; those after it, which meet loaders in their stride, have `steps`.
 
-        A loader's queues hold `loader_workers * prefetch_batches` batches; a window ten times as long keeps what was
-        ready before it began below a tenth of what it takes. It ends after `steps`, or twice, four times ... as many, where
-        its loaders are seen to make as much as it takes (`run`).
+        A loader's queues hold `loader_workers * prefetch_batches` batches, and decoding ahead has its own; a window ten times
+        as long keeps what was ready before it began below a tenth of what it takes. It ends after `steps`, or twice, four times ... as many, where
+        these are seen to make as much as it takes (`run`).
         """
         return max(self.steps, self.least_window_steps)
 
     @property
     def least_window_steps(self) -> int:
         """Steps before which a plain window that ends by `median_width` must not end; see `window_steps`."""
-        return 10 * self.loader_workers * self.prefetch_batches
+        ahead = AHEAD_BATCHES if self.decode in AHEAD_DECODERS else 0
+        return 10 * (self.loader_workers * self.prefetch_batches + ahead)
 
     @property
     def settling_steps(self) -> int:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-DEPTH = 2
-"""batches that are made before they are asked for: one that waits for the step, one that is being made"""
+from trainables.registry import AHEAD_BATCHES
 
 
-def made_ahead(batches: Iterator[Any], make: Callable[[Any], torch.Tensor], device: torch.device) -> Iterator[Any]:
-    """(make(inputs), targets) of each batch (inputs, targets), in order.
+def made_ahead(
+    batches: Iterator[Any], make: Callable[[Any], torch.Tensor], device: torch.device, made: torch.Tensor | None = None
+) -> Iterator[Any]:
+    """(make(inputs), targets) of each batch (inputs, targets), in order; `made`, int64 [1], counts them.
 
     Where a batch is asked for, the host waits until it has been issued, and the device's current stream until it is
     there. What `batches` or `make` raise is raised there too.
@@ -26,16 +27,20 @@ def made_ahead(batches: Iterator[Any], make: Callable[[Any], torch.Tensor], devi
             return None
         inputs, targets = batch
         if stream is None:
-            return (make(inputs), targets), None
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            return (make(inputs), targets), stream.record_event()
+            batch, ready = (make(inputs), targets), None
+        else:
+            with torch.cuda.device(device), torch.cuda.stream(stream):
+                batch, ready = (make(inputs), targets), stream.record_event()
+        if made is not None:
+            made.add_(1)
+        return batch, ready
 
     maker = ThreadPoolExecutor(1, thread_name_prefix="made-ahead")
     try:
-        pending = deque(maker.submit(one) for _ in range(DEPTH))
-        while (made := pending.popleft().result()) is not None:
+        pending = deque(maker.submit(one) for _ in range(AHEAD_BATCHES))
+        while (first := pending.popleft().result()) is not None:
             pending.append(maker.submit(one))
-            batch, ready = made
+            batch, ready = first
             if ready is not None:
                 current = torch.cuda.current_stream(device)
                 current.wait_event(ready)

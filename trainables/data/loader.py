@@ -65,20 +65,27 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 def endless_batches(
-    trial: Trial, workload: Workload, rank: int, delivered: torch.Tensor | None = None
+    trial: Trial,
+    workload: Workload,
+    rank: int,
+    delivered: torch.Tensor | None = None,
+    made: torch.Tensor | None = None,
 ) -> Iterator[Any]:
-    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; see `loader`, unless resident."""
+    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; see `loader` and `made_ahead`, unless
+    resident."""
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
     indices = (workload.batch_indices or partial(_shuffled, trial, workload))(rank)
     batches = loader(trial, workload, workload.dataset, indices, trial.seed, delivered)
-    return _accumulated(beside_the_step(trial, workload, iter(batches)), trial.accumulation_steps)
+    return _accumulated(beside_the_step(trial, workload, iter(batches), made), trial.accumulation_steps)
 
 
-def beside_the_step(trial: Trial, workload: Workload, batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches with what the workload does for them ahead."""
-    return batches if workload.ahead is None else made_ahead(batches, workload.ahead, device_of(trial))
+def beside_the_step(
+    trial: Trial, workload: Workload, batches: Iterator[Any], made: torch.Tensor | None = None
+) -> Iterator[Any]:
+    """The batches with what the workload does for them ahead, if anything."""
+    return batches if workload.ahead is None else made_ahead(batches, workload.ahead, device_of(trial), made)
 
 
 def loader(
