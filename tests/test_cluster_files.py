@@ -77,6 +77,17 @@ def test_every_launcher_file_installs_the_lock_and_no_nightly_ray(name: str) -> 
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
+def test_every_launcher_file_copies_what_a_study_needs_and_never_the_environment_or_results(name: str) -> None:
+    """Ray's launcher reads every file below what is copied, whatever rsync leaves out."""
+    copied = {there.partition("scaling-study/")[2]: here for there, here in loaded(name)["file_mounts"].items()}
+    assert copied.pop("") == "~/.ray/auth_token"
+    assert {there: there for there in copied} == copied
+    folders = {"analysis", "examples", "scripts", "study", "trainables"}
+    assert {*copied} == {*folders, "pyproject.toml", "requirements.lock"}
+    assert all((ROOT / here).exists() for here in copied.values())
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
 def test_an_unknown_name_in_a_launcher_file_is_found(name: str) -> None:
     with pytest.raises(jsonschema.ValidationError, match="setup_comands"):
         validate_config(prepare_config(loaded(name) | {"setup_comands": []}))
