@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.capacity import NodeCapacity, count_cpus, count_gpus
+from study.messages import counted
 from study.redaction import token_path
 
 BOOTSTRAP_FILE = Path("/tmp/ray/ray_current_cluster")
@@ -86,7 +87,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
         url = context.address_info.get("webui_url")
         yield Cluster(
             nodes=nodes,
-            description=f"{what}: {_count(len(nodes), 'node')}, {_count(gpus, 'GPU')}, {_count(cpus, 'CPU')}, Ray {ray.__version__}",
+            description=f"{what}: {counted(len(nodes), 'node')}, {counted(gpus, 'GPU')}, {counted(cpus, 'CPU')}, Ray {ray.__version__}",
             dashboard_url=f"http://{url}" if url else None,
             driver_resource={f"node:{driver_address}": 0.001},
             log_dir=str(Path(context.address_info["session_dir"]) / "logs"),
@@ -217,7 +218,3 @@ def alive_nodes() -> list[NodeCapacity]:
         ),
         key=lambda node: (node.address, node.node_id),
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -25,6 +25,11 @@ def shown(value: Any) -> str:
     return clipped(_REPR.repr(value), 100)
 
 
+def counted(number: int, noun: str) -> str:
+    """Such as 1 node, 2 nodes."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def one_line(error: object) -> str:
     """What an error says, in one line."""
     return clipped(" ".join(str(error).split()) or type(error).__name__)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from study.capacity import NodeCapacity
 from study.grid import NO_FIELDS, Capacity, Study
 from study.layout import ProcessKind, may_run_beside
+from study.messages import counted
 from trainables.image_sets import misfit
 from trainables.registry import IMAGE_FOLDERS
 from trainables.requirements import unmet
@@ -222,16 +223,16 @@ def _unfit(fields: Mapping[str, Any], capacity: Capacity) -> str:
     ranks, asked, cores = fields["world_size"], fields.get("nodes"), fields["cpus_per_rank"]
     on_gpus = fields["device"] == "cuda"
     counts = [node.gpus if on_gpus else node.cpus for node in capacity]
-    have = [_counted(count, "GPU" if on_gpus else "CPU core") for count in counts]
+    have = [counted(count, "GPU" if on_gpus else "CPU core") for count in counts]
     if on_gpus and _nodes_with_room(ranks, asked, counts):
-        cpus = ", ".join(_counted(node.cpus, "CPU core") for node in capacity)
-        return f"needs {_counted(cores, 'CPU core')} for each of {_counted(ranks, 'GPU')}; the nodes have {cpus}"
+        cpus = ", ".join(counted(node.cpus, "CPU core") for node in capacity)
+        return f"needs {counted(cores, 'CPU core')} for each of {counted(ranks, 'GPU')}; the nodes have {cpus}"
     if asked and asked > len(capacity):
         return f"needs {asked} nodes; there {'is' if len(capacity) == 1 else 'are'} {len(capacity)}"
 
     def need(ranks: int) -> str:
-        cpus = f"{_counted(ranks * cores, 'CPU core')} for {_counted(ranks, 'rank')}"
-        return _counted(ranks, "GPU") if on_gpus else cpus
+        cpus = f"{counted(ranks * cores, 'CPU core')} for {counted(ranks, 'rank')}"
+        return counted(ranks, "GPU") if on_gpus else cpus
 
     if asked and asked > 1:
         return f"needs {need(ranks // asked)} on each of {asked} nodes; the nodes have {', '.join(have)}"
@@ -240,10 +241,6 @@ def _unfit(fields: Mapping[str, Any], capacity: Capacity) -> str:
     if sum(counts) < (ranks if on_gpus else ranks * cores):
         return f"needs {need(ranks)}; the {len(capacity)} nodes have {', '.join(have)}"
     return f"needs {need(ranks)}, equally many on each node that takes part; the nodes have {', '.join(have)}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 # ---------------------------------------------------------------------------------------------------------- pruning
@@ -324,7 +321,7 @@ def estimate(
             return Estimate(None, None, None, "no trial like these has been recorded in this results folder")
         total_s += known / side_by_side if is_beside else known
         gpu_s += known * (1 if is_beside else held[ProcessKind.of(trial)]) if trial.device == "cuda" else 0.0
-    basis = f"{_counted(len(done), 'recorded trial')}; the start of worker groups is not in it"
+    basis = f"{counted(len(done), 'recorded trial')}; the start of worker groups is not in it"
     if from_like:
         differ = "batch, loader workers or precision" + (" or way to train" if any(t.epochs for t in pending) else "")
         basis = f"{from_like} of {len(pending)} from trials of another {differ}; {basis}"
