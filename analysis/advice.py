@@ -9,14 +9,13 @@ import pandas as pd
 
 from analysis.accuracy_verdict import soonest
 from analysis.columns import study_ranks
+from analysis.contest import MOST_WORKS, Contest, contests
 from analysis.fitting import log_jacobian
 from analysis.forecast import cores_per_node, ranks_per_node
 from analysis.formatting import configuration_label, number, percent, value_label
 from analysis.laws import Points
 from analysis.prediction import Model, half_width, models
-from analysis.scaling import Analysis, throughput_estimates
-from analysis.series import HOW_MEASURED
-from analysis.statistics import ratios
+from analysis.scaling import HOW_MEASURED, Analysis
 
 GOALS = ("throughput", "time-to-accuracy", "cost")
 
@@ -92,7 +91,7 @@ def sentence(analysis: Analysis, trial: NextTrial | None) -> str:
 
 
 def best(analysis: Analysis, goal: str) -> str:
-    """The best configuration for a goal, the second, and whether they differ beyond noise (Welch's t on logarithms).
+    """The best configuration for a goal, the second, and whether they differ beyond noise, for each kind of work.
 
     goal: throughput (samples a second), cost (samples a GPU-hour) or time-to-accuracy. Raises ValueError for another.
     """
@@ -108,27 +107,31 @@ def best(analysis: Analysis, goal: str) -> str:
     found = analysis.configurations
     if found.empty:
         return f"Best for {goal}: not known, for no trial with timed windows is done."
-    ranks = study_ranks(analysis)
-    unit = "samples/s" if goal == "throughput" else f"samples a {ranks[0]}-hour"
     scale = pd.Series(1.0, index=found.index) if goal == "throughput" else 3600 / found["world_size"]
-    value = (found["throughput_samples_per_s"] * scale).sort_values(ascending=False)
+    of_works = contests(analysis, scale)
+    if len(of_works) > MOST_WORKS:
+        return f"Best for {goal}: not one, for the models, data sets or sizes of samples make {len(of_works)} kinds of work."
+    return " ".join(_of_one_work(analysis, goal, scale, contest) for contest in of_works)
+
+
+def _of_one_work(analysis: Analysis, goal: str, scale: pd.Series, contest: Contest) -> str:
+    found, ranks = analysis.configurations, study_ranks(analysis)
 
     def label(index: int) -> str:
         row = {str(name): value for name, value in found.loc[index].items()}
-        return configuration_label(row, _telling(analysis, row, ("world_size", "batch_per_gpu")), ranks)
+        names = [name for name in _telling(analysis, row, ("world_size", "batch_per_gpu")) if name not in contest.work]
+        return configuration_label(row, names, ranks)
 
-    first = int(value.index[0])
-    text = f"Best for {goal}: {label(first)}, {number(value.iloc[0], 0 if value.iloc[0] >= 1000 else 1)} {unit}"
-    if len(value) == 1:
+    value = float(found["throughput_samples_per_s"].loc[contest.first] * scale.loc[contest.first])
+    unit = "samples/s" if goal == "throughput" else f"samples a {ranks[0]}-hour"
+    work = configuration_label(contest.work, contest.work, ranks)
+    text = f"Best for {goal}{f' of {work}' if work else ''}: {label(contest.first)}, {number(value, 0 if value >= 1000 else 1)} {unit}"
+    if contest.second is None:
         return f"{text}; nothing else was measured."
-    second = int(value.index[1])
-    text += f"; second: {label(second)}, {percent(1 - value.iloc[1] / value.iloc[0], 1)} less"
-    estimates = throughput_estimates(found).assign(log_mean=lambda frame: frame["log_mean"] + np.log(scale))
-    ratio = ratios(estimates.loc[[first]], estimates.loc[[second]].set_axis([first])).iloc[0]
-    if pd.isna(ratio["low"]):
+    text += f"; second: {label(contest.second)}, {percent(1 - 1 / contest.ratio, 1)} less"
+    if contest.within_noise is None:
         return f"{text}. One repeat cannot tell whether they differ."
-    within = ratio["low"] <= 1 <= ratio["high"]
-    return f"{text}, which is {'within' if within else 'beyond'} noise."
+    return f"{text}, which is {'within' if contest.within_noise else 'beyond'} noise."
 
 
 def _telling(analysis: Analysis, fields: Mapping[str, Any], first: tuple[str, ...]) -> list[str]:

@@ -23,6 +23,9 @@ PHASE_LABELS = {
     "optimizer_s": "optimizer",
 }
 
+_TEXT_MODELS = ("mlstm", "transformer")
+"""how the names of models begin whose samples are `sequence_length` bytes of text"""
+
 N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; one repeat has no interval.", decimals=0)
 
 
@@ -36,6 +39,14 @@ def axis_columns(
         Column(name, field_label(name, ranks), decimals=_exact(analysis.configurations, name))
         for name in (*first, *last)
     ]
+
+
+def characters_per_s(found: pd.DataFrame) -> pd.Series:
+    """Bytes of text that all ranks take a second, of models that read bytes; NaN for others. found: see `configurations`."""
+    if not {"model", "sequence_length"} <= {*found.columns}:
+        return pd.Series(float("nan"), index=found.index)
+    of_text = found["model"].astype(str).str.startswith(_TEXT_MODELS)
+    return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
 
 
 def _exact(frame: pd.DataFrame, name: str) -> int | None:

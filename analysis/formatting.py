@@ -58,8 +58,8 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
 
 
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
-    """The named fields of a configuration in one phrase, separated by commas."""
-    return ", ".join(value_label(name, row[name], ranks) for name in fields)
+    """The named fields of a configuration in one phrase, separated by commas; those without a value are left out."""
+    return ", ".join(value_label(name, row[name], ranks) for name in fields if text(row[name]) != MISSING)
 
 
 def field_value(field: str, value: Any) -> str:

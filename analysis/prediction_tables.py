@@ -17,8 +17,7 @@ from analysis.fitting import Fit
 from analysis.forecast import forecast
 from analysis.formatting import configuration_label, decimals_for, field_label, field_value, value_label, with_interval
 from analysis.prediction import Model, models, predict
-from analysis.scaling import STRONG, Analysis
-from analysis.series import HOW_MEASURED
+from analysis.scaling import HOW_MEASURED, STRONG, Analysis
 from analysis.table import Column, Table
 
 AHEAD = (2, 4)
@@ -218,10 +217,10 @@ def parameters_text(model: Model) -> str:
 
 
 def next_steps(analysis: Analysis) -> list[str]:
-    """What to run next, and what is best for throughput and for cost; empty where nothing can be predicted."""
+    """What to run next, and what is best for cost (the answer says it of throughput); empty where nothing can be predicted."""
     if not models(analysis):
         return []
-    return [sentence(analysis, next_trial(analysis)), best(analysis, "throughput"), best(analysis, "cost")]
+    return [sentence(analysis, next_trial(analysis)), best(analysis, "cost")]
 
 
 def prediction_fan(analysis: Analysis) -> Figure | None:

@@ -39,6 +39,9 @@ SCALING_COLUMNS = [
     "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
 ]  # fmt: skip
 
+HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks", "median_width")
+"""Fields that say how a step is timed, not what it does."""
+
 _LAYOUT = ("world_size", "nodes")
 _LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
@@ -165,7 +168,8 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     reference (configuration) and reference_world_size, ideal (speed-up), speed_up and efficiency with `_low` and
     `_high`, n, reference_n.
 
-    With N₀ the smallest world size of the series and thr its throughput: speed-up = thr(N) / thr(N₀), ideal N / N₀,
+    A series without one rank refers to that of `one_rank`, where there is one, which is then no row of it.
+    With N₀ the smallest world size of the series, that one included, and thr its throughput: speed-up = thr(N) / thr(N₀), ideal N / N₀,
     efficiency = thr(N) N₀ / (thr(N₀) N). For the same global batch this is T(N₀) N₀ / (T(N) N), and for the same batch
     per rank T(N₀) / T(N). The reference itself is 1 by definition and has no interval.
     """
@@ -180,9 +184,14 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     for label, keys in held.items():
         if found.empty:
             break
-        series = found.groupby(keys, dropna=False, sort=False).ngroup()
-        members = found.assign(series=series)[found["world_size"].groupby(series).transform("nunique") > 1]
-        part = _against_reference(members.sort_values(["series", *_LAYOUT], kind="stable"))
+        members = found.assign(series=found.groupby(keys, dropna=False, sort=False).ngroup())
+        members = members.sort_values(["series", *_LAYOUT], kind="stable")
+        by_series = members.groupby("series")
+        first = members.index.to_series().groupby(members["series"]).transform("first")
+        borrowed = {number: one for number, rows in by_series if (one := one_rank(rows, found, keys)) is not None}
+        reference = members["series"].map(borrowed).fillna(first).astype(int)
+        several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(borrowed))
+        part = _against_reference(members[several], found.loc[reference[several]])
         part["series"] = part.groupby("series", sort=False).ngroup() + first_series
         first_series += part["series"].nunique()
         parts.append(part.assign(scaling=label))
@@ -196,13 +205,28 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
 
 
-def _against_reference(members: pd.DataFrame) -> pd.DataFrame:
-    """Ratios of each member to the first of its series; `members` is sorted by series and size, indexed by configuration."""
-    first = members.index.to_series().groupby(members["series"]).transform("first")
-    reference = members.loc[first].set_axis(members.index)
+def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str]) -> int | None:
+    """The configuration on one rank that a series lacks: the same over any interconnect, for one rank uses none, however timed.
+
+    rows: the series, of configurations that are alike in `keys`. None where it has one rank itself, or no configuration of
+    `found` is like it.
+    """
+    if (rows["world_size"] == 1).any():
+        return None
+    first = rows.iloc[0]
+    like = found[found["world_size"] == 1]
+    for name in keys:
+        if name not in ("interconnect", *HOW_MEASURED):
+            like = like[(like[name] == first[name]) | (like[name].isna() & pd.isna(first[name]))]
+    return None if like.empty else int(like.index[like["n"].argmax()])
+
+
+def _against_reference(members: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
+    """Ratios of each member to its reference, the row at its place; both are indexed by configuration."""
+    first = reference.index
+    reference = reference.set_axis(members.index)
     ratio = ratios(throughput_estimates(members), throughput_estimates(reference))
-    is_reference = first == members.index
-    ratio.loc[is_reference, ["low", "high"]] = float("nan")
+    ratio.loc[first == members.index, ["low", "high"]] = float("nan")
     ideal = members["world_size"] / reference["world_size"]
     return pd.DataFrame(
         {

@@ -20,10 +20,7 @@ from analysis.laws import (
     ring_s,
     two_level_s,
 )
-from analysis.scaling import STRONG, WEAK, Analysis, trial_fields
-
-HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks", "median_width")
-"""Fields that say how a step is timed, not what it does."""
+from analysis.scaling import STRONG, WEAK, Analysis, one_rank, trial_fields
 
 _LAYOUT = ("world_size", "nodes")
 _POINTS = [
@@ -190,8 +187,7 @@ def pooled(points: pd.DataFrame) -> Spread:
 def series_of(analysis: Analysis) -> list[Series]:
     """Every series with two numbers of ranks or more: weak ones, and strong ones of which no weak one has a part.
 
-    One rank has no interconnect: where a series over an emulated one lacks it, it is that of the same trial over another,
-    however that was timed (`HOW_MEASURED`).
+    A series without one rank begins with that of `scaling.one_rank`, where there is one.
     """
     found = _points(analysis)
     if found.empty:
@@ -208,7 +204,8 @@ def series_of(analysis: Analysis) -> list[Series]:
             if scaling == STRONG and seen & set(rows["configuration"]):
                 continue
             group = int(groups[rows.index[0]])
-            rows = _with_one_rank(rows, found, keys)
+            if (one := one_rank(rows, found, keys)) is not None:
+                rows = pd.concat([found.loc[[one]], rows])
             rows = rows.sort_values(list(_LAYOUT), kind="stable").drop_duplicates("world_size")
             if len(rows) < 2:
                 continue
@@ -236,18 +233,6 @@ def _numbers(frame: pd.DataFrame, keys: list[str]) -> pd.Series:
     if not keys:
         return pd.Series(0, index=frame.index)
     return frame.groupby(keys, dropna=False, sort=False).ngroup()
-
-
-def _with_one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    emulated = (rows["interconnect"].iloc[0] if "interconnect" in keys else "auto") not in ("auto", None)
-    if not emulated or (rows["world_size"] == 1).any():
-        return rows
-    same = [name for name in keys if name not in ("interconnect", *HOW_MEASURED)]
-    first = rows.iloc[0]
-    alone = found[found["world_size"] == 1]
-    for name in same:
-        alone = alone[(alone[name] == first[name]) | (alone[name].isna() & pd.isna(first[name]))]
-    return pd.concat([alone.sort_values("n", kind="stable").tail(1), rows])
 
 
 def _gradients(analysis: Analysis, rows: pd.DataFrame) -> tuple[float, float]:

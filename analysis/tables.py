@@ -12,7 +12,7 @@ from analysis.accuracy_tables import ACCURACY_TABLES
 from analysis.bandwidth_table import bandwidth
 from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
 from analysis.check_table import data_checks
-from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, study_ranks
+from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, characters_per_s, study_ranks
 from analysis.communication_tables import (
     audit,
     bucket_utilisation,
@@ -40,7 +40,7 @@ def throughput(analysis: Analysis) -> Table:
     """Throughput and step time of every configuration."""
     found = analysis.configurations
     labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
-    frame = found.assign(series=labels.reindex(found.index).astype(object))
+    frame = found.assign(series=labels.reindex(found.index).astype(object), characters_per_s=characters_per_s(found))
     axes = axis_columns(analysis)
     return Table(
         "Throughput and step time",
@@ -53,6 +53,13 @@ def throughput(analysis: Analysis) -> Table:
                 "samples of all ranks / wall time of the slowest, in a window without instruments; median of the repeats "
                 "[95 % interval].",
                 interval=True,
+            ),
+            Column(
+                "characters_per_s",
+                "characters/s",
+                "samples/s x bytes of a sample, of models that read text as bytes.",
+                decimals=0,
+                optional=True,
             ),
             Column(
                 "step_s", "step time (ms)", "wall time of the slowest rank / steps, same window.", 1e3, interval=True

@@ -8,14 +8,14 @@ import pandas as pd
 
 from analysis import accuracy_verdict
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
-from analysis.columns import PHASE_LABELS, study_ranks
+from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
 from analysis.communication_verdict import audit, slowdown
+from analysis.contest import MOST_WORKS, Contest, contests
 from analysis.evidence import doubts
 from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
 from analysis.host import advice
 from analysis.measures import PHASES
-from analysis.scaling import NEITHER, STRONG, WEAK, Analysis, throughput_estimates
-from analysis.statistics import ratios
+from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK, Analysis
 
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
@@ -108,28 +108,34 @@ def _series_label(analysis: Analysis, row: pd.Series, label: str) -> str:
 
 
 def best(analysis: Analysis) -> str | None:
-    """The highest throughput, and whether the next differs beyond noise."""
-    found = analysis.configurations.sort_values("throughput_samples_per_s", ascending=False)
-    ranks = study_ranks(analysis)
-    first = found.iloc[0]
-    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
+    """The highest throughput of each kind of work, and whether the next differs beyond noise."""
+    found = contests(analysis)
+    if len(found) > MOST_WORKS:
+        return f"Its models, data sets or sizes of samples make {len(found)} kinds of work, so none of them is the fastest."
+    return " ".join(_best(analysis, contest) for contest in found)
+
+
+def _best(analysis: Analysis, contest: Contest) -> str:
+    found, ranks = analysis.configurations, study_ranks(analysis)
+    first = found.iloc[contest.first]
+    aside = (*contest.work, *HOW_MEASURED, "world_size")
+    names = [*(name for name in analysis.axes if name not in aside), "world_size"]
     value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
     shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
-    text = f"The highest throughput is {shown} samples/s"
+    work = configuration_label(contest.work, contest.work, ranks)
+    text = f"The highest throughput{f' of {work}' if work else ''} is {shown} samples/s"
+    if pd.notna(characters := characters_per_s(found).iloc[contest.first]):
+        text += f", {number(characters, 0)} characters/s"
     if label := configuration_label(first, names, ranks):
         text += f", with {label}"
-    if len(found) == 1:
+    if contest.second is None:
         return f"{text}."
-    second = found.iloc[1]
-    ratio = ratios(
-        throughput_estimates(found.iloc[[0]]), throughput_estimates(found.iloc[[1]]).set_axis(found.index[[0]])
-    ).iloc[0]
-    changed = [name for name in names if second[name] != first[name]]
-    other = configuration_label(second, changed, ranks) or "the next"
-    if pd.isna(ratio["low"]):
+    second = found.iloc[contest.second]
+    other = configuration_label(second, [name for name in names if second[name] != first[name]], ranks) or "the next"
+    if contest.within_noise is None:
         return f"{text}; one repeat cannot tell whether the next ({other}) differs."
-    slower = percent(1 - 1 / ratio["ratio"], 1)
-    if ratio["low"] <= 1 <= ratio["high"]:
+    slower = percent(1 - 1 / contest.ratio, 1)
+    if contest.within_noise:
         return f"{text}; the next ({other}) is {slower} slower, which is within noise."
     return f"{text}; the next ({other}) is {slower} slower, beyond noise."
 

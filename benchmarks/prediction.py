@@ -22,8 +22,8 @@ import numpy as np
 
 from analysis.prediction import models_of, pooled_spread, predict
 from analysis.results import load
-from analysis.scaling import analyses
-from analysis.series import HOW_MEASURED, Series, series_of
+from analysis.scaling import HOW_MEASURED, analyses
+from analysis.series import Series, series_of
 from benchmarks.common import figure, write_summary
 
 SEEN, ASKED = [1, 2], 4

@@ -1,0 +1,73 @@
+"""The best configuration for a goal and the next, among those that are alternatives to each other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.scaling import HOW_MEASURED, Analysis, throughput_estimates
+from analysis.statistics import ratios
+
+WORK = ("model", "workload", "dataset", "image_size", "sequence_length")
+"""Fields that say what is computed: configurations that differ in one of them do other work."""
+
+
+MOST_WORKS = 3
+"""kinds of work whose best configurations are named one by one"""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Configurations that do the same work (indices of `scaling.configurations`).
+
+    work: its values of those fields of `WORK` in which a study's configurations differ. first, second: the best and the
+    next that differs in more than how it was timed; second is None where there is none. ratio, low, high: first's value /
+    second's, with its 95 % interval (Welch's t on logarithms; NaN for one repeat).
+    """
+
+    work: Mapping[str, Any]
+    first: int
+    second: int | None
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def within_noise(self) -> bool | None:
+        """Whether the two may be equal; None where one repeat cannot tell."""
+        return None if pd.isna(self.low) else bool(self.low <= 1 <= self.high)
+
+
+def contests(analysis: Analysis, scale: pd.Series | None = None) -> list[Contest]:
+    """One contest for each kind of work, in the order of configurations; none where none was measured.
+
+    scale: what a configuration's throughput is multiplied by to give the value that counts, indexed like
+    `analysis.configurations`; left out: 1. Emulated interconnects take part only where nothing else was measured, for
+    nobody would choose one.
+    """
+    found = analysis.configurations
+    scale = pd.Series(1.0, index=found.index) if scale is None else scale
+    if "interconnect" in found:
+        chosen = found["interconnect"].isna() | (found["interconnect"] == "auto")
+        found = found[chosen] if chosen.any() else found
+    work = [name for name in WORK if name in analysis.axes]
+    parts = found.groupby(work, dropna=False, sort=False) if work else [((), found)]
+    return [_contest(analysis, dict(zip(work, key, strict=True)), rows, scale) for key, rows in parts]
+
+
+def _contest(analysis: Analysis, work: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series) -> Contest:
+    value = (rows["throughput_samples_per_s"] * scale).reindex(rows.index).sort_values(ascending=False)
+    telling = [name for name in analysis.axes if name not in HOW_MEASURED]
+    first = int(value.index[0])
+    values = rows[telling].astype(object).where(rows[telling].notna(), None)
+    alike = [tuple(row) == tuple(values.loc[first]) for row in values.to_numpy()]
+    others = value.drop(rows.index[alike])
+    if others.empty:
+        return Contest(work, first, None, float("nan"), float("nan"), float("nan"))
+    second = int(others.index[0])
+    estimates = throughput_estimates(rows).assign(log_mean=lambda frame: frame["log_mean"] + np.log(scale))
+    between = ratios(estimates.loc[[first]], estimates.loc[[second]].set_axis([first])).iloc[0]
+    ratio = float(value[first] / value[second])
+    return Contest(work, first, second, ratio, float(between["low"]), float(between["high"]))
