@@ -176,7 +176,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
     reference, or to the plain one where it was not trained at that batch) with `_low` and `_high` (Welch's t) and within_noise (True where the interval holds 0 and excludes a loss of
     RELEVANT_LOSS, False where it excludes 0, None where the seeds are too few to tell); plain_difference:
-    the same to the plain reference, for remedies that have another; throughput_samples_per_s (mean);
+    the same to the plain reference, for remedies that have another; throughput_samples_per_s (geometric mean with interval);
     noise_batch with `_low`, `_high` (t on logarithms over seeds) and noise_n, `_first`, `_last` epoch (geometric means);
     reached (runs that reached the target), steps_to_target, samples_to_target, time_to_target_s with `_low` and `_high` and
     hours_to_target (rank-hours): means, and NaN unless every run reached it; side_by_side (most); trial_ids.
@@ -208,7 +208,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
         foreign = plain_reference and members[plain_reference]["rest"].iloc[0] != part["rest"].iloc[0]
         other = members[plain_reference]["validation_top1"] if foreign else values.iloc[:0]
         row |= _difference("plain_difference", values, other, not foreign)
-        row |= {"throughput_samples_per_s": part["throughput_samples_per_s"].mean()}
+        row |= _throughput(part["throughput_samples_per_s"].dropna())
         row |= _noise(part) | _to_target(part)
         row |= {"side_by_side": part["side_by_side"].max(), "trial_ids": tuple(part["trial_id"])}
         rows.append(row)
@@ -226,6 +226,12 @@ def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference
     within = True if -RELEVANT_LOSS < low <= 0 <= high else False if low > 0 or high < 0 else None
     found = {name: middle, f"{name}_low": low, f"{name}_high": high}
     return found | ({"within_noise": within} if name == "difference" else {})
+
+
+def _throughput(values: pd.Series) -> dict[str, float]:
+    logs = np.log(values.astype(float))
+    ends = dict(zip(("", "_low", "_high"), (logs.mean(), *mean_interval(logs)), strict=True))
+    return {f"throughput_samples_per_s{end}": float(np.exp(log)) for end, log in ends.items()}
 
 
 def _noise(part: pd.DataFrame) -> dict[str, Any]:
@@ -305,7 +311,8 @@ def goodput(found: pd.DataFrame, plain: str) -> pd.DataFrame:
     With phi the noise scale, M the global batch and M0 the reference batch: statistical efficiency = (phi + M0) / (phi + M),
     the progress of a sample relative to the reference batch; goodput = throughput * efficiency (Qiao et al. 2021, Pollux,
     https://www.usenix.org/conference/osdi21/presentation/qiao, section 3). Columns: efficiency and
-    goodput_samples_per_s with `_low` and `_high` (from the interval of phi), is_best (the highest of its remedy).
+    goodput_samples_per_s with `_low` and `_high` (efficiency's from the interval of phi; goodput's from that and from the
+    throughput's, the two taken as independent), is_best (the highest of its remedy).
     """
     shown = found[found["is_chosen"]].copy()
     of = {str(remedy): critical_batch(found, str(remedy)) for remedy in shown["remedy"].unique()}
@@ -315,10 +322,13 @@ def goodput(found: pd.DataFrame, plain: str) -> pd.DataFrame:
             lambda remedy, end=end: (of[remedy] if of[remedy]["critical_from"] else plains)[f"critical_batch{end}"]
         )
         shown[f"efficiency{end}"] = (phi + shown["reference_batch"]) / (phi + shown["global_batch"])
-        shown[f"goodput_samples_per_s{end}"] = shown["throughput_samples_per_s"] * shown[f"efficiency{end}"]
-    shown = shown.dropna(subset="goodput_samples_per_s")
-    for name in ("efficiency", "goodput_samples_per_s"):  # below the reference batch a larger phi lowers the efficiency
-        ends = shown[[f"{name}_low", f"{name}_high"]]
-        shown[f"{name}_low"], shown[f"{name}_high"] = ends.min(axis=1, skipna=False), ends.max(axis=1, skipna=False)
+    ends = shown[["efficiency_low", "efficiency_high"]]  # below the reference batch a larger phi lowers the efficiency
+    shown["efficiency_low"], shown["efficiency_high"] = ends.min(axis=1, skipna=False), ends.max(axis=1, skipna=False)
+    name, product = "goodput_samples_per_s", shown["throughput_samples_per_s"] * shown["efficiency"]
+    shown[name] = product
+    for end, sign in (("low", -1), ("high", 1)):
+        off = [np.log(shown[f"{part}_{end}"] / shown[part]) for part in ("throughput_samples_per_s", "efficiency")]
+        shown[f"{name}_{end}"] = product * np.exp(sign * np.hypot(*off))
+    shown = shown.dropna(subset=name)
     highest = shown.groupby("remedy")["goodput_samples_per_s"].transform("max")
     return shown.assign(is_best=shown["goodput_samples_per_s"] == highest)

@@ -139,9 +139,9 @@ def goodput_table(analysis: Analysis) -> Table:
             _REMEDY,
             _BATCH,
             _MADE_OF,
-            Column("throughput_samples_per_s", "throughput (samples/s)", "of training alone, mean of the seeds.", decimals=0),
+            Column("throughput_samples_per_s", "throughput (samples/s)", "of training alone, geometric mean of the seeds [95 % interval].", decimals=0, interval=True),
             Column("efficiency_percent", "statistical efficiency (%)", "(φ + M₀) / (φ + M), with φ the critical batch, M the global batch and M₀ the reference batch: what a sample brings, against one at the reference batch (Pollux, Qiao et al. 2021) [from φ's interval].", 1, 1, True),
-            Column("goodput_samples_per_s", "goodput (samples/s)", "throughput × efficiency.", decimals=0, interval=True),
+            Column("goodput_samples_per_s", "goodput (samples/s)", "throughput × efficiency [from both intervals].", decimals=0, interval=True),
             Column("best", "of its remedy"),
             _SEEDS,
             _TOGETHER,
@@ -154,7 +154,7 @@ def goodput_table(analysis: Analysis) -> Table:
 
 
 _GOODPUT = (
-    "is_best", "throughput_samples_per_s", "efficiency", "efficiency_low", "efficiency_high", "goodput_samples_per_s",
+    "is_best", "throughput_samples_per_s", "throughput_samples_per_s_low", "throughput_samples_per_s_high", "efficiency", "efficiency_low", "efficiency_high", "goodput_samples_per_s",
     "goodput_samples_per_s_low", "goodput_samples_per_s_high",
 )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The answer about trainings, in words: where accuracy holds and fails, what mends it, and what trains soonest."""
 
+import numpy as np
 import pandas as pd
 
 from analysis.accuracy import Accuracy, goodput
@@ -148,17 +149,31 @@ def soonest(found: Accuracy) -> str | None:
     return f"{later}, which is {'within' if low <= 0 <= high else 'beyond'} noise."
 
 
+_GOODPUT = "goodput_samples_per_s"
+
+
 def most_goodput(found: Accuracy) -> str | None:
     """The batch that the noise scale would choose, of those that keep their accuracy."""
     rows = goodput(found.cells, found.plain)
     rows = rows[rows["is_reference"] | rows["within_noise"].eq(True)]
     if rows.empty:
         return None
-    row = rows.sort_values("goodput_samples_per_s", ascending=False, kind="stable").iloc[0]
-    return (
+    row, *others = (each for _, each in rows.sort_values(_GOODPUT, ascending=False, kind="stable").iterrows())
+    text = (
         "Of what keeps its accuracy, throughput times predicted statistical efficiency is highest with "
-        f"{label(row)}: {number(row['goodput_samples_per_s'], 0)} samples/s that count, of {number(row['throughput_samples_per_s'], 0)}."
+        f"{label(row)}: {number(row[_GOODPUT], 0)} samples/s that count, of {number(row['throughput_samples_per_s'], 0)}"
     )
+    if not others:
+        return f"{text}."
+    apart = float(np.log(row[_GOODPUT] / others[0][_GOODPUT]))
+    noise = float(
+        np.hypot(
+            np.log(row[_GOODPUT] / row[f"{_GOODPUT}_low"]), np.log(others[0][f"{_GOODPUT}_high"] / others[0][_GOODPUT])
+        )
+    )
+    if np.isnan(noise):
+        return f"{text}; one seed cannot tell whether the next ({label(others[0])}) differs."
+    return f"{text}; the next ({label(others[0])}) has {number(others[0][_GOODPUT], 0)}, {'within' if apart <= noise else 'beyond'} noise."
 
 
 def _cells_in_words(rows: pd.DataFrame) -> list[str]:

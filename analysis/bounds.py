@@ -12,7 +12,7 @@ BOUND_SHARE = 0.2
 """Share of a step from which load and transfer together, or wire and wait, are called a bound (TraceML's critical
 threshold)."""
 
-REGIONS = ("host", "load", "transfer", "wire", "wait", "compute")
+REGIONS = ("host", "load", "transfer", "wire", "wait", "idle", "compute")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ WORDS: Mapping[str, Region] = {
     "transfer": Region("the copy to the device", "copying the batch to the device", "pinned memory, copies that overlap the step, or smaller samples"),
     "wire": Region("the wire", "exposed transfer of gradients", "a larger batch per rank, smaller gradients or a faster interconnect"),
     "wait": Region("waiting for the slowest rank", "waiting for the slowest rank", "ranks of equal speed and equal work"),
-    "compute": Region("compute", "kernels of forward, loss, backward and optimizer", "lower precision, compilation or a faster device"),
+    "idle": Region("something unmeasured", "idling of the device for which no reason was measured", "a trace (--profile), which shows what it waits for"),
+    "compute": Region("compute", "forward, loss, backward and optimizer", "lower precision, compilation or a faster device"),
 }  # fmt: skip
 
 
@@ -42,10 +43,10 @@ def regions(found: pd.DataFrame, traffic: Communication) -> pd.DataFrame:
     load, transfer: of the phases. wire, wait: what the backward pass does not hide of the account of communication; 0
     on one rank, NaN where several have no account, and part of compute then. host: where the device waits for the host (`measures.host_bound`), the time of the step for which
     it has nothing to run and that none of these explains; NaN where its kernels' own time is not known, and part of compute
-    then. compute: the rest.
+    then. compute: the rest, but no more than its kernels' own time where that is known. idle: what is left then.
 
-    bound: "host" where the device waits for the host; else the larger of load and transfer, or of wire and wait, where
-    the two together take at least `BOUND_SHARE`, whichever pair takes more; else "compute".
+    bound: "host" where the device waits for the host; else, where one of them takes at least `BOUND_SHARE`, the most of load
+    and transfer together, wire and wait together, and idle (of a pair the larger); else "compute".
     """
     parts = found[list(PHASES)].astype(float)
     total = parts.sum(axis=1, min_count=1).where(found["phases_step_s"].astype(float).notna())
@@ -62,16 +63,25 @@ def regions(found: pd.DataFrame, traffic: Communication) -> pd.DataFrame:
         }
     )
     host_bound = pd.Series([value is True for value in found["host_bound"]], index=found.index)
-    idle = 1 - found["busy_s"].astype(float) / step_s - shares.sum(axis=1)
+    busy = found["busy_s"].astype(float) / step_s
+    idle = 1 - busy - shares.sum(axis=1)
     shares["host"] = idle.clip(lower=0.0).where(host_bound, 0.0)
+    shares["idle"] = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
     shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
     shares = shares.where(total.notna())[list(REGIONS)]
-    pairs = pd.DataFrame(
-        {"input": shares["load"] + shares["transfer"], "sync": (shares["wire"] + shares["wait"]).fillna(0.0)}
+    load = pd.Series("load", index=found.index, dtype=object).where(shares["load"] >= shares["transfer"], "transfer")
+    wire = pd.Series("wire", index=found.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
+    larger = {"load": load, "wire": wire, "idle": pd.Series("idle", index=found.index, dtype=object)}
+    of = pd.DataFrame(
+        {
+            "load": shares["load"] + shares["transfer"],
+            "wire": (shares["wire"] + shares["wait"]).fillna(0.0),
+            "idle": shares["idle"],
+        }
     )
-    larger = pd.Series("load", index=found.index, dtype=object).where(shares["load"] >= shares["transfer"], "transfer")
-    late = pd.Series("wire", index=found.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
-    bound = larger.where(pairs["input"] >= pairs["sync"], late).where(pairs.max(axis=1) >= BOUND_SHARE, "compute")
+    most = of.fillna(0.0).idxmax(axis=1)
+    bound = pd.concat([names[most == kind] for kind, names in larger.items()]).reindex(found.index)
+    bound = bound.where(of.max(axis=1) >= BOUND_SHARE, "compute")
     bound = bound.where(~host_bound, "host").astype(object)
     shares["bound"] = bound.where(total.notna() | host_bound, None)
     return shares

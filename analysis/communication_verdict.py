@@ -74,8 +74,8 @@ def exposed(analysis: Analysis) -> str | None:
     where = _label(analysis, row.name)
     most = " at most" if len(rows) > 1 else ""
     return (
-        f"All-reduces that the backward pass does not hide take {_ms(row['exposed_s'])} of a step{most}, "
-        f"{percent(row['share'])}{f' ({where})' if where else ''}; {percent(row['hidden_s'] / row['communication_s'])} "
+        f"In the mean of the ranks, all-reduces that the backward pass does not hide take {percent(row['share'])} of a step{most}, "
+        f"{_ms(row['exposed_s'])}{f' ({where})' if where else ''}; {percent(row['hidden_s'] / row['communication_s'])} "
         "of their time is hidden there."
     )
 

@@ -71,6 +71,11 @@ _INTERCONNECT = _Comparison(
     "Slow interconnects are emulated on this machine, by forbidding NCCL its faster ways; no other hardware was measured.",
 )  # fmt: skip
 
+COMPARED: Mapping[str, tuple[object, ...]] = {
+    comparison.field: comparison.order for comparison in (_STORAGE, _PRECISION, _PARALLEL, _EXECUTION, _INTERCONNECT)
+}
+"""Fields with a table of their own, and their values from the reference on."""
+
 SETTINGS: Mapping[str, tuple[object, ...]] = {
     "loader_workers": (),
     "prefetch_batches": (),

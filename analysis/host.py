@@ -17,21 +17,23 @@ def issue_ratio(found: pd.DataFrame) -> pd.Series:
 
 
 def advice(analysis: Analysis) -> str | None:
-    """How many configurations the host limits, by how much at worst, and what to do; None where it limits none."""
+    """How many configurations the host limits, by how much where the GPU is idle most, and what to do; None for none."""
     found = analysis.configurations
     limited = found[[value is True for value in found["host_bound"]]]
     if limited.empty:
         return None
     ratio = issue_ratio(limited)
-    by = ratio if ratio.notna().any() else limited["step_launch_s"].astype(float)
-    worst = limited.iloc[int(by.fillna(0.0).to_numpy().argmax())]
+    idle = 1 - limited["busy_fraction"].astype(float)
+    by = idle if idle.notna().any() else limited["step_launch_s"].astype(float)
+    place = int(by.fillna(0.0).to_numpy().argmax())
+    worst = limited.iloc[place]
     label = configuration_label(
         worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"], study_ranks(analysis)
     )
     issue = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to issue a step"
-    if pd.notna(ratio.max()):
+    if pd.notna(ratio.iloc[place]):
         issue += (
-            f" whose kernels take the GPU {number(1e3 * worst['busy_s'], 1)} ms, {number(ratio.max(), 1)} times as long, and the "
+            f" whose kernels take the GPU {number(1e3 * worst['busy_s'], 1)} ms, {number(ratio.iloc[place], 1)} times as long, and the "
             f"GPU is busy for {percent(worst['busy_fraction'])} of the step"
         )
     return (

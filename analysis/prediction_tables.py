@@ -17,7 +17,8 @@ from analysis.fitting import Fit
 from analysis.forecast import forecast
 from analysis.formatting import configuration_label, decimals_for, field_label, field_value, value_label, with_interval
 from analysis.prediction import Model, models, predict
-from analysis.scaling import HOW_MEASURED, STRONG, Analysis
+from analysis.scaling import STRONG, Analysis
+from analysis.series import alike_but_for_timing
 from analysis.table import Column, Table
 
 AHEAD = (2, 4)
@@ -40,9 +41,8 @@ def predictions(analysis: Analysis) -> Table:
 def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -> Table:
     """The rows of `forecast.Forecast` as people read them."""
     ranks = study_ranks(analysis)
-    axes = [
-        c for c in axis_columns(analysis) if c.name not in (*HOW_MEASURED, "nodes", "batch_per_gpu", "interconnect")
-    ]
+    aside = (*alike_but_for_timing([model.series for model in found]), "nodes", "batch_per_gpu", "interconnect")
+    axes = [column for column in axis_columns(analysis) if column.name not in aside]
     held = Column(
         "held", "held", "what is the same for all numbers of ranks of a series: the batch per rank, or the global one."
     )
@@ -187,11 +187,8 @@ def law_parameters(analysis: Analysis) -> Table:
         }
         for model in found
     ]
-    varying = [
-        c
-        for c in axis_columns(analysis, last=())
-        if c.name not in (*HOW_MEASURED, "world_size", "nodes", "batch_per_gpu")
-    ]
+    aside = (*alike_but_for_timing([model.series for model in found]), "world_size", "nodes", "batch_per_gpu")
+    varying = [column for column in axis_columns(analysis, last=()) if column.name not in aside]
     columns = (
         Column("series", "series", decimals=0),
         Column("held", "held"),
@@ -229,11 +226,8 @@ def prediction_fan(analysis: Analysis) -> Figure | None:
     if not found:
         return None
     ranks = study_ranks(analysis)
-    rest = [
-        name
-        for name in analysis.axes
-        if name not in ("world_size", "nodes", "batch_per_gpu", *HOW_MEASURED) and name in found[0].series.fields
-    ]
+    aside = (*alike_but_for_timing([model.series for model in found]), "world_size", "nodes", "batch_per_gpu")
+    rest = [name for name in analysis.axes if name not in aside and name in found[0].series.fields]
     panels: dict[tuple[Any, ...], list[Model]] = {}
     for model in found:
         panels.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)

@@ -218,7 +218,7 @@ def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str]) -> in
     for name in keys:
         if name not in ("interconnect", *HOW_MEASURED):
             like = like[(like[name] == first[name]) | (like[name].isna() & pd.isna(first[name]))]
-    return None if like.empty else int(like.index[like["n"].argmax()])
+    return None if like.empty else int(like["n"].sort_values(kind="stable").index[-1])
 
 
 def _against_reference(members: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:

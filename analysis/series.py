@@ -20,7 +20,7 @@ from analysis.laws import (
     ring_s,
     two_level_s,
 )
-from analysis.scaling import STRONG, WEAK, Analysis, one_rank, trial_fields
+from analysis.scaling import HOW_MEASURED, STRONG, WEAK, Analysis, one_rank, trial_fields
 
 _LAYOUT = ("world_size", "nodes")
 _POINTS = [
@@ -173,6 +173,23 @@ class Series:
 
     def log_step(self) -> Array:
         return self.points["log_step"].to_numpy(dtype=float)
+
+
+def alike_but_for_timing(series: Sequence[Series]) -> list[str]:
+    """Those of `HOW_MEASURED` that no series needs to be told from the others: all that differ in them differ in more."""
+
+    def rest(each: Series, name: str) -> str:
+        kept = {key: value for key, value in each.fields.items() if key != name}
+        return repr((each.scaling, each.base_batch, sorted(kept.items(), key=lambda item: item[0])))
+
+    needed = set()
+    for name in HOW_MEASURED:
+        values: dict[str, set[str]] = {}
+        for each in series:
+            values.setdefault(rest(each, name), set()).add(repr(each.fields.get(name)))
+        if any(len(seen) > 1 for seen in values.values()):
+            needed.add(name)
+    return [name for name in HOW_MEASURED if name not in needed]
 
 
 def pooled(points: pd.DataFrame) -> Spread:

@@ -6,7 +6,7 @@ Each sentence is one function of the analysis, and None where the study has noth
 import numpy as np
 import pandas as pd
 
-from analysis import accuracy_verdict
+from analysis import accuracy_verdict, study_verdict
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
 from analysis.communication_verdict import audit, slowdown
@@ -31,12 +31,14 @@ NOISE = 0.03
 
 
 def answer(analysis: Analysis) -> list[str]:
-    """Sentences that answer the study's question: accuracy, efficiency, what has no result, and what is fastest."""
+    """Sentences that answer the study's question: accuracy, its ladder, efficiency, what it compares, what has no result, and what is fastest."""
     trained = accuracy_verdict.sentences(analysis)
     if analysis.configurations.empty:
         found = [unmeasured(analysis)]
     else:
-        found = [efficiency(analysis, WEAK), efficiency(analysis, STRONG), unmeasured(analysis), best(analysis)]
+        scaled = [efficiency(analysis, WEAK), efficiency(analysis, STRONG)]
+        asked = [study_verdict.compared(analysis), study_verdict.memory(analysis)]
+        found = [study_verdict.climbed(analysis), *scaled, *asked, unmeasured(analysis), best(analysis)]
     return [*trained, *(sentence for sentence in found if sentence)]
 
 
@@ -60,7 +62,8 @@ def limits(analysis: Analysis) -> list[str]:
     """Sentences on what holds the study's configurations back; empty where no trial is done or no phase is known."""
     if analysis.configurations.empty:
         return []
-    return [sentence for sentence in (bounds(analysis), advice(analysis), growth(analysis)) if sentence]
+    found = (study_verdict.parts(analysis), bounds(analysis), advice(analysis), growth(analysis))
+    return [sentence for sentence in found if sentence]
 
 
 def efficiency(analysis: Analysis, label: str) -> str | None:
@@ -188,7 +191,8 @@ def _bound(shares: pd.Series, row: pd.Series) -> str:
         unknown = (
             " (communication that is not hidden, which was not measured, is in it)" if pd.isna(shares["wire"]) else ""
         )
-        shown = f"{words.label}: {words.takes} take {percent(share)} of a step{unknown}"
+        kernels = "kernels of " if pd.notna(row["busy_s"]) else ""
+        shown = f"{words.label}: {kernels}{words.takes} take {percent(share)} of a step{unknown}"
         if not largest or rest[largest] < NOISE:
             return f"{shown}. What helps is {words.change}."
         return (

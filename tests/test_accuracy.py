@@ -126,6 +126,18 @@ def test_goodput_is_throughput_times_pollux_efficiency(tmp_path: Path) -> None:
     assert rows["is_best"].to_dict() == {128: False, 2048: True}
 
 
+def test_the_interval_of_goodput_holds_the_spread_of_the_throughput_too(tmp_path: Path) -> None:
+    """Noise scales that are alike have an interval of no width, and leave it to the throughput's."""
+    analysis = made(tmp_path / "results", (NOISE, [0.9, 0.9]), noise_trace=1000.0, noise_norm2=1.0)
+    assert analysis.accuracy is not None
+    cells = analysis.accuracy.cells.assign(
+        throughput_samples_per_s=200.0, throughput_samples_per_s_low=180.0, throughput_samples_per_s_high=220.0
+    )
+    row = goodput(cells, analysis.accuracy.plain).iloc[0]
+    found = row[["goodput_samples_per_s_low", "goodput_samples_per_s", "goodput_samples_per_s_high"]].tolist()
+    assert found == pytest.approx([180.0, 200.0, 220.0])
+
+
 def test_remedies_are_named_by_what_differs(tmp_path: Path) -> None:
     large = {"batch_per_gpu": 1024}
     more = {"decay_norm_and_bias": False, "label_smoothing": 0.1}

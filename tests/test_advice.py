@@ -187,6 +187,41 @@ def test_one_configuration_has_no_second(tmp_path: Path) -> None:
     )
 
 
+def of_fields(directory: Path, step_s: dict[str, float], field: str, **base: Any) -> Analysis:
+    """One GPU, three repeats without noise: steps by the value of a field."""
+    trials = grid(GPU | base, **{field: list(step_s)}, repeat=range(3))
+    return analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s[fields[field]]}, spread=0.0)))
+
+
+def test_another_model_is_no_alternative(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, {"resnet18": 0.010, "resnet50": 0.020}, "model")
+    assert best(found, "throughput") == (
+        "Best for throughput of resnet18: 1 GPU, batch 32 per GPU, 3,200 samples/s; nothing else was measured. "
+        "Best for throughput of resnet50: 1 GPU, batch 32 per GPU, 1,600 samples/s; nothing else was measured."
+    )
+
+
+def test_many_kinds_of_work_have_no_best(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, dict.fromkeys("abcd", 0.01), "model")
+    assert best(found, "cost") == (
+        "Best for cost: not one, for the models, data sets or sizes of samples make 4 kinds of work."
+    )
+
+
+def test_an_emulated_interconnect_is_never_the_best_beside_a_real_one(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, {"auto": 0.020, "socket": 0.010}, "interconnect", world_size=2)
+    assert best(found, "throughput").startswith(
+        "Best for throughput: 2 GPUs, batch 32 per GPU, interconnect auto, 3,200 samples/s; nothing else"
+    )
+    alone = of_fields(tmp_path / "alone", {"no_p2p": 0.020, "socket": 0.010}, "interconnect", world_size=2)
+    assert "socket (emulated), 6,400 samples/s; second:" in best(alone, "throughput")
+
+
+def test_what_differs_only_in_how_it_was_timed_is_no_second(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, {"": 0.020, "all": 0.0201}, "profile_ranks")
+    assert best(found, "throughput").endswith("; nothing else was measured.")
+
+
 def test_time_to_accuracy_is_not_known_without_trials_that_were_trained_to_one(tmp_path: Path) -> None:
     found = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
     assert best(found, "time-to-accuracy") == (

@@ -39,7 +39,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     shares = regions(*configuration())[list(REGIONS)].iloc[0]
     assert shares.sum() == pytest.approx(1)
     assert shares.to_dict() == pytest.approx(
-        {"host": 0, "load": 0.05, "transfer": 0.02, "wire": 0.04, "wait": 0.02, "compute": 0.87}
+        {"host": 0, "load": 0.05, "transfer": 0.02, "wire": 0.04, "wait": 0.02, "idle": 0, "compute": 0.87}
     )
 
 
@@ -56,6 +56,7 @@ LOADING = {
     "forward_s": 0.2,
     "backward_s": 0.4,
     "optimizer_s": 0.1,
+    "busy_s": 0.8,
     "step_s": 1.0,
     "phases_step_s": 1.0,
 }
@@ -74,6 +75,9 @@ LOADING = {
         ({"exposed_wait_s": 0.015, "exposed_wire_s": 0.001}, "compute"),
         ({"host_bound": True}, "host"),
         ({"host_bound": None}, "compute"),
+        ({"busy_s": 0.6e-1}, "idle"),
+        ({"busy_s": 0.7e-1}, "compute"),
+        ({"busy_s": None}, "compute"),
         ({"world_size": 1, "exposed_wire_s": None, "exposed_wait_s": None}, "compute"),
         ({"phases_step_s": None}, None),
     ],
@@ -89,6 +93,12 @@ def test_what_the_host_costs_is_the_time_for_which_the_device_has_nothing_to_run
     assert shares["host"] == pytest.approx(1 - 0.47 - 0.05 - 0.02 - 0.04 - 0.02)
     assert shares[list(REGIONS)].astype(float).sum() == pytest.approx(1)
     assert pd.isna(regions(*configuration(host_bound=True, busy_s=None))["host"].iloc[0])
+
+
+def test_compute_is_no_more_than_its_kernels_took() -> None:
+    shares = regions(*configuration(busy_s=0.047)).iloc[0]
+    assert shares["compute"] == pytest.approx(0.47)
+    assert shares["idle"] == pytest.approx(1 - 0.47 - 0.05 - 0.02 - 0.04 - 0.02)
 
 
 def test_communication_that_was_not_measured_is_unknown_on_several_ranks_and_nothing_on_one() -> None:
@@ -118,7 +128,7 @@ def test_removing_a_part_brings_at_most_what_amdahl_says() -> None:
         (
             (0.1, 0.0, 0.3, 0.02, 0.5, 0.08),
             (
-                "The fastest configuration is bound by compute: kernels of forward, loss, backward and optimizer take 90\u00a0% of a "
+                "The fastest configuration is bound by compute: kernels of forward, loss, backward and optimizer take 86\u00a0% of a "
                 "step. What helps is lower precision, compilation or a faster device; the largest other part is waiting for a batch "
                 "(10\u00a0%), without which a step would be at most 1.11 times as fast."
             ),

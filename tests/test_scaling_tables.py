@@ -65,6 +65,26 @@ def test_strong_scaling_holds_the_global_batch(exact: Analysis) -> None:
     assert found["efficiency"].tolist() == pytest.approx([1.0, 0.72])
 
 
+def test_slow_links_are_held_against_the_one_rank_that_uses_none(tmp_path: Path) -> None:
+    """One GPU has no interconnect, so its trial ran once, over "auto"; over sockets 2 and 4 GPUs take 200 and 400 ms."""
+    trials = [
+        *grid(BASE, world_size=[1, 2], interconnect=["auto"]),
+        *grid(BASE, world_size=[2, 4], interconnect=["socket"], account_steps=[3]),
+    ]
+    step_s = {("auto", 1): 0.1, ("auto", 2): 0.1, ("socket", 2): 0.2, ("socket", 4): 0.4}
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"step_s": step_s[fields["interconnect"], fields["world_size"]]}
+
+    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    weak = found.scaling.join(found.configurations["interconnect"], on="configuration")
+    weak = weak[weak["interconnect"] == "socket"]
+    assert weak["scaling"].tolist() == ["weak", "weak"]
+    assert weak["reference_world_size"].tolist() == [1, 1]
+    assert weak["speed_up"].tolist() == pytest.approx([1.0, 1.0])
+    assert weak["efficiency"].tolist() == pytest.approx([0.5, 0.25])
+
+
 def test_what_has_no_partner_is_neither_weak_nor_strong(tmp_path: Path) -> None:
     trials = [FIELDS | BASE | {"batch_per_gpu": 8}, FIELDS | BASE | {"batch_per_gpu": 32, "world_size": 2}]
     found = analysis_of(tmp_path / "results", trials, {(1, 8): 100.0, (2, 32): 100.0})
