@@ -14,7 +14,7 @@ from analysis.ladder import OURS, ladder_rows
 from analysis.measures import PHASES
 from analysis.scaling import Analysis
 
-WORTH_A_WORD = 0.02
+WORTH_A_WORD = 0.05
 """share of a step below which nothing is said of loading and copying"""
 
 MOST_VALUES, MOST_CURVES = 4, 3

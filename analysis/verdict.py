@@ -188,16 +188,18 @@ def _bound(shares: pd.Series, row: pd.Series) -> str:
     elif kind == "compute":
         rest = {name: float(shares[name]) for name in REGIONS if name != "compute" and shares[name] > 0}
         largest = max(rest, key=lambda name: rest[name], default="")
-        unknown = (
-            " (communication that is not hidden, which was not measured, is in it)" if pd.isna(shares["wire"]) else ""
+        timed, known = pd.notna(row["busy_s"]), pd.notna(shares["wire"])
+        unknown = " (communication that is not hidden, which was not measured, is in it)"
+        kernels = "kernels of " if timed else ""
+        shown = (
+            f"{words.label}: {kernels}{words.takes} take {percent(share)} of a step{'' if timed or known else unknown}"
         )
-        kernels = "kernels of " if pd.notna(row["busy_s"]) else ""
-        shown = f"{words.label}: {kernels}{words.takes} take {percent(share)} of a step{unknown}"
         if not largest or rest[largest] < NOISE:
             return f"{shown}. What helps is {words.change}."
         return (
-            f"{shown}. What helps is {words.change}; the largest other part is {WORDS[largest].takes} ({percent(rest[largest])}), without "
-            f"which a step would be at most {number(at_most(rest[largest]), 2)} times as fast."
+            f"{shown}. What helps is {words.change}; the largest other part is {WORDS[largest].takes}, {percent(rest[largest])}"
+            f"{unknown if largest == 'idle' and not known else ''}, without which a step would be at most "
+            f"{number(at_most(rest[largest]), 2)} times as fast."
         )
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"

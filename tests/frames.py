@@ -45,7 +45,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-OTHER_NAMES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg", "interconnect": "auto", "profile_ranks": ""}
+OTHER_NAMES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
 """Fields that an id names where they are not as usual."""
 
 

@@ -189,7 +189,11 @@ def test_one_configuration_has_no_second(tmp_path: Path) -> None:
 
 def of_fields(directory: Path, step_s: dict[str, float], field: str, **base: Any) -> Analysis:
     """One GPU, three repeats without noise: steps by the value of a field."""
-    trials = grid(GPU | base, **{field: list(step_s)}, repeat=range(3))
+    trials = [
+        trial
+        for i, value in enumerate(step_s)
+        for trial in grid(GPU | base | {field: value}, repeat=range(3 * i, 3 * i + 3))
+    ]
     return analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s[fields[field]]}, spread=0.0)))
 
 

@@ -129,8 +129,8 @@ def test_removing_a_part_brings_at_most_what_amdahl_says() -> None:
             (0.1, 0.0, 0.3, 0.02, 0.5, 0.08),
             (
                 "The fastest configuration is bound by compute: kernels of forward, loss, backward and optimizer take 86\u00a0% of a "
-                "step. What helps is lower precision, compilation or a faster device; the largest other part is waiting for a batch "
-                "(10\u00a0%), without which a step would be at most 1.11 times as fast."
+                "step. What helps is lower precision, compilation or a faster device; the largest other part is waiting for a batch, "
+                "10\u00a0%, without which a step would be at most 1.11 times as fast."
             ),
         ),
     ],

@@ -41,8 +41,8 @@ def test_the_rank_that_was_late_and_the_slowdown_are_put_into_words(tmp_path: Pa
         ),
         "Rank 1 arrived last (2 GPUs): the other waited for it 20.0\u00a0ms at one bucket, and 20.0\u00a0ms a step after the last gradient.",
         (
-            "All-reduces that the backward pass does not hide take 11.1\u00a0ms of a step, 9\u00a0% (2 GPUs); 0\u00a0% of their time is "
-            "hidden there."
+            "In the mean of the ranks, all-reduces that the backward pass does not hide take 9\u00a0% of a step, 11.1\u00a0ms (2 GPUs); "
+            "0\u00a0% of their time is hidden there."
         ),
         "While they transfer, gradient buckets run at 80\u00a0% of the speed that the same ranks reach alone.",
     ]
