@@ -229,7 +229,7 @@ def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference
 
 
 def _throughput(values: pd.Series) -> dict[str, float]:
-    logs = np.log(values.astype(float))
+    logs = values.astype(float).map(np.log)
     ends = dict(zip(("", "_low", "_high"), (logs.mean(), *mean_interval(logs)), strict=True))
     return {f"throughput_samples_per_s{end}": float(np.exp(log)) for end, log in ends.items()}
 
