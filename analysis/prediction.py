@@ -2,8 +2,9 @@
 
 The law is chosen by prediction, not by fit: the largest number of ranks of each series is left out, every law is fitted
 to the rest and asked about it. The series over one interconnect share the choice, for one held-out point alone says
-little; so the error shown is a little kinder than that of a law named before. Beside it stands the error of the naive
-"throughput x N", which multiplies the throughput of the smallest number of ranks.
+little; so the error shown is a little kinder than that of a law named before, and intervals reach over all laws that pass
+the points (`averaging`). Beside it stands the error of the naive "throughput x N", which multiplies the throughput of the
+smallest number of ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from analysis.averaging import akaike_weights, averaged_interval
 from analysis.fitting import Fit, NotIdentifiable, Spread, fit
-from analysis.laws import LAWS, Points
-from analysis.scaling import Analysis
+from analysis.laws import LAWS, Array, Points
+from analysis.scaling import WEAK, Analysis
 from analysis.series import Links, Series, pooled, series_of
 from analysis.statistics import CONFIDENCE
 
@@ -36,10 +38,10 @@ ROW_COLUMNS = [
 
 @dataclass(frozen=True)
 class LawError:
-    """How far the law was off where it was asked about a point held out, or how far laws disagree where none could be.
+    """How far the law was off where it was asked about a point held out.
 
     variance: of the log of the step; at: distance of what it was seen at from the points fitted, log of the ratio of
-    numbers of ranks. degrees: points held out, or laws less one. Further away it grows with that distance.
+    numbers of ranks. degrees: points held out. Further away it grows with that distance.
     """
 
     variance: float
@@ -52,8 +54,8 @@ class Model:
     """A series with the law that was chosen for it.
 
     fits: every law fitted to all points. held_out: a row a law, with `LAW_COLUMNS`. why: the reason of the choice.
-    law_error: None where only one law can be fitted and nothing held out. run_spread: of the log of one run's step; where
-    no point of the series has repeats, it is what the law leaves in all series like it.
+    law_error: None where nothing could be held out. run_spread: of the log of one run's step; where no point of the series
+    has repeats, it is what the law leaves in all series like it. weights: of the fitted laws, see `akaike_weights`.
     """
 
     number: int
@@ -64,6 +66,7 @@ class Model:
     held_out: pd.DataFrame
     law_error: LawError | None
     run_spread: Spread
+    weights: Mapping[str, float]
 
     @property
     def chosen(self) -> Fit:
@@ -111,10 +114,19 @@ def models_of(series: Sequence[Series], common: Spread) -> list[Model]:
             reasons.get(name, later) for name, later in zip(table["law"], table["untested"], strict=True)
         ]
         table["chosen"] = table["law"] == law
-        error = _law_error(law, [tests[k] for k in like], each, fits[i])
+        error = _law_error(law, [tests[k] for k in like])
         spread = _run_spread(each, fits[i][law], [fits[k][law] for k in like], common)
-        found.append(Model(i, each, fits[i], law, why, table.reindex(columns=LAW_COLUMNS), error, spread))
+        peers = [
+            k for k in like if _fitted(fits[k]) == _fitted(fits[i])
+        ]  # likelihoods compare over the same points only
+        of_runs = [s if (s := series[k].spread()).degrees > 0 else spread for k in peers]
+        weights = akaike_weights([series[k] for k in peers], [fits[k] for k in peers], of_runs)
+        found.append(Model(i, each, fits[i], law, why, table.reindex(columns=LAW_COLUMNS), error, spread, weights))
     return found
+
+
+def _fitted(fits: Fits) -> list[str]:
+    return [name for name, found in fits.items() if isinstance(found, Fit)]
 
 
 def _run_spread(
@@ -145,7 +157,7 @@ def choose(fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[str, str] | None:
     Only laws that were tested wherever any was are compared. Where nothing could be held out: the first of `LAWS` that
     fits the points. None where no law can be fitted.
     """
-    fitted = [name for name, found in fits.items() if isinstance(found, Fit)]
+    fitted = _fitted(fits)
     if not fitted:
         return None
     errors = pd.concat(tests).dropna(subset="held_out_error")
@@ -171,14 +183,12 @@ def predict(
 ) -> pd.DataFrame:
     """The series on so many ranks: a row for each, with `ROW_COLUMNS`.
 
-    Intervals are for the step time of a new run (95 %): the parameters' uncertainty, the spread of one run, and the law's
-    own error (`LawError`), which grows with the distance from what was measured. Degrees of freedom: Welch and
-    Satterthwaite. NaN where no spread is known. efficiency: predicted throughput over the measured one of the smallest
-    number of ranks, times the ratio of their numbers.
+    Intervals are for the step time of a new run (95 %), see `interval`. NaN where no
+    spread is known. efficiency: predicted throughput over the measured one of the smallest number of ranks, times the ratio
+    of their numbers.
     """
     points = model.series.at(sizes, nodes, links)
-    step_s = model.chosen.step_s(points)
-    half = half_width(model, points)
+    low, high = interval(model, points)
     first = model.series.points.iloc[0]
     measured = model.series.points.set_index("world_size")["step_s"]
     frame = pd.DataFrame(
@@ -189,9 +199,9 @@ def predict(
             "nodes": nodes if nodes is not None else 1,
             "batch_per_gpu": points.batch_per_gpu,
             "global_batch": points.batch_per_gpu * points.world_size,
-            "step_s": step_s,
-            "step_s_low": step_s * np.exp(-half),
-            "step_s_high": step_s * np.exp(half),
+            "step_s": model.chosen.step_s(points),
+            "step_s_low": np.exp(low),
+            "step_s_high": np.exp(high),
             "measured_step_s": [measured.get(size, np.nan) for size in sizes],
         }
     )
@@ -323,24 +333,49 @@ def _fits(found: Fit | NotIdentifiable) -> bool:
     return bool(np.abs(found.residuals).max() <= max(CLOSE, 2 * spread))
 
 
-def _law_error(law: str, tests: Sequence[pd.DataFrame], series: Series, fits: Fits) -> LawError | None:
+def _law_error(law: str, tests: Sequence[pd.DataFrame]) -> LawError | None:
     rows = pd.concat(tests)
     rows = rows[rows["law"] == law].dropna(subset="held_out_error")
-    if len(rows):
-        squares = np.log1p(rows["held_out_error"]).pow(2)
-        beyond_noise = max(0.0, float((squares - rows["noise"].fillna(0.0)).mean()))
-        return LawError(beyond_noise, float(rows["distance"].mean()), float(len(rows)))
-    far = series.at([2 * series.sizes[-1]])
-    said = [np.log(f.step_s(far)[0]) for f in fits.values() if isinstance(f, Fit) and _fits(f) and not f.law.lacks(far)]
-    if len(said) < 2:
+    if rows.empty:
         return None
-    chosen = fits[law]
-    center = np.log(chosen.step_s(far)[0]) if isinstance(chosen, Fit) else np.mean(said)
-    return LawError(float(np.mean(np.square(said - center))), float(np.log(2)), float(len(said) - 1))
+    squares = np.log1p(rows["held_out_error"]).pow(2)
+    beyond_noise = max(0.0, float((squares - rows["noise"].fillna(0.0)).mean()))
+    return LawError(beyond_noise, float(rows["distance"].mean()), float(len(rows)))
 
 
-def half_width(model: Model, points: Points) -> np.ndarray:
-    """Half of the 95 % interval of the log of a new run's step; see `predict`."""
+def interval(model: Model, points: Points) -> tuple[Array, Array]:
+    """Ends of the 95 % interval of the log of a new run's step, in seconds.
+
+    From the lower to the upper end of two: the chosen law's (its parameters' uncertainty, the spread of one run, and its own
+    error, see `LawError`; degrees of freedom by Welch and Satterthwaite), and `averaged_interval` over the laws that can
+    be asked there. More ranks that hold the batch per rank cannot be quicker than fewer: the low end is not below the
+    least of what was measured and of what the law says for the fewest, but for the uncertainty of one run there.
+    """
+    middle = np.log(model.chosen.step_s(points))
+    half = _half_of_chosen(model, points)
+    laws = [
+        (f, w)
+        for name, w in model.weights.items()
+        if isinstance(f := model.fits[name], Fit) and not f.law.lacks(points)
+    ]
+    low, high = averaged_interval([f for f, _ in laws], [w for _, w in laws], points, model.run_spread)
+    low, high = np.minimum(middle - half, low), np.maximum(middle + half, high)
+    if model.series.scaling == WEAK:
+        fewest = model.series.measured[:1]
+        quickest = min(float(np.log(model.chosen.step_s(fewest)[0])), float(model.series.log_step().min()))
+        t = stdtrit(model.run_spread.degrees, 0.5 + CONFIDENCE / 2)
+        least = quickest - t * np.sqrt(model.run_spread.variance * (1 + model.chosen.leverage(fewest)[0]))
+        low = np.maximum(low, np.minimum(least, middle))
+    return low, high
+
+
+def half_width(model: Model, points: Points) -> Array:
+    """Half of `interval`."""
+    low, high = interval(model, points)
+    return np.asarray((high - low) / 2)
+
+
+def _half_of_chosen(model: Model, points: Points) -> Array:
     noise = model.run_spread.variance * (1 + model.chosen.leverage(points))
     law, law_degrees = np.zeros(len(noise)), np.inf
     if model.law_error is not None:
