@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.fitting import Spread
 from analysis.formatting import join
 from analysis.laws import Link
-from analysis.prediction import ROW_COLUMNS, Model, models, pooled_spread, predict, with_throughput, without
+from analysis.prediction import ROW_COLUMNS, WIDEST, Model, models, pooled_spread, predict, with_throughput, without
 from analysis.results import nothing_timed
 from analysis.scaling import Analysis
 from analysis.series import Links
@@ -241,6 +241,12 @@ def _notes(
         notes.append("Energy: from the GPU's power as read at the end of the windows on the most ranks measured.")
     if len(predicted) and predicted["step_s_low"].isna().any():
         notes.append("No interval where nothing tells the spread of a run: no configuration has two repeats.")
+    wide = predicted[predicted["too_wide"].eq(True)]
+    if len(wide):
+        notes.append(
+            f"{len(wide)} of {len(predicted)} intervals too wide to use: beyond a factor of {WIDEST:g} either way, "
+            "which is what twice the ranks bring at best."
+        )
     alone = rows[~rows["predicted"]]
     if len(alone):
         shown = join([str(size) for size in sorted(alone["world_size"].unique())])

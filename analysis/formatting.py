@@ -88,10 +88,12 @@ def number(value: float | None, decimals: int) -> str:
     return MISSING if value is None or pd.isna(value) else f"{round(value, decimals) + 0.0:,.{decimals}f}"  # no "-0"
 
 
-def with_interval(value: float, low: float, high: float, decimals: int) -> str:
-    """`12.3 [11.9, 12.8]`; the number alone where there is no interval."""
+def with_interval(value: float, low: float, high: float, decimals: int, too_wide: bool = False) -> str:
+    """`12.3 [11.9, 12.8]`, or `12.3 [too wide to use]`; the number alone where there is no interval."""
     if pd.isna(low) or pd.isna(high):
         return number(value, decimals)
+    if too_wide:
+        return f"{number(value, decimals)} [too wide to use]"
     return f"{number(value, decimals)} [{number(low, decimals)}, {number(high, decimals)}]"
 
 

@@ -27,12 +27,16 @@ Fits = Mapping[str, Fit | NotIdentifiable]
 CLOSE = 0.01
 """A law that passes the measured points within 1 %, or within twice their spread, fits them."""
 
+WIDEST = 2.0
+"""Twice the ranks at best double the throughput: an interval that reaches beyond this factor, either way, cannot tell
+whether they bring anything, and is too wide to use."""
+
 LAW_COLUMNS = ["series", "law", "held_out_world_size", "held_out_error", "naive_error", "residual", "reason", "chosen"]
 
 ROW_COLUMNS = [
     "series", "law", "world_size", "nodes", "batch_per_gpu", "global_batch", "step_s", "step_s_low", "step_s_high",
     "throughput_samples_per_s", "throughput_samples_per_s_low", "throughput_samples_per_s_high", "efficiency",
-    "efficiency_low", "efficiency_high", "measured_step_s",
+    "efficiency_low", "efficiency_high", "too_wide", "measured_step_s",
 ]  # fmt: skip
 
 
@@ -183,7 +187,7 @@ def predict(
 ) -> pd.DataFrame:
     """The series on so many ranks: a row for each, with `ROW_COLUMNS`.
 
-    Intervals are for the step time of a new run (95 %), see `interval`. NaN where no
+    Intervals are for the step time of a new run (95 %), see `interval`; too_wide: they reach beyond `WIDEST`. NaN where no
     spread is known. efficiency: predicted throughput over the measured one of the smallest number of ranks, times the ratio
     of their numbers.
     """
@@ -214,6 +218,8 @@ def with_throughput(frame: pd.DataFrame, reference: float, reference_world_size:
         frame[f"throughput_samples_per_s{end}"] = frame["global_batch"] / frame[f"step_s{of_step}"]
         speed_up = frame[f"throughput_samples_per_s{end}"] / reference
         frame[f"efficiency{end}"] = speed_up * reference_world_size / frame["world_size"]
+    above, below = frame["step_s_high"] / frame["step_s"], frame["step_s"] / frame["step_s_low"]
+    frame["too_wide"] = (above > WIDEST) | (below > WIDEST)
     return frame[ROW_COLUMNS]
 
 

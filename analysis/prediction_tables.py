@@ -16,7 +16,7 @@ from analysis.drawing import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, ou
 from analysis.fitting import Fit
 from analysis.forecast import forecast
 from analysis.formatting import configuration_label, decimals_for, field_label, field_value, value_label, with_interval
-from analysis.prediction import Model, models, predict
+from analysis.prediction import WIDEST, Model, models, predict
 from analysis.scaling import STRONG, Analysis
 from analysis.series import alike_but_for_timing
 from analysis.table import Column, Table
@@ -53,7 +53,11 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
         Column("link", "interconnect", "measured, or stated by whoever asked.", optional=True),
         Column("kind", "kind"),
         Column("law", "law", optional=True),
-        Column("step_s", "step time (ms)", "[95 % prediction interval of a new run].", 1e3, interval=True),
+        Column(
+            "step_s", "step time (ms)",
+            f"[95 % prediction interval of a new run], too wide to use where it reaches beyond a factor of {WIDEST:g}.",
+            1e3, interval=True, too_wide="too_wide",
+        ),
         Column("throughput_samples_per_s", "throughput (samples/s)", optional=True),
         Column(
             "efficiency_percent",
@@ -61,6 +65,7 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
             f"predicted throughput a {ranks[0]} / that measured on the fewest {ranks[1]} [95 % prediction interval].",
             decimals=1,
             interval=True,
+            too_wide="too_wide",
         ),
         Column("measured_step_ms", "measured (ms)", "step time on as many ranks, which the prediction did not see.", optional=True),
         Column("held_out_percent", "held-out error (%)", f"predicted / measured - 1 where {_ERROR_NOTE}.", decimals=1),
@@ -221,7 +226,7 @@ def next_steps(analysis: Analysis) -> list[str]:
 
 
 def prediction_fan(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval shaded and cut off at the frame."""
+    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval, shaded as far as it is narrow enough to use (a factor of 2 either way) and cut off at the frame."""
     found = models(analysis)
     if not found:
         return None
@@ -238,11 +243,12 @@ def prediction_fan(analysis: Analysis) -> Figure | None:
         figure, axes = grid_of_axes(len(panels), sharey=True)
         smallest = min(model.series.sizes[0] for model in found)
         largest = max(AHEAD) * max(model.series.sizes[-1] for model in found)
+        ends_early = False
         for axis, (key, members) in zip(axes, panels.items(), strict=False):
             axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
             for model in members:
                 label = _held(model, ranks)
-                _fan(axis, analysis, model, largest, colours[label], markers[label])
+                ends_early |= _fan(axis, analysis, model, largest, colours[label], markers[label])
             axis.set_xscale("log", base=2)
             sizes = [2**k for k in range(int(np.log2(largest)) + 1) if 2**k >= smallest]
             axis.set_xticks(sizes, [str(size) for size in sizes])
@@ -261,11 +267,14 @@ def prediction_fan(analysis: Analysis) -> Figure | None:
                 [], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="predicted, not measured (shaded: 95 %)"
             )
         )
+        if ends_early:
+            handles.append(Line2D([], [], linestyle="none", label="where no shade: interval too wide to use"))
         legend(figure, handles)
     return figure
 
 
-def _fan(axis: Any, analysis: Analysis, model: Model, largest: int, colour: Any, marker: str) -> None:
+def _fan(axis: Any, analysis: Analysis, model: Model, largest: int, colour: Any, marker: str) -> bool:
+    """Draws a series; whether its shade ends where the interval becomes too wide to use."""
     sizes = model.series.sizes
     rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
     rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
@@ -281,7 +290,7 @@ def _fan(axis: Any, analysis: Analysis, model: Model, largest: int, colour: Any,
         x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # there is nothing between two numbers of ranks
         curve = predict(model, x.tolist())
         axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
-        if ends[0] == sizes[-1] and curve["efficiency_low"].notna().any():
-            axis.fill_between(
-                x, 100 * curve["efficiency_low"], 100 * curve["efficiency_high"], color=colour, alpha=0.15, linewidth=0
-            )
+    narrow = curve[~curve["too_wide"] & curve["efficiency_low"].notna()]
+    low, high = 100 * narrow["efficiency_low"], 100 * narrow["efficiency_high"]
+    axis.fill_between(narrow["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
+    return bool(curve["too_wide"].any())

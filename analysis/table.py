@@ -13,7 +13,8 @@ from analysis.formatting import MISSING, decimals_for, field_value, number, perc
 class Column:
     """One column as people read it. `name` is that of the frame, whose unit `scale` turns into the header's.
 
-    interval: the frame has `name_low` and `name_high`. share: name of the frame's column with the part of the whole.
+    interval: the frame has `name_low` and `name_high`. too_wide: name of a column that says where these are too far apart
+    to be shown. share: name of the frame's column with the part of the whole.
     beside: name of a column of the same unit that is shown in the same cell, as "1.2 / 3.4"; up_to: the same for a range,
     "1.2–3.4", which is one number where both ends read alike.
     decimals: fixed, else from the values. optional: left out where the frame has no value at all.
@@ -25,6 +26,7 @@ class Column:
     scale: float = 1.0
     decimals: int | None = None
     interval: bool = False
+    too_wide: str | None = None
     share: str | None = None
     beside: str | None = None
     up_to: str | None = None
@@ -42,7 +44,9 @@ class Column:
         decimals = decimals_for(shown) if self.decimals is None else self.decimals
         if self.interval:
             low, high = frame[f"{self.name}_low"] * self.scale, frame[f"{self.name}_high"] * self.scale
-            return [with_interval(*row, decimals) for row in zip(values, low, high, strict=True)]
+            wide = frame[self.too_wide].eq(True) if self.too_wide else [False] * len(frame)
+            rows = zip(values, low, high, wide, strict=True)
+            return [with_interval(value, least, most, decimals, flag) for value, least, most, flag in rows]
         if self.share:
             shares = frame[self.share]
             return [
@@ -123,8 +127,8 @@ class Table:
         for column in self.columns:
             names.append(column.name)
             names += [f"{column.name}_low", f"{column.name}_high"] if column.interval else []
-            names += [name for name in (column.share, column.beside, column.up_to) if name]
-        frame = self.frame[names]
+            names += [name for name in (column.too_wide, column.share, column.beside, column.up_to) if name]
+        frame = self.frame[list(dict.fromkeys(names))]
         if "trial_ids" in self.frame:
             frame = frame.assign(trial_ids=self.frame["trial_ids"].map(" ".join))
         if "interconnect" in frame:  # labelled in every table, also where it goes on into another

@@ -1,5 +1,6 @@
 """Predictions: a known law found among the others, its error on what it has not seen, and what is said where it fails."""
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from analysis.fitting import Spread
 from analysis.forecast import FORECAST_COLUMNS, PredictionError, forecast, stated_link
@@ -422,6 +424,34 @@ def test_an_interconnect_that_nothing_is_known_of_is_refused(interconnect: str, 
 
 
 # --------------------------------------------------------------------------------------------------- tables and figure
+
+
+def test_an_interval_beyond_a_factor_of_2_is_called_too_wide_in_tables_figure_and_notes(tmp_path: Path) -> None:
+    steps_s = {1: 0.030, 2: 0.050, 4: 0.031}  # no law passes these
+    found = study(tmp_path, lambda fields: {"step_s": steps_s[fields["world_size"]]}, batch_per_gpu=[32])
+    table = predictions(found)
+    assert (table.frame["step_s_high"] > 2 * table.frame["step_s"]).all()
+    cells = table.cells()
+    for name in ("step time (ms)", "efficiency (%)"):
+        assert cells[name].str.fullmatch(r"[0-9.]+ \[too wide to use\]").all()
+    assert "2 of 2 intervals too wide to use: beyond a factor of 2 either way" in table.note
+    assert pd.read_csv(io.StringIO(table.to_csv()))["too_wide"].tolist() == [True, True]
+    fan = prediction_fan(found)
+    assert fan is not None
+    assert "where no shade: interval too wide to use" in legend_of(fan)
+    [shade] = fan.axes[0].collections[-1:]
+    assert max(path.get_extents().x1 for path in shade.get_paths()) < 8
+
+
+def test_an_interval_that_is_narrow_enough_is_shown_with_its_ends(plain: Analysis) -> None:
+    assert predictions(plain).cells()["step time (ms)"].str.fullmatch(r"[0-9.]+ \[[0-9.]+, [0-9.]+\]").all()
+    fan = prediction_fan(plain)
+    assert fan is not None
+    assert "where no shade: interval too wide to use" not in legend_of(fan)
+
+
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text() for made in figure.legends for text in made.get_texts()]
 
 
 def test_every_row_of_the_report_says_that_it_is_predicted(plain: Analysis) -> None:
