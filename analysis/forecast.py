@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.fitting import Spread
 from analysis.formatting import join
+from analysis.hardware import training_power_w
 from analysis.laws import Link
 from analysis.prediction import ROW_COLUMNS, WIDEST, Model, models, pooled_spread, predict, with_throughput, without
 from analysis.results import nothing_timed
@@ -20,7 +21,7 @@ _STATED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)")
 
 FORECAST_COLUMNS = [
     *ROW_COLUMNS, "predicted", "interconnect", "held_out_error", "naive_error", "beats_naive", "measured_error", "cost_per_million_samples",
-    "power_w_per_rank", "energy_kwh_per_million_samples",
+    "power_w_per_rank", "energy_wh_per_million_samples",
 ]  # fmt: skip
 
 
@@ -56,12 +57,13 @@ def forecast(
     common = pooled_spread(analysis)
     parts = [_rows(model, size, per_node, link, found, common) for size in sizes for model in found]
     rows = pd.concat([part for part in parts if part is not None], ignore_index=True)
-    power = {model.number: power_w(analysis, model) for model in found}
+    of_trial = training_power_w(analysis.measured, analysis.results.windows)
+    power = {model.number: of_trial.reindex(_largest(analysis, model)).median() for model in found}
     rows["power_w_per_rank"] = rows["series"].map(power).astype(float)
     rank_hours = rows["world_size"] / rows["throughput_samples_per_s"] * 1e6 / 3600
     price = np.nan if price_per_gpu_hour is None else price_per_gpu_hour
     rows["cost_per_million_samples"] = rank_hours * price
-    rows["energy_kwh_per_million_samples"] = rank_hours * rows["power_w_per_rank"] / 1e3
+    rows["energy_wh_per_million_samples"] = rank_hours * rows["power_w_per_rank"]
     rows = rows.sort_values(["series", "world_size"], kind="stable", ignore_index=True)[FORECAST_COLUMNS]
     return Forecast(found, rows, _notes(analysis, found, rows, link, per_node))
 
@@ -95,17 +97,9 @@ def _nodes(analysis: Analysis) -> list[dict[str, Any]]:
     return [node for environment in found for node in (environment or {}).get("nodes") or ()]
 
 
-def power_w(analysis: Analysis, model: Model) -> float:
-    """Mean power of a rank's GPU, read at the end of the windows, median over the trials on most ranks; NaN if not read."""
-    last = analysis.configurations.loc[model.series.points["configuration"].iloc[-1]]
-    trials = analysis.results.trials.set_index("trial_id").loc[list(last["trial_ids"])]
-    means = []
-    for environment in trials["environment"]:
-        read = [(rank.get("after") or {}).get("power_w") for rank in (environment or {}).get("ranks") or ()]
-        known = [float(watts) for watts in read if watts is not None]
-        if known and len(known) == len(read):
-            means.append(float(np.mean(known)))
-    return float(np.median(means)) if means else float("nan")
+def _largest(analysis: Analysis, model: Model) -> list[str]:
+    """The trials of a series on most ranks."""
+    return list(analysis.configurations.loc[model.series.points["configuration"].iloc[-1], "trial_ids"])
 
 
 def _asked(analysis: Analysis, interconnect: str | None, name: str) -> list[Model]:
@@ -236,9 +230,9 @@ def _notes(
             f"(series {join([str(model.number) for model in worse])}): its prediction says no more than that."
         )
     if predicted["power_w_per_rank"].isna().all():
-        notes.append("No energy: power was not recorded.")
+        notes.append("No energy: the power of training was not measured on the most ranks.")
     else:
-        notes.append("Energy: from the GPU's power as read at the end of the windows on the most ranks measured.")
+        notes.append("Energy: from the mean power of a GPU in training on the most ranks measured.")
     if len(predicted) and predicted["step_s_low"].isna().any():
         notes.append("No interval where nothing tells the spread of a run: no configuration has two repeats.")
     wide = predicted[predicted["too_wide"].eq(True)]

@@ -83,6 +83,13 @@ PEAKS: Mapping[str, Peak] = {
 """By the name that NVML and torch give a GPU."""
 
 
+LEAST_SPAN_S = 1.0
+"""Of a shorter span the energy may be off by more than a tenth: a GPU's counter moves every 20 to 100 ms (100 on an H100;
+https://petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter), and what is read may be as old."""
+
+LEAST_SHARE = 0.9
+"""The part of a span between two readings that a trial must train at its plain pace for the span's power to be training's."""
+
 USE_COLUMNS = (
     "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "power_w", "wh_per_million_samples",
     "gpu_hours_per_million_samples", "gpu_hours_per_epoch", "money_per_million_samples", "money_per_epoch",
@@ -99,18 +106,15 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     step_flops: floating-point operations of one step on all GPUs together, as the ranks counted them; null where one did
     not. flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / the device's dense peak in this precision,
     model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak.
-    power_w: mean power of a GPU from before the warm-up to after the phases window, by its energy counter, mean over GPUs.
-    wh_per_million_samples: energy of all GPUs in that span / samples trained in it (warm-up, plain, phases), in Wh and
-    times 10⁶; what the GPUs drew while the trial was set up within the span counts.
-    gpu_hours_per_million_samples: GPUs / throughput, in hours and times 10⁶. gpu_hours_per_epoch: the same times the
-    samples of the data set, where a rank noted them (`dataset_samples`). money_*: these times the price.
+    power_w: see `training_power_w`. gpu_hours_per_million_samples: GPUs / throughput, in hours and times 10⁶.
+    wh_per_million_samples: the product of both, the energy of all GPUs. gpu_hours_per_epoch: GPU-hours of the samples of
+    the data set, where a rank noted them (`dataset_samples`). money_*: GPU-hours times the price.
     """
     require(
         measured,
         ("trial_id", "device", "world_size", "environment", "throughput_samples_per_s", "step_s"),
         "the frame of trials",
     )
-    require(windows, ("trial_id", "window", "samples"), "the frame of windows")
     rows = measured[measured["device"] == "cuda"].set_index("trial_id")
     result = pd.DataFrame(index=rows.index)
     gpus = rows["world_size"].astype(float)
@@ -126,15 +130,10 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     ]
     result["peak_flops_per_s"] = pd.Series(known, index=rows.index, dtype=float)
     result["mfu"] = result["flops_per_s"] / result["peak_flops_per_s"]
-    # The one rank of a process with several GPUs reads only its first.
-    whole = rows["environment"].map(lambda found: len(found.get("ranks") or ())) == rows["world_size"]
-    facts[["energy_j", "power_w"]] = facts[["energy_j", "power_w"]].where(whole)
-    result["power_w"] = facts["power_w"]
-    spanned = windows[windows["window"].isin(["warmup", "plain", "phases"])]
-    samples = spanned.groupby("trial_id")["samples"].sum().reindex(rows.index)
-    result["wh_per_million_samples"] = 1e6 * facts["energy_j"] / 3600 / samples
+    result["power_w"] = training_power_w(measured, windows)
     hours_per_sample = gpus / rows["throughput_samples_per_s"].astype(float) / 3600
     result["gpu_hours_per_million_samples"] = 1e6 * hours_per_sample
+    result["wh_per_million_samples"] = result["power_w"] * result["gpu_hours_per_million_samples"]
     result["gpu_hours_per_epoch"] = facts["dataset_samples"] * hours_per_sample
     price = float("nan") if price_per_gpu_hour is None else price_per_gpu_hour
     for per in ("million_samples", "epoch"):
@@ -142,31 +141,62 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     return result[list(USE_COLUMNS)]
 
 
-_FACTS = ["step_flops", "energy_j", "power_w", "dataset_samples"]
+def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
+    """Mean power of a GPU while it trains, over a trial's GPUs, indexed by trial_id; null where it is not known.
+
+    Takes the frames that `use` takes, and raises what it raises. It is energy / time between two readings of a GPU's energy
+    counter: around the plain window, of every GPU that a rank drives, with the pauses between the window's blocks; in
+    results that are older, from before the warm-up to after the phases window, of a rank's first GPU. Null where a GPU of
+    the trial was not read, where the span is shorter than `LEAST_SPAN_S`, and where the span's steps would at the plain
+    step time take less than `LEAST_SHARE` of it: then it holds what is no training (a search for algorithms, say).
+    """
+    require(measured, ("trial_id", "device", "world_size", "environment", "step_s"), "the frame of trials")
+    require(windows, ("trial_id", "window", "steps"), "the frame of windows")
+    rows = measured[measured["device"] == "cuda"].set_index("trial_id")
+    steps = windows.pivot_table(index="trial_id", columns="window", values="steps", aggfunc="max")
+    steps = steps.reindex(index=rows.index, columns=["warmup", "plain", "phases"]).fillna(0)
+    if "execution" in rows:  # of a graph, warm-ups of later windows are among the warm-up's steps
+        steps["warmup"] = steps["warmup"].where(~rows["execution"].isin(["graph", "compile_graph"]), 0)
+    step_s = rows["step_s"].astype(float)
+    each = zip(
+        rows["environment"], rows["world_size"], steps["plain"] * step_s, steps.sum(axis=1) * step_s, strict=True
+    )
+    return pd.Series([_mean_power_w(*of_trial) for of_trial in each], index=rows.index, dtype=float)
+
+
+def _mean_power_w(environment: Mapping[str, Any], gpus: int, plain_s: float, all_s: float) -> float | None:
+    """See `training_power_w`; plain_s, all_s: seconds at the plain step time of the steps in the newer and the older span."""
+    powers: list[float | None] = []
+    for rank in environment.get("ranks") or []:
+        if read := rank.get("plain_window"):
+            spans = zip(read["before"], read["after"], strict=True)
+            powers += [_power_w(before, after, plain_s) for before, after in spans]
+        else:
+            powers.append(_power_w(rank.get("before") or {}, rank.get("after") or {}, all_s))
+    total_w = _sum(powers)
+    return None if total_w is None or len(powers) != gpus else total_w / gpus
+
+
+def _power_w(before: Mapping[str, Any], after: Mapping[str, Any], training_s: float) -> float | None:
+    """Power between two readings of a counter; None where it began anew, was not read, or the span is no training's."""
+    known = [reading.get(name) for reading in (before, after) for name in ("energy_j", "at")]
+    if None in known:
+        return None
+    joules, span_s = after["energy_j"] - before["energy_j"], after["at"] - before["at"]
+    trained = span_s >= LEAST_SPAN_S and training_s >= LEAST_SHARE * span_s
+    return joules / span_s if trained and joules >= 0 else None
+
+
+_FACTS = ["step_flops", "dataset_samples"]
 
 
 def _evidence(environment: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of a trial's ranks: operations and joules added up, None where one of them does not know; watts in the mean."""
+    """Of a trial's ranks: operations added up, None where one of them does not know; samples of the data set."""
     ranks = environment.get("ranks") or []
-    energies = [_grown(rank, "energy_j") for rank in ranks]
-    spans = [_grown(rank, "at") for rank in ranks]
-    powers = [
-        joules / span_s if joules is not None and span_s else None
-        for joules, span_s in zip(energies, spans, strict=True)
-    ]
-    total_w = _sum(powers)
     return {
         "step_flops": _sum([rank.get("step_flops") for rank in ranks]),
-        "energy_j": _sum(energies),
-        "power_w": None if total_w is None else total_w / len(powers),
         "dataset_samples": ranks[0].get("dataset_samples") if ranks else None,
     }
-
-
-def _grown(rank: Mapping[str, Any], name: str) -> float | None:
-    """By how much a counter grew between a rank's two readings; None where it began anew, or was not read."""
-    before, after = ((rank.get(when) or {}).get(name) for when in ("before", "after"))
-    return None if before is None or after is None or after < before else float(after - before)
 
 
 def _sum(values: list[float | None]) -> float | None:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, study_ranks
 from analysis.formatting import number
-from analysis.hardware import PEAKS, USE_COLUMNS, use
+from analysis.hardware import LEAST_SHARE, LEAST_SPAN_S, PEAKS, USE_COLUMNS, use
 from analysis.measures import configuration_of
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
@@ -29,8 +29,8 @@ def hardware(analysis: Analysis) -> Table:
             *axes,
             Column("flops_per_s", "TFLOP/s a GPU", "floating-point operations of a step, counted while it ran forward and backward / plain step time / GPUs.", 1e-12, 1, optional=True),
             Column("mfu", "MFU (%)", "model FLOPs utilisation: that / the GPU's dense peak in this precision by its data sheet. None is given for a GPU that is not known.", 1e2, 1, optional=True),
-            Column("power_w", "power (W)", "mean of a GPU from before the warm-up to after the phases window, by NVML's energy counter.", decimals=0, optional=True),
-            Column("wh_per_million_samples", "Wh per million samples", "energy of all GPUs in that span / samples of the warm-up, plain and phases windows, which fill it. Not in it: host, network, cooling.", decimals=1, optional=True),
+            Column("power_w", "power (W)", _POWER, decimals=0, optional=True),
+            Column("wh_per_million_samples", "Wh per million samples", "energy of all GPUs: power x GPU-hours per million samples. Not in it: host, network, cooling.", decimals=1, optional=True),
             Column("gpu_hours_per_million_samples", "GPU-hours per million samples", "GPUs / plain throughput."),
             Column("gpu_hours_per_epoch", "GPU-hours per epoch", "the same for all samples of the data set.", optional=True),
             Column("money_per_million_samples", "price per million samples", f"{money}.", decimals=4, optional=True),
@@ -42,6 +42,13 @@ def hardware(analysis: Analysis) -> Table:
         blocks=blocks(axes),
     )  # fmt: skip
 
+
+_POWER = (
+    "mean of a GPU in the plain window, by NVML's energy counter read right before and right after it. In results whose "
+    "counters were read only before the warm-up and after the phases window: the mean over that span. Empty where the span "
+    f"lasts less than {LEAST_SPAN_S:g} s, for the counter moves every 20 to 100 ms, where its steps would at the plain step "
+    f"time take less than {100 * LEAST_SHARE:g} % of it, and where a GPU was not read."
+)
 
 _IMPOSSIBLE = (
     " A utilisation above 100 % cannot be: the trial computed in other arithmetic than its precision says (TF32 in fp32, for "

@@ -71,7 +71,7 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
         Column("held_out_percent", "held-out error (%)", f"predicted / measured - 1 where {_ERROR_NOTE}.", decimals=1),
         Column("naive_percent", "naive error (%)", "the same for the throughput of the fewest ranks x N.", decimals=1),
         Column("cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True),
-        Column("energy_kwh_per_million_samples", "kWh / 10⁶ samples", decimals=3, optional=True),
+        Column("energy_wh_per_million_samples", "Wh / 10⁶ samples", "a GPU's power in training on the most ranks measured x predicted GPU-hours.", decimals=1, optional=True),
     ]  # fmt: skip
     frame = _labelled(found, rows, ranks)
     if frame.empty:

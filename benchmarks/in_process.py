@@ -76,7 +76,8 @@ def fake_measurement(trial: Trial, *, rank: int, **_: Any) -> Measurement:
     ]
     state = {"throttle_reasons": [], "load_average_1min": 1.0}
     swept = sweep if trial.world_size > 1 else []
-    return Measurement(rank, rows, 0.0, 1.0, buckets, swept, None, [state, state], None, None, None)
+    energy = [{"energy_j": 1.0, "at": 1.0}]
+    return Measurement(rank, rows, 0.0, 1.0, buckets, swept, None, [state, state], [energy, energy], None, None, None)
 
 
 class Calls:

@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ def readings(device: Any) -> dict[str, Any]:
     `load_average_1min` counts processes that run or wait to, as getloadavg(3) has it; those of the study are in it.
     """
     return nvml.state(_uuid(device)) | {"load_average_1min": os.getloadavg()[0]}
+
+
+def energies(devices: Sequence[Any]) -> list[dict[str, float | None]]:
+    """The energy counter of each of these GPUs, with the time of its reading; null on CPUs."""
+    return [nvml.energy(_uuid(device)) for device in devices]
 
 
 def package_versions() -> dict[str, str]:

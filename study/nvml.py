@@ -35,29 +35,42 @@ def asked(question: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def state(uuid: str | None) -> dict[str, Any]:
-    """Clocks, power, energy and temperature of the GPU with this UUID right now, and the names of what slows it down.
+def energy(uuid: str | None) -> dict[str, float | None]:
+    """The energy counter of the GPU with this UUID.
 
     `energy_j` counts since the driver was loaded; `at` is when it was read, in seconds since 1970: both None where the
     driver does not say, as before Volta. Two readings give the mean power between them.
     """
-    # by UUID, for CUDA_VISIBLE_DEVICES and CUDA's own order make its numbers others than NVML's
-    handle = asked(pynvml.nvmlDeviceGetHandleByUUID, uuid) if uuid and not trouble() else None
+    handle = _handle(uuid)
+    energy_mj = None if handle is None else asked(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    if energy_mj is None:
+        return {"energy_j": None, "at": None}
+    return {"energy_j": energy_mj / 1000, "at": time.time()}
+
+
+def state(uuid: str | None) -> dict[str, Any]:
+    """Clocks, power, energy (see `energy`) and temperature of the GPU with this UUID right now, and the names of what
+    slows it down."""
+    handle = _handle(uuid)
 
     def of_gpu(question: Callable[..., Any], *arguments: Any) -> Any:
         return None if handle is None else asked(question, handle, *arguments)
 
     power_mw = of_gpu(pynvml.nvmlDeviceGetPowerUsage)
-    energy_mj = of_gpu(pynvml.nvmlDeviceGetTotalEnergyConsumption)
     return {
         "sm_clock_mhz": of_gpu(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": of_gpu(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
         "throttle_reasons": throttle_reasons(of_gpu(pynvml.nvmlDeviceGetCurrentClocksEventReasons)),
         "power_w": None if power_mw is None else power_mw / 1000,
-        "energy_j": None if energy_mj is None else energy_mj / 1000,
-        "at": None if energy_mj is None else time.time(),
+        **energy(uuid),
         "temperature_c": of_gpu(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
     }
+
+
+def _handle(uuid: str | None) -> Any:
+    """What NVML knows a GPU by; None where there is none. By UUID, for CUDA_VISIBLE_DEVICES and CUDA's own order make its
+    numbers others than NVML's."""
+    return asked(pynvml.nvmlDeviceGetHandleByUUID, uuid) if uuid and not trouble() else None
 
 
 def throttle_reasons(mask: int | None) -> list[str] | None:

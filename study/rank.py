@@ -21,7 +21,16 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from study.environment import git_state, measuring_code, node_facts, rank_facts, readings, variables, versions
+from study.environment import (
+    energies,
+    git_state,
+    measuring_code,
+    node_facts,
+    rank_facts,
+    readings,
+    variables,
+    versions,
+)
 from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
 from study.tables import SCHEMAS, packed
@@ -145,7 +154,8 @@ def measure(
     """Runs a trial on this rank, timed windows or a training, and gives what the keeper hands on.
 
     That is: its tables as Arrow streams, the profiler's trace where it kept one, the span of its windows or of this run
-    of its training, and as evidence its memory and `readings` before and after.
+    of its training, and as evidence its memory and `readings` before and after; of timed windows also the `energies` of the
+    GPUs that it drives, before and after the plain one (`plain_window`).
     """
 
     def allocated_bytes() -> int | None:
@@ -171,10 +181,10 @@ def measure(
         own = {"noise_ratio": trained.noise_ratio}
         trace = None
     else:
-        measured = timed = run(trial, **ranks, observe=lambda: readings(device))
+        measured = timed = run(trial, **ranks, observe=lambda: readings(device), read_energy=energies)
         rows = {"steps": timed.rows, "buckets": timed.buckets, "sweep": timed.sweep}
         span = {"began_at": timed.warmup_began_at, "ended_at": timed.windows_ended_at}
-        own = {}
+        own = {"plain_window": dict(zip(("before", "after"), timed.energies, strict=True))}
         trace = timed.trace
     before, after = measured.observations
     return {

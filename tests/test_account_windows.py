@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from itertools import islice
 from typing import Any
 
@@ -36,7 +37,10 @@ GRADIENT_BYTES = 4 * 11_175_370
 
 
 def measured(rank: int, trial: Trial) -> Measurement:
-    return run(trial, rank=rank, device=CPU, observe=lambda: {"rank": rank})
+    def observe(devices: Any = None) -> dict[str, Any]:
+        return {"rank": rank, "devices": devices, "at_s": time.perf_counter()}
+
+    return run(trial, rank=rank, device=CPU, observe=observe, read_energy=observe)
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +158,16 @@ def test_the_second_wrapper_mends_the_drift_of_steps_without_communication() -> 
     assert on_ranks(2, drift) == [[False, True]] * 2
 
 
-def test_observations_come_before_the_warm_up_and_after_the_phases(pair: list[Measurement]) -> None:
-    assert [measurement.observations for measurement in pair] == [[{"rank": 0}] * 2, [{"rank": 1}] * 2]
+def test_observations_come_before_the_warm_up_and_after_the_phases_and_energies_around_the_plain_window(
+    pair: list[Measurement],
+) -> None:
+    for rank, measurement in enumerate(pair):
+        assert {found["rank"] for found in (*measurement.observations, *measurement.energies)} == {rank}
+        assert [found["devices"] for found in measurement.energies] == [[CPU]] * 2
+        (first, last), (before, after) = measurement.observations, measurement.energies
+        assert before["at_s"] - first["at_s"] > sum(row["step_s"] for row in steps_of(measurement, "warmup"))
+        assert after["at_s"] - before["at_s"] > steps_of(measurement, "plain")[0]["window_s"]
+        assert last["at_s"] - after["at_s"] > steps_of(measurement, "phases")[0]["window_s"]
 
 
 # ----------------------------------------------------------------------------------------------------------- sweep

@@ -111,6 +111,15 @@ def test_another_gpus_state_is_not_taken_for_ones_own(monkeypatch: pytest.Monkey
     assert nvml.state("GPU-of-another-host") == dict.fromkeys(OF_GPU)
 
 
+def test_energy_is_counted_in_joules_with_the_time_of_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    began_at = time.time()
+    found = nvml.energy(UUID)
+    assert found["energy_j"] == 86_400.125
+    assert found["at"] is not None and began_at <= found["at"] <= time.time()
+    assert nvml.energy("GPU-of-another-host") == nvml.energy(None) == {"energy_j": None, "at": None}
+
+
 @pytest.mark.parametrize(
     ("function", "unknown"),
     [

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.hardware import PEAKS, use
@@ -12,18 +13,25 @@ from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
 
-GPU = FIELDS | {"device": "cuda", "precision": "bf16", "batch_per_gpu": 100, "steps": 10, "warmup_steps": 4}
+GPU = FIELDS | {"device": "cuda", "precision": "bf16", "batch_per_gpu": 100, "steps": 40, "warmup_steps": 4}
 STEP_S = 0.05
+PLAIN_S = 40 * STEP_S
+SPAN_S = 1.05 * PLAIN_S
 
 
 def with_evidence(fields: dict[str, Any], gpu: str = "NVIDIA H200", **of_rank: Any) -> dict[str, Any]:
-    """An environment whose ranks counted 2 TFLOP a step and drew 500 W for 12 s."""
+    """An environment whose ranks counted 2 TFLOP a step and whose GPUs drew 500 W around the plain window."""
     found = environment(fields, gpu)
     for number, rank in enumerate(found["ranks"]):
         rank |= {"step_flops": 2e12} | of_rank
-        rank["before"] |= {"energy_j": 1_000.0 * number, "at": 100.0}
-        rank["after"] |= {"energy_j": 1_000.0 * number + 6_000.0, "at": 112.0}
+        rank["plain_window"] = readings(1_000.0 * number, 500.0, SPAN_S)
     return found
+
+
+def readings(energy_j: float, power_w: float, span_s: float) -> dict[str, Any]:
+    """A GPU's counter before and after it drew so much for so long."""
+    after = {"energy_j": energy_j + power_w * span_s, "at": 100.0 + span_s}
+    return {"before": [{"energy_j": energy_j, "at": 100.0}], "after": [after]}
 
 
 def study(
@@ -68,10 +76,9 @@ def test_utilisation_energy_hours_and_money_by_hand(tmp_path: Path) -> None:
     assert frame.loc[2, "flops_per_s"] == pytest.approx(2e12 / 0.05)  # of each GPU
     assert frame.loc[1, "mfu"] == pytest.approx(40e12 / 989.5e12)
     assert frame.loc[2, "power_w"] == pytest.approx(500.0)
-    spanned = 100 * (4 + 10 + 10)  # warm-up, plain, phases
-    assert frame.loc[1, "wh_per_million_samples"] == pytest.approx(1e6 * (6_000 / 3600) / spanned)
-    assert frame.loc[2, "wh_per_million_samples"] == pytest.approx(1e6 * (12_000 / 3600) / (2 * spanned))
     hours = 1e6 / 2_000 / 3600  # 100 samples in 50 ms
+    joules_a_sample = 500.0 * PLAIN_S / (40 * 100)
+    assert frame["wh_per_million_samples"].tolist() == pytest.approx([1e6 * joules_a_sample / 3600] * 2)
     assert frame["gpu_hours_per_million_samples"].tolist() == pytest.approx([hours, hours])
     assert frame["gpu_hours_per_epoch"].tolist() == pytest.approx([hours / 20, hours / 20])
     assert frame["money_per_million_samples"].tolist() == pytest.approx([3 * hours, 3 * hours])
@@ -86,7 +93,7 @@ def test_the_table_reads_as_people_see_it(tmp_path: Path) -> None:
         "TFLOP/s a GPU": ["40.0"],
         "MFU (%)": ["4.0"],
         "power (W)": ["500"],
-        "Wh per million samples": ["694.4"],
+        "Wh per million samples": ["69.4"],
         "GPU-hours per million samples": ["0.139"],
         "price per million samples": ["0.4167"],
         "n": ["1"],
@@ -127,20 +134,69 @@ def test_a_rank_that_counted_nothing_makes_the_sum_unknown(tmp_path: Path) -> No
 def test_a_counter_that_was_not_read_or_began_anew_gives_no_energy(tmp_path: Path, after_j: float | None) -> None:
     results = load(study(tmp_path / "results", [GPU | {"world_size": 2}]))
     measured = summaries(results.trials, results.windows)
-    measured["environment"].iloc[0]["ranks"][1]["after"]["energy_j"] = after_j
+    measured["environment"].iloc[0]["ranks"][1]["plain_window"]["after"][0]["energy_j"] = after_j
     found = use(measured, results.windows).iloc[0]
     assert found[["power_w", "wh_per_million_samples"]].isna().all()
     assert found["flops_per_s"] > 0
 
 
-def test_one_rank_that_drives_several_gpus_has_no_energy_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps_run", "span_s", "power_w"),
+    [
+        (20, 1.0, 500.0),
+        (20, 1.1, 500.0),
+        (18, 0.95, None),  # too short for a counter that moves every 100 ms
+        (40, 2.3, None),  # the window fills less than 90 % of it
+    ],
+)
+def test_energy_is_that_of_a_span_which_the_plain_window_fills(
+    tmp_path: Path, steps_run: int, span_s: float, power_w: float | None
+) -> None:
+    found = power_of(tmp_path, GPU | {"steps": steps_run}, plain_window=readings(7.0, 500.0, span_s))
+    assert found == (None if power_w is None else pytest.approx(power_w))
+
+
+@pytest.mark.parametrize(
+    ("execution", "span_s", "power_w"),
+    [
+        ("eager", 4.6, 400.0),  # warm-up, plain, phases: 84 steps of 50 ms
+        ("eager", 4.7, None),
+        ("eager", 53.0, None),
+        ("graph", 4.4, 400.0),  # its warm-up is not known: 80 steps
+        ("graph", 4.6, None),
+    ],
+)
+def test_an_older_span_counts_where_steps_of_known_windows_fill_it(
+    tmp_path: Path, execution: str, span_s: float, power_w: float | None
+) -> None:
+    read = readings(7.0, 400.0, span_s)
+    older = {"plain_window": None, "before": read["before"][0], "after": read["after"][0]}
+    found = power_of(tmp_path, GPU | {"execution": execution}, **older)
+    assert found == (None if power_w is None else pytest.approx(power_w))
+
+
+def test_one_rank_that_drives_several_gpus_has_the_energy_of_all_or_none(tmp_path: Path) -> None:
     fields = GPU | {"world_size": 2, "parallel": "dp"}
-    results = load(study(tmp_path / "results", [fields]))
+    first, second = (readings(7.0, watts, SPAN_S) for watts in (500.0, 300.0))
+    both = {when: first[when] + second[when] for when in ("before", "after")}
+    assert power_of(tmp_path / "all", fields, plain_window=both) == pytest.approx(400.0)
+    assert power_of(tmp_path / "first", fields, plain_window=first) is None
+    older = {"plain_window": None, "before": first["before"][0], "after": first["after"][0]}
+    assert power_of(tmp_path / "older", fields, **older) is None
+
+
+def power_of(directory: Path, fields: dict[str, Any], **of_rank: Any) -> float | None:
+    """Power of a trial whose first rank noted this; of DataParallel there is no other. Where there is no power there is no
+    energy, and a rate there is."""
+    results = load(study(directory, [fields]))
     measured = summaries(results.trials, results.windows)
-    del measured["environment"].iloc[0]["ranks"][1]
+    ranks = measured["environment"].iloc[0]["ranks"]
+    ranks[0] |= of_rank
+    del ranks[1:]
     found = use(measured, results.windows).iloc[0]
-    assert found[["power_w", "wh_per_million_samples"]].isna().all()
-    assert found["flops_per_s"] == pytest.approx(2e12 / 0.05 / 2)
+    assert found["flops_per_s"] > 0
+    assert np.isnan(found["wh_per_million_samples"]) == np.isnan(found["power_w"])
+    return None if np.isnan(found["power_w"]) else float(found["power_w"])
 
 
 def test_cpu_ranks_have_no_such_table(tmp_path: Path) -> None:

@@ -321,18 +321,33 @@ def test_a_strong_series_is_predicted_at_the_batch_that_is_left(tmp_path: Path) 
     assert row["step_s"] == pytest.approx(0.0002 * 32 + 0.003 * 1.75, rel=0.02)
 
 
-def test_cost_and_energy_follow_from_time_and_are_null_where_nothing_tells_them(
-    plain: Analysis, tmp_path: Path
-) -> None:
+def test_cost_follows_from_time(plain: Analysis) -> None:
     row = forecast(plain, [8], price_per_gpu_hour=3.0).rows.iloc[0]
-    hours = 8 * 1e6 / row["throughput_samples_per_s"] / 3600
-    assert row["cost_per_million_samples"] == pytest.approx(3.0 * hours)
-    assert row["power_w_per_rank"] == 612  # what `frames.environment` reads after the windows
-    assert row["energy_kwh_per_million_samples"] == pytest.approx(0.612 * hours)
+    assert row["cost_per_million_samples"] == pytest.approx(3.0 * 8 * 1e6 / row["throughput_samples_per_s"] / 3600)
     assert np.isnan(forecast(plain, [8]).rows.iloc[0]["cost_per_million_samples"])
-    cpu = forecast(study(tmp_path / "cpu", device=["cpu"], batch_per_gpu=[32]), [8])
-    assert cpu.rows["energy_kwh_per_million_samples"].isna().all()
-    assert "No energy: power was not recorded." in cpu.notes
+
+
+def test_energy_follows_from_the_power_of_training_and_is_null_where_a_gpu_was_not_read(tmp_path: Path) -> None:
+    axes: dict[str, Any] = {"world_size": [1, 2, 4], "batch_per_gpu": [128], "repeat": range(2)}
+    results = load(write_results(tmp_path, grid(GPU | {"steps": 100}, **axes), ring_law))
+    for ranks in (environment["ranks"] for environment in results.trials["environment"]):
+        for rank in ranks:  # 612 W, but 412 W a GPU on fewer than 4; on 4, 100 steps take 4 s
+            joules = 4.1 * (612.0 if len(ranks) == 4 else 412.0)
+            rank["plain_window"] = {
+                "before": [{"energy_j": 0.0, "at": 0.0}],
+                "after": [{"energy_j": joules, "at": 4.1}],
+            }
+    found = forecast(analyse(results), [8])
+    row = found.rows.iloc[0]
+    assert row["power_w_per_rank"] == pytest.approx(612.0)
+    hours = 8 * 1e6 / row["throughput_samples_per_s"] / 3600
+    assert row["energy_wh_per_million_samples"] == pytest.approx(612.0 * hours)
+    assert "Energy: from the mean power of a GPU in training on the most ranks measured." in found.notes
+    for environment in results.trials["environment"]:
+        del environment["ranks"][1:]
+    first_alone = forecast(analyse(results), [8])
+    assert first_alone.rows["energy_wh_per_million_samples"].isna().all()
+    assert "No energy: the power of training was not measured on the most ranks." in first_alone.notes
 
 
 def test_a_law_that_does_not_beat_throughput_times_n_says_so(tmp_path: Path) -> None:

@@ -155,7 +155,9 @@ def test_each_rank_brings_its_state_before_and_after(served: list[InMemory]) -> 
         evidence = payload["evidence"]
         assert evidence.keys() == {
             "before", "after", "memory", "threads", "peak_memory_by_device_bytes", "step_flops", "dataset_samples",
+            "plain_window",
         }  # fmt: skip
+        assert evidence["plain_window"] == {when: [{"energy_j": None, "at": None}] for when in ("before", "after")}
         assert evidence["dataset_samples"] == 10_000
         assert evidence["before"].keys() == evidence["after"].keys()
         assert evidence["before"]["load_average_1min"] >= 0

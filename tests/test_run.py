@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,8 +23,9 @@ from tests.gloo import on_ranks, preload_loader_processes
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import Measurement, _loaders_kept_up, on_device, run
+from trainables.run import Measurement, on_device, run
 from trainables.step import byte_size, to_device, training_step
+from trainables.stopping import loaders_kept_up
 from trainables.timing import no_mark
 from trainables.trial import Trial
 from trainables.workload import build_workload
@@ -361,8 +361,7 @@ def test_a_window_ends_only_once_loaders_and_what_decodes_ahead_both_keep_up(
     loaders: int, decoder: int | None, expected: bool
 ) -> None:
     made = [torch.tensor([100, loaders])] + ([] if decoder is None else [torch.tensor([50 + decoder])])
-    rank: Any = SimpleNamespace(delivered=made, trial=Trial(), control=None)
-    assert _loaders_kept_up(rank, [100, 50][: len(made)], [5, 5, 10], [0.1, 0.1]) == expected
+    assert loaders_kept_up(made, [100, 50][: len(made)], [5, 5, 10], None, False, [0.1, 0.1]) == expected
 
 
 # ---------------------------------------------------------------------------------------------------------- batches

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, pairwise
@@ -25,7 +25,7 @@ from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.rows import Labelled, step_rows
 from trainables.step import training_step
-from trainables.stopping import all_agree, block_lengths, doubling_lengths, seen_enough
+from trainables.stopping import block_lengths, doubling_lengths, loaders_kept_up, seen_enough
 from trainables.sweep import all_reduce_sweep, sweep_sizes
 from trainables.timing import (
     Annotate,
@@ -53,9 +53,6 @@ PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
 """replays of a new CUDA graph before it is timed: the first one sends it to the device"""
 
-KEPT_UP = 0.9
-"""the part of a window's batches that loaders must have made within it for the window to end; see `Trial.window_steps`"""
-
 INTERLEAVED = (True, False, False, True)
 """with and without communication, in an order that cancels a steady drift"""
 
@@ -65,7 +62,8 @@ class Measurement:
     """One rank's raw samples, and when its windows lay (unix seconds).
 
     `rows`, `buckets` and `sweep` are those of steps.parquet, buckets.parquet and sweep.parquet; `trace` is gzip'd
-    Chrome trace JSON; `observations` are what `observe` gave before the warm-up and after the phases window.
+    Chrome trace JSON; `observations` are what `observe` gave before the warm-up and after the phases window, and `energies`
+    what `read_energy` gave before and after the plain window.
     """
 
     rank: int
@@ -76,6 +74,7 @@ class Measurement:
     sweep: list[Row] = field(default_factory=list)
     trace: bytes | None = None
     observations: list[Any] = field(default_factory=list)
+    energies: list[Any] = field(default_factory=list)
     peak_memory_by_device_bytes: list[int] | None = None
     """of each GPU that the rank drives, its own first; None on CPUs"""
     step_flops: float | None = None
@@ -83,6 +82,8 @@ class Measurement:
     dataset_samples: int | None = None
     """samples of an epoch of all ranks; None for data that have no end"""
 
+
+ReadEnergy = Callable[[list[torch.device]], Any]
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """makes the context in which a step runs"""
@@ -107,6 +108,7 @@ class _Rank:
     clock: Clock
     labelled: list[Labelled] = field(default_factory=list)
     device_peaks: list[int] | None = None
+    energies: list[Any] = field(default_factory=list)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -167,12 +169,14 @@ def run(
     control: dist.ProcessGroup | None = None,
     source: str | None = None,
     observe: Callable[[], Any] = lambda: None,
+    read_energy: ReadEnergy = lambda devices: None,
 ) -> Measurement:
     """Measures the trial on this rank; every taking-part rank of the trial calls it.
 
     `group` averages gradients (NCCL or gloo; None: the default group), `control` is a gloo group of the same ranks for
     barriers (None: `group`), `source` the text of a user's workload file where the file is not on this host. `observe`
-    is called before the warm-up, and when the device has just finished the phases window.
+    is called before the warm-up, and when the device has just finished the phases window; `read_energy`, with the devices
+    that this rank drives, while they are idle right before and right after the plain window, outside its time.
     """
     precision: Precision = load(PRECISIONS[trial.precision])
     strategy: Strategy = load(PARALLEL[trial.parallel])
@@ -196,7 +200,7 @@ def run(
                 observations = [observe()]
                 warmup_began_at = time.time()
                 model = here.wrapped()
-                peaks = _bare_windows(here, model, lambda: observations.append(observe()))
+                peaks = _bare_windows(here, model, lambda: observations.append(observe()), read_energy)
                 if communicates:
                     _interleaved_window(here, model)
                     sizes = bucket_bytes(model)
@@ -207,7 +211,7 @@ def run(
                 if communicates or trial.profile_ranks:
                     buckets, trace = _explaining_windows(here, sizes)
             rows = step_rows(here.labelled, trial, rank, peaks)
-            device_peaks, known = here.device_peaks, _facts(here)
+            energies, device_peaks, known = here.energies, here.device_peaks, _facts(here)
         finally:
             # loader processes end when their iterator does; what they hold must not reach into the next trial
             del batches, workload, here, delivered, ready
@@ -218,9 +222,8 @@ def run(
             with without_garbage_collection():
                 sweep = all_reduce_sweep(every, rank, device, group, control or group, clock)
         windows_ended_at = time.time()
-    return Measurement(
-        rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace, observations, device_peaks, *known
-    )
+    measured = rank, rows, warmup_began_at, windows_ended_at, buckets, sweep, trace
+    return Measurement(*measured, observations, energies, device_peaks, *known)
 
 
 def _facts(here: _Rank) -> tuple[float | None, int | None]:
@@ -248,11 +251,13 @@ def on_device(workload: Workload, trial: Trial, precision: Precision, device: to
     return replace(workload, model=model.train())
 
 
-def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) -> dict[str, int | None]:
+def _bare_windows(
+    here: _Rank, model: nn.Module, observe: Callable[[], None], read_energy: ReadEnergy
+) -> dict[str, int | None]:
     """The windows of the wrapper that trains as a user's would; gives the peak memory of them, in bytes."""
     trial, clock, batches = here.trial, here.clock, here.batches
     step = here.settled(here.step_of(model), "warmup")
-    steps = _plain(here, step)
+    steps = _plain(here, step, read_energy)
     phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, here.barrier)
     observe()
     here.keep("phases", phases_s, phases, phase_row)
@@ -278,34 +283,29 @@ def _bare_windows(here: _Rank, model: nn.Module, observe: Callable[[], None]) ->
     return peaks
 
 
-def _plain(here: _Rank, step: Step) -> int:
-    """The plain window, in blocks until they are enough; gives how many steps it had."""
+def _plain(here: _Rank, step: Step, read_energy: ReadEnergy) -> int:
+    """The plain window, in blocks until they are enough; gives how many steps it had.
+
+    Energy is read around all blocks together: a pause between them lasts as long as a message, and a counter that moves
+    every 100 ms tells one block's energy badly.
+    """
     trial, width = here.trial, here.trial.median_width
+    here.clock.synchronize()
+    here.energies.append(read_energy(here.devices))
     if width:
         lengths = block_lengths(trial.least_window_steps, trial.window_steps)
         enough = partial(seen_enough, width, here.control, trial.processes > 1)
     else:
         lengths = doubling_lengths(trial.steps, trial.window_steps if here.delivered else trial.steps)
-        enough = partial(_loaders_kept_up, here, [int(each.sum()) for each in here.delivered], lengths)
+        before = [int(each.sum()) for each in here.delivered]
+        taken = [length * trial.accumulation_steps for length in lengths]
+        enough = partial(loaders_kept_up, here.delivered, before, taken, here.control, trial.processes > 1)
     seconds, blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
+    here.energies.append(read_energy(here.devices))
     for block_s, given in zip(seconds, blocks, strict=True):
         read: Callable[[], Row] = partial(dict, block_s=block_s) if width else dict
         here.labelled += [("plain", sum(seconds), each, read) for each in given]
     return sum(map(len, blocks))
-
-
-def _loaders_kept_up(here: _Rank, before: list[int], lengths: Sequence[int], block_step_s: Sequence[float]) -> bool:
-    """Whether on every rank loaders, and what works ahead, made nine tenths of the batches that these blocks took, since they
-    had made `before`.
-
-    Then less than a tenth of them was ready beforehand, and the throughput is at most that much above what can last; and the
-    window need not last as long as it must where nothing is known of the loaders (`Trial.window_steps`).
-    """
-    if len(lengths) == 1:
-        return True
-    taken = sum(lengths[: len(block_step_s)]) * here.trial.accumulation_steps
-    made = [int(each.sum()) - already for each, already in zip(here.delivered, before, strict=True)]
-    return all_agree(min(made) >= KEPT_UP * taken, here.control, here.trial.processes > 1)
 
 
 def _interleaved_window(here: _Rank, model: nn.Module) -> None:

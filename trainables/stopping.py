@@ -21,6 +21,9 @@ LOOKS = (5, 7, 10, 14, 20)
 MOST_BLOCKS = LOOKS[-1]
 CONFIDENCE = 0.95
 
+KEPT_UP = 0.9
+"""the part of a window's batches that loaders must have made within it for the window to end; see `Trial.window_steps`"""
+
 
 def block_lengths(least: int, most: int) -> list[int]:
     """Steps of each block of a window of `most` steps. The first block is longer where `least` steps would else not
@@ -74,3 +77,25 @@ def seen_enough(
     if shared:
         dist.broadcast(verdict, group=control, group_src=0)
     return bool(verdict)
+
+
+def loaders_kept_up(
+    delivered: Sequence[torch.Tensor],
+    before: Sequence[int],
+    batches: Sequence[int],
+    control: dist.ProcessGroup | None,
+    shared: bool,
+    block_step_s: Sequence[float],
+) -> bool:
+    """Whether on every rank of `control` loaders, and what works ahead, made nine tenths of the `batches` that the blocks so
+    far took each, since they had made `before`; at once where there can be no second block.
+
+    `delivered`: batches made so far, by each kind. `shared`: there are other ranks, and all call this. Then less than a
+    tenth of the batches was ready beforehand, and the throughput is at most that much above what can last; and the window
+    need not last as long as it must where nothing is known of the loaders (`Trial.window_steps`).
+    """
+    if len(batches) == 1:
+        return True
+    taken = sum(batches[: len(block_step_s)])
+    made = [int(each.sum()) - already for each, already in zip(delivered, before, strict=True)]
+    return all_agree(min(made) >= KEPT_UP * taken, control, shared)
