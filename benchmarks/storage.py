@@ -17,6 +17,7 @@ import contextlib
 import math
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -108,12 +109,13 @@ def _options() -> argparse.Namespace:
 
 
 def _sets(options: argparse.Namespace) -> Path:
-    """DATA with the set in every storage format."""
+    """DATA with the set in every storage format that the cases need."""
     folder = options.data_dir
     if options.make and "jpeg" not in storages_in(folder):
         mean_bytes = make_photos(folder / "jpeg", options.make, options.sources)
         print(f"{options.make} photographs of {mean_bytes / 1e3:.0f} kB in the mean", flush=True)
-    for storage in STORAGES:
+    needed = [name for name in STORAGES if not options.cases or name in re.split(r"[ ,]", options.cases)]
+    for storage in ("jpeg", *needed):
         found = storages_in(folder)
         if "jpeg" not in found:
             sys.exit(f"{folder} holds no image folder; give --make N")
