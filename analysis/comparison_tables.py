@@ -226,6 +226,9 @@ def losses(analysis: Analysis) -> pd.DataFrame:
     return result
 
 
+_FIRST_LOSS_SCALE = 65536.0
+"""before the first step, and kept with each after it (torch.amp.GradScaler's own)"""
+
 _OF_TRIAL = ["final_loss", "skipped_steps", "unfinite_losses"]
 
 
@@ -235,5 +238,6 @@ def _of_trial(steps: pd.DataFrame, noted: bool) -> list[float]:
     first, last = plain["step"].min(), plain["step"].max()
     final = plain.loc[plain["step"] > last - max(1, (last - first + 1) // 10), "loss"].mean(skipna=False)
     scales = steps["loss_scale"].dropna()
-    skipped = (scales.diff() < 0).sum() if len(scales) else np.nan
+    before = scales.shift(fill_value=_FIRST_LOSS_SCALE)
+    skipped = (scales < before).sum() if len(scales) else np.nan
     return [final, skipped, steps["unfinite_losses"].sum() if noted else np.nan]

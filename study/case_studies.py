@@ -229,8 +229,10 @@ def mlstm_scaling(capacity: Capacity) -> Study:
 
 
 def _on_one_node(capacity: Capacity) -> int:
-    """Ranks on the node that holds most of them, a power of two; on CPUs two at the most."""
+    """Ranks on the node that holds most of them, a power of two, 4 at the most, as in what these studies follow; on CPUs 2."""
     largest = max((node.gpus for node in capacity), default=0)
     return (
-        max(world_sizes([NodeCapacity("largest", "", cpus=0, gpus=largest)])) if largest else max(world_sizes(capacity))
+        max(world_sizes([NodeCapacity("largest", "", cpus=0, gpus=min(4, largest))]))
+        if largest
+        else max(world_sizes(capacity))
     )

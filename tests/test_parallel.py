@@ -71,6 +71,8 @@ def train_all(rank: int) -> dict[str, dict[str, list[torch.Tensor]]]:
     found["accumulated and sharded"] = trained(
         PAIR.but(batch_per_gpu=2, accumulation_steps=4, parallel="fsdp2"), rank, None
     )
+    for name in ("ddp", "fsdp2"):
+        found[f"blocks, {name}"] = trained(PAIR.but(model="resnet18_small", parallel=name), rank, None)
     if rank == 0:
         found["alone"] = trained(ALONE, 0, alone)
         found["alone, accumulated"] = trained(ALONE.but(batch_per_gpu=4, accumulation_steps=4), 0, alone)
@@ -90,6 +92,12 @@ def test_two_ranks_train_as_one_with_both_their_batches(visit: list[dict[str, An
         assert torch.equal(mine, other)
         assert value.abs().max() > 0
         torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-6)
+
+
+def test_blocks_that_hold_blocks_are_sharded_and_train_as_under_ddp(visit: list[dict[str, Any]]) -> None:
+    for found in visit:
+        for mine, value in zip(found["blocks, fsdp2"]["weights"], found["blocks, ddp"]["weights"], strict=True):
+            torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)

@@ -115,7 +115,7 @@ def test_precision_shows_the_loss_skipped_steps_and_losses_that_are_not_finite(t
         frame = steps(fields, 0.1 if fields["precision"] == "fp32" else 0.05)
         if fields["precision"] == "fp16":
             scale = pd.Series(65536.0, index=frame.index)
-            scale[frame["step"] >= 1] /= 2  # step 0 overflowed
+            scale /= 2  # step 0 overflowed: what is kept is the scale after each step
             scale[frame["step"] >= 5 + 3 * fields["repeat"]] /= 2
             frame["loss_scale"] = scale
             frame.loc[frame["step"] == 10, "loss"] = None

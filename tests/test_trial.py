@@ -271,6 +271,24 @@ def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        ({"parallel": "fsdp2", "memory_format": "channels_last"}, "parallel 'fsdp2' shards weights by rows"),
+        ({"parallel": "fsdp2", "precision": "fp16_master"}, "precision 'fp16_master' keeps weights of two types"),
+        ({"parallel": "fsdp2", "profile_ranks": "0"}, "profile_ranks wraps the model once more"),
+        (
+            {"static_graph": True, "accumulation_steps": 2},
+            "static_graph learns from the first backward pass, in which accum",
+        ),
+    ],
+)
+def test_what_torch_cannot_do_together_is_infeasible(fields: dict[str, Any], begins: str) -> None:
+    assert (unmet(Trial(world_size=2, **fields)) or "").startswith(begins)
+    for name in fields:
+        assert unmet(Trial(world_size=2, **{key: value for key, value in fields.items() if key != name})) is None
+
+
+@pytest.mark.parametrize(
     ("profile_ranks", "profiled"),
     [("", set()), ("0", {0}), ("3+1", {1, 3}), ("12", {12}), ("07", {7}), ("all", set(range(20)))],
 )

@@ -46,12 +46,13 @@ def capture(
     example: Any,
     device: torch.device,
     resident: bool,
+    non_blocking: bool = True,
     context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Step:
     """The step as a CUDA graph, captured on a batch like `example` within `context`.
 
     It must have run before as often as it needs to settle, on the stream of `stream_for`. The graph reads its batch from
-    fixed memory, into which each batch is copied first. Everything after the copy is the part `graph`; the parts inside
+    fixed memory, into which each batch is copied first; with `non_blocking` the host does not wait for that. Everything after the copy is the part `graph`; the parts inside
     it are timed by events of the graph itself, see `Stepped.parts`. Raises torch's RuntimeError where the step cannot be
     captured.
     """
@@ -87,7 +88,7 @@ def capture(
         if not resident:
             begin("host_to_device")
             moved_bytes = byte_size(batch)
-            _copy(batch, held)
+            _copy(batch, held, non_blocking)
         begin("graph")
         graph.replay()
         # the next replay overwrites what this one leaves
@@ -97,12 +98,12 @@ def capture(
     return replay
 
 
-def _copy(source: Any, target: Any) -> None:
+def _copy(source: Any, target: Any, non_blocking: bool) -> None:
     if isinstance(source, torch.Tensor):
-        target.copy_(source, non_blocking=True)
+        target.copy_(source, non_blocking=non_blocking)
     elif isinstance(source, dict):
         for key, item in source.items():
-            _copy(item, target[key])
+            _copy(item, target[key], non_blocking)
     elif isinstance(source, (tuple, list)):
         for item, place in zip(source, target, strict=True):
-            _copy(item, place)
+            _copy(item, place, non_blocking)

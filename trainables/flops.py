@@ -13,8 +13,10 @@ Blueprint = Callable[[], nn.Module]
 _KNOWN: dict[tuple[Any, ...], float] = {}
 
 
-def step_flops(blueprint: Blueprint | None, inputs: Any, model: str) -> float | None:
+def step_flops(blueprint: Blueprint | None, inputs: Any, model: str, image_size: int) -> float | None:
     """Operations of a forward and a backward pass over `inputs`: two for each multiplication with its addition.
+
+    Images [n, 3, h, w] may come larger than they train, to be cropped on the device: counted are `image_size` x `image_size`.
 
     Matrix products, convolutions and attention count, as torch's FlopCounterMode has them; what is done element by
     element does not, nor does the optimizer. The model is made on the meta device, which knows shapes and computes
@@ -23,10 +25,12 @@ def step_flops(blueprint: Blueprint | None, inputs: Any, model: str) -> float | 
     """
     if blueprint is None or not isinstance(inputs, torch.Tensor):
         return None
-    key = (model, tuple(inputs.shape))
+    images = inputs.dim() == 4
+    shape = (*inputs.shape[:2], image_size, image_size) if images else tuple(inputs.shape)
+    key = (model, shape)
     if key not in _KNOWN:
-        dtype = torch.float32 if inputs.dim() == 4 else inputs.dtype  # images are normalised on the device
+        dtype = torch.float32 if images else inputs.dtype  # images are normalised on the device
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            blueprint()(torch.empty(inputs.shape, dtype=dtype)).sum().backward()
+            blueprint()(torch.empty(shape, dtype=dtype)).sum().backward()
         _KNOWN[key] = float(counter.get_total_flops())
     return _KNOWN[key]

@@ -178,7 +178,7 @@ def _fully_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     broadcast_from_first([tensor.data for tensor in tensors], group)
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, next(model.parameters()).device.type)  # type: ignore[arg-type]
     model = _normalised_over_ranks(model, trial, group)
-    for module in list(model.modules()):
+    for module in reversed(list(model.modules())):  # what lies inside is sharded before what holds it
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
             for child in module.children():
                 if any(True for _ in child.parameters()) and not isinstance(child, FSDPModule):

@@ -14,6 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainables.batch import map_tensors
 
+INITIAL_LOSS_SCALE = 65536.0
+"""before the first step (torch.amp.GradScaler's own)"""
+
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -82,7 +85,9 @@ class Updater:
         if precision.master_weights:
             self.masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self.parameters]
         self.optimizer = make(self.masters or self.parameters)  # type: ignore[arg-type]
-        self.scaler = torch.amp.GradScaler(device_type) if precision.loss_scaling else None
+        self.scaler = (
+            torch.amp.GradScaler(device_type, init_scale=INITIAL_LOSS_SCALE) if precision.loss_scaling else None
+        )
 
     @property
     def own(self) -> torch.optim.Optimizer:

@@ -39,6 +39,22 @@ REQUIREMENTS: Sequence[Requirement] = (
     ),
     (_on_cpu("decode", *ON_DEVICE_DECODERS), "decode {decode!r} runs on GPUs only"),
     (
+        lambda trial: trial.parallel == "fsdp2" and trial.memory_format == "channels_last",
+        "parallel 'fsdp2' shards weights by rows, which memory_format 'channels_last' has not: use 'contiguous'",
+    ),
+    (
+        lambda trial: trial.parallel == "fsdp2" and trial.precision == "fp16_master",
+        "precision 'fp16_master' keeps weights of two types, and parallel 'fsdp2' takes one: use precision 'bf16'",
+    ),
+    (
+        lambda trial: trial.parallel == "fsdp2" and bool(trial.profile_ranks),
+        "profile_ranks wraps the model once more, which parallel 'fsdp2' has sharded by then: leave it out",
+    ),
+    (
+        lambda trial: trial.static_graph and trial.accumulation_steps > 1,
+        "static_graph learns from the first backward pass, in which accumulation_steps {accumulation_steps} send nothing: use one",
+    ),
+    (
         lambda trial: trial.parallel == "horovod",
         "parallel 'horovod': Ray Train's second version, which runs the ranks, refuses it (README, Horovod)",
     ),

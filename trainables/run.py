@@ -157,7 +157,7 @@ class _Rank:
     def captured(
         self, step: Step, context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     ) -> Step:
-        return capture(step, next(self.batches), self.device, self.workload.resident, context)
+        return capture(step, next(self.batches), self.device, self.workload.resident, self.trial.non_blocking, context)
 
 
 def run(
@@ -236,7 +236,7 @@ def _facts(here: _Rank) -> tuple[float | None, int | None]:
         return None, samples
     batch = next(here.batches)
     inputs, _ = batch[0] if trial.accumulation_steps > 1 else batch
-    flops = step_flops(workload.blueprint, inputs, trial.model)
+    flops = step_flops(workload.blueprint, inputs, trial.model, trial.image_size)
     return None if flops is None else flops * trial.accumulation_steps, samples
 
 

@@ -18,7 +18,7 @@ from trainables.flops import step_flops
 from trainables.noise_scale import NoiseScale
 from trainables.optimizers import correct_momentum, set_learning_rate
 from trainables.parallel import Strategy, broadcast_from_first
-from trainables.precision import Precision
+from trainables.precision import INITIAL_LOSS_SCALE, Precision
 from trainables.process import set_seeds
 from trainables.rehearsal import taken_back, zero_momentum
 from trainables.schedule import learning_rate
@@ -128,7 +128,7 @@ class Trainee:
             self.sample = first
         if self.device.type == "cuda" and self.flops is None:
             inputs, _ = self.workload.select(first.parts[0])
-            flops = step_flops(self.workload.blueprint, inputs, trial.model)
+            flops = step_flops(self.workload.blueprint, inputs, trial.model, trial.image_size)
             self.flops = None if flops is None else flops * trial.accumulation_steps
         if self.replay is not None or trial.workload or not (trial.compiled or trial.captured):
             return 0.0
@@ -141,7 +141,7 @@ class Trainee:
         with taken_back(self.workload.model, self.updater, self.noise):
             for _ in range(trial.settling_steps):
                 step(first.parts, no_mark)
-            self.replay = capture(step, first.parts, self.device, resident=False) if trial.captured else step
+            self.replay = capture(step, first.parts, self.device, False, trial.non_blocking) if trial.captured else step
             self.replay(first.parts, no_mark)
         self.counts.read()
         set_seeds(seed_of(trial, "epoch", self.progress.epoch, self.rank))
@@ -156,7 +156,7 @@ class Trainee:
         """The epoch's columns about training; its steps are added to the progress."""
         progress = self.progress
         sums = [sum(losses) for losses in zip(*(each["losses"] for each in everyone), strict=True)]
-        before = [progress.loss_scale or scales[0], *scales[:-1]] if scales else []
+        before = [progress.loss_scale or INITIAL_LOSS_SCALE, *scales[:-1]] if scales else []
         skipped = [after < first for first, after in zip(before, scales, strict=True)] or [False] * len(sums)
         for size, loss in zip(sizes, sums, strict=True):
             rate = self.rates(len(progress.steps))

@@ -102,6 +102,10 @@ def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[to
 
     On the CPU it is libjpeg-turbo, with which the path through the device is tested without one.
     """
+    if device.type == "cuda":
+        # torchvision decodes in a stream of its own, into memory that the current stream may still read: it does not wait
+        # for that (https://github.com/pytorch/vision/issues/9606)
+        torch.cuda.current_stream(device).synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
