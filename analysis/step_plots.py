@@ -1,6 +1,8 @@
 """Figures of steps: one step over its ranks, from the account of the all-reduces; and losses over the steps of a trial."""
 
+import textwrap
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -9,11 +11,12 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from analysis.columns import study_ranks
 from analysis.communication import WINDOW, bucket_rows
-from analysis.drawing import INK, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
-from analysis.formatting import configuration_label, value_label
+from analysis.drawing import INK, LINE_INCHES, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
+from analysis.formatting import configuration_label, number, value_label
 from analysis.measures import configuration_of
 from analysis.scaling import Analysis
 
@@ -29,6 +32,12 @@ TIMELINE_COLUMNS = ["trial_id", "step", "rank", "lane", "bucket", "kind", "begin
 
 MOST_RANKS = 16
 """Ranks of the timeline; of more, the first are drawn."""
+
+_MOST_CUTS = 3
+"""Times without an all-reduce that the timeline leaves out; with more, its panels become too narrow."""
+
+_EDGED_POINTS = 5.0
+"""Width, of a point in 72 to an inch, from which a bar of the timeline has an edge."""
 
 
 @lru_cache(maxsize=8)
@@ -77,39 +86,87 @@ def timeline_rows(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TIMELINE_COLUMNS)
 
 
+def communication_spans(rows: pd.DataFrame) -> list[tuple[float, float]]:
+    """What of the step the timeline shows, in seconds and in order: its all-reduces, and a little on both sides.
+
+    rows: with `TIMELINE_COLUMNS`, at least one of the lane "all-reduce". What lies between two all-reduces is left out
+    where it is longer than all of them together; at most `_MOST_CUTS` of these, the longest.
+    """
+    busy: list[list[float]] = []
+    for begin, end in sorted(rows.loc[rows["lane"] == "all-reduce", ["begin_s", "end_s"]].itertuples(index=False)):
+        if busy and begin <= busy[-1][1]:
+            busy[-1][1] = max(end, busy[-1][1])
+        else:
+            busy.append([begin, end])
+    reduced_s = sum(end - begin for begin, end in busy)
+    gaps = sorted((after[0] - before[1], i) for i, (before, after) in enumerate(pairwise(busy)))
+    cuts = sorted(i for gap_s, i in gaps[-_MOST_CUTS:] if gap_s > reduced_s)
+    firsts, lasts = [0, *(i + 1 for i in cuts)], [*cuts, len(busy) - 1]
+    spans = [(busy[first][0], busy[last][1]) for first, last in zip(firsts, lasts, strict=True)]
+    beside_s = 0.1 * sum(end - begin for begin, end in spans)
+    middles = [(before[1] + after[0]) / 2 for before, after in pairwise(spans)]
+    lower, upper = [0.0, *middles], [*middles, float(rows["end_s"].max())]
+    return [
+        (max(begin - beside_s, low), min(end + beside_s, high))
+        for (begin, end), low, high in zip(spans, lower, upper, strict=True)
+    ]
+
+
 def timeline(analysis: Analysis) -> Figure | None:
-    """One step over its ranks: computing above, the all-reduces of the gradient buckets below, each rank from the begin of its own step, for clocks of ranks are never compared."""
+    """One step over its ranks, the part of it in which gradients are reduced: computing above, the all-reduces of the gradient buckets below, each rank from the begin of its own step, for clocks of ranks are never compared. Long times without an all-reduce are left out between the panels, which share one scale."""
     rows = timeline_rows(analysis)
-    if rows.empty:
+    if not (rows["lane"] == "all-reduce").any():
         return None
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
+    rows = rows[rows["rank"].isin(ranks)]
     palette = sns.color_palette("colorblind")
     colours = dict(zip(_SPAN_LABELS, (palette[0], palette[4], palette[2], palette[3], palette[1]), strict=True))
     trial = analysis.measured.set_index("trial_id").loc[rows["trial_id"].iloc[0]]
     label = configuration_label(
         trial, ["batch_per_gpu", *(name for name in analysis.axes if name != "batch_per_gpu")], study_ranks(analysis)
     )
+    spans = [(1e3 * begin, 1e3 * end) for begin, end in communication_spans(rows)]
+    lengths = [end - begin for begin, end in spans]
+    shown, step = (number(ms, 3 if ms < 1 else 1) for ms in (sum(lengths), 1e3 * rows["end_s"].max()))
+    title = textwrap.fill(f"{label}: {shown} ms around the all-reduces of a step of {step} ms", 100)
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
-        figure, axis = plt.subplots(figsize=(9.6, 1.2 + 0.5 * len(ranks)), layout="constrained")
-        for place, rank in enumerate(ranks):
-            for row in rows[rows["rank"] == rank].itertuples():
-                y = place - 0.19 if row.lane == "compute" else place + 0.19
-                edge = 0.4 if row.lane == "all-reduce" else 0.0  # buckets that follow each other stay apart
+        figure, grid = plt.subplots(
+            1,
+            len(spans),
+            figsize=(9.6, 1.2 + LINE_INCHES * (1 + title.count("\n")) + 0.5 * len(ranks)),
+            sharey=True,
+            squeeze=False,
+            width_ratios=lengths,
+            layout="constrained",
+        )
+        axes = list(grid.flat)
+        points_per_ms = 72 * 0.85 * figure.get_figwidth() / sum(lengths)
+        for axis, (low, high) in zip(axes, spans, strict=True):
+            for row in rows[(1e3 * rows["end_s"] > low) & (1e3 * rows["begin_s"] < high)].itertuples():
+                place = ranks.index(row.rank)
                 length = 1e3 * (row.end_s - row.begin_s)
+                # Buckets that follow each other stay apart; an edge would hide one that is hardly wider.
+                edged = row.lane == "all-reduce" and length * points_per_ms > _EDGED_POINTS
                 axis.barh(
-                    y,
+                    place - 0.19 if row.lane == "compute" else place + 0.19,
                     length,
                     left=1e3 * row.begin_s,
                     height=0.34,
                     color=colours[str(row.kind)],
-                    linewidth=edge,
+                    linewidth=0.4 if edged else 0.0,
                     edgecolor=INK,
                 )
-        axis.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-        axis.invert_yaxis()
-        axis.grid(visible=False, axis="y")
-        axis.set_xlabel("time since the rank's own step began (ms)")
-        axis.set_title(label)
+            axis.set_xlim(low, high)
+            axis.xaxis.set_major_locator(MaxNLocator(max(1, int(9 * (high - low) / sum(lengths)))))
+            axis.ticklabel_format(axis="x", useOffset=False)
+            axis.grid(visible=False, axis="y")
+        axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+        axes[0].set_ylim(len(ranks) - 0.5, -0.5)
+        axes[0].set_title(title, loc="left")
+        figure.supxlabel(
+            f"time since the rank's own step began (ms){', cut where nothing is reduced' if len(spans) > 1 else ''}",
+            fontsize=TEXT["font.size"],
+        )
         legend(
             figure,
             [

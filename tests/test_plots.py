@@ -1,13 +1,17 @@
 """Figures: what is drawn is what was computed."""
 
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from analysis.drawing import render
+from analysis.columns import PHASE_LABELS
+from analysis.drawing import COLOURS, MAX_FACETS, grid_of_axes, legend, render, stacked_bars
 from analysis.plots import PLOTS, phases, speed_up_weak
 from analysis.results import load
 from analysis.scaling import Analysis, analyse
@@ -71,3 +75,35 @@ def test_bars_of_phases_are_as_long_as_the_step(cpu: Analysis) -> None:
     assert ends == pytest.approx(longest.tolist(), rel=0.02)  # medians of parts add up to that of the whole, nearly
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[:2] == ["1 loader worker, bf16, 1 CPU rank", "1 loader worker, bf16, 2 CPU ranks"]
+
+
+def test_the_note_on_panels_that_are_left_out_covers_nothing() -> None:
+    figure, axes = grid_of_axes(MAX_FACETS + 8, sharey=True)
+    legend(figure, [Line2D([], [], label=f"strategy {i}") for i in range(6)])
+    figure.canvas.draw()
+    (note,) = [text for text in figure.texts if text.get_text() == "the first 24 of 32 panels (75\u00a0%)"]
+    place = note.get_window_extent()
+    assert not any(place.overlaps(other.get_tightbbox()) for other in (*figure.legends, *axes))
+
+
+def test_labels_of_bars_name_what_varies_and_do_not_overlap() -> None:
+    long = {name: f"something {name}" for name in ("dataset", "storage", "order", "decode")}
+    rows = [long | {"augment": "none", "world_size": i, "batch_per_gpu": 4} for i in range(1, 41)]
+    found = pd.DataFrame(rows)
+    found.loc[3, list(long)] = "else"
+    values = pd.DataFrame({"forward_s": np.ones(len(found))})
+    figure = stacked_bars(found, values, PHASE_LABELS, [*long, "augment", "world_size"], ("GPU", "GPUs"), "ms")
+    figure.canvas.draw()
+    labels = figure.axes[0].get_yticklabels()
+    assert labels[-1].get_text().count("\n") >= 1
+    assert not any("augment" in label.get_text() for label in labels)
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
+
+
+def test_each_phase_has_a_colour_of_its_own() -> None:
+    found = pd.DataFrame({"batch_per_gpu": [4], "world_size": [1]})
+    values = pd.DataFrame({name: [1.0] for name in PHASE_LABELS})
+    figure = stacked_bars(found, values, PHASE_LABELS, ["world_size"], ("GPU", "GPUs"), "ms")
+    bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    assert len({bar.get_facecolor() for bar in bars}) == len(PHASE_LABELS) <= len(COLOURS)

@@ -17,9 +17,9 @@ from analysis.comparison import against_reference
 from analysis.ladder import PUBLISHED, published_rows, rungs
 from analysis.results import load
 from analysis.scaling import Analysis, analyse
+from analysis.step_plots import communication_spans, timeline_rows
 from analysis.step_plots import loss as loss_figure
 from analysis.step_plots import timeline as timeline_figure
-from analysis.step_plots import timeline_rows
 from analysis.tables import TABLES
 from study.capacity import NodeCapacity
 from study.configuration import resolve, to_yaml
@@ -255,6 +255,17 @@ def test_the_timeline_shows_each_rank_s_step_from_its_own_begin(tmp_path: Path) 
     figure = timeline_figure(found)
     assert figure is not None
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_the_timeline_leaves_out_long_times_without_an_all_reduce() -> None:
+    def rows(*spans: tuple[float, float]) -> pd.DataFrame:
+        computed = [{"lane": "compute", "begin_s": 0.0, "end_s": 1.0}]
+        return pd.DataFrame([*computed, *({"lane": "all-reduce", "begin_s": b, "end_s": e} for b, e in spans)])
+
+    far = communication_spans(rows((0.40, 0.41), (0.405, 0.42), (0.95, 0.98)))
+    assert np.ravel(far) == pytest.approx([0.395, 0.425, 0.945, 0.985])
+    near = communication_spans(rows((0.40, 0.60), (0.70, 0.98)))
+    assert np.ravel(near) == pytest.approx([0.342, 1.0])
 
 
 def test_phases_of_one_process_on_several_gpus_have_their_columns(tmp_path: Path) -> None:
