@@ -17,9 +17,9 @@ KEYS = ["interconnect", "cpus_per_rank", "place", "nodes", "world_size"]
 """What a ceiling is of: so many ranks, over this interconnect, at this place. `place` numbers groups of like ranks on
 other GPUs or hosts from 1."""
 
-SWEEP_COLUMNS = [*KEYS, "bytes", "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s", "n"]
+SWEEP_COLUMNS = [*KEYS, "bytes", "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s", "n", "trial_ids"]
 FIT_COLUMNS = [
-    *KEYS, "latency_s", "algorithm_bytes_per_s", "bus_bytes_per_s", "largest_error", "median_error", "sizes", "n",
+    *KEYS, "latency_s", "algorithm_bytes_per_s", "bus_bytes_per_s", "largest_error", "median_error", "sizes", "n", "trial_ids",
 ]  # fmt: skip
 
 MIN_SIZES = 3
@@ -46,12 +46,25 @@ def ceilings(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
     seconds = seconds[seconds["trial_id"].isin(trials["trial_id"])]
     if seconds.empty:
         return pd.DataFrame(columns=SWEEP_COLUMNS)
-    rows = seconds.join(_groups(trials[trials["trial_id"].isin(seconds["trial_id"])]), on="trial_id")
-    grouped = rows.groupby([*KEYS, "bytes"], dropna=False)["seconds"]
-    result = grouped.agg(["median", "size"]).reset_index().rename(columns={"median": "seconds", "size": "n"})
+    rows = seconds.join(ranks_of(trials, sweep), on="trial_id")
+    grouped = rows.groupby([*KEYS, "bytes"], dropna=False)
+    result = grouped["seconds"].agg(["median", "size"]).rename(columns={"median": "seconds", "size": "n"})
+    result = result.assign(trial_ids=grouped["trial_id"].agg(tuple)).reset_index()
     result["algorithm_bytes_per_s"] = result["bytes"] / result["seconds"]
     result["bus_bytes_per_s"] = result["algorithm_bytes_per_s"] * bus_factor(result["world_size"])
     return result[SWEEP_COLUMNS]
+
+
+def ranks_of(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
+    """`KEYS` of each trial that has a sweep, indexed by trial_id. Frames as in `ceilings`."""
+    shared = [name for name in KEYS if name != "place"]
+    swept = trials[trials["trial_id"].isin(sweep["trial_id"])]
+    frame = swept.set_index("trial_id").reindex(columns=[*shared, "environment"])
+    frame["interconnect"] = frame["interconnect"].fillna("auto")
+    frame["ranks"] = frame.pop("environment").map(_place)
+    # Numbered in the order in which they come within like groups.
+    frame["place"] = frame.groupby(shared, dropna=False)["ranks"].transform(lambda ranks: pd.factorize(ranks)[0] + 1)
+    return frame.drop(columns="ranks")
 
 
 def fits(sweep: pd.DataFrame) -> pd.DataFrame:
@@ -78,6 +91,7 @@ def fits(sweep: pd.DataFrame) -> pd.DataFrame:
                 "median_error": float(np.median(error)),
                 "sizes": len(group),
                 "n": int(group["n"].max()),
+                "trial_ids": tuple(dict.fromkeys(group["trial_ids"].explode())),
             }
         )
     result = pd.DataFrame(rows, columns=[name for name in FIT_COLUMNS if name != "bus_bytes_per_s"])
@@ -117,17 +131,6 @@ def ceiling_seconds(seconds: pd.DataFrame, buckets: pd.DataFrame) -> pd.Series:
 def bus_factor(world_size: pd.Series) -> pd.Series:
     """busbw / algbw of an all-reduce on so many ranks."""
     return 2 * (world_size - 1) / world_size
-
-
-def _groups(trials: pd.DataFrame) -> pd.DataFrame:
-    """`KEYS` of each trial, indexed by trial_id."""
-    shared = [name for name in KEYS if name != "place"]
-    frame = trials.set_index("trial_id").reindex(columns=[*shared, "environment"])
-    frame["interconnect"] = frame["interconnect"].fillna("auto")
-    frame["ranks"] = frame.pop("environment").map(_place)
-    # Numbered in the order in which they come within like groups.
-    frame["place"] = frame.groupby(shared, dropna=False)["ranks"].transform(lambda ranks: pd.factorize(ranks)[0] + 1)
-    return frame.drop(columns="ranks")
 
 
 def _place(environment: dict[str, Any]) -> str:

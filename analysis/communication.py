@@ -17,7 +17,7 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.ceiling import bus_factor, ceiling_seconds, ceilings, fits, sweep_seconds
+from analysis.ceiling import bus_factor, ceiling_seconds, ceilings, fits, ranks_of, sweep_seconds
 from analysis.measures import configuration_of
 from analysis.results import Results
 from analysis.statistics import intervals, log_estimates
@@ -33,6 +33,7 @@ _SECONDS = [
     "queueing_s", "wire_s", "wait_s", "communication_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
     "first_ready_s", "last_gradient_s",
 ]  # fmt: skip
+_OF_BUCKETS = ["wire_s", "ready_before_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]
 _SUMS = ["queueing_s", "communication_s", "hidden_s", "exposed_s", "wire_s", "wait_s", "exposed_wire_s"]
 
 ACCOUNT_COLUMNS = [
@@ -49,7 +50,8 @@ SLOWDOWN_PARTS = ("exposed_wire_s", "exposed_wait_s", "host_work_s", "load_s", "
 class Communication:
     """What a study says about communication; every frame is empty where it measured none.
 
-    account: see `account`. exposed: see `exposed_costs`. slowdown: see `slowdown`. buckets: see `bucket_utilisation`.
+    account: see `account`. exposed: see `exposed_costs`. slowdown: see `slowdown`. buckets, placed_buckets: see
+    `bucket_utilisation`, over all places and place by place (see `ceiling.KEYS`; null for a trial without a sweep).
     sweep: see `ceiling.ceilings`. fits: see `ceiling.fits`.
     """
 
@@ -57,6 +59,7 @@ class Communication:
     exposed: pd.DataFrame
     slowdown: pd.DataFrame
     buckets: pd.DataFrame
+    placed_buckets: pd.DataFrame
     sweep: pd.DataFrame
     fits: pd.DataFrame
 
@@ -66,12 +69,15 @@ def communication(results: Results, found: pd.DataFrame, scaling: pd.DataFrame) 
     rows = bucket_rows(results.buckets, results.steps, results.trials)
     accounts = account(rows, results.windows)
     exposed = exposed_costs(accounts.join(results.trials.set_index("trial_id")["worker_group"]), found, scaling)
+    of_trials = trial_buckets(rows, results.sweep, found)
+    places = ranks_of(results.trials, results.sweep)["place"]
     sweep = ceilings(results.trials, results.sweep)
     return Communication(
         accounts,
         exposed,
         slowdown(exposed, found, scaling),
-        bucket_utilisation(rows, results.sweep, found),
+        bucket_utilisation(of_trials, ["configuration"]),
+        bucket_utilisation(of_trials.join(places, on="trial_id"), ["configuration", "place"]),
         sweep,
         fits(sweep),
     )
@@ -285,21 +291,18 @@ def slowdown(exposed: pd.DataFrame, found: pd.DataFrame, scaling: pd.DataFrame) 
     return result[columns]
 
 
-def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
-    """A row for each bucket of a configuration: how near its transfer comes to the ceiling of the same ranks.
+def trial_buckets(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """A row for each bucket of a trial: how near its transfer comes to the ceiling of the same ranks.
 
-    rows: see `bucket_rows`. sweep: frame of `results.Results`. Columns: configuration, bucket, bytes, n (trials), wire_s
-    (median over steps, then trials), ready_before_s (how long before the last local gradient it is ready, likewise; null
-    without that stamp), in_order (NCCL: one bucket after another), ceiling_s (time of an all-reduce of that size in the same trial's sweep),
+    rows: see `bucket_rows`. sweep: frame of `results.Results`. Columns: trial_id, configuration, bucket, bytes, wire_s
+    (median over steps), ready_before_s (how long before the last local gradient it is ready, likewise; null without that
+    stamp), in_order (NCCL: one bucket after another), ceiling_s (time of an all-reduce of that size in the trial's sweep),
     utilisation = ceiling_s / wire_s, bus_bytes_per_s = bytes / wire_s · 2(N-1)/N (NVIDIA nccl-tests, PERFORMANCE.md).
     """
-    columns = [
-        "configuration", "bucket", "bytes", "n", "wire_s", "ready_before_s", "in_order", "ceiling_s", "utilisation", "bus_bytes_per_s",
-    ]  # fmt: skip
     by_trial = configuration_of(found)
     rows = rows[(rows["window"] == WINDOW) & rows["trial_id"].isin(by_trial.index)]
     if rows.empty:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=["trial_id", "configuration", "bucket", "bytes", "in_order", *_OF_BUCKETS])
     trials = (
         rows.assign(ready_before_s=rows["last_gradient_s"] - rows["ready_s"])
         .groupby(["trial_id", "bucket"])
@@ -317,10 +320,19 @@ def bucket_utilisation(rows: pd.DataFrame, sweep: pd.DataFrame, found: pd.DataFr
     wire = trials["wire_s"].where(trials["wire_s"] > 0)
     trials["utilisation"] = trials["ceiling_s"] / wire
     trials["bus_bytes_per_s"] = trials["bytes"] / wire * bus_factor(trials["world_size"])
-    grouped = trials.groupby(["configuration", "bucket"])
-    result = grouped[["wire_s", "ready_before_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]].median()
+    return trials.drop(columns="world_size")
+
+
+def bucket_utilisation(of_trials: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """A row for each bucket and value of `keys`: medians over the trials of `trial_buckets`, n (how many) and trial_ids."""
+    columns = [*keys, "bucket", "bytes", "in_order", *_OF_BUCKETS, "n", "trial_ids"]
+    if of_trials.empty:
+        return pd.DataFrame(columns=columns)
+    grouped = of_trials.groupby([*keys, "bucket"], dropna=False)
+    result = grouped[_OF_BUCKETS].median()
     result[["bytes", "in_order"]] = grouped[["bytes", "in_order"]].first()
     result["n"] = grouped.size()
+    result["trial_ids"] = grouped["trial_id"].agg(tuple)
     return result.reset_index()[columns]
 
 

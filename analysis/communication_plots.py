@@ -129,6 +129,6 @@ def _of(frame: pd.DataFrame, place: dict[str, object]) -> pd.DataFrame:
 
 
 def _buckets(analysis: Analysis) -> pd.DataFrame:
-    """Buckets of every configuration with what its ceiling is told apart by; the place is not known of a configuration."""
-    keys = [name for name in KEYS if name != "place" and name in analysis.configurations]
-    return analysis.communication.buckets.join(analysis.configurations[keys], on="configuration")
+    """Buckets of every configuration and place with what their ceiling is told apart by."""
+    keys = [name for name in KEYS if name in analysis.configurations]
+    return analysis.communication.placed_buckets.join(analysis.configurations[keys], on="configuration")

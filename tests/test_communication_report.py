@@ -1,5 +1,6 @@
 """What the report says about communication: labelled, in words, and absent where nothing was measured."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,26 @@ def test_all_sections_are_there_for_ranks_on_cpus_too(tmp_path: Path) -> None:
     assert all(f'id="{name}"' in page for name in OURS)
     assert "queueing" not in TABLES["communication"](analyse(load(directory))).cells()
     assert {"slowdown.svg", "bus_bandwidth.svg"} <= {path.name for path in (directory / "report/figures").iterdir()}
+
+
+def test_buckets_are_drawn_at_the_place_where_they_ran(tmp_path: Path) -> None:
+    sizes = {32: 8 * MIB, 64: 16 * MIB}
+    trials = grid(GPU, world_size=[2], batch_per_gpu=list(sizes))
+    results = load(
+        write_results(
+            tmp_path / "results",
+            trials,
+            lambda t: {"step_s": 0.1, "account": LATE_RANK | {"bucket_bytes": [sizes[t["batch_per_gpu"]]]}},
+        )
+    )
+    other = results.trials.index[results.trials["batch_per_gpu"] == 64][0]
+    elsewhere = json.dumps(results.trials.at[other, "environment"]).replace("GPU-0-", "GPU-1-")
+    results.trials.at[other, "environment"] = json.loads(elsewhere)
+    figure = PLOTS["bus_bandwidth"](analyse(results))
+    assert figure is not None
+    crosses = [[line.get_xdata() for line in axis.lines if line.get_marker() == "x"] for axis in figure.axes]
+    assert [axis.get_title() for axis in figure.axes] == ["place 1", "place 2"]
+    assert [[list(x) for x in panel] for panel in crosses] == [[[8 * MIB]], [[16 * MIB]]]
 
 
 @pytest.mark.parametrize("name", ["slowdown", "bus_bandwidth"])
