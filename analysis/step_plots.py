@@ -142,17 +142,17 @@ def timeline(analysis: Analysis) -> Figure | None:
         axes = list(grid.flat)
         points_per_ms = 72 * 0.85 * figure.get_figwidth() / sum(lengths)
         for axis, (low, high) in zip(axes, spans, strict=True):
-            for row in rows[(1e3 * rows["end_s"] > low) & (1e3 * rows["begin_s"] < high)].itertuples():
-                place = ranks.index(row.rank)
-                length = 1e3 * (row.end_s - row.begin_s)
+            for row in rows[(1e3 * rows["end_s"] > low) & (1e3 * rows["begin_s"] < high)].to_dict("records"):
+                place = ranks.index(row["rank"])
+                length = 1e3 * (row["end_s"] - row["begin_s"])
                 # Buckets that follow each other stay apart; an edge would hide one that is hardly wider.
-                edged = row.lane == "all-reduce" and length * points_per_ms > _EDGED_POINTS
+                edged = row["lane"] == "all-reduce" and length * points_per_ms > _EDGED_POINTS
                 axis.barh(
-                    place - 0.19 if row.lane == "compute" else place + 0.19,
+                    place - 0.19 if row["lane"] == "compute" else place + 0.19,
                     length,
-                    left=1e3 * row.begin_s,
+                    left=1e3 * row["begin_s"],
                     height=0.34,
-                    color=colours[str(row.kind)],
+                    color=colours[str(row["kind"])],
                     linewidth=0.4 if edged else 0.0,
                     edgecolor=INK,
                 )

@@ -21,12 +21,16 @@ def page(results_folder: str, names: list[str]) -> str:
     results = load_reduced(results_folder)
     first = analyses(results)[0]
     where = first.environment.get("device") or ", ".join(map(str, results.trials["device_name"].dropna().unique()))
+    data = ", ".join(sorted(map(str, results.trials["dataset"].dropna().unique())))
     parts = [
         f"# {results.study['name']}",
         results.study["question"],
-        f"Measured on: {where}. Without GPUs a study is a small form of itself: it shows the way, not what GPUs do."
-        if set(results.trials["device"]) == {"cpu"}
-        else f"Measured on: {where}.",
+        f"Measured on: {where}; data: {data}."
+        + (
+            " Without GPUs a study is a small form of itself: it shows the way, not what GPUs do."
+            if set(results.trials["device"]) == {"cpu"}
+            else ""
+        ),
         f"    {_anywhere(results.study['command'])}",
         ", ".join(f"{count} {label}" for label, count in status_counts(results) if count) + " trials.",
         "## Answer",

@@ -8,6 +8,8 @@ from trainables.registry import (
     EXECUTIONS,
     IMAGE_MODELS,
     MEMORY_FORMATS,
+    ON_DEVICE_DECODERS,
+    OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
     SMALLEST_IMAGES,
@@ -16,7 +18,7 @@ from trainables.registry import (
 
 
 def everything(capacity: Capacity) -> Study:
-    """Every model, number format, strategy and way to execute, once each, as small as it can be."""
+    """Every model, number format, strategy, optimizer and way to execute, once each, as small as it can be."""
     on_gpus = gpus(capacity) > 0
     ranks = max(size for size in world_sizes(capacity) if size <= 2)
     cases: dict[str, dict[str, Any]] = {"plain": {}}
@@ -32,6 +34,10 @@ def everything(capacity: Capacity) -> Study:
         cases[f"parallel {name}"] = {"parallel": name} | ({"world_size": 1} if name == "none" else {})
     for name in EXECUTIONS:
         cases[f"execution {name}"] = {"execution": name}
+    for name in OPTIMIZERS:
+        cases[f"optimizer {name}"] = {"optimizer": name}
+    if not on_gpus:  # on GPUs they would lack a folder of images
+        cases |= {f"decode {name}": {"dataset": "image_folder", "decode": name} for name in ON_DEVICE_DECODERS}
     for name in MEMORY_FORMATS:
         cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
     cases |= {
@@ -209,6 +215,7 @@ def mlstm_scaling(capacity: Capacity) -> Study:
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "text_sample"}
     if on_gpus:
+        base["dataset"] = "synthetic"  # the sample is too short for the streams of 8 GPUs
         base |= {"precision": "bf16", "parallel": "ddp_fp16", "sequence_length": 256, "warmup_steps": 11, "steps": 10}
         axes: dict[str, tuple[Any, ...]] = {
             "model": ("mlstm4096", "mlstm8192"),

@@ -9,7 +9,7 @@ from study.capacity import NodeCapacity
 from study.plan import plan_trials
 from study.studies import STUDIES
 from tests.gloo import on_ranks
-from trainables.registry import EXECUTIONS, MEMORY_FORMATS, MODELS, PARALLEL, PRECISIONS
+from trainables.registry import EXECUTIONS, MEMORY_FORMATS, MODELS, OPTIMIZERS, PARALLEL, PRECISIONS
 from trainables.run import Measurement, run
 from trainables.trial import Trial
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
 REGISTRIES = {
     "model": MODELS, "precision": PRECISIONS, "parallel": PARALLEL, "execution": EXECUTIONS, "memory_format": MEMORY_FORMATS,
+    "optimizer": OPTIMIZERS,
 }  # fmt: skip
 LACKING_ON_CPUS = {
     "model": {"mlstm4096", "mlstm8192"}, "precision": {"tf32"}, "parallel": {"dp", "horovod"}, "execution": {"graph", "compile_graph"},

@@ -10,6 +10,7 @@ from trainables.registry import (
     EXECUTIONS,
     MEMORY_FORMATS,
     MODELS,
+    OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
     READ_FROM_DATA_DIR,
@@ -49,7 +50,7 @@ def test_on_two_gpus_everything_runs_but_horovod() -> None:
     trials = [row.trial for row in rows if row.trial]
     for field, registry in (
         ("model", MODELS), ("precision", PRECISIONS), ("parallel", PARALLEL), ("execution", EXECUTIONS),
-        ("memory_format", MEMORY_FORMATS),
+        ("memory_format", MEMORY_FORMATS), ("optimizer", OPTIMIZERS),
     ):  # fmt: skip
         assert {getattr(trial, field) for trial in trials} == set(registry)
     without_files = set(DATASETS) - set(READ_FROM_DATA_DIR)
@@ -66,6 +67,8 @@ def test_what_a_cpu_lacks_is_infeasible_with_the_exact_reason() -> None:
         "parallel horovod": (
             "parallel 'horovod': Ray Train's second version, which runs the ranks, refuses it (README, Horovod)"
         ),
+        "decode nvjpeg": "decode 'nvjpeg' runs on GPUs only",
+        "decode nvjpeg_ahead": "decode 'nvjpeg_ahead' runs on GPUs only",
         "execution graph": "CUDA graphs exist on GPUs only",
         "execution compile_graph": "CUDA graphs exist on GPUs only",
         "synchronised batch normalisation": "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels",

@@ -16,6 +16,7 @@ def _on_cpu(field: str, *values: object) -> Callable[[Trial], bool]:
 
 
 REQUIREMENTS: Sequence[Requirement] = (
+    (_on_cpu("decode", *ON_DEVICE_DECODERS), "decode {decode!r} runs on GPUs only"),
     (
         lambda trial: not trial.workload and trial.dataset in READ_FROM_DATA_DIR and not trial.data_dir,
         "dataset {dataset!r} needs --data-dir DIR with its files",
@@ -37,7 +38,6 @@ REQUIREMENTS: Sequence[Requirement] = (
         lambda trial: trial.device == "cuda" and trial.pin_cores,
         "pin_cores is for CPU ranks: on a GPU host it would take cores from the threads that feed the device",
     ),
-    (_on_cpu("decode", *ON_DEVICE_DECODERS), "decode {decode!r} runs on GPUs only"),
     (
         lambda trial: trial.parallel == "fsdp2" and trial.memory_format == "channels_last",
         "parallel 'fsdp2' shards weights by rows, which memory_format 'channels_last' has not: use 'contiguous'",
