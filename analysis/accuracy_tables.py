@@ -64,12 +64,14 @@ def elbow(analysis: Analysis) -> Table:
     """The largest batch within noise of the reference, for each remedy, against the critical batch of the noise scale."""
     found = analysis.accuracy
     frame = found.elbows.copy() if found else pd.DataFrame(columns=_ELBOW_COLUMNS)
-    if len(frame):
+    if found and len(frame):
+        of_remedy = found.cells.groupby("remedy")["trial_ids"].agg(lambda cells: tuple(dict.fromkeys(cells.explode())))
+        frame["trial_ids"] = frame["remedy"].map(of_remedy)
         frame["elbow_text"] = [_elbow_text(row) for _, row in frame.iterrows()]
         frame = _percent(frame, "failing_difference", "reference_top1")
-        epochs = f"; means over {_epochs(found)}" if found else ""
         frame["critical_from"] = [
-            f"{value}{epochs}" if isinstance(value, str) else None for value in frame["critical_from"]
+            f"{value}; means over {_epochs(found)}" if isinstance(value, str) else None
+            for value in frame["critical_from"]
         ]
     return Table(
         "The elbow: how far the batch can grow",

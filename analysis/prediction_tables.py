@@ -73,7 +73,7 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
         Column("cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True),
         Column("energy_wh_per_million_samples", "Wh / 10⁶ samples", "a GPU's power in training on the most ranks measured x predicted GPU-hours.", decimals=1, optional=True),
     ]  # fmt: skip
-    frame = _labelled(found, rows, ranks)
+    frame = _labelled(analysis, found, rows, ranks)
     if frame.empty:
         frame = pd.DataFrame(columns=[name for column in columns for name in (column.name,)])
     empty = [column.name for column in axes if len(frame) and frame[column.name].isin([""]).all()]
@@ -89,7 +89,7 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
     )
 
 
-def _labelled(found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) -> pd.DataFrame:
+def _labelled(analysis: Analysis, found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) -> pd.DataFrame:
     frame = rows.copy()
     if frame.empty:
         return frame
@@ -98,6 +98,7 @@ def _labelled(found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) ->
     for name in {name for model in found for name in model.series.fields if name not in frame}:
         frame[name] = [model.series.fields.get(name) for model in series]
     frame["held"] = [_held(model, ranks) for model in series]
+    frame["trial_ids"] = [_trial_ids(analysis, [model]) for model in series]
     frame["link"] = [
         link if link.startswith("stated") else field_value("interconnect", link) for link in frame["interconnect"]
     ]
@@ -113,6 +114,12 @@ def _labelled(found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) ->
     return frame
 
 
+def _trial_ids(analysis: Analysis, members: list[Model]) -> tuple[str, ...]:
+    """The trials whose steps the laws of these series are fitted to, each once."""
+    points = pd.concat([model.series.points["configuration"] for model in members])
+    return tuple(dict.fromkeys(analysis.configurations.loc[points, "trial_ids"].explode()))
+
+
 def _held(model: Model, ranks: tuple[str, str]) -> str:
     name = "global_batch" if model.series.scaling == STRONG else "batch_per_gpu"
     return value_label(name, round(model.series.base_batch), ranks)
@@ -126,6 +133,7 @@ def laws(analysis: Analysis) -> Table:
     for interconnect, scaling in keys:
         members = [m for m in found if (m.series.interconnect, m.series.scaling) == (interconnect, scaling)]
         tests = pd.concat([model.held_out for model in members])
+        trial_ids = _trial_ids(analysis, members)
         for name, of_law in tests.groupby("law", sort=False):
             fitted = [model.fits[str(name)] for model in members]
             errors = 100 * of_law["held_out_error"].abs()
@@ -144,6 +152,7 @@ def laws(analysis: Analysis) -> Table:
                     "chosen": int((of_law["chosen"]).sum()),
                     "reason": reasons[0] if reasons else None,
                     "order": errors.mean() if errors.notna().any() else np.inf,
+                    "trial_ids": trial_ids,
                 }
             )
         naive = 100 * tests.drop_duplicates("series")["naive_error"].abs()
@@ -152,7 +161,7 @@ def laws(analysis: Analysis) -> Table:
                 "interconnect": interconnect, "scaling": scaling, "law": "naive", "formula": "throughput x N",
                 "fitted": len(members), "held_out": int(naive.notna().sum()), "mean_error": naive.mean(),
                 "largest_error": naive.max(), "residual": np.nan, "chosen": 0, "reason": "a yardstick, never chosen",
-                "order": naive.mean() if naive.notna().any() else np.inf,
+                "order": naive.mean() if naive.notna().any() else np.inf, "trial_ids": trial_ids,
             }
         )  # fmt: skip
     frame = pd.DataFrame(rows)
@@ -189,6 +198,7 @@ def law_parameters(analysis: Analysis) -> Table:
             "law": model.chosen.law.title,
             "parameters": parameters_text(model),
             "why": model.why,
+            "trial_ids": _trial_ids(analysis, [model]),
         }
         for model in found
     ]

@@ -87,7 +87,7 @@ def test_the_note_on_panels_that_are_left_out_covers_nothing() -> None:
 
 
 def test_labels_of_bars_name_what_varies_and_do_not_overlap() -> None:
-    long = {name: f"something {name}" for name in ("dataset", "storage", "order", "decode")}
+    long = {name: f"something quite long {name}" for name in ("dataset", "storage", "order", "decode", "goal", "view")}
     rows = [long | {"augment": "none", "world_size": i, "batch_per_gpu": 4} for i in range(1, 41)]
     found = pd.DataFrame(rows)
     found.loc[3, list(long)] = "else"
@@ -95,7 +95,6 @@ def test_labels_of_bars_name_what_varies_and_do_not_overlap() -> None:
     figure = stacked_bars(found, values, PHASE_LABELS, [*long, "augment", "world_size"], ("GPU", "GPUs"), "ms")
     figure.canvas.draw()
     labels = figure.axes[0].get_yticklabels()
-    assert labels[-1].get_text().count("\n") >= 1
     assert not any("augment" in label.get_text() for label in labels)
     boxes = [label.get_window_extent() for label in labels]
     assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))

@@ -1,5 +1,7 @@
 """The report: complete, escaped, without network, and right about what ran."""
 
+import csv
+import io
 import re
 import shutil
 from html.parser import HTMLParser
@@ -75,6 +77,22 @@ def test_all_files_are_there_and_nothing_half_written(gpu: Path, gpu_page: Page)
         *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
         *(f"figures/{name}.{kind}" for name in PLOTS if name not in ("ladder", *TRAININGS) for kind in ("svg", "png")),
     }
+
+
+def test_every_row_of_numbers_names_the_trials_that_it_comes_from(gpu: Path) -> None:
+    analysis = analyse(load(gpu))
+    known = set(analysis.results.trials["trial_id"])
+    named = []
+    for name, make in TABLES.items():
+        table = make(analysis)
+        if name in ("hosts", "gpus", "ranks") or table.frame.empty:  # what a study ran on, not what it measured
+            continue
+        rows = csv.DictReader(io.StringIO(table.to_csv()))
+        ids = [(row.get("trial_ids") or row.get("trial_id") or "").split() for row in rows]
+        assert all(ids), name
+        assert {trial_id for of_row in ids for trial_id in of_row} <= known, name
+        named.append(name)
+    assert {"bucket_utilisation", "sweep", "ceiling", "predictions", "laws", "law_parameters"} <= set(named)
 
 
 def test_the_page_needs_no_network_and_no_other_file(gpu_page: Page) -> None:
