@@ -65,7 +65,10 @@ def elbow(analysis: Analysis) -> Table:
     found = analysis.accuracy
     frame = found.elbows.copy() if found else pd.DataFrame(columns=_ELBOW_COLUMNS)
     if found and len(frame):
-        of_remedy = found.cells.groupby("remedy")["trial_ids"].agg(lambda cells: tuple(dict.fromkeys(cells.explode())))
+        of_remedy = {
+            remedy: tuple(dict.fromkeys(cells.explode()))
+            for remedy, cells in found.cells.groupby("remedy")["trial_ids"]
+        }
         frame["trial_ids"] = frame["remedy"].map(of_remedy)
         frame["elbow_text"] = [_elbow_text(row) for _, row in frame.iterrows()]
         frame = _percent(frame, "failing_difference", "reference_top1")

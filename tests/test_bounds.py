@@ -27,7 +27,7 @@ def configuration(**changes: Any) -> tuple[pd.DataFrame, Communication]:
     found = pd.DataFrame([row])
     exposed = found.reindex(columns=list(ACCOUNT_COLUMNS))
     return found.drop(columns=["exposed_wire_s", "exposed_wait_s"]), Communication(
-        NONE, exposed, NONE, NONE, NONE, NONE
+        NONE, exposed, NONE, NONE, NONE, NONE, NONE
     )
 
 

@@ -88,7 +88,9 @@ def test_a_fit_says_how_far_off_it_is() -> None:
     keys = {"interconnect": "auto", "cpus_per_rank": 1, "place": 1, "nodes": 1, "world_size": 2, "n": 1}
     seconds = 10e-6 + SIZES / 1e9
     seconds[5] *= 2
-    sweep = pd.DataFrame(keys | {"bytes": SIZES, "seconds": seconds}).assign(trial_ids=[("a", "b")] * len(SIZES))
+    sweep = pd.DataFrame(keys | {"bytes": SIZES, "seconds": seconds}).assign(
+        trial_ids=pd.Series([("a", "b")] * len(SIZES))
+    )
     (row,) = fits(sweep).to_dict("records")
     assert 0.3 < row["largest_error"] < 0.5
     assert row["median_error"] < 0.15

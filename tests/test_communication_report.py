@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
 from analysis.communication_verdict import audit, sentences
@@ -150,9 +151,12 @@ def test_buckets_are_drawn_at_the_place_where_they_ran(tmp_path: Path) -> None:
     results.trials.at[other, "environment"] = json.loads(elsewhere)
     figure = PLOTS["bus_bandwidth"](analyse(results))
     assert figure is not None
-    crosses = [[line.get_xdata() for line in axis.lines if line.get_marker() == "x"] for axis in figure.axes]
+    crosses = [
+        [np.asarray(line.get_xdata()).tolist() for line in axis.lines if line.get_marker() == "x"]
+        for axis in figure.axes
+    ]
     assert [axis.get_title() for axis in figure.axes] == ["place 1", "place 2"]
-    assert [[list(x) for x in panel] for panel in crosses] == [[[8 * MIB]], [[16 * MIB]]]
+    assert crosses == [[[8 * MIB]], [[16 * MIB]]]
 
 
 @pytest.mark.parametrize("name", ["slowdown", "bus_bandwidth"])
