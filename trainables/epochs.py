@@ -68,9 +68,8 @@ def rank_steps(trial: Trial, length: int, epoch: int, rank: int) -> Iterator[tup
     order = _order(trial, length, epoch if trial.set_epoch else 0, rank)
     for batch in order.split(trial.global_batch)[: steps_per_epoch(trial, length)]:
         mine = batch[rank :: trial.world_size]
-        largest = math.ceil(
-            len(batch) / trial.world_size
-        )  # of a rank: as many parts on all, for a part may communicate
+        # as many parts on all ranks as the largest share needs, for a part may communicate
+        largest = math.ceil(len(batch) / trial.world_size)
         parts = min(math.ceil(largest / trial.batch_per_gpu), max(1, len(mine)))
         yield list(mine.tensor_split(parts)), len(batch)
 

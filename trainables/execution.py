@@ -52,9 +52,9 @@ def capture(
     """The step as a CUDA graph, captured on a batch like `example` within `context`.
 
     It must have run before as often as it needs to settle, on the stream of `stream_for`. The graph reads its batch from
-    fixed memory, into which each batch is copied first; with `non_blocking` the host does not wait for that. Everything after the copy is the part `graph`; the parts inside
-    it are timed by events of the graph itself, see `Stepped.parts`. Raises torch's RuntimeError where the step cannot be
-    captured.
+    fixed memory, into which each batch is copied first; with `non_blocking` the host does not wait for that. Everything
+    after the copy is the part `graph`; the parts inside it are timed by events of the graph itself, see `Stepped.parts`.
+    Raises torch's RuntimeError where the step cannot be captured.
     """
     held = example if resident else map_tensors(lambda tensor: tensor.to(device, copy=True), example)
     clock = GraphClock(device)
