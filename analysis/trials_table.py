@@ -25,8 +25,13 @@ _OPTIONS = {
 """The command line's own options for fields of a trial; any other goes through --set."""
 
 _NEVER = ("repeat", "workload_digest")
-_ALWAYS = ("world_size", "nodes", "batch_per_gpu", "cpus_per_rank", "device")
-"""Fields that a study may choose by the machine that it finds."""
+_ALWAYS = ("world_size", "nodes", "batch_per_gpu", "cpus_per_rank", "device", "gradient_as_bucket_view")
+"""Fields that a study may choose by the machine that it finds, and one whose default has been another."""
+
+_WITH_VIEWS = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
+"""Strategies that have gradients as views of buckets; others are refused where that field is not today's default."""
+
+_PROGRAM = "python -m study.scaling"
 
 AGAIN = "results/again"
 
@@ -56,28 +61,42 @@ def trials(analysis: Analysis) -> Table:
             Column("command", "run its configuration again", f"one fresh repeat, into {AGAIN}."),
         ),
         rows.sort_values(order, kind="stable"),
-        "A row of any other table is made from the trials with the same fields; the CSV of most tables names them in its last column.",
+        "A row of any other table is made from the trials with the same fields; in its CSV the last column names them.",
         blocks=tuple(column.name for column in axes),
     )  # fmt: skip
 
 
 def again(study: Mapping[str, Any], fields: Mapping[Any, Any], names: Iterable[str]) -> str:
-    """The command that measures one configuration again: the study, and the fields `names` of the trial in full."""
-    command = ["python", "-m", "study.scaling", "run"]
-    name = study.get("name")
+    """The command that measures one configuration again: the study, and the fields `names` of the trial in full.
+
+    The program knows only its own studies by name; any other's trials are run as those of the default one.
+    """
+    command = [*_PROGRAM.split(), "run"]
+    name = study.get("name") if _is_ours(study) else "default"
     command += [str(name)] if name else []
     for field in names:
         value = fields.get(field)
-        if text(value) in ("", "–") or field in _NEVER:
+        without = field == "gradient_as_bucket_view" and fields.get("parallel", "ddp") not in _WITH_VIEWS
+        if text(value) in ("", "–") or field in _NEVER or without:
             continue
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         command += [f"--{_OPTIONS[field]}", shown] if field in _OPTIONS else ["--set", f"{field}={shown}"]
     return shlex.join([*command, "--repeats", "1", "--out", AGAIN])
 
 
+def _is_ours(study: Mapping[str, Any]) -> bool:
+    """Whether the program itself ran the study, not a benchmark with trials of its own making."""
+    return str(study.get("command") or _PROGRAM).startswith(_PROGRAM)
+
+
 def _asked(analysis: Analysis) -> list[str]:
-    """Fields that tell a trial of this study from the program's defaults: what its configuration names, and what varies."""
+    """Fields that tell a trial of this study from the program's defaults: what its configuration names, and what varies.
+
+    All of them where the program does not know the study.
+    """
     known = trial_fields(analysis.results.trials)
+    if not _is_ours(analysis.results.study):
+        return known
     configuration = analysis.results.study.get("configuration")
     configuration = configuration if isinstance(configuration, dict) else {}
     settings = configuration.get("set")

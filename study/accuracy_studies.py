@@ -86,9 +86,16 @@ def accuracy(capacity: Capacity) -> Study:
 
 def noise_scale_off_the_reference(fields: Fields) -> str | None:
     """The batches that are asked for are crossed with every case, and this one answers for the reference batch alone."""
-    if fields.get("noise_scale") and fields.get("global_batch") != fields.get("reference_batch"):
+    if fields.get("noise_scale") and _global_batch(fields) != fields.get("reference_batch"):
         return "the gradient noise scale is estimated at the reference batch"
     return None
+
+
+def _global_batch(fields: Fields) -> int | None:
+    """Samples of a step of all ranks, however the batch was asked for; None where it was not."""
+    if "batch_per_gpu" in fields:
+        return int(fields["batch_per_gpu"] * fields.get("world_size", 1) * fields.get("accumulation_steps", 1))
+    return fields.get("global_batch")
 
 
 def without_idle_rules(fields: Fields) -> Fields:
@@ -97,7 +104,7 @@ def without_idle_rules(fields: Fields) -> Fields:
     Those of other remedies keep their rule, so that each has a reference of its own kind.
     """
     is_plain = fields.get("optimizer") != "lars" and fields.get("decay_norm_and_bias", True)
-    if fields.get("global_batch") != fields.get("reference_batch") or not is_plain:
+    if _global_batch(fields) != fields.get("reference_batch") or not is_plain:
         return fields
     return {name: value for name, value in fields.items() if name not in _WARMED}
 

@@ -76,6 +76,14 @@ def test_the_noise_scale_is_measured_at_the_reference_batch_by_accumulation() ->
     assert len(measured) == 5
 
 
+def test_a_trial_with_the_noise_scale_can_be_asked_for_by_its_batch_per_gpu() -> None:
+    asked = WHOLE | {"world_size": (1,), "batch_per_gpu": (64,), "accumulation_steps": (2,), "noise_scale": (True,)}
+    study = STUDIES["large-batch"](GPU_HOST)
+    assert {trial.global_batch for trial in planned(study.asking(asked))} == {128}
+    twice = plan_trials(study.asking(asked | {"batch_per_gpu": (128,)}), GPU_HOST)
+    assert {row.reason for row in twice} == {OFF_THE_REFERENCE}
+
+
 def test_every_repeat_of_a_training_has_a_seed_of_its_own_and_timed_trials_keep_theirs() -> None:
     trials = planned(STUDIES["large-batch"](GPU_HOST).asking(WHOLE | {"seed": (7,)}))
     assert {(trial.repeat, trial.seed) for trial in trials} == {(repeat, 7 + 1000 * repeat) for repeat in range(5)}

@@ -21,6 +21,7 @@ from analysis.step_plots import communication_spans, timeline_rows
 from analysis.step_plots import loss as loss_figure
 from analysis.step_plots import timeline as timeline_figure
 from analysis.tables import TABLES
+from analysis.trials_table import again
 from study.capacity import NodeCapacity
 from study.configuration import resolve, to_yaml
 from study.plan import plan_trials
@@ -299,7 +300,12 @@ def test_every_trial_is_listed_with_its_outcome_and_a_command(tmp_path: Path) ->
     assert "--batch-per-gpu 64" in cells["run its configuration again"].iloc[1]
 
 
-def test_the_command_plans_the_same_trial_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ran_by",
+    [{}, {"name": "account", "command": "python -m benchmarks.account --gpus 1,2"}],
+    ids=["study", "benchmark"],
+)
+def test_the_command_plans_the_same_trial_again(tmp_path: Path, ran_by: dict[str, str]) -> None:
     host = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
     asked = {
         "gpus": "1,2",
@@ -310,7 +316,8 @@ def test_the_command_plans_the_same_trial_again(tmp_path: Path) -> None:
     configuration = resolve({"study": "smoke", **asked})
     study = STUDIES["smoke"](host).asking(configuration.axes, 2)
     rows = plan_trials(study, host, {}, [])
-    directory = write_study(tmp_path / "results", name="smoke", configuration=_yaml(to_yaml(configuration, study)))
+    told = {"name": "smoke", "configuration": _yaml(to_yaml(configuration, study))}
+    directory = write_study(tmp_path / "results", **(told | ran_by))
     planned = {row.trial.trial_id: row.trial for row in rows if row.trial is not None}
     for trial in planned.values():
         fields = trial.model_dump()
@@ -323,9 +330,16 @@ def test_the_command_plans_the_same_trial_again(tmp_path: Path) -> None:
     assert len(frame) == 8
     for row in frame.itertuples():
         options = _options(shlex.split(str(row.command))[4:])
-        again = resolve(options)
-        (planned_again,) = plan_trials(STUDIES[again.study](host).asking(again.axes, again.repeats), host, {}, [])
+        asked_again = resolve(options)
+        chosen = STUDIES[asked_again.study](host).asking(asked_again.axes, asked_again.repeats)
+        (planned_again,) = plan_trials(chosen, host, {}, [])
         assert planned_again.trial == planned[str(row.trial_id)].but(repeat=0)
+
+
+def test_the_command_names_a_field_whose_default_has_changed_where_the_strategy_has_it() -> None:
+    old = {"gradient_as_bucket_view": False}
+    commands = [again({"name": "weak"}, old | {"parallel": name}, ["parallel", *old]) for name in ("ddp", "dp")]
+    assert ["gradient_as_bucket_view=false" in command for command in commands] == [True, False]
 
 
 def _yaml(text: str) -> Any:
