@@ -45,6 +45,11 @@ class Comparison:
     environments: tuple[tuple[str, str, str], ...]
     left_out: tuple[str, ...]
 
+    @property
+    def judged(self) -> int:
+        """How many rows have an interval, and so a verdict."""
+        return int((self.rows["verdict"] != UNKNOWN).sum())
+
     def regressions(self, threshold: float) -> pd.DataFrame:
         """Rows whose throughput is shown to have fallen by more than `threshold`, a share such as 0.05.
 

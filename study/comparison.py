@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.compare import MEASURES, SLOWER, UNKNOWN, Comparison, compare
+from analysis.compare import MEASURES, SLOWER, Comparison, compare
 from analysis.formatting import number, percent, with_interval
 from analysis.measures import PHASES
 from study.display import terminal
@@ -75,6 +75,7 @@ def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:
         "environments": [{"name": name, "a": a, "b": b} for name, a, b in found.environments],
         "assumed": found.assumed,
         "left_out": found.left_out,
+        "judged": found.judged,
         "fail_above": threshold,
         "regressions": len(failing),
     }
@@ -101,9 +102,14 @@ def show(found: Comparison, before: str, after: str, threshold: float | None) ->
             out.print(f"only in {label}: {'; '.join(only[:_MOST_LISTED])}{more}")
     counts = found.rows["verdict"].value_counts()
     out.print(f"{len(found.rows)} configurations: {', '.join(f'{count} {name}' for name, count in counts.items())}")
-    if (found.rows["verdict"] == UNKNOWN).any():
-        out.print("without an interval: one side has a single repeat; run both with --repeats 3 or more")
-    if threshold is not None:
+    if found.judged < len(found.rows):
+        left = len(found.rows) - found.judged
+        count = f"{left} of {len(found.rows)} could not" if found.judged else f"0 of {len(found.rows)} could"
+        out.print(
+            f"{count} be judged: one side has a single repeat, and so no interval; run both with --repeats 3 or more",
+            soft_wrap=True,
+        )
+    if threshold is not None and found.judged:
         failing = len(found.regressions(threshold))
         what = "have" if failing != 1 else "has"
         out.print(

@@ -174,7 +174,7 @@ def compare(
         typer.Option(
             metavar="PERCENT",
             help="Exit code 1 where throughput is shown to have fallen by more than this, such as 5%: "
-            "where the whole 95 % interval of its ratio lies below.",
+            "where the whole 95 % interval of its ratio lies below; 3 where nothing has repeats, and so no interval.",
         ),
     ] = None,
     json_: Json = False,
@@ -189,6 +189,8 @@ def compare(
         _print_json(comparison.as_json(found, threshold))
     else:
         comparison.show(found, before, after, threshold)
+    if threshold is not None and not found.judged:
+        return DOES_NOT_FIT
     return SOME_FAILED if threshold is not None and len(found.regressions(threshold)) else DONE
 
 

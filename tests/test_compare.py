@@ -14,7 +14,7 @@ from analysis.compare import compare
 from analysis.results import ResultsError
 from study.comparison import compared, share
 from study.messages import ConfigurationError
-from study.scaling import DONE, SOME_FAILED, USAGE, main
+from study.scaling import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE, main
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
 from tests.trainings import TRAINING, epochs, write_training
 
@@ -194,6 +194,34 @@ def test_the_command_fails_exactly_where_a_regression_is_shown(
     assert capsys.readouterr().err == (
         "error: /nowhere: no study.json, so this is not a results folder; give the folder that a study was run into\n"
     )
+
+
+def test_where_nothing_can_be_judged_the_command_neither_passes_nor_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = folder(tmp_path / "once", trials([1], [32, 64], repeats=1), by_batch(64, 1.0))
+    slow = folder(tmp_path / "slow", trials([1], [32, 64]), lambda fields: 0.2)
+    assert main(["compare", str(once), str(slow), "--fail-above", "5%"]) == DOES_NOT_FIT
+    out = " ".join(capsys.readouterr().out.split())
+    assert "0 of 2 could be judged" in out
+    assert "run both with --repeats 3 or more" in out
+    assert "lost more than" not in out
+    assert main(["compare", str(once), str(slow)]) == DONE
+    capsys.readouterr()
+    assert main(["compare", str(once), str(slow), "--fail-above", "5%", "--json"]) == DOES_NOT_FIT
+    assert json.loads(capsys.readouterr().out)["judged"] == 0
+
+
+def test_where_some_cannot_be_judged_the_others_decide_and_they_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = [*trials([1], [32]), *trials([1], [64, 128], repeats=1)]
+    before = folder(tmp_path / "a", mixed, lambda fields: 0.1)
+    after = folder(tmp_path / "b", mixed, lambda fields: 0.2)
+    assert main(["compare", str(before), str(before), "--fail-above", "5%"]) == DONE
+    assert "2 of 3 could not be judged" in capsys.readouterr().out
+    assert main(["compare", str(before), str(after), "--fail-above", "5%"]) == SOME_FAILED
+    assert "1 has lost more than" in capsys.readouterr().out
 
 
 def test_the_terminal_shows_each_configuration_with_its_ratio_in_80_columns(
