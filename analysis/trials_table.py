@@ -25,13 +25,9 @@ _OPTIONS = {
 """The command line's own options for fields of a trial; any other goes through --set."""
 
 _NEVER = ("repeat", "workload_digest")
-_ALWAYS = ("world_size", "nodes", "batch_per_gpu", "cpus_per_rank", "device", "gradient_as_bucket_view")
-"""Fields that a study may choose by the machine that it finds, and one whose default has been another."""
 
 _WITH_VIEWS = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
-"""Strategies that have gradients as views of buckets; others are refused where that field is not today's default."""
-
-_PROGRAM = "python -m study.scaling"
+"""Strategies that have `gradient_as_bucket_view`; others refuse what is not its default, which has been another."""
 
 AGAIN = "results/again"
 
@@ -41,12 +37,12 @@ def trials(analysis: Analysis) -> Table:
     frame = analysis.results.trials
     axes = [column for column in axis_columns(analysis) if column.name in frame]
     measured = analysis.measured.set_index("trial_id")[["throughput_samples_per_s", "step_s"]].astype(float)
-    fields = _asked(analysis)
+    fields = trial_fields(frame)
     rows = frame[["trial_id", "status", *(column.name for column in axes)]].join(measured, on="trial_id")
     rows = rows.assign(
         status=rows["status"].str.replace("_", " "),
         repeat=frame["repeat"] if "repeat" in frame else float("nan"),
-        command=[again(analysis.results.study, row, fields) for row in frame.to_dict("records")],
+        command=[again(row, fields) for row in frame.to_dict("records")],
     )
     order = [*(column.name for column in axes), "repeat"]
     return Table(
@@ -66,14 +62,13 @@ def trials(analysis: Analysis) -> Table:
     )  # fmt: skip
 
 
-def again(study: Mapping[str, Any], fields: Mapping[Any, Any], names: Iterable[str]) -> str:
-    """The command that measures one configuration again: the study, and the fields `names` of the trial in full.
+def again(fields: Mapping[Any, Any], names: Iterable[str]) -> str:
+    """The command that measures one configuration again: the fields `names` of the trial in full.
 
-    The program knows only its own studies by name; any other's trials are run as those of the default one.
+    They are set on the default study, a plain grid, of which they leave one trial: the trial's own may be a benchmark's,
+    which has no name on the command line, or may since have become another.
     """
-    command = [*_PROGRAM.split(), "run"]
-    name = study.get("name") if _is_ours(study) else "default"
-    command += [str(name)] if name else []
+    command = ["python", "-m", "study.scaling", "run", "default"]
     for field in names:
         value = fields.get(field)
         without = field == "gradient_as_bucket_view" and fields.get("parallel", "ddp") not in _WITH_VIEWS
@@ -82,28 +77,3 @@ def again(study: Mapping[str, Any], fields: Mapping[Any, Any], names: Iterable[s
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         command += [f"--{_OPTIONS[field]}", shown] if field in _OPTIONS else ["--set", f"{field}={shown}"]
     return shlex.join([*command, "--repeats", "1", "--out", AGAIN])
-
-
-def _is_ours(study: Mapping[str, Any]) -> bool:
-    """Whether the program itself ran the study, not a benchmark with trials of its own making."""
-    return str(study.get("command") or _PROGRAM).startswith(_PROGRAM)
-
-
-def _asked(analysis: Analysis) -> list[str]:
-    """Fields that tell a trial of this study from the program's defaults: what its configuration names, and what varies.
-
-    All of them where the program does not know the study.
-    """
-    known = trial_fields(analysis.results.trials)
-    if not _is_ours(analysis.results.study):
-        return known
-    configuration = analysis.results.study.get("configuration")
-    configuration = configuration if isinstance(configuration, dict) else {}
-    settings = configuration.get("set")
-    of_option = {option: field for field, option in _OPTIONS.items()}
-    asked = {of_option.get(str(name), "") for name in configuration} | set(
-        settings if isinstance(settings, dict) else ()
-    )
-    trained = analysis.accuracy.runs if analysis.accuracy else analysis.results.trials.iloc[:0]
-    asked |= {name for name in known if trained[name].nunique(dropna=False) > 1}
-    return [name for name in known if name in asked or name in analysis.axes or name in _ALWAYS]
