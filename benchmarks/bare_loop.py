@@ -3,7 +3,7 @@
 Started once by torchrun, it waits for `DIR/go-<k>.json` ({"model", "batch", "precision", "image_size", "ddp",
 "warmup_steps", "steps"}; {} ends it), builds the model anew, warms up, times, and rank 0 writes `DIR/done-<k>.json` with
 the slowest rank's wall seconds. While it waits it sleeps. A job with "blocks" times so many of
-them, in turn with the other side (`turns.py`).
+them as one "side" of the turns in the folder "turns" (`turns.py`), "A" in the place of the study.
 """
 
 import contextlib
@@ -26,25 +26,26 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.turns import LEAD_STEPS, Turns
 
 
-def measure(job: dict[str, Any], device: torch.device, folder: Path) -> float:
+def measure(job: dict[str, Any], device: torch.device) -> float:
     """Wall seconds of the timed steps on this rank, the device synchronised at both ends."""
     step = training(job, device)
     for _ in range(job["warmup_steps"]):
         step()
-    return in_blocks(step, job, device, folder) if "blocks" in job else timed_s(step, job["steps"], device)
+    return in_blocks(step, job, device) if "blocks" in job else timed_s(step, job["steps"], device)
 
 
-def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.device, folder: Path) -> float:
+def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.device) -> float:
     """Times blocks of steps when it is this side's turn; their seconds go to a file of this rank's, the sum is given."""
     seconds = []
-    turns = Turns(folder / "turns", "B", dist.get_rank())
+    folder, side = Path(job["turns"]), job["side"]
+    turns = Turns(folder / "turns", side, dist.get_rank())
     for _ in range(job["blocks"]):
         turns.begin()
         for _ in range(LEAD_STEPS):
             step()
         seconds.append(timed_s(step, job["steps"], device))
         turns.end()
-    (folder / f"bare-{dist.get_rank()}.json").write_text(json.dumps(seconds))
+    (folder / f"{'bare' if side == 'B' else 'ours'}-{dist.get_rank()}.json").write_text(json.dumps(seconds))
     return sum(seconds)
 
 
@@ -140,7 +141,7 @@ def main(folder: Path) -> None:
         job = json.loads(order.read_text())
         if not job:
             break
-        seconds = torch.tensor([measure(job, device, folder)], device=device)
+        seconds = torch.tensor([measure(job, device)], device=device)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         gc.collect()
         if on_gpu:

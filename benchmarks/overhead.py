@@ -12,6 +12,9 @@ that of starts: `--cases resnet50:32:bf16 --restarts 8 --quadruples 2`.
 Its speed may also move by 10 % within seconds (one H200, ResNet-50, batch 32: a core that is never idle needs 16 to 22 ms for
 the same step, pinned or not). With `--in-turn` both sides keep their models and take turns every `--steps` steps, the
 study within one trial's own plain window, and then its phases window: `--in-turn --steps 5 --quadruples 100`.
+`--in-turn same-process` runs the bare loop's blocks between the study's own, in its process: what is left is what the
+study's code costs. `--in-turn control` puts a second bare loop in the study's place: by how much two processes of one
+program differ.
 """
 
 import argparse
@@ -24,8 +27,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,12 @@ from trainables.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 
+PROCESSES, SAME_PROCESS, CONTROL = "processes", "same-process", "control"
+
+Ours = Callable[[Trial], dict[str, Any]]
+Bare = Callable[..., float]
+Rows = list[dict[str, Any]]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,7 +71,13 @@ def main() -> None:
         "--quadruples", default="4", help="ABBA rounds of each case, at least 2: one number, or one for each"
     )
     parser.add_argument("--restarts", type=int, default=1, help="times that both sides are started")
-    parser.add_argument("--in-turn", action="store_true", help="turns of --steps steps with the models of one trial")
+    parser.add_argument(
+        "--in-turn",
+        nargs="?",
+        const=PROCESSES,
+        choices=[PROCESSES, SAME_PROCESS, CONTROL],
+        help="turns of --steps steps with the models of one trial: of two processes, of one, or of two bare loops",
+    )
     parser.add_argument("--name", default="overhead", help="folder under benchmarks/results")
     options = parser.parse_args()
 
@@ -72,16 +88,38 @@ def main() -> None:
     for world_size in (int(size) for size in options.world_sizes.split(",")):
         trials = [_trial(case, world_size, options) for case in cases]
         for restart in range(options.restarts):
-            with bare_loop(world_size, options.device) as (bare, folder), warm_group(trials) as ours:
+            with _measuring(options, trials, world_size) as measured:
                 for trial, quadruples in zip(trials, rounds, strict=True):
-                    for rows in (_blocks if options.in_turn else _quadruples)(trial, quadruples, ours, bare, folder):
+                    for rows in measured(trial, quadruples):
                         taken.setdefault(trial, []).extend({**row, "restart": restart} for row in rows)
-                        _write(options.name, taken)  # what is measured is not lost to a later failure
+                        _write(options.name, taken, options.in_turn)  # what is measured is not lost to a later failure
 
 
-def _write(name: str, taken: dict[Trial, list[dict[str, Any]]]) -> None:
+@contextlib.contextmanager
+def _measuring(
+    options: argparse.Namespace, trials: list[Trial], world_size: int
+) -> Iterator[Callable[[Trial, int], Iterable[Rows]]]:
+    """Both sides, up and waiting: what gives the rows of a trial's quadruples."""
+    with contextlib.ExitStack() as stack:
+        if options.in_turn == SAME_PROCESS:
+            ours = stack.enter_context(warm_group(trials))
+            yield lambda trial, quadruples: _blocks(trial, quadruples, partial(_window, ours, same_process=True))
+            return
+        bare = stack.enter_context(bare_loop(world_size, options.device))
+        if options.in_turn == CONTROL:
+            second = stack.enter_context(bare_loop(world_size, options.device))
+            yield lambda trial, quadruples: _blocks(trial, quadruples, partial(_bare_blocks, second, side="A"), bare)
+            return
+        ours = stack.enter_context(warm_group(trials))
+        if options.in_turn:
+            yield lambda trial, quadruples: _blocks(trial, quadruples, partial(_window, ours), bare)
+        else:
+            yield lambda trial, quadruples: _quadruples(trial, quadruples, ours, bare)
+
+
+def _write(name: str, taken: dict[Trial, Rows], in_turn: str | None) -> None:
     """Everything so far, and the figures of which there are enough samples for an interval."""
-    figures = [found for trial, rows in taken.items() for found in _figures(trial, rows)]
+    figures = [found for trial, rows in taken.items() for found in _figures(trial, rows, in_turn)]
     write_summary(name, figures, [row for rows in taken.values() for row in rows])
 
 
@@ -102,12 +140,7 @@ def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
     )
 
 
-Ours = Callable[[Trial], dict[str, Any]]
-Bare = Callable[..., float]
-Rows = list[dict[str, Any]]
-
-
-def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path) -> Iterator[Rows]:
+def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare) -> Iterator[Rows]:
     """Throughputs in samples/s, in the order of running: ours, bare, bare, ours; each with a new model."""
     bare(trial), ours(trial)  # thrown away: autotuning, allocator
     for _ in range(quadruples):
@@ -123,17 +156,35 @@ def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: P
         yield taken
 
 
-def _blocks(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path) -> list[Rows]:
+def _window(ours: Ours, trial: Trial, quadruples: int, folder: Path, same_process: bool = False) -> None:
+    """The study's blocks: one trial of them."""
+    steps = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
+    ours(trial.but(workload=workload_file(folder, trial.steps, same_process), steps=steps, account_steps=0))
+
+
+def _bare_blocks(bare: Bare, trial: Trial, quadruples: int, folder: Path, side: str = "B") -> None:
+    bare(trial, blocks=4 * quadruples, turns=str(folder), side=side)
+
+
+def _blocks(
+    trial: Trial, quadruples: int, first: Callable[[Trial, int, Path], None], bare: Bare | None = None
+) -> Iterator[Rows]:
     """The same of blocks of the trial's steps, first in its plain window and then in its phases window, all at once.
 
-    "phases" of a bare block is of another one, beside the phases window.
+    `first` runs the study's side, and without `bare` both. "phases" of a bare block is of another one, beside the phases
+    window.
     """
-    new_turns(folder, trial.world_size)
-    window = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
-    with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(bare, trial, blocks=4 * quadruples)
-        ours(trial.but(workload=workload_file(folder, trial.steps), steps=window, account_steps=0))
-        theirs.result()
+    with tempfile.TemporaryDirectory(prefix="turns-") as name, ThreadPoolExecutor(1) as pool:
+        folder = Path(name)
+        new_turns(folder, trial.world_size)
+        theirs = pool.submit(_bare_blocks, bare, trial, quadruples, folder) if bare else None
+        first(trial, quadruples, folder)
+        if theirs:
+            theirs.result()
+        yield _rows_of(trial, quadruples, folder)
+
+
+def _rows_of(trial: Trial, quadruples: int, folder: Path) -> Rows:
     windows = {}
     for side in ("ours", "bare"):
         ranks = [json.loads((folder / f"{side}-{rank}.json").read_text()) for rank in range(trial.world_size)]
@@ -143,14 +194,14 @@ def _blocks(trial: Trial, quadruples: int, ours: Ours, bare: Bare, folder: Path)
     for side in quadruples * ("ours", "bare", "bare", "ours"):
         plain, phases = next(windows[side])
         taken.append(_what(trial) | {"side": side, "plain": plain, "phases": phases})
-    return [taken]
+    return taken
 
 
 def _what(trial: Trial) -> dict[str, Any]:
     return {"model": trial.model, "batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
 
 
-def _figures(trial: Trial, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _figures(trial: Trial, taken: Rows, in_turn: str | None) -> list[dict[str, Any]]:
     """The ratios of a case, an interval over the quadruples of its only start or over whole starts; none of fewer than two."""
     name = f"{trial.model} batch {trial.batch_per_gpu} {trial.precision} on {trial.world_size} {trial.device}"
     sizes = list(Counter(row["restart"] for row in taken).values())
@@ -161,10 +212,14 @@ def _figures(trial: Trial, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     found = []
     for window in ("plain", "phases"):
-        bare = [row.get(window, row["plain"]) for row in taken if row["side"] == "bare"]
+        bare = [row[window if window in row else "plain"] for row in taken if row["side"] == "bare"]
         ratio, interval = abba_ratio([row[window] for row in taken if row["side"] == "ours"], bare, together)
-        goal, holds = (">= 0.99 (lower end)", interval[0] >= 0.99) if window == "plain" else ("none", None)
-        found.append(figure(f"{window}/bare, {name}", ratio, interval, "ratio of samples/s", goal, holds))
+        judged = window == "plain" and in_turn != CONTROL
+        goal, holds = (">= 0.99 (lower end)", interval[0] >= 0.99) if judged else ("none", None)
+        what = {CONTROL: f"bare/bare beside {window}", SAME_PROCESS: f"{window}/bare of the same process"}.get(
+            in_turn or "", f"{window}/bare"
+        )
+        found.append(figure(f"{what}, {name}", ratio, interval, "ratio of samples/s", goal, holds))
     found.append(figure(f"bare, {name}", sorted(bare)[len(bare) // 2], None, "samples/s", "none", None))
     return found
 
@@ -194,9 +249,8 @@ def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]
 
 
 @contextlib.contextmanager
-def bare_loop(world_size: int, device: str) -> Iterator[tuple[Bare, Path]]:
-    """A function that asks the bare loop for a trial's wall seconds, and the folder by which they talk; the loop runs under
-    torchrun meanwhile."""
+def bare_loop(world_size: int, device: str) -> Iterator[Bare]:
+    """A function that asks the bare loop for a trial's wall seconds; the loop runs under torchrun meanwhile."""
     with tempfile.TemporaryDirectory(prefix="bare-loop-") as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
         command += ["-m", "benchmarks.bare_loop", folder]
@@ -211,7 +265,7 @@ def bare_loop(world_size: int, device: str) -> Iterator[tuple[Bare, Path]]:
             beside.rename(Path(folder) / f"go-{k}.json")
             return Path(folder) / f"done-{k}.json"
 
-        def measure(trial: Trial, **more: int) -> float:
+        def measure(trial: Trial, **more: Any) -> float:
             fields = trial.model_dump(include={"model", "precision", "image_size", "warmup_steps", "steps"})
             answer = ask(fields | {"batch": trial.batch_per_gpu, "ddp": ddp_options(trial)} | more)
             while not answer.exists():
@@ -221,7 +275,7 @@ def bare_loop(world_size: int, device: str) -> Iterator[tuple[Bare, Path]]:
             return float(json.loads(answer.read_text())["wall_s"])
 
         try:
-            yield measure, Path(folder)
+            yield measure
         finally:
             ask({})
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -3,12 +3,13 @@
 import itertools
 import json
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks import turns
-from benchmarks.in_turn import Blocks
+from benchmarks.in_turn import Blocks, SameProcess
 from benchmarks.turns import LEAD_STEPS, Turns, new_turns
 
 
@@ -49,9 +50,23 @@ def test_blocks_are_those_of_the_plain_and_the_phases_window_without_their_lead(
     steps, blocks_a_window, settling = 3, 2, 4
     window = blocks_a_window * (LEAD_STEPS + steps) + 1
     synchronised: list[int] = []
-    blocks = Blocks(tmp_path, 0, steps, settling, window, lambda: synchronised.append(blocks.seen - 1))
+    turns_of = partial(Turns, file, "A", 0)
+    blocks = Blocks(tmp_path, 0, steps, settling, window, lambda: synchronised.append(blocks.seen - 1), turns_of)
     for _ in range(settling + 2 * window + 5):
         blocks()
     assert json.loads((tmp_path / "ours-0.json").read_text()) == [1.0] * 2 * blocks_a_window
     first = [settling + begin for begin in (2, 5, 7, 10)]
     assert synchronised == [*first, *(step + window for step in first)]
+
+
+def test_the_bare_loop_in_the_studys_own_process_runs_as_abba_too(tmp_path: Path) -> None:
+    ran: list[str] = []
+    file = tmp_path / "bare-0.json"
+    others = SameProcess(lambda: ran.append("lead"), lambda: float(ran.append("B") or 2.0), file)  # type: ignore[func-returns-value]
+    for _ in range(4):
+        others.begin()
+        ran.append("A")
+        others.end()
+    assert [name for name in ran if name != "lead"] == list("ABBAABBA")
+    assert ran.count("lead") == 4 * LEAD_STEPS
+    assert json.loads(file.read_text()) == [2.0] * 4
