@@ -92,7 +92,7 @@ def versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
         "ray": _version("ray"),
-    }
+    } | ({"torchcodec": _version("torchcodec")} if _version("torchcodec") else {})
 
 
 def variables() -> dict[str, str]:

@@ -1,7 +1,9 @@
 """Image folders: what is read from which layout, how images are cut and augmented, and one line for each thing wrong."""
 
+import importlib
 import math
 import time
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from PIL.ExifTags import Base
 from torchvision.transforms import v2
 
 from tests.gloo import preload_loader_processes
@@ -245,6 +249,30 @@ def test_what_nvjpeg_cannot_decode_is_encoded_anew_and_nothing_else() -> None:
         anew = decoded(as_baseline(odd))
         assert (anew.format, anew.mode) == ("JPEG", "RGB")
         assert np.abs(np.asarray(anew, int) - np.asarray(image, int)).mean() < 4
+
+
+@pytest.mark.parametrize("library", ["torchvision.io", "torchcodec.decoders"])
+def test_a_photograph_that_its_camera_says_to_turn_stays_as_it_lies_with_every_library(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library == "torchcodec.decoders" and not torch.backends.cuda.is_built():
+        pytest.skip("TorchCodec's package needs a build of torch with CUDA")
+    monkeypatch.setattr(decode, "_library", lambda: importlib.import_module(library).decode_jpeg)
+    image, camera = picture(60, 40, 1), Image.Exif()
+    camera[Base.Orientation] = 6
+    turned = BytesIO()
+    image.save(turned, "JPEG", exif=camera, comment=b"kept")
+    loaded = as_baseline(turned.getvalue())
+    plain = decoded(loaded)
+    assert not plain.getexif() and plain.info["comment"] == b"kept"
+    [pixels] = decode._decode_jpegs([torch.frombuffer(bytearray(loaded), dtype=torch.uint8)], CPU)
+    assert torch.equal(pixels, torch.from_numpy(np.asarray(plain).copy()).permute(2, 0, 1))
+    assert np.array_equal(np.asarray(plain), np.asarray(decoded(turned.getvalue())))
+
+
+def test_an_image_that_the_device_cannot_decode_is_told_with_what_can_name_it() -> None:
+    with pytest.raises(DataError, match="nvjpeg cannot decode an image .*: decode 'pil' names it"):
+        decode._decode_jpegs([torch.zeros(100, dtype=torch.uint8)], CPU)
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong

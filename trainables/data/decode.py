@@ -8,6 +8,9 @@ EXIF orientation is not applied.
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from io import BytesIO
 from itertools import chain
 from typing import Any
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch.nn.functional import interpolate
-from torchvision.io import ImageReadMode, decode_image, decode_jpeg
+from torchvision.io import ImageReadMode, decode_image
 
 from trainables.data import DataError
 
@@ -25,6 +28,10 @@ Box = tuple[int, int, int, int]
 
 Region = Callable[[int, int], Box]
 """what to cut out of an image of this width and height"""
+
+
+START_OF_SCAN = 0xDA
+"""of a JPEG file's markers the last before its pixels"""
 
 
 class DecodeError(Exception):
@@ -79,7 +86,7 @@ def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, d
 
 
 def nvjpeg(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
-    """nvJPEG through torchvision, a batch a call; `contents` are uint8 tensors on the host.
+    """nvJPEG through TorchCodec or torchvision, a batch a call; `contents` are uint8 tensors on the host.
 
     Images of one size are resized together: one by one they are half a dozen launches each. The library does not say which
     image it cannot decode. Raises DataError.
@@ -97,19 +104,29 @@ def nvjpeg(contents: Sequence[Any], regions: Sequence[Region], side: int, device
     return pixels.index_copy_(0, order, torch.cat(squares))
 
 
+@cache
+def _library() -> Callable[..., list[torch.Tensor]]:
+    """What decodes a list of JPEG files: TorchCodec, to which torchvision's decoders move, where it is installed and fits
+    this torch; else torchvision."""
+    with suppress(ImportError, OSError, RuntimeError):  # what was built for another torch does not load
+        return import_module("torchcodec.decoders").decode_jpeg
+    return import_module("torchvision.io").decode_jpeg
+
+
 def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """uint8 [3, h, w] on the device of each JPEG file (uint8 [bytes], on the host). The one place that knows the library.
 
     On the CPU it is libjpeg-turbo, with which the path through the device is tested without one.
     """
     if device.type == "cuda":
-        # torchvision decodes in a stream of its own, into memory that the current stream may still read: it does not wait
-        # for that (https://github.com/pytorch/vision/issues/9606)
+        # the GPU's JPEG engine does not wait for the stream that it is given, and writes into memory that kernels of this
+        # stream may still read: the host has to wait (https://github.com/meta-pytorch/torchcodec/pull/1634, for torchvision
+        # https://github.com/pytorch/vision/issues/9606)
         torch.cuda.current_stream(device).synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return decode_jpeg(contents, ImageReadMode.RGB, device=device)
+            return _library()(contents, mode="RGB", device=device)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -130,14 +147,26 @@ def _resized(images: list[torch.Tensor], box: Box, side: int) -> torch.Tensor:
 def as_baseline(content: Any) -> bytes:
     """A JPEG file that nvJPEG decodes: the file itself, or its image encoded anew where it is a PNG or a CMYK JPEG.
 
-    ImageNet has 23 such files under the name .JPEG. Only the header is read of all others. Raises as Pillow does.
+    ImageNet has 23 such files under the name .JPEG. Only the header is read of all others, and lost is what it says of a
+    camera, by which TorchCodec, and no other, would turn the image. Raises as Pillow does.
     """
     with Image.open(BytesIO(content)) as image:
         if image.format == "JPEG" and image.mode in ("L", "RGB"):
-            return bytes(content)
+            return _without_exif(bytes(content)) if "exif" in image.info else bytes(content)
         anew = BytesIO()
         image.convert("RGB").save(anew, "JPEG", quality=95)
         return anew.getvalue()
+
+
+def _without_exif(content: bytes) -> bytes:
+    """A JPEG file without its segments of Exif (ITU-T T.81, B.1.1: a marker of two bytes, a length that counts itself)."""
+    kept, at = [content[:2]], 2
+    while content[at] == 0xFF and content[at + 1] != START_OF_SCAN:
+        end = at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+        if content[at + 4 : at + 10] != b"Exif\0\0":
+            kept.append(content[at:end])
+        at = end
+    return b"".join([*kept, content[at:]])
 
 
 def reason(error: BaseException) -> str:
