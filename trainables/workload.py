@@ -170,7 +170,7 @@ def _normalise(memory_format: str) -> Callable[[torch.Tensor], torch.Tensor]:
     def normalise(images: torch.Tensor) -> torch.Tensor:
         """uint8 [n, c, h, w] to float32 in [-1, 1]; floats pass."""
         if images.dtype == torch.uint8:
-            images = images.to(torch.float32, memory_format=layout).div_(127.5).sub_(1.0)
+            images = torch.add(torch.tensor(-1.0), images.contiguous(memory_format=layout), alpha=1 / 127.5)
         return images
 
     return normalise

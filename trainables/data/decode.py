@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from io import BytesIO
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,27 +80,22 @@ def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, d
                 image = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
             except (RuntimeError, ValueError) as error:
                 raise DecodeError(place, reason(error)) from error
-            pixels[place] = _resized([image], region(image.shape[2], image.shape[1]), side)[0]
+            pixels[place] = _resized(image, region(image.shape[2], image.shape[1]), side)
     return pixels
 
 
 def nvjpeg(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
     """nvJPEG through TorchCodec or torchvision, a batch a call; `contents` are uint8 tensors on the host.
 
-    Images of one size are resized together: one by one they are half a dozen launches each. The library does not say which
-    image it cannot decode. Raises DataError.
+    The library does not say which image it cannot decode. Raises DataError.
     """
-    shape = (len(contents), 3, side, side)
-    pixels = torch.empty(shape, dtype=torch.uint8, device=device, memory_format=torch.channels_last)
     images = _decode_jpegs(list(contents), device)
-    alike: dict[tuple[torch.Size, Box], list[int]] = {}
-    for place, (image, region) in enumerate(zip(images, regions, strict=True)):
-        alike.setdefault((image.shape, region(image.shape[2], image.shape[1])), []).append(place)
-    squares = [_resized([images[place] for place in places], box, side) for (_, box), places in alike.items()]
-    order = torch.tensor(list(chain.from_iterable(alike.values())))
-    if device.type == "cuda":  # from pageable memory the copy would wait for the device
-        order = order.pin_memory().to(device, non_blocking=True)
-    return pixels.index_copy_(0, order, torch.cat(squares))
+    boxes = [region(image.shape[2], image.shape[1]) for image, region in zip(images, regions, strict=True)]
+    if device.type == "cuda":
+        from trainables.data.image_kernels import resized_squares  # triton comes with torch's builds for CUDA only
+
+        return resized_squares(images, boxes, side)
+    return torch.stack([_resized(image, box, side) for image, box in zip(images, boxes, strict=True)])
 
 
 @cache
@@ -133,15 +127,12 @@ def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[to
             raise DataError(f"nvjpeg cannot decode an image ({reason(error)}): decode 'pil' names it") from error
 
 
-def _resized(images: list[torch.Tensor], box: Box, side: int) -> torch.Tensor:
-    """The same part of images uint8 [3, h, w], resized to uint8 [n, 3, side, side]; on CUDA, whose kernel takes no uint8, in
-    float32, rounded."""
+def _resized(image: torch.Tensor, box: Box, side: int) -> torch.Tensor:
+    """A part of an image uint8 [3, h, w] on the CPU, resized to uint8 [3, side, side]."""
     x, y, width, height = box
-    parts = torch.stack([image[:, y : y + height, x : x + width] for image in images])
-    # the CPU's kernel for uint8 is three times as fast on pixels with their channels together
-    parts = parts.float() if parts.is_cuda else parts.contiguous(memory_format=torch.channels_last)
-    squares = interpolate(parts, size=(side, side), mode="bilinear", antialias=True)
-    return squares.round_().to(torch.uint8) if squares.is_cuda else squares
+    # the kernel for uint8 is three times as fast on pixels with their channels together
+    part = image[None, :, y : y + height, x : x + width].contiguous(memory_format=torch.channels_last)
+    return interpolate(part, size=(side, side), mode="bilinear", antialias=True)[0]
 
 
 def as_baseline(content: Any) -> bytes:
