@@ -1,6 +1,7 @@
 """Images on a GPU in one pass each, where torch has rows of kernels, which take the GPU from the training step beside them.
 
-On an H200, 256 images of about 500 x 375: resizing by torch's kernels 2.1 ms, crops and flips by one gather 0.5 ms.
+ResNet-50 from raw pixels reached 0.975 of synthetic data with those, 0.986 with these (one H200, `benchmarks/results/storage`
+and `storage-gpu`).
 """
 
 from collections.abc import Sequence
