@@ -78,7 +78,9 @@ def grid(options: argparse.Namespace) -> list[Trial]:
     base = Trial(
         model=options.model or ("resnet50" if on_gpus else "mlp"),
         dataset="synthetic_loader",
-        image_size=64 if on_gpus else 32,  # without loader processes the host makes the images; 256 of 224 px take a second
+        image_size=64
+        if on_gpus
+        else 32,  # without loader processes the host makes the images; 256 of 224 px take a second
         device="cuda" if on_gpus else "cpu",
         memory_format="channels_last" if on_gpus else "contiguous",
         cpus_per_rank=max(1, count_cpus() // max(1, count_gpus())) if on_gpus else 1,
