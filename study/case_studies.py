@@ -4,6 +4,7 @@ from typing import Any
 
 from study.capacity import NodeCapacity
 from study.grid import Capacity, Study, gpus, world_sizes
+from study.plan import default_cpus_per_rank
 from trainables.registry import (
     EXECUTIONS,
     IMAGE_MODELS,
@@ -119,9 +120,11 @@ def acceleration_ladder(capacity: Capacity) -> Study:
 
     raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
     mixed = {"precision": "fp16" if on_gpus else "bf16"}
-    few, many = (
-        ({"loader_workers": 2}, {"loader_workers": 8}) if on_gpus else ({"loader_workers": 0}, {"loader_workers": 1})
+    share = (
+        default_cpus_per_rank("cuda", capacity) if on_gpus else max(1, max(node.cpus for node in capacity) // together)
     )
+    few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
+    many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
     one = {"parallel": "none"}
     cases: dict[str, dict[str, Any]] = {
         "JPEG files, fp32, one GPU": rung(1, storage="jpeg", **one, **few),
@@ -131,7 +134,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         "fp16 with master weights (O2)": rung(1, **raw, **one, **few, precision="fp16_master"),
         "pure fp16 (O3)": rung(1, **raw, **one, **few, precision="fp16_pure"),
         "DataParallel, fp32": rung(together, **raw, **few, parallel="dp"),
-        "DataParallel, more loader workers": rung(together, **raw, **many, parallel="dp"),
+        "DataParallel, more loader workers and CPU threads": rung(together, **raw, **many, parallel="dp"),
         "DDP, fp32": rung(together, **raw, **many, parallel="ddp"),
         "DDP, mixed precision": rung(together, **raw, **many, **mixed, parallel="ddp"),
         "DDP, mixed precision, two nodes": {

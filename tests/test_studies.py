@@ -89,6 +89,15 @@ def test_rungs_of_a_ladder_hold_the_global_batch_on_one_node_and_state_the_two_n
     assert len(batches) == 10
 
 
+def test_a_ladders_rung_of_more_loader_workers_has_more_cpu_threads_too() -> None:
+    found = {row.case: row.trial for row in plan_trials(STUDIES["acceleration-ladder"](GPU_CLUSTER), GPU_CLUSTER)}
+    before, after = found["DataParallel, fp32"], found["DataParallel, more loader workers and CPU threads"]
+    assert before and after
+    assert (before.loader_workers, before.cpus_per_rank) == (2, 2)
+    assert (after.loader_workers, after.cpus_per_rank) == (8, 12)
+    assert after.but(loader_workers=2, cpus_per_rank=2).trial_id == before.trial_id
+
+
 def test_an_epoch_of_steps_depends_on_what_all_ranks_take_together() -> None:
     rows = plan_trials(STUDIES["hpml-lab4"](GPU_HOST), GPU_HOST)
     found = {(t.world_size, t.batch_per_gpu): (t.warmup_steps, t.steps) for t in (row.trial for row in rows) if t}
