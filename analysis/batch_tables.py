@@ -119,7 +119,7 @@ def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
     """
     found = analysis.configurations
     fields = [*analysis.axes, *analysis.fixed]
-    epoch_s = _epoch_seconds(analysis)
+    epoch_s = epoch_seconds(analysis)
     rows: list[dict[Hashable, Any]] = []
     alone = found[found["world_size"] == 1]
     strong = ["global_batch" if name == "batch_per_gpu" else name for name in fields]
@@ -156,7 +156,7 @@ def _against_first(members: pd.DataFrame, epoch_s: dict[Hashable, float]) -> dic
     return row
 
 
-def _epoch_seconds(analysis: Analysis) -> dict[Hashable, float]:
+def epoch_seconds(analysis: Analysis) -> dict[Hashable, float]:
     """Seconds that one pass over the data takes, by configuration, where ranks noted how many samples there are."""
     samples = {
         trial_id: ranks[0].get("dataset_samples")

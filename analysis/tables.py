@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.accuracy_tables import ACCURACY_TABLES
 from analysis.bandwidth_table import bandwidth
-from analysis.batch_tables import batch_size, speed_up_strong_table, speed_up_weak_table
+from analysis.batch_tables import batch_size, epoch_seconds, speed_up_strong_table, speed_up_weak_table
 from analysis.check_table import data_checks
 from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, characters_per_s, study_ranks
 from analysis.communication_tables import (
@@ -163,6 +163,8 @@ def phases(analysis: Analysis) -> Table:
     frame = found.assign(**{f"{name}_share": found[name].astype(float) / total for name in PHASES})
     account = analysis.communication.exposed.reindex(found.index)
     frame = frame.assign(**{name: account[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
+    frame["epoch_s"] = pd.Series(epoch_seconds(analysis), dtype=float)
+    frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - frame["load_wait_s_share"].fillna(0.0))
     meanings = {
         "load_wait_s": "the step waits for its batch.",
         "host_to_device_s": "copy of the batch to the device.",
@@ -191,6 +193,8 @@ def phases(analysis: Analysis) -> Table:
             Column("hidden_s", "hidden (ms)", "all-reduces beside the backward pass, from the account of the all-reduces.", 1e3, decimals, optional=True),
             Column("exposed_s", "exposed (ms)", "all-reduces after the last local gradient, same account.", 1e3, decimals, optional=True),
             Column("wait_s", "wait (ms)", "the part of both that waits for later ranks.", 1e3, decimals, optional=True),
+            Column("epoch_s", "epoch (s)", "one pass over the data, at the throughput without instruments.", decimals=2, optional=True),
+            Column("epoch_without_loading_s", "without loading (s)", "the same, less the share of a step that waits for its batch.", decimals=2, optional=True),
             Column("step_launch_s", "host (ms)", "what the host needs to issue the step onto an idle GPU; it runs beside the rest.", 1e3, decimals, optional=True),
             Column(
                 "instruments_ratio",

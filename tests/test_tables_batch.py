@@ -98,6 +98,19 @@ def test_where_the_data_s_length_is_known_times_are_those_of_an_epoch(tmp_path: 
     ]
 
 
+def test_an_epoch_is_told_with_and_without_what_waits_for_batches(tmp_path: Path) -> None:
+    analysis = analyse(load(strategies(tmp_path / "results", samples=10_000)))
+    [row] = analysis.configurations.query("parallel == 'none'").to_dict("records")
+    waits = row["load_wait_s"] / row["phases_step_s"]
+    assert 0 < waits < 1
+    cells = TABLES["phases"](analysis).cells()
+    [cell] = cells[cells["parallel"] == "none"].to_dict("records")
+    assert cell["epoch (s)"] == "8.00"
+    assert float(cell["without loading (s)"]) == pytest.approx(8 * (1 - waits), abs=0.01)
+    unknown = TABLES["phases"](analyse(load(strategies(tmp_path / "unknown")))).cells()
+    assert not {"epoch (s)", "without loading (s)"} & set(unknown.columns)
+
+
 def test_strong_scaling_compares_equal_global_batches(tmp_path: Path) -> None:
     table = TABLES["speed_up_strong"](analyse(load(strategies(tmp_path / "results", batches=(100, 200)))))
     cells = table.cells()
