@@ -15,8 +15,10 @@ Examples:
 
 import json
 import shlex
+import shutil
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -47,9 +49,10 @@ def list_studies(json_: Json = False) -> None:
     questions = {name: study([]).question for name, study in STUDIES.items()}
     if json_:
         return _print_json([{"name": name, "question": question} for name, question in questions.items()])
-    width = max(map(len, questions))
+    indent = max(map(len, questions)) + 2
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize  # a pipe gets lines whole
     for name, question in questions.items():
-        print(f"{name:{width}}  {question}")
+        print(textwrap.fill(f"{name:{indent}}{question}", columns, subsequent_indent=" " * indent))
 
 
 @app.command()

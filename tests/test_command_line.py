@@ -87,6 +87,20 @@ def test_what_only_answers_imports_neither_torch_nor_ray_nor_pandas(arguments: l
     assert done.stdout
 
 
+def test_questions_are_broken_between_words_on_a_terminal_and_whole_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["list"]) == 0
+    whole = capsys.readouterr().out
+    assert len(whole.splitlines()) == len(STUDIES)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list"]) == 0
+    broken = capsys.readouterr().out
+    assert max(map(len, broken.splitlines())) <= 80
+    assert broken.split() == whole.split()
+
+
 def test_list_gives_every_study_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -119,9 +133,34 @@ def test_plan_lists_every_trial_and_fits_80_columns(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["plan", "--set", "parallel=none,ddp", "--out", str(tmp_path / "out")]) == 0
     lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if not line.startswith("results folder: ")) <= 80
     assert sum("pending" in line and "ddp" in line for line in lines) == 48
     assert "96 trials: 72 pending, 24 skipped" in " ".join(lines)
+
+
+def test_on_a_narrow_terminal_reasons_stand_below_and_ids_stay_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    options = [
+        "smoke",
+        "--gpus",
+        "2",
+        "--interconnect",
+        "auto,socket",
+        "--repeats",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(["plan", *options, "--json"]) == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert main(["plan", *options]) == 0
+    lines = [Text.from_ansi(line).plain.split() for line in capsys.readouterr().out.splitlines()]
+    notes = {"pending": [], "infeasible": ["[1]"]}
+    assert all([trial["trial_id"], trial["status"], *notes[trial["status"]]] in lines for trial in trials)
+    assert ["[1]", "interconnect", "'socket'"] in [line[:3] for line in lines]
 
 
 def test_plan_as_json_has_ids_fields_reasons_and_an_unknown_time(
