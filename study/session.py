@@ -125,6 +125,10 @@ def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]
 def existing_store(out: str, study_name: str) -> "Store | None":
     """The results that are in `out`; None where there are none yet. Raises StoreError, also for another study's."""
     if "://" not in out and not os.path.exists(os.path.join(out, "study.json")):
+        if os.path.lexists(out):
+            from study.store import Store  # where there is nothing yet, a plan is quicker without it
+
+            Store.refuse_other_things(out)
         return None
     from study.store import Store, StoreError
 
@@ -143,8 +147,11 @@ def existing_store(out: str, study_name: str) -> "Store | None":
 
 
 def say_what_does_not_fit(prepared: Prepared) -> None:
-    """Every combination that keeps a plan from starting, and why, once each."""
-    for line in dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in prepared.unfit):
+    """Every combination that keeps a plan from starting, and why, once each; one line where all have one reason."""
+    lines = list(dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in prepared.unfit))
+    if len(lines) > 1 and len(prepared.unfit) == len(prepared.rows) and len({row.reason for row in prepared.rows}) == 1:
+        lines = [f"all {len(lines)} combinations: {prepared.rows[0].reason}"]
+    for line in lines:
         say(f"does not fit: {line}")
     too_small = any(row.reason.startswith("needs ") for row in prepared.unfit)
     if too_small and is_local(prepared.configuration.address):

@@ -102,10 +102,8 @@ class Store:
         store = cls._locate(out, filesystem)
         with explained(f"{out} cannot be used"):
             existing = store._read_study()
-            if existing is None and store._holds_something_else():
-                raise StoreError(
-                    f"{out} is not empty and has no study.json, so it is no results folder: choose another --out"
-                )
+            if existing is None:
+                store._refuse_other_things()
             if existing is not None and existing["name"] != name:
                 raise StoreError(
                     f"{out} holds results of study {existing['name']!r}, not {name!r}: "
@@ -124,6 +122,13 @@ class Store:
             if store._is_local:
                 clear_partial(Path(store.root))
         return store
+
+    @classmethod
+    def refuse_other_things(cls, out: str) -> None:
+        """Raises StoreError where `out`, which has no study.json, is a file or a folder of something else."""
+        store = cls._locate(out, None)
+        with explained(f"{out} cannot be used"):
+            store._refuse_other_things()
 
     @classmethod
     def at(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
@@ -217,13 +222,16 @@ class Store:
             )
         return dict(study)
 
-    def _holds_something_else(self) -> bool:
-        """Is there anything in the folder? Hidden entries do not count: a writer killed at the start leaves .partial."""
+    def _refuse_other_things(self) -> None:
+        """Hidden entries do not count: a writer killed at the start leaves .partial."""
         info = self.filesystem.get_file_info(self.root)
         if info.type == fs.FileType.File:
             raise StoreError(f"{self.out} is a file: --out needs a folder")
         entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
-        return any(not entry.base_name.startswith(".") for entry in entries)
+        if any(not entry.base_name.startswith(".") for entry in entries):
+            raise StoreError(
+                f"{self.out} is not empty and has no study.json, so it is no results folder: choose another --out"
+            )
 
     def _scan(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The records of whole trials, and the ids of corrupt ones."""

@@ -292,6 +292,14 @@ def test_a_grid_of_which_nothing_can_run_is_refused(capsys: pytest.CaptureFixtur
     ]
 
 
+def test_one_reason_for_all_of_a_grid_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", "--target-accuracy", "0.9", "--gpus", "1", "--out", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().err == (
+        "does not fit: all 8 combinations: target_accuracy 0.9 is about training by epochs, and epochs is 0, which times "
+        "windows: give epochs, or leave target_accuracy out\n"
+    )
+
+
 def test_a_results_folder_of_another_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     open_store(tmp_path, "weak")
     for command in ("plan", "run"):
@@ -305,10 +313,13 @@ def test_a_folder_of_other_things_is_refused_before_ray_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    assert main(["run", "smoke", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: {tmp_path} is not empty and has no study.json, so it is no results folder: choose another --out"
-    ]
+    for command in ("plan", "run"):
+        assert main([command, "smoke", "--out", str(tmp_path)]) == 2
+        assert main([command, "smoke", "--out", str(tmp_path / "thesis.tex")]) == 2
+        assert capsys.readouterr().err.splitlines() == [
+            f"error: {tmp_path} is not empty and has no study.json, so it is no results folder: choose another --out",
+            f"error: {tmp_path}/thesis.tex is a file: --out needs a folder",
+        ]
 
 
 def test_a_corrupt_results_folder_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
