@@ -11,7 +11,7 @@ from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES
 from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
-from trainables.registry import IMAGE_FOLDERS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
+from trainables.registry import IMAGE_FOLDERS, MODELS, PRECISIONS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
 from trainables.training_rules import NEED_EPOCHS
 from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
 
@@ -184,10 +184,13 @@ def _plain(option: str, value: Any, source: str) -> Any:
     field = PLAIN_OPTIONS[option]
     if option == "study":
         if not isinstance(value, str) or value not in STUDIES:
+            hint = "; the values of a list are joined by commas, without spaces" if _is_of_a_list(value) else ""
             raise ConfigurationError(
-                f"unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES)}"
+                f"unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES) or hint}"
             )
         return value
+    if option == "out" and isinstance(value, str) and not value.strip():
+        raise ConfigurationError(f"{source} {shown(value)} is not a path")
     try:
         if isinstance(value, bool) and field != "isolate":
             raise ConfigurationError(f"{source} {shown(value)}: input should not be true or false")
@@ -199,6 +202,13 @@ def _plain(option: str, value: Any, source: str) -> Any:
             ) from None
         message = error.errors()[0]["msg"]
         raise ConfigurationError(f"{source} {shown(value)}: {message[0].lower()}{message[1:]}") from None
+
+
+def _is_of_a_list(value: Any) -> bool:
+    """Was a study's name probably meant as a further value of the option before it, as in `--gpus 1 2`?"""
+    if not isinstance(value, str):
+        return False
+    return value in MODELS or value in PRECISIONS or value.replace(",", "").strip().isdecimal()
 
 
 def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
@@ -272,7 +282,9 @@ def _read_yaml(path: str) -> dict[str, Any]:
     import yaml  # planning without a file should not wait for it
 
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        text = Path(path).read_text()
+        content = yaml.safe_load(text)
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), path)
     except OSError as error:
         raise ConfigurationError(f"--config: {path} cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
@@ -289,7 +301,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         )
     options: dict[str, Any] = {}
     for key, value in content.items():
-        option = str(key).replace("_", "-") if isinstance(key, str) else None
+        option = key.replace("_", "-") if isinstance(key, str) else None
         if option not in _KEYS:
             name = str(key).replace("-", "_")
             is_field = name in Trial.model_fields and name not in OWN_OPTION
@@ -299,3 +311,14 @@ def _read_yaml(path: str) -> dict[str, Any]:
             raise ConfigurationError(f"{path}: {option} is given twice")
         options[option] = value
     return options
+
+
+def _refuse_repeated_keys(node: Any, path: str) -> None:
+    """YAML itself would drop all but the last of them; keys lie in the file's mapping and in those that it holds."""
+    mappings = [node, *(value for _, value in node.value)] if node is not None and node.id == "mapping" else []
+    for mapping in mappings:
+        seen: set[str] = set()
+        for key, _ in mapping.value if mapping.id == "mapping" else ():
+            if key.id == "scalar" and key.value in seen:
+                raise ConfigurationError(f"{path} line {key.start_mark.line + 1}: {clipped(key.value)} is given twice")
+            seen.add(str(key.value))

@@ -36,7 +36,7 @@ def dataset_in(folder: str) -> str:
     if sets:  # whose manifest is a JSON file too
         kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
         found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
-    elif any(any(Path(folder).glob(entry)) for entry in reviews):
+    elif any(any(Path(folder).glob(entry)) for entry in reviews) and not Path(folder, "study.json").exists():
         found.append("amazon_reviews")
     if len(found) > 1:
         raise ConfigurationError(

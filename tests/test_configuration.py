@@ -159,6 +159,11 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
         ),
         ({"study": "x"}, f"unknown study 'x'; studies: {', '.join(STUDIES)}"),
         (
+            {"gpus": "1", "study": "2"},
+            f"unknown study '2'; studies: {', '.join(STUDIES)}; the values of a list are joined by commas, without spaces",
+        ),
+        ({"out": " "}, "--out ' ' is not a path"),
+        (
             {"model": "resnet81"},
             f"--model: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
@@ -237,6 +242,8 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
             + ", ".join(_KEYS),
         ),
         ("batch-per-gpu: 8\nbatch_per_gpu: 9\n", "{path}: batch-per-gpu is given twice"),
+        ("gpus: 1\nsteps: 9\ngpus: 2\n", "{path} line 3: gpus is given twice"),
+        ("set:\n  momentum: 0.9\n  momentum: 0.8\n", "{path} line 3: momentum is given twice"),
         ("batch-per-gpu: [8, true]\n", "{path}: batch-per-gpu: batch_per_gpu True: input should not be true or false"),
         ("batch-per-gpu: []\n", "{path}: batch-per-gpu: batch_per_gpu has no values"),
         ("precision: 16\n", "{path}: precision: precision 16: input should be a valid string"),
@@ -282,6 +289,11 @@ def test_the_data_set_is_found_from_what_lies_in_the_folder(
 def test_reviews_are_known_by_their_files(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, "")
     assert resolve({"data-dir": str(tmp_path), "model": "mlstm64"}).axes["dataset"] == ("amazon_reviews",)
+
+
+def test_a_results_folder_is_no_data_set(tmp_path: Path) -> None:
+    write(tmp_path / "study.json", "{}")
+    assert message({"data-dir": str(tmp_path)}).startswith(f"--data-dir: {tmp_path} holds no data set that is known; ")
 
 
 def test_models_of_text_alone_read_the_text_that_is_always_here(tmp_path: Path) -> None:
