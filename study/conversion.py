@@ -1,12 +1,13 @@
 """Image sets into another storage format, with progress on stderr."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from study.messages import ConfigurationError, near
+from study.messages import ConfigurationError, near, shown
 from trainables.registry import STORAGES
 
 
@@ -16,14 +17,19 @@ def convert_set(source: str, destination: str, storage: str, image_size: int, *,
         raise ConfigurationError(
             f"--storage {storage!r} is not known; allowed: {', '.join(STORAGES)}{near(storage, STORAGES)}"
         )
+    if not Path(source).exists():
+        raise ConfigurationError(f"SRC {shown(source)} does not exist; give an image folder or a converted set")
     from trainables.data.convert import convert  # imports torch
 
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet) as progress:
-        task = progress.add_task("opening", total=None)
+    progress = Progress(*columns, console=console, disable=quiet)
+    task = progress.add_task("", total=None)
+    with contextlib.ExitStack() as until_done:
 
         def report(what: str, done: int, total: int) -> None:
+            if not progress.live.is_started:  # no earlier, so that a mistake is told without a bar
+                until_done.enter_context(progress)
             progress.update(task, description=what, completed=done, total=total)
 
         return convert(Path(source).absolute(), Path(destination).absolute(), storage, image_size, report=report)

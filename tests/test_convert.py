@@ -237,16 +237,19 @@ def test_the_command_prints_what_it_made_and_how_to_use_it(photos: Path, capsys:
     ("arguments", "told"),
     [
         (["SRC", "DST", "--storage", "lmbd"], "--storage 'lmbd' is not known; allowed: jpeg, lmdb, arrow_jpeg, arrow_raw; did you mean 'lmdb'?"),
-        (["SRC/none", "DST", "--storage", "lmdb"], "SRC/none holds no images; expected SRC/train/CLASS/*.JPEG and SRC/val/CLASS/*.JPEG, SRC/CLASS/*.JPEG, Tiny-ImageNet, or a converted set"),
+        (["SRC/none", "DST", "--storage", "lmdb"], "SRC 'SRC/none' does not exist; give an image folder or a converted set"),
+        (["SRC/empty", "DST", "--storage", "lmdb"], "SRC/empty holds no images; expected SRC/train/CLASS/*.JPEG and SRC/val/CLASS/*.JPEG, SRC/CLASS/*.JPEG, Tiny-ImageNet, or a converted set"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(
     photos: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     placed = [part.replace("DST", str(photos.parent / "new")).replace("SRC", str(photos)) for part in arguments]
-    assert main(["convert", *placed, "-q"]) == 2
+    (photos / "empty").mkdir()
+    assert main(["convert", *placed]) == 2
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == [f"error: {told.replace('SRC/none', f'{photos}/none')}"]
+    told = told.replace("SRC/none", f"{photos}/none").replace("SRC/empty", f"{photos}/empty")
+    assert printed.err.splitlines() == [f"error: {told}"]
     assert printed.out == ""
 
 
