@@ -183,6 +183,6 @@ def _values(column: pd.Series) -> str:
 def _why(frames: list[pd.DataFrame], keys: list[str]) -> str:
     """The fields of which the two share no value, as the end of a message."""
     apart = [name for name in keys if not set(frames[0][name].dropna()) & set(frames[1][name].dropna())]
-    listed = [f"{name} is {_values(frames[0][name])} and {_values(frames[1][name])}" for name in apart if name]
-    told = [line for line in listed if not line.endswith(f"{NONE} and {NONE}")]
-    return f": {join(told)}" if told else ": they share values of each field, but no combination of them"
+    values = [(name, _values(frames[0][name]), _values(frames[1][name])) for name in apart]
+    told = [f"{name} is {a} in the first and {b} in the second" for name, a, b in values if (a, b) != (NONE, NONE)]
+    return f": {'; '.join(told)}" if told else ": they share values of each field, but no combination of them"

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from trainables.registry import PRECISIONS
+
 _AXES, _RUN, _OUTPUT = "What to measure (comma lists)", "How to run it", "Output"
 
 Json = Annotated[bool, Option("--json", help="Machine-readable output.", rich_help_panel=_OUTPUT)]
@@ -40,7 +42,7 @@ def study_options(
         str | None, _axis("Samples of all ranks together a step, in place of --batch-per-gpu.")
     ] = None,
     loader_workers: Annotated[str | None, _axis("Loader processes a rank; 0 loads in the rank itself.")] = None,
-    precision: Annotated[str | None, _axis("fp32, tf32, bf16.")] = None,
+    precision: Annotated[str | None, _axis(f"{', '.join(PRECISIONS)}.")] = None,
     model: Annotated[str | None, _axis("Networks, such as resnet50.")] = None,
     interconnect: Annotated[
         str | None,
@@ -64,7 +66,11 @@ def study_options(
     workload: Annotated[str | None, _axis("Your own model and data: a function in a file.", "FILE.py:NAME")] = None,
     data_dir: Annotated[
         str | None,
-        _axis("Folder with images by class, Tiny-ImageNet, a converted set, Fashion-MNIST or CIFAR-10.", "DIR"),
+        _axis(
+            "Folder with images by class, Tiny-ImageNet, a converted set, Fashion-MNIST, CIFAR-10, or reviews as "
+            "JSON Lines.",
+            "DIR",
+        ),
     ] = None,
     profile: Annotated[
         bool,

@@ -144,7 +144,8 @@ def test_folders_that_share_nothing_say_in_what_they_differ(tmp_path: Path) -> N
     with pytest.raises(ResultsError) as caught:
         compare(before, after)
     assert str(caught.value) == (
-        f"{before} and {after} have no configuration in common: batch_per_gpu is 32, 64 and 128"
+        f"{before} and {after} have no configuration in common: "
+        "batch_per_gpu is 32, 64 in the first and 128 in the second"
     )
 
 
