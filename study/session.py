@@ -196,10 +196,14 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
             if store is None:
                 raise
             interrupted = True
-        with _on_sigterm(signal.SIG_IGN):  # the report is what it would lead to
-            exit_code = _finish(prepared, store, interrupted, quiet)
+        try:
+            with _on_sigterm(signal.SIG_IGN):  # the report is what it would lead to
+                exit_code = _finish(prepared, store, interrupted, quiet)
+            how = "interrupted"
+        except KeyboardInterrupt:
+            interrupted, how = True, "interrupted before the report was written"
         if interrupted:
-            say(f"interrupted; resume with: {command}")
+            say(f"{how}; resume with: {command}")
             exit_code = INTERRUPTED
     return exit_code
 

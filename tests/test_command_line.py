@@ -508,6 +508,22 @@ def test_an_interrupt_leaves_a_partial_report_and_the_command_that_resumes(
     assert "partial" in Path(told.out.splitlines()[-1]).read_text().lower()
 
 
+def test_an_interrupt_of_the_report_too_leaves_the_command_that_resumes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("study.cluster.connect", interrupted)
+    monkeypatch.setattr("analysis.report.write_report", interrupted)
+    arguments = ["run", "smoke", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+    assert main(arguments) == 130
+    assert capsys.readouterr().err.splitlines() == [
+        f"interrupted before the report was written; resume with: python -m study.scaling run smoke --out {tmp_path}"
+    ]
+
+
 def test_status_counts_and_shows_failures_with_their_logs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trials = trials_of("smoke")
     store = open_store(tmp_path, planned_trials=[trial.trial_id for trial in trials])
