@@ -248,7 +248,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
     known = "batch_per_gpu" if field == "global_batch" else field
     if isinstance(value, bool) and Trial.model_fields[known].annotation is not bool:
         raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
-    if isinstance(value, int) and abs(value) >= 2**63:
+    if _is_too_large(value):
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
     # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
     beside: dict[str, dict[str, Any]] = {
@@ -265,9 +265,15 @@ def _typed(field: str, value: Any, source: str) -> Any:
         lines = [line for line in explain(error) if line.startswith(f"{known} ")]
         line = (lines or explain(error))[0].replace(known, field, 1)
         raise ConfigurationError(f"{source}: {clipped(line)}") from None
+    if _is_too_large(typed):
+        raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
     if isinstance(typed, float) and not math.isfinite(typed):
         raise ConfigurationError(f"{source}: {field} {value!r}: input should be a finite number")
     return typed
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def _out(configuration: Configuration) -> str:

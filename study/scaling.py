@@ -213,6 +213,9 @@ def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, d
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and gives its exit code. A user's mistake is one line on stderr."""
+    if twice := _given_twice(arguments):
+        print(f"error: {twice} is given twice; give it once, a list with commas between its values", file=sys.stderr)
+        return USAGE
     is_command = arguments and (not arguments[0].startswith("-") or arguments[0] in ("-h", "--help"))
     try:
         return int(
@@ -228,6 +231,12 @@ def main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
         return _explained(error, arguments)
+
+
+def _given_twice(arguments: Sequence[str]) -> str | None:
+    """An option of which the parser would drop all but the last value; --set alone may be repeated."""
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    return next((name for name in names if name != "--set" and names.count(name) > 1), None)
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> int:

@@ -248,6 +248,10 @@ def test_emulated_interconnects_are_infeasible_where_there_are_no_gpus(
             ["plan", "large-batch", "--target-accuracy", "93"],
             "error: --target-accuracy: target_accuracy '93': input should be less than or equal to 1",
         ),
+        (
+            ["plan", "--gpus", "1", "--gpus=2"],
+            "error: --gpus is given twice; give it once, a list with commas between its values",
+        ),
         (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
         (["status"], "error: Missing argument 'DIR'; see --help"),
         (

@@ -184,6 +184,7 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
             {"gpus": "two"},
             "--gpus: world_size 'two': input should be a valid integer, unable to parse string as an integer",
         ),
+        ({"steps": "9" * 20}, "--steps: steps is larger than any 64-bit number"),
         ({"set": ["learning_rate=inf"]}, "--set: learning_rate 'inf': input should be a finite number"),
         (
             {"interconnect": "infiniband"},
