@@ -121,7 +121,9 @@ def acceleration_ladder(capacity: Capacity) -> Study:
     raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
     mixed = {"precision": "fp16" if on_gpus else "bf16"}
     share = (
-        default_cpus_per_rank("cuda", capacity) if on_gpus else max(1, max(node.cpus for node in capacity) // together)
+        default_cpus_per_rank("cuda", capacity)
+        if on_gpus
+        else max(1, max((node.cpus for node in capacity), default=1) // together)
     )
     few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
     many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
