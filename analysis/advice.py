@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from analysis.accuracy_verdict import soonest
 from analysis.columns import study_ranks
@@ -13,9 +14,9 @@ from analysis.contest import MOST_WORKS, Contest, contests
 from analysis.fitting import log_jacobian
 from analysis.forecast import cores_per_node, ranks_per_node
 from analysis.formatting import configuration_label, number, percent, value_label
-from analysis.laws import Points
 from analysis.prediction import Model, half_width, models
 from analysis.scaling import HOW_MEASURED, Analysis
+from analysis.statistics import CONFIDENCE
 
 GOALS = ("throughput", "time-to-accuracy", "cost")
 
@@ -48,9 +49,9 @@ def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target:
     For each candidate, a run of a series on fewer ranks than that which a node here holds, the variance of the predicted log
     step is computed as if it had been made. It would add its row j of the law's Jacobian to the design, and so take
     (c'Mj)² / (1 + j'Mj) off c'Mc, the variance of the prediction, with M the inverse of J'J and c the Jacobian at the
-    target (c-optimality; Atkinson, Donev and Tobias, Optimum Experimental Designs, 2007, chapter 10). The law's own error
-    shrinks with the distance to the largest number of ranks (`prediction.LawError`). Best is what removes most variance
-    per GPU-hour. Where some series has two numbers of ranks only, the cheapest third one comes before all that. None
+    target (c-optimality; Atkinson, Donev and Tobias, Optimum Experimental Designs, 2007, chapter 10). What the shown interval
+    has beyond that spread, which is the law's error where it was held out and the disagreement of laws, shrinks with the
+    distance to the nearest number of ranks (`prediction.LawError`). Best is what removes most variance per GPU-hour. Where some series has two numbers of ranks only, the cheapest third one comes before all that. None
     where nothing can be gained.
     """
     found = list(models(analysis) if found is None else found)
@@ -162,21 +163,21 @@ def expected(model: Model, size: int, target: int, steps: float) -> NextTrial | 
     before = float(chosen.leverage(there)[0])
     j, c = (log_jacobian(chosen.law, points, chosen.values)[0] for points in (here, there))
     removed = float((c @ chosen.covariance @ j) ** 2 / (1 + j @ chosen.covariance @ j))
-    run = model.run_spread.variance
-    total = run * (1 + before) + _law_variance(model, there, series.sizes)
-    left = run * (1 + before - removed) + _law_variance(model, there, [*series.sizes, size])
+    run = model.run_spread
     half = float(half_width(model, there)[0])
+    noise = run.variance * (1 + before)
+    law = max((half / stdtrit(run.degrees, 0.5 + CONFIDENCE / 2)) ** 2 - noise, 0.0)
+    left = noise - run.variance * removed + law * _nearer(series.sizes, size, target) ** 2
     batch = round(series.batch(size))
-    after = half * float(np.sqrt(left / total)) if total > 0 else half
+    after = half * float(np.sqrt(left / (noise + law))) if noise + law > 0 else half
     why = THIRD_SIZE if third else NARROWER
     return NextTrial(model.number, size, batch, gpu_hours, target, np.expm1(half), np.expm1(after), why)
 
 
-def _law_variance(model: Model, there: Points, sizes: Sequence[int]) -> float:
-    if model.law_error is None:
-        return 0.0
-    distance = np.abs(np.log(there.world_size[0] / np.array(sizes))).min()
-    return float(model.law_error.variance * (distance / model.law_error.at) ** 2)
+def _nearer(sizes: Sequence[int], more: int, target: int) -> float:
+    """How far, on a logarithmic axis, the target is from the nearest number of ranks with `more` among them, over without."""
+    before, after = (np.abs(np.log(target / np.array(of))).min() for of in (sizes, [*sizes, more]))
+    return float(after / before) if before else 0.0
 
 
 def _gain(candidate: NextTrial) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from analysis.advice import (
     GOALS,
@@ -58,9 +59,12 @@ def test_the_expected_variance_is_that_of_a_fit_with_the_run_added() -> None:
         assert trial is not None
         after = by_hand(model, size, 16)
         assert after < before
-        run = model.run_spread.variance
-        law = model.law_error.variance * (np.log(4) / model.law_error.at) ** 2 if model.law_error else 0.0
-        half_width = np.log1p(trial.half_width_before) * np.sqrt((run * (1 + after) + law) / (run * (1 + before) + law))
+        run, shown = model.run_spread, np.log1p(trial.half_width_before)
+        law = (shown / stdtrit(run.degrees, 0.975)) ** 2 - run.variance * (
+            1 + before
+        )  # what laws add to a run's spread
+        assert law > 0
+        half_width = shown * np.sqrt((run.variance * (1 + after) + law) / (run.variance * (1 + before) + law))
         assert np.log1p(trial.half_width_after) == pytest.approx(half_width, rel=1e-3)
 
 
