@@ -72,7 +72,7 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
                 logging_level=logging.ERROR,
             )
         else:
-            _probe(wanted)
+            _probe(wanted, "--address" if address else "RAY_ADDRESS")
             with _native_messages(said):
                 context = ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR)
     except ClusterError:
@@ -187,11 +187,12 @@ def _running_cluster() -> str | None:
     return address
 
 
-def _probe(address: str) -> None:
+def _probe(address: str, source: str = "--address") -> None:
+    """Raises ClusterError, which names the source of the address, where nothing can be there or nothing answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address.startswith("ray://") or not host or not port.isdigit():
         raise ClusterError(
-            f"--address {address!r} is not an address; use auto, local or HOST:PORT (Ray's GCS port, 6379 unless changed)"
+            f"{source} {address!r} is not an address; use auto, local or HOST:PORT (Ray's GCS port, 6379 unless changed)"
         )
     try:
         socket.create_connection((host, int(port)), timeout=5).close()

@@ -69,9 +69,14 @@ def test_an_address_where_nobody_answers_is_one_line_with_what_to_do() -> None:
         pass
 
 
-def test_an_address_that_is_none_is_one_line_with_what_is_allowed() -> None:
+def test_an_address_that_is_none_is_one_line_with_its_source_and_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with (
-        pytest.raises(ClusterError, match="'nowhere' is not an address; use auto, local or HOST:PORT"),
+        pytest.raises(ClusterError, match="^--address 'nowhere' is not an address; use auto, local or HOST:PORT"),
         connect("nowhere"),
     ):
+        pass
+    monkeypatch.setenv("RAY_ADDRESS", "there")
+    with pytest.raises(ClusterError, match="^RAY_ADDRESS 'there' is not an address; use auto"), connect():
         pass
