@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from study.messages import ConfigurationError, near, shown
+from study.messages import ConfigurationError, near
 from trainables.registry import STORAGES
 
 
@@ -18,7 +18,7 @@ def convert_set(source: str, destination: str, storage: str, image_size: int, *,
             f"--storage {storage!r} is not known; allowed: {', '.join(STORAGES)}{near(storage, STORAGES)}"
         )
     if not Path(source).exists():
-        raise ConfigurationError(f"SRC {shown(source)} does not exist; give an image folder or a converted set")
+        raise ConfigurationError(f"SRC {source!r} does not exist; give an image folder or a converted set")
     from trainables.data.convert import convert  # imports torch
 
     console = Console(stderr=True, quiet=quiet)

@@ -382,4 +382,4 @@ def test_images_take_the_trials_memory_format() -> None:
     assert workload.model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     images = workload.prepare(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))
     assert images.is_contiguous(memory_format=torch.channels_last)
-    assert images.unique().tolist() == [1.0]
+    assert images.unique().tolist() == [pytest.approx(1.0)]
