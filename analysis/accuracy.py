@@ -190,7 +190,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
         first = next(other for other in members if other[:2] == key[:2])
         values = part["validation_top1"].dropna()
         row: dict[str, Any] = dict(zip(["remedy", "global_batch", *LAYOUT], key, strict=True))
-        low, high = mean_interval(values)
+        low, high = mean_interval(values, least=0, most=1)
         row |= {
             "remedy_number": part["remedy_number"].min(),
             "is_shared": bool(part["is_shared"].all()),
@@ -249,7 +249,7 @@ def _to_target(part: pd.DataFrame) -> dict[str, Any]:
     reached = part["time_to_target_s"].notna()
     names = ("steps_to_target", "samples_to_target", "time_to_target_s", "hours_to_target")
     found = {name: part[name].mean() if reached.all() else np.nan for name in names}
-    low, high = mean_interval(part["time_to_target_s"]) if reached.all() else (np.nan, np.nan)
+    low, high = mean_interval(part["time_to_target_s"], least=0) if reached.all() else (np.nan, np.nan)
     ends = {"time_to_target_s_low": low, "time_to_target_s_high": high}
     return found | ends | {"reached": int(reached.sum()), "runs": len(part)}
 

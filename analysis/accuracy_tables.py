@@ -214,10 +214,10 @@ def fifth_epoch_rows(found: Accuracy) -> pd.DataFrame:
     ):
         own = at.reindex(list(cell["trial_ids"]))
         row = {name: cell[name] for name in ("remedy", "global_batch", "made_of", "trial_ids")}
-        for name, column in (("course_loss", "train_loss"), ("course_top1", "train_top1")):
+        for name, column, most in (("course_loss", "train_loss", np.inf), ("course_top1", "train_top1", 1.0)):
             values = own[column].dropna()
             row |= {name: values.mean(), "n": len(values)}
-            row[f"{name}_low"], row[f"{name}_high"] = mean_interval(values)
+            row[f"{name}_low"], row[f"{name}_high"] = mean_interval(values, least=0, most=most)
             nothing = (np.nan,) * 3
             found_difference = welch_difference(values, base[column].dropna()) if i else nothing
             row |= dict(

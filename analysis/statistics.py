@@ -105,12 +105,16 @@ def _t_interval(center: pd.Series, variance: pd.Series, degrees: pd.Series) -> p
     return pd.DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)}, index=center.index)
 
 
-def mean_interval(values: pd.Series) -> tuple[float, float]:
-    """The 95 % interval of the mean of plain values (not logs), Student's t; NaN for fewer than two."""
+def mean_interval(values: pd.Series, least: float = -np.inf, most: float = np.inf) -> tuple[float, float]:
+    """The 95 % interval of the mean of plain values (not logs), Student's t; NaN for fewer than two.
+
+    least, most: what no such value can lie beyond, 0 and 1 for a share; the interval is cut off there, which takes nothing
+    from its coverage.
+    """
     if len(values) < 2:
         return float("nan"), float("nan")
     half = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2) * np.sqrt(values.var() / len(values)))
-    return float(values.mean()) - half, float(values.mean()) + half
+    return max(float(values.mean()) - half, least), min(float(values.mean()) + half, most)
 
 
 def welch_difference(values: pd.Series, reference: pd.Series) -> tuple[float, float, float]:

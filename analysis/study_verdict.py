@@ -55,12 +55,22 @@ def compared(analysis: Analysis) -> str | None:
             by_value = part.astype({"ratio": float}).groupby("value", sort=False)["ratio"].agg(["min", "max"])
             if by_value.empty or len(by_value) > MOST_VALUES:
                 continue
+            noise = part.groupby("value", sort=False)[["ratio_low", "ratio_high"]].apply(_beyond_noise)
             listed = [
-                f"{value_label(field, value, ranks)} is {_span(low, high)} times as fast"
+                f"{value_label(field, value, ranks)} is {_span(low, high)} times as fast{noise[value]}"
                 for value, low, high in by_value.itertuples()
             ]
             said.append(f"Against {value_label(field, against, ranks)}, all else equal, {join(listed)}.")
     return " ".join(said) or None
+
+
+def _beyond_noise(intervals: pd.DataFrame) -> str:
+    """How many of some ratios differ from 1 beyond noise, in brackets; nothing where all do, or no interval is known."""
+    known = intervals.astype(float).dropna()
+    beyond = int(((known["ratio_low"] > 1) | (known["ratio_high"] < 1)).sum())
+    if known.empty or beyond == len(intervals):
+        return ""
+    return f" (beyond noise in {beyond} of {len(intervals)})"
 
 
 def memory(analysis: Analysis) -> str | None:

@@ -50,6 +50,7 @@ def made(directory: Path, *trainings: tuple[dict[str, Any], list[float]], **colu
 def test_a_mean_and_a_difference_have_the_intervals_of_students_and_welchs_t() -> None:
     """Two seeds each, half-widths worked out from t = 12.706 with 1 degree, and t = 4.303 with Welch's 2."""
     low, high = mean_interval(pd.Series([0.90, 0.92]))
+    assert mean_interval(pd.Series([0.90, 0.92]), least=0, most=1) == (low, 1), "no share is beyond the whole"
     assert (low, high) == pytest.approx((0.91 - 12.706205 * 0.01, 0.91 + 12.706205 * 0.01))
     found = welch_difference(pd.Series([0.80, 0.82]), pd.Series([0.90, 0.92]))
     half = 4.302653 * math.sqrt(2e-4)
@@ -325,3 +326,12 @@ def test_an_epochs_file_without_its_accuracy_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{place}/epochs.parquet: lacks validation_top1; remove that trial's folder and run the study again"
     )
+
+
+def test_intervals_of_seeds_far_apart_end_where_accuracies_and_losses_do(tmp_path: Path) -> None:
+    found = made(tmp_path, (NOTHING, [0.90, 0.91]), (NOTHING | {"batch_per_gpu": 4096}, [0.10, 0.90]))
+    assert found.accuracy is not None
+    [wide] = found.accuracy.cells.query("global_batch == 4096").to_dict("records")
+    assert (wide["top1_low"], wide["top1_high"]) == (0, 1)
+    # a difference of two accuracies may reach from -100 to 100 points, and is judged as it is
+    assert wide["difference_low"] < -1

@@ -41,6 +41,20 @@ def test_values_of_a_compared_field_are_told_by_the_span_of_their_ratios(tmp_pat
     assert climbed(found) is None
 
 
+def test_of_ratios_with_intervals_it_is_told_how_many_differ_beyond_noise(tmp_path: Path) -> None:
+    step_s = {("ddp", 8): 0.1, ("dp", 8): 0.1001, ("ddp", 16): 0.1, ("dp", 16): 0.2}
+    trials = grid(GPU, parallel=["ddp", "dp"], batch_per_gpu=[8, 16], repeat=range(3))
+
+    def law(trial: dict[str, Any]) -> dict[str, Any]:
+        return {"step_s": step_s[trial["parallel"], trial["batch_per_gpu"]]}
+
+    found = analyse(load(write_results(tmp_path, trials, law, spread=0.02)))
+    said = compared(found)
+    assert said is not None
+    assert said.startswith("Against ddp, all else equal, dp is 0.5")
+    assert said.endswith(" times as fast (beyond noise in 1 of 2).")
+
+
 def test_a_study_that_compares_no_such_field_says_nothing_of_any(tmp_path: Path) -> None:
     found = made(tmp_path, grid(GPU, batch_per_gpu=[8, 16]), lambda _: 0.1)
     assert compared(found) is None
