@@ -107,6 +107,24 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
+def by_precision(found: Accuracy | None) -> pd.DataFrame:
+    """Held-out accuracy after the last epoch by number format: top1 with `_low` and `_high` (see `cells`), trained (what on).
+
+    Empty unless trainings differ by their number format and seed alone.
+    """
+    columns = ["top1", "top1_low", "top1_high", "trained"]
+    if found is None or "precision" not in found.runs:
+        return pd.DataFrame(columns=columns)
+    formats = found.runs.groupby("remedy")["precision"].agg(["first", "nunique"])
+    alone = len(formats) == len(found.cells) == found.runs["precision"].nunique() and (formats["nunique"] == 1).all()
+    if not alone:
+        return pd.DataFrame(columns=columns)
+    run = found.runs.iloc[0]
+    data = "a workload" if run.get("workload") else f"{run['model']} on {run['dataset']}"
+    frame = found.cells.set_index(found.cells["remedy"].map(formats["first"]))
+    return frame.assign(trained=f"{data}, {run['epochs']} epochs at global batch {run['global_batch']:.0f}")[columns]
+
+
 def training_fields(runs: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
     """The columns of `runs` that are fields of a trial."""
     return [name for name in runs.columns if name in trials and name not in OUTCOME_COLUMNS]

@@ -16,7 +16,9 @@ def sentences(analysis: Analysis) -> list[str]:
     found = analysis.accuracy
     if found is None:
         return []
-    said = (reference(found), failure(found), mended(found), critical(found), soonest(found), most_goodput(found))
+    said = (
+        reference(found), at_one_batch(found), failure(found), mended(found), critical(found), soonest(found), most_goodput(found)
+    )  # fmt: skip
     return [sentence for sentence in said if sentence]
 
 
@@ -62,8 +64,27 @@ def reference(found: Accuracy) -> str | None:
     value, low, high = (100 * row[f"top1{end}"] for end in ("", "_low", "_high"))
     seeds = "one seed" if row["n"] == 1 else f"{row['n']} seeds"
     return (
-        f"The plain training at global batch {row['global_batch']} reaches {_percent(value, low, high)} of the held-out samples "
+        f"The plain training at global batch {number(row['global_batch'], 0)} reaches {_percent(value, low, high)} of the held-out samples "
         f"({seeds}, last epoch)."
+    )
+
+
+def at_one_batch(found: Accuracy) -> str | None:
+    """How trainings of another kind differ from the plain one, where no larger batch was tried: number formats, say."""
+    rows = found.cells[found.cells["is_reference"] & (found.cells["remedy"] != found.plain)]
+    rows = rows.dropna(subset="plain_difference")
+    if len(found.elbows) or rows.empty:
+        return None
+    return f"At the same batch {join([_beside_plain(row) for _, row in rows.iterrows()])}."
+
+
+def _beside_plain(row: pd.Series) -> str:
+    value, low, high = (100 * row[f"plain_difference{end}"] for end in ("", "_low", "_high"))
+    interval = "" if pd.isna(low) else f" [{number(low, 2)}, {number(high, 2)}]"
+    noise = "" if pd.isna(low) else ", within noise" if low <= 0 <= high else ", beyond noise"
+    more = "more" if value > 0 else "less"
+    return (
+        f"{row['remedy']} reaches {number(abs(value), 2)} points {more}{interval and f' (difference{interval}{noise})'}"
     )
 
 

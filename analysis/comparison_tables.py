@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.accuracy import by_precision
 from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
 from analysis.comparison import against_reference
 from analysis.formatting import field_label, field_value
@@ -53,6 +54,7 @@ _PRECISION = _Comparison(
         _STEP,
         _MEMORY,
         Column("final_loss", "final loss", "mean of the last tenth of the plain window, over all ranks; median of the repeats.", decimals=3, optional=True),
+        Column("trained_percent", "trained to (%)", "held-out accuracy of this study's trainings in this number format [95 % interval over seeds].", 1, 2, True, optional=True),
         Column("skipped_steps", "skipped steps", "steps after which the loss scale was lowered: their gradients were not finite, and the weights stayed. All repeats together.", decimals=0, optional=True),
         Column("unfinite_losses", "losses not finite", "of steps in the warm-up, plain and phases windows of all ranks and repeats.", decimals=0, optional=True),
     ),
@@ -108,7 +110,7 @@ def storage(analysis: Analysis) -> Table:
 
 def precision(analysis: Analysis) -> Table:
     """Each number format against fp32: speed, and whether it learns."""
-    return _table(analysis, _PRECISION, losses(analysis))
+    return _table(analysis, _PRECISION, losses(analysis).join(trained(analysis)))
 
 
 def parallel(analysis: Analysis) -> Table:
@@ -203,6 +205,18 @@ def _joined(analysis: Analysis, rows: pd.DataFrame, axes: list[Column]) -> pd.Da
     new = [name for name in found.columns if name not in rows.columns]
     return rows.astype({"configuration": int, "ratio": float, "ratio_low": float, "ratio_high": float}).join(
         found[new], on="configuration"
+    )
+
+
+def trained(analysis: Analysis) -> pd.DataFrame:
+    """What trainings in a configuration's number format reached, in percent with interval; indexed like the configurations."""
+    reached = by_precision(analysis.accuracy)
+    formats = analysis.configurations.get("precision", pd.Series(dtype=object))
+    return pd.DataFrame(
+        {
+            f"trained_percent{end}": 100 * formats.map(reached[f"top1{end}"]).astype(float)
+            for end in ("", "_low", "_high")
+        }
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.accuracy import by_precision
 from analysis.columns import N_COLUMN
 from analysis.scaling import Analysis
 from analysis.statistics import log_estimates, ratios
@@ -36,7 +37,8 @@ PUBLISHED = (
 
 COLUMNS = [
     "machine", "rung", "samples", "batches_s", "throughput_samples_per_s", "step_ratio", "step_ratio_low", "step_ratio_high",
-    "cumulative_ratio", "cumulative_ratio_low", "cumulative_ratio_high", "n", "trial_ids",
+    "cumulative_ratio", "cumulative_ratio_low", "cumulative_ratio_high", "trained_percent", "trained_percent_low",
+    "trained_percent_high", "n", "trial_ids",
 ]  # fmt: skip
 
 
@@ -59,7 +61,8 @@ def ladder_rows(analysis: Analysis) -> pd.DataFrame:
     throughput: median of the rung's trials. batches_s: seconds of `BATCHES` batches of one rank = `BATCHES` times the
     median plain step. step_ratio and cumulative_ratio: throughput / that of the rung before that was measured, and of the
     first, without unit, with `_low` and `_high` (see `statistics.ratios`; null where a rung has one repeat). samples: of
-    one step on all ranks. Without rungs of its own the study has no ladder, and the frame is empty.
+    one step on all ranks. trained_percent with `_low` and `_high`: accuracy of trainings in the rung's number format (see
+    `accuracy.by_precision`). Without rungs of its own the study has no ladder, and the frame is empty.
     """
     measured = analysis.measured.set_index("trial_id")
     rows = [
@@ -80,10 +83,14 @@ def ladder_rows(analysis: Analysis) -> pd.DataFrame:
             "samples": grouped["samples"].median(),
             "batches_s": BATCHES * grouped["step_s"].median(),
             "throughput_samples_per_s": estimates["median"],
+            "precision": grouped["precision"].first() if "precision" in trials else None,
             "n": estimates["n"],
             "trial_ids": grouped["trial_id"].agg(tuple),
         }
     )
+    reached = by_precision(analysis.accuracy)
+    for end in ("", "_low", "_high"):
+        frame[f"trained_percent{end}"] = 100 * frame["precision"].map(reached[f"top1{end}"]).astype(float)
     before = pd.Series(frame.index, index=frame.index).shift().fillna(frame.index[0]).astype(int)
     for name, reference in (("step", before), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
         ratio = ratios(estimates, estimates.loc[reference].set_axis(estimates.index))
@@ -125,6 +132,7 @@ def ladder(analysis: Analysis) -> Table:
             Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.", decimals=0),
             Column("step_ratio", "step speed-up", "throughput / that of the rung before [95 % interval, Welch's t on logarithms].", decimals=2, interval=True),
             Column("cumulative_ratio", "cumulative speed-up", "throughput / that of the first rung, same interval.", decimals=2, interval=True),
+            Column("trained_percent", "trained to (%)", _trained_note(analysis), decimals=2, interval=True, optional=True),
             N_COLUMN,
         ),
         ladder_rows(analysis),
@@ -132,3 +140,10 @@ def ladder(analysis: Analysis) -> Table:
         "speed-ups, not the seconds.",
         blocks=("machine",),
     )  # fmt: skip
+
+
+def _trained_note(analysis: Analysis) -> str:
+    """What the accuracies of the rungs' number formats are."""
+    reached = by_precision(analysis.accuracy)
+    on = f": {reached['trained'].iloc[0]}" if len(reached) else ""
+    return f"held-out accuracy of trainings in the rung's number format{on}, mean of the seeds [95 % interval]."

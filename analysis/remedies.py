@@ -41,23 +41,33 @@ def remedies(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """`runs` with columns remedy (in words), remedy_number (of remedies, the plain one first) and rest (what tells references apart:
     all that varies but the rule); and the name of the plain remedy.
 
-    The plain run has no learning-rate rule, and of what else varies the values that most runs without a rule have.
+    The plain run has no learning-rate rule, and of what else varies the values that most runs without a rule have; of
+    values that as many have, those in fp32.
     """
     fields = [name for name in _fields(runs) if name not in (*ASIDE, *RULE)]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
     rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
     ruled = runs["lr_rule"] != "none"
     base = pd.Series(rest)[~ruled.to_numpy()] if (~ruled).any() else pd.Series(rest)
-    usual = str(base.mode().iloc[0])
+    usual = _most_usual(base, runs)
     plain = runs.iloc[rest.index(usual)]
     told = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
     spans = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
-    names = [_name(row, plain, told, spans) for _, row in runs.iterrows()]
+    formats = told == ["precision"] and not ruled.any()  # compared with one another, and none of them mends anything
+    names = [str(row["precision"]) if formats else _name(row, plain, told, spans) for _, row in runs.iterrows()]
     runs = runs.assign(remedy=names, rest=rest)
-    rows = sorted(set(names), key=lambda name: (name != NOTHING, name.count(" + "), name))
+    plain_name = NOTHING if NOTHING in names else str(runs["remedy"][runs["rest"] == usual].iloc[0])
+    rows = sorted(set(names), key=lambda name: (name != plain_name, name.count(" + "), name))
     runs["remedy_number"] = [rows.index(name) for name in names]
-    plain_name = NOTHING if NOTHING in rows else str(runs["remedy"][runs["rest"] == usual].iloc[0])
     return runs, plain_name
+
+
+def _most_usual(rest: pd.Series, runs: pd.DataFrame) -> str:
+    """What most of these runs have; of what as many have, that in fp32, which other number formats are held against."""
+    counts = rest.value_counts()
+    first = rest[rest.isin(counts[counts == counts.max()].index)].drop_duplicates()
+    precisions = runs["precision"].iloc[first.index] if "precision" in runs else pd.Series("", index=first.index)
+    return str(min(zip(precisions != "fp32", first, strict=True))[1])
 
 
 def _fields(runs: pd.DataFrame) -> list[str]:

@@ -31,7 +31,7 @@ def climbed(analysis: Analysis) -> str | None:
     steps = rows.set_index("rung")["step_ratio"].astype(float).dropna()
     top = rows.iloc[int(together.to_numpy().argmax())]
     text = (
-        f"From {rows['rung'].iloc[0]} on, {len(rows) - 1} further rung{'s' if len(rows) > 2 else ''} make training up to "
+        f"From {rows['rung'].iloc[0]} on, {len(rows) - 1} further rung{'s make' if len(rows) > 2 else ' makes'} training up to "
         f"{number(float(together.max()), 2)} times as fast ({top['rung']}); {steps.idxmax()} brings most, {number(steps.max(), 2)} "
         "times the rung before"
     )

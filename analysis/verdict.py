@@ -31,15 +31,16 @@ NOISE = 0.03
 
 
 def answer(analysis: Analysis) -> list[str]:
-    """Sentences that answer the study's question: accuracy, its ladder, efficiency, what it compares, what has no result, and what is fastest."""
+    """Sentences that answer the study's question: its ladder, accuracy, efficiency, what it compares, what has no result, and what is fastest."""
     trained = accuracy_verdict.sentences(analysis)
     if analysis.configurations.empty:
         found = [unmeasured(analysis)]
     else:
         scaled = [efficiency(analysis, WEAK), efficiency(analysis, STRONG)]
         asked = [study_verdict.compared(analysis), study_verdict.memory(analysis)]
-        found = [study_verdict.climbed(analysis), *scaled, *asked, unmeasured(analysis), best(analysis)]
-    return [*trained, *(sentence for sentence in found if sentence)]
+        found = [*scaled, *asked, unmeasured(analysis), best(analysis)]
+    said = [study_verdict.climbed(analysis), *trained, *found]
+    return [sentence for sentence in said if sentence]
 
 
 def unmeasured(analysis: Analysis) -> str | None:

@@ -109,6 +109,13 @@ def without_idle_rules(fields: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name not in _WARMED}
 
 
+def short_training(on_gpus: bool) -> dict[str, Any]:
+    """Five epochs at the reference batch on one rank: enough to see whether it learns, and how well so far."""
+    return _training(on_gpus) | {
+        "world_size": 1, "batch_per_gpu": REFERENCE_BATCH, "parallel": "none", "execution": "eager", "epochs": 5,
+    }  # fmt: skip
+
+
 def _training(on_gpus: bool) -> dict[str, Any]:
     """ResNet-18 on GPUs, on CPU ranks a form of it that ends in minutes: a perceptron for a few epochs."""
     both: dict[str, Any] = {

@@ -2,24 +2,26 @@
 
 from typing import Any
 
+from study.accuracy_studies import short_training
 from study.capacity import NodeCapacity
 from study.grid import Capacity, Study, gpus, world_sizes
 from study.plan import default_cpus_per_rank
 from trainables.registry import (
+    DECODERS,
     EXECUTIONS,
     IMAGE_MODELS,
     MEMORY_FORMATS,
-    ON_DEVICE_DECODERS,
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
     SMALLEST_IMAGES,
+    STORAGES,
     TEXT_MODELS,
 )
 
 
 def everything(capacity: Capacity) -> Study:
-    """Every model, number format, strategy, optimizer and way to execute, once each, as small as it can be."""
+    """Every model, number format, strategy, optimizer, storage format, decoder and way to execute, once each, as small as it can be."""
     on_gpus = gpus(capacity) > 0
     ranks = max(size for size in world_sizes(capacity) if size <= 2)
     cases: dict[str, dict[str, Any]] = {"plain": {}}
@@ -37,8 +39,10 @@ def everything(capacity: Capacity) -> Study:
         cases[f"execution {name}"] = {"execution": name}
     for name in OPTIMIZERS:
         cases[f"optimizer {name}"] = {"optimizer": name}
-    if not on_gpus:  # on GPUs they would lack a folder of images
-        cases |= {f"decode {name}": {"dataset": "image_folder", "decode": name} for name in ON_DEVICE_DECODERS}
+    for name in STORAGES:
+        cases[f"storage {name}"] = {"dataset": "image_folder_sample", "storage": name}
+    for name in DECODERS:
+        cases[f"decode {name}"] = {"dataset": "image_folder_sample", "decode": name}
     for name in MEMORY_FORMATS:
         cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
     cases |= {
@@ -48,6 +52,7 @@ def everything(capacity: Capacity) -> Study:
         "accumulation": {"accumulation_steps": 2},
         "without set_epoch": {"set_epoch": False},
         "in order": {"order": "in_order"},
+        "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
         "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
         "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
     }
@@ -64,7 +69,7 @@ def everything(capacity: Capacity) -> Study:
     }
     return Study(
         name="everything",
-        question="Does every model, number format, strategy and way to execute run here, and if not, why not?",
+        question="Does every model, number format, strategy, storage and way to execute run here, and if not, why not?",
         base=base,
         axes={},
         repeats=1,
@@ -143,12 +148,17 @@ def acceleration_ladder(capacity: Capacity) -> Study:
             "world_size": 2 * together, "nodes": 2, "batch_per_gpu": whole // together, **raw, **many, **mixed, "parallel": "ddp",
         },
     }  # fmt: skip
-    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "image_folder"}
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "augment": "cpu"}
     if on_gpus:
-        base |= {"model": "resnet50", "image_size": 224, "augment": "cpu", "warmup_steps": 100, "steps": 300}
+        base |= {"dataset": "image_folder", "model": "resnet50", "image_size": 224, "warmup_steps": 100, "steps": 300}
     else:
-        base |= {"model": "resnet18", "image_size": 32, "augment": "cpu", "warmup_steps": 2, "steps": 4}
+        base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "warmup_steps": 2, "steps": 4}
         base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
+    # The speed of a number format says nothing of whether it learns: short trainings on the shipped sample do, whatever
+    # the rungs read.
+    levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed["precision"]}
+    levels |= {"fp16 with master weights (O2)": "fp16_master", "pure fp16 (O3)": "fp16_pure"}
+    training = short_training(on_gpus)
     return Study(
         name="acceleration-ladder",
         question="From JPEG files, fp32 and one GPU: what does each further step bring, and what do they bring together?",
@@ -157,6 +167,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         repeats=3,
         cases=cases,
         ladder=True,
+        beside={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
     )
 
 

@@ -24,7 +24,8 @@ class Study:
     cases: named sets of fields, each laid over `base` and crossed with the axes, for studies that are no plain grid; an
     axis whose field a case has is not crossed with it; none: `base` alone. simplify: fields that stand in place of a
     combination's, where it comes to the same as a simpler one. ladder: the cases are rungs, each compared with the one before. A skip rule looks at one
-    combination and gives the reason why it means nothing, or None.
+    combination and gives the reason why it means nothing, or None. beside: named sets of all fields that matter to a
+    trial, which answer a part of the question that the axes do not: they are not crossed, and asking changes none.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Study:
     cases: Mapping[str, Fields] = field(default_factory=dict)
     ladder: bool = False
     simplify: Callable[[Fields], Fields] = dict
+    beside: Mapping[str, Fields] = field(default_factory=dict)
 
     def asking(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
         """This study with other values on some axes. The batch is per GPU or global: asking for one drops the other."""
@@ -62,6 +64,7 @@ class Study:
                 if key not in seen:
                     seen.add(key)
                     yield case, fields
+        yield from ((name, dict(fields)) for name, fields in self.beside.items())
 
     @property
     def varying(self) -> list[str]:

@@ -36,7 +36,9 @@ NATIVE_IMAGE_SIZE = {"cifar10": 32, "tiny_imagenet": 64, "image_folder": 224}
 """edge in pixels at which a data set's images are used unless image_size is asked for: their own, or ImageNet's usual"""
 
 
-TRAINING_IMAGES = {"fashion_mnist_sample": 10_000, "fashion_mnist": 60_000, "cifar10": 50_000}
+TRAINING_IMAGES = {
+    "fashion_mnist_sample": 10_000, "image_folder_sample": 10_000, "fashion_mnist": 60_000, "cifar10": 50_000,
+}  # fmt: skip
 """images to train on, of data sets whose number is known without their files"""
 
 
@@ -81,7 +83,8 @@ def plan_trials(
     `statuses`: status by trial id of what has been run; `out_of_memory`: trials that ran out of it before.
     Raises PlanError where there are no or too many combinations, and for a rank to profile that no trial has.
     """
-    count = max(1, len(study.cases)) * math.prod(len(values) for values in study.axes.values()) * study.repeats
+    crossed = max(1, len(study.cases)) * math.prod(len(values) for values in study.axes.values())
+    count = (crossed + len(study.beside)) * study.repeats
     if not 0 < count <= MOST_TRIALS:
         raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
     look_up = functools.cache(misfit)  # a plan of many trials reads each folder once

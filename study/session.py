@@ -277,7 +277,7 @@ def _open(prepared: Prepared, command: str) -> "Store":
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
     rungs: dict[str, list[str]] = {}
     for row in prepared.rows:
-        if prepared.study.ladder and row.trial is not None:
+        if prepared.study.ladder and row.trial is not None and row.case not in prepared.study.beside:
             rungs.setdefault(row.case, []).append(row.trial.trial_id)
     marked = {"rungs": [{"name": name, "trial_ids": ids} for name, ids in rungs.items()]} if rungs else {}
     store = Store.open(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.accuracy import goodput
+from analysis.accuracy import by_precision, goodput
 from analysis.advice import best
 from analysis.drawing import render
 from analysis.parquet import ResultsError
@@ -335,3 +335,27 @@ def test_intervals_of_seeds_far_apart_end_where_accuracies_and_losses_do(tmp_pat
     assert (wide["top1_low"], wide["top1_high"]) == (0, 1)
     # a difference of two accuracies may reach from -100 to 100 points, and is judged as it is
     assert wide["difference_low"] < -1
+
+
+def test_number_formats_at_one_batch_are_held_against_fp32_in_points(tmp_path: Path) -> None:
+    """Means 0.80, 0.79 and 0.60, each with a variance of 2e-4; Welch's t is 4.303 with 2 degrees."""
+    tops = {"bf16": [0.78, 0.80], "fp32": [0.79, 0.81], "fp16_pure": [0.59, 0.61]}
+    found = made(tmp_path / "results", *(({"precision": name}, values) for name, values in tops.items()))
+    assert found.accuracy is not None and found.accuracy.plain == "fp32"
+    assert 100 * 4.302653 * math.sqrt(2e-4) == pytest.approx(6.08, abs=0.005)
+    assert (
+        "At the same batch bf16 reaches 1.00 points less (difference [-7.08, 5.08], within noise) and fp16_pure reaches "
+        "20.00 points less (difference [-26.08, -13.92], beyond noise)."
+    ) in answer(found)
+    assert not {"nothing", "remedy"} & set(" ".join(answer(found)).split())
+    reached = by_precision(found.accuracy)
+    assert reached["top1"].to_dict() == pytest.approx({"fp32": 0.80, "bf16": 0.79, "fp16_pure": 0.60})
+    assert reached["trained"].unique().tolist() == [
+        "resnet18_small on fashion_mnist_sample, 6 epochs at global batch 128"
+    ]
+
+
+def test_trainings_that_differ_by_more_than_their_number_format_tell_nothing_of_it(tmp_path: Path) -> None:
+    kinds = ({"precision": "fp32"}, {"precision": "bf16"}, {"precision": "bf16", "learning_rate": 0.5})
+    found = made(tmp_path / "results", *((fields, [0.8, 0.8]) for fields in kinds))
+    assert by_precision(found.accuracy).empty and by_precision(None).empty

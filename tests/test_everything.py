@@ -9,7 +9,17 @@ from study.capacity import NodeCapacity
 from study.plan import plan_trials
 from study.studies import STUDIES
 from tests.gloo import on_ranks
-from trainables.registry import EXECUTIONS, MEMORY_FORMATS, MODELS, OPTIMIZERS, PARALLEL, PRECISIONS
+from trainables.registry import (
+    DECODERS,
+    EXECUTIONS,
+    MEMORY_FORMATS,
+    MODELS,
+    ON_DEVICE_DECODERS,
+    OPTIMIZERS,
+    PARALLEL,
+    PRECISIONS,
+    STORAGES,
+)
 from trainables.run import Measurement, run
 from trainables.trial import Trial
 
@@ -18,10 +28,11 @@ pytestmark = pytest.mark.timeout(900)
 HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
 REGISTRIES = {
     "model": MODELS, "precision": PRECISIONS, "parallel": PARALLEL, "execution": EXECUTIONS, "memory_format": MEMORY_FORMATS,
-    "optimizer": OPTIMIZERS,
+    "optimizer": OPTIMIZERS, "storage": STORAGES, "decode": DECODERS,
 }  # fmt: skip
 LACKING_ON_CPUS = {
     "model": {"mlstm4096", "mlstm8192"}, "precision": {"tf32"}, "parallel": {"dp", "horovod"}, "execution": {"graph", "compile_graph"},
+    "decode": set(ON_DEVICE_DECODERS),
 }  # fmt: skip
 """for the reasons that test_studies reads from the plan"""
 

@@ -331,8 +331,8 @@ def test_a_damaged_image_is_named(photos: Path, decode: str, damage: Any) -> Non
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"storage": "lmdb"}, "storage 'lmdb' is for image folders (image_folder, tiny_imagenet); dataset 'cifar10' has 'jpeg' only"),
-        ({"augment": "cpu"}, "augment 'cpu' is for image folders (image_folder, tiny_imagenet); dataset 'cifar10' has 'none' and 'device' only"),
+        ({"storage": "lmdb"}, "storage 'lmdb' is for image folders (image_folder, tiny_imagenet, image_folder_sample); dataset 'cifar10' has 'jpeg' only"),
+        ({"augment": "cpu"}, "augment 'cpu' is for image folders (image_folder, tiny_imagenet, image_folder_sample); dataset 'cifar10' has 'none' and 'device' only"),
         (
             {"dataset": "image_folder", "storage_place": "shared_memory", "page_cache": "cold"},
             "page_cache 'cold' has no meaning with storage_place 'shared_memory', which is memory itself; allowed: as_is",

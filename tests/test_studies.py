@@ -7,6 +7,7 @@ from study.plan import plan_trials
 from study.studies import STUDIES
 from trainables.registry import (
     DATASETS,
+    DECODERS,
     EXECUTIONS,
     MEMORY_FORMATS,
     MODELS,
@@ -14,6 +15,7 @@ from trainables.registry import (
     PARALLEL,
     PRECISIONS,
     READ_FROM_DATA_DIR,
+    STORAGES,
 )
 
 CPU_HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
@@ -50,7 +52,7 @@ def test_on_two_gpus_everything_runs_but_horovod() -> None:
     trials = [row.trial for row in rows if row.trial]
     for field, registry in (
         ("model", MODELS), ("precision", PRECISIONS), ("parallel", PARALLEL), ("execution", EXECUTIONS),
-        ("memory_format", MEMORY_FORMATS), ("optimizer", OPTIMIZERS),
+        ("memory_format", MEMORY_FORMATS), ("optimizer", OPTIMIZERS), ("storage", STORAGES), ("decode", DECODERS),
     ):  # fmt: skip
         assert {getattr(trial, field) for trial in trials} == set(registry)
     without_files = set(DATASETS) - set(READ_FROM_DATA_DIR)
@@ -76,14 +78,38 @@ def test_what_a_cpu_lacks_is_infeasible_with_the_exact_reason() -> None:
 
 
 def test_a_study_of_images_says_that_it_needs_their_folder() -> None:
+    study = STUDIES["acceleration-ladder"](GPU_HOST)
+    lacking = {row.case for row in plan_trials(study, GPU_HOST) if "needs --data-dir DIR" in row.reason}
+    assert lacking == set(study.cases)
+
+
+def test_without_gpus_the_ladder_climbs_on_what_the_project_ships() -> None:
     rows = plan_trials(STUDIES["acceleration-ladder"](CPU_HOST), CPU_HOST)
-    assert {row.reason for row in rows} == {"dataset 'image_folder' needs --data-dir DIR with its files"}
+    assert {row.reason for row in rows} == {
+        "", "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process", "needs 2 nodes; there is 1",
+    }  # fmt: skip
+    assert {row.trial.dataset for row in rows if row.trial and not row.trial.epochs} == {"image_folder_sample"}
+
+
+def test_a_ladder_trains_in_every_number_format_of_its_rungs_whatever_is_asked_of_these() -> None:
+    study = STUDIES["acceleration-ladder"](GPU_HOST).asking(
+        {"dataset": ("tiny_imagenet",), "data_dir": ("/data",), "steps": (5,)}
+    )
+    rows = [row for row in plan_trials(study, GPU_HOST) if row.trial and row.trial.epochs]
+    assert {row.case for row in rows} == set(study.beside) and len(rows) == 4 * study.repeats
+    trained = [row.trial for row in rows if row.trial]
+    assert {trial.precision for trial in trained} == {"fp32", "fp16", "fp16_master", "fp16_pure"}
+    assert {trial.but(precision="fp32", repeat=0, seed=0).trial_id for trial in trained} == {
+        trained[0].but(seed=0).trial_id
+    }
+    assert {(trial.dataset, trial.world_size) for trial in trained} == {("fashion_mnist_sample", 1)}
 
 
 def test_rungs_of_a_ladder_hold_the_global_batch_on_one_node_and_state_the_two_node_one() -> None:
     study = STUDIES["acceleration-ladder"](GPU_CLUSTER)
     assert study.ladder
-    batches = {row.case: row.trial.global_batch for row in plan_trials(study, GPU_CLUSTER) if row.trial}
+    rows = plan_trials(study, GPU_CLUSTER)
+    batches = {row.case: row.trial.global_batch for row in rows if row.trial and row.case not in study.beside}
     assert batches.pop("DDP, mixed precision, two nodes") == 1024
     assert set(batches.values()) == {512}
     assert len(batches) == 10

@@ -22,11 +22,13 @@ from analysis.step_plots import loss as loss_figure
 from analysis.step_plots import timeline as timeline_figure
 from analysis.tables import TABLES
 from analysis.trials_table import again
+from analysis.verdict import answer
 from study.capacity import NodeCapacity
 from study.configuration import resolve
 from study.plan import plan_trials
 from study.studies import STUDIES
 from tests.frames import FIELDS, MIB, cpu_study, grid, record, steps, write_results, write_study, write_trial
+from tests.trainings import TRAINING, epochs, write_training
 
 GPU = FIELDS | {"device": "cuda", "steps": 20}
 BYTES = 50 * MIB
@@ -180,6 +182,28 @@ def test_each_rung_is_held_against_the_one_before_and_the_first(tmp_path: Path) 
     assert figure is not None
     bars = [patch.get_width() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     assert bars == pytest.approx([6250, 3125, 1250, 0, 3125, 1875])  # microseconds a sample, then what each rung saved
+
+
+def test_a_rung_shows_what_trainings_in_its_number_format_reached(tmp_path: Path) -> None:
+    listed = [{"name": name, "trial_ids": [f"resnet18_small-{name}-1-32-0-0"]} for name in ("fp32", "bf16")]
+    directory = tmp_path / "results"
+    ladder_study(directory, listed)
+    for precision, top1 in (("fp32", 0.90), ("bf16", 0.85)):
+        fields = TRAINING | {"precision": precision}
+        write_training(directory, fields, epochs(fields, top1))
+    found = analyse(load(directory))
+    configuration = {"rungs": listed}
+    found = replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
+    table = TABLES["ladder"](found)
+    assert table.cells()["trained to (%)"].tolist()[:2] == ["90.00", "85.00"]
+    assert "resnet18_small on " in next(c.meaning for c in table.columns if c.name == "trained_percent")
+    told = answer(found)
+    assert told[0].startswith("From fp32 on") and told[1].startswith(
+        "The plain training at global batch 128 reaches 90.00"
+    )
+    compared = TABLES["precision"](found).cells()
+    shown = dict(zip(compared["precision"], compared["trained to (%)"], strict=True))
+    assert shown == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
 
 
 @pytest.mark.parametrize("listed", [None, [], "rungs", [{"name": "x"}], [3]])

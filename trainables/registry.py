@@ -52,6 +52,7 @@ IMAGE_DATASETS: Mapping[str, str] = {
     "cifar10": "trainables.data.cifar10:cifar10",
     "image_folder": "trainables.data.image_folder:source",
     "tiny_imagenet": "trainables.data.image_folder:source",
+    "image_folder_sample": "trainables.data.image_folder_sample:source",
     "synthetic": "trainables.data.synthetic:resident",
     "synthetic_loader": "trainables.data.synthetic:loaded",
 }
@@ -59,13 +60,13 @@ IMAGE_DATASETS: Mapping[str, str] = {
 DATASETS: Mapping[str, str] = {**TEXT_DATASETS, **IMAGE_DATASETS}
 """names of both kinds; what loads one that is of both kinds depends on the model"""
 
-IMAGE_FOLDERS = ("image_folder", "tiny_imagenet")
+IMAGE_FOLDERS = ("image_folder", "tiny_imagenet", "image_folder_sample")
 """data sets of image files, which may be converted into another storage format"""
 
 RESIDENT_DATASETS = ("fashion_mnist_sample", "fashion_mnist", "cifar10")
 """data sets that are one array of uint8 images in memory: they may lie on the device as a whole, and be cropped there"""
 
-READ_FROM_DATA_DIR = ("fashion_mnist", "cifar10", "amazon_reviews", *IMAGE_FOLDERS)
+READ_FROM_DATA_DIR = ("fashion_mnist", "cifar10", "amazon_reviews", "image_folder", "tiny_imagenet")
 """data sets whose files a user has to name"""
 
 PRECISIONS: Mapping[str, str] = {

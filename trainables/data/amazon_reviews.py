@@ -8,22 +8,20 @@ without white space at its ends, then a line break and a space before it and a s
 out, and the order is that of the files' names and of the lines in them.
 """
 
-import fcntl
 import gzip
 import hashlib
 import html
 import json
-import os
-import platform
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from trainables.data import DataError
+from trainables.data.cache import made_once
 from trainables.data.text import VOCABULARY, TextDataset, TextSource
 from trainables.trial import Trial
 
@@ -59,27 +57,14 @@ def read_bytes(path: str) -> np.ndarray:
 def converted(folder: Path) -> Path:
     """The file of bytes of a folder's reviews, made where it is not there yet; other ranks of the host wait for it.
 
-    It lies in $XDG_CACHE_HOME/scaling-study (~/.cache without that variable) under a name made from the paths, sizes and
+    It lies in the cache (see `trainables.data.cache`) under a name made from the paths, sizes and
     times of the reviews' files, so that changed files are converted again. Raises DataError.
     """
     sources = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
     if not sources:
         raise DataError(f"no reviews in {folder}: expected JSON Lines in {', '.join(FILES)}; correct --data-dir")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaling-study"
-    name = f"amazon-reviews-{_identity(sources)}"
-    target = cache / f"{name}.bin"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by the end of a killed process
-            if not target.exists():
-                _convert(sources, target)
-    except OSError as error:
-        raise DataError(
-            f"the reviews in {folder} cannot be converted into {target}: {error}; "
-            "XDG_CACHE_HOME=DIR names another place for the cache"
-        ) from error
-    return target
+    name = f"amazon-reviews-{_identity(sources)}.bin"
+    return made_once(name, f"the reviews in {folder}", partial(_convert, sources))
 
 
 def _identity(sources: Sequence[Path]) -> str:
@@ -88,18 +73,13 @@ def _identity(sources: Sequence[Path]) -> str:
 
 
 def _convert(sources: Sequence[Path], target: Path) -> None:
-    """Writes all reviews beside the target and renames: it is whole or not there."""
-    partial = target.with_name(f"{target.name}.{platform.node()}.partial")  # hosts may share the folder, not the lock
-    try:
-        with partial.open("wb") as file:
-            for source in sources:
-                if not _write_reviews(source, file):
-                    raise DataError(
-                        f"{source} holds no review: none of its lines has {' or '.join(TEXT_KEYS)}; take it out of the folder"
-                    )
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Writes all reviews."""
+    with target.open("wb") as file:
+        for source in sources:
+            if not _write_reviews(source, file):
+                raise DataError(
+                    f"{source} holds no review: none of its lines has {' or '.join(TEXT_KEYS)}; take it out of the folder"
+                )
 
 
 def _write_reviews(source: Path, file: IO[bytes]) -> int:
