@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.accuracy import by_precision
 from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
 from analysis.comparison import against_reference
-from analysis.formatting import field_label, field_value
+from analysis.formatting import configuration_label, field_label, field_value
 from analysis.measures import configuration_of
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
@@ -172,10 +172,19 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
         frame[comparison.field] = None
     frame["against"] = [field_value(comparison.field, value) for value in frame["against"]]
     label = field_label(comparison.field, study_ranks(analysis))
+    same = [
+        name
+        for name in (column.name for column in axes)
+        if name != "world_size" and frame[name].nunique(dropna=False) == 1
+    ]
+    told = configuration_label(frame.iloc[0], same, study_ranks(analysis)) if same else ""
+    note = (
+        f"All fields but {label} are equal within a block{f', in every row {told}' if told else ''}. {comparison.note}"
+    )
     return Table(
         comparison.title,
         (
-            *axes,
+            *(column for column in axes if column.name not in same),
             Column(comparison.field, label),
             _THROUGHPUT,
             Column("against", "against"),
@@ -184,7 +193,7 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
             N_COLUMN,
         ),
         frame,
-        f"All fields but {label} are equal within a block. {comparison.note}".rstrip(),
+        note.rstrip(),
         blocks=("reference",),
     )
 
