@@ -16,8 +16,8 @@ from study.capacity import NodeCapacity
 from study.grid import NO_FIELDS, Capacity, Study
 from study.layout import ProcessKind, may_run_beside
 from study.messages import counted
-from trainables.image_sets import misfit
-from trainables.registry import IMAGE_FOLDERS
+from trainables.data_files import lacking
+from trainables.registry import READ_FROM_DATA_DIR
 from trainables.requirements import unmet
 from trainables.trial import Trial, explain
 
@@ -87,7 +87,7 @@ def plan_trials(
     count = (crossed + len(study.beside)) * study.repeats
     if not 0 < count <= MOST_TRIALS:
         raise PlanError(f"study {study.name!r} with these axes has {count} trials; allowed: 1 to {MOST_TRIALS}")
-    look_up = functools.cache(misfit)  # a plan of many trials reads each folder once
+    look_up = functools.cache(functools.partial(_lacking, capacity))  # a plan of many trials reads each folder once
     rows = []
     seen: set[str] = set()
     for case, fields in study.combinations():
@@ -151,10 +151,18 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity, look_up: Call
 
 
 def _misfit(trial: Trial, look_up: Callable[..., str | None]) -> str | None:
-    """Why the image sets in the trial's folder are not what it asks for, where this host has the folder."""
-    if trial.workload or trial.dataset not in IMAGE_FOLDERS or not trial.data_dir:
+    """Why the trial's folder is not what it asks for, where this host has the folder."""
+    if trial.workload or trial.dataset not in READ_FROM_DATA_DIR or not trial.data_dir:
         return None
-    return look_up(Path(trial.data_dir), trial.dataset, trial.storage, trial.image_size)
+    splits = ("train", "test") if trial.epochs else ("train",)
+    found = (look_up(Path(trial.data_dir), trial.dataset, trial.storage, trial.image_size, split) for split in splits)
+    return next(filter(None, found), None)
+
+
+def _lacking(capacity: Capacity, folder: Path, *asked: Any) -> str | None:
+    """What `lacking` says; nothing of a folder that is not here, or is empty where other nodes may have it mounted."""
+    is_elsewhere = not folder.is_dir() or (len(capacity) > 1 and not any(folder.iterdir()))
+    return None if is_elsewhere else lacking(folder, *asked)
 
 
 def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:

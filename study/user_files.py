@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from study.messages import ConfigurationError, near, one_line, shown
+from trainables.data_files import REVIEW_FILES, SIGNS
 from trainables.image_sets import kind_of, read_manifest, storages_in
 
 
@@ -26,17 +27,12 @@ def data_dir_path(value: Any, source: str) -> str:
 def dataset_in(folder: str) -> str:
     """The data set whose files lie in a folder: in torchvision's layout, image files by class, a converted set, or
     reviews as JSON Lines."""
-    signs = {
-        "fashion_mnist": ("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
-        "cifar10": ("cifar-10-batches-py",),
-    }
-    found = [name for name, entries in signs.items() if any(Path(folder, entry).exists() for entry in entries)]
-    reviews = ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz")
+    found = [name for name, entries in SIGNS.items() if any(Path(folder, entry).exists() for entry in entries)]
     sets = storages_in(Path(folder))
     if sets:  # whose manifest is a JSON file too
         kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
         found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
-    elif any(any(Path(folder).glob(entry)) for entry in reviews) and not Path(folder, "study.json").exists():
+    elif any(any(Path(folder).glob(entry)) for entry in REVIEW_FILES) and not Path(folder, "study.json").exists():
         found.append("amazon_reviews")
     if len(found) > 1:
         raise ConfigurationError(

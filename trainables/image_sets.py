@@ -5,6 +5,7 @@ storage format, in subfolders of the formats' names (DIR/jpeg, DIR/lmdb, ...), s
 """
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from trainables.registry import STORAGES
 MANIFEST = "manifest.json"
 FORMAT = "scaling-study image set"
 VERSION = 1
+
+LAYOUTS = {
+    "image_folder": "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG",
+    "tiny_imagenet": "DIR/wnids.txt, DIR/train/CLASS/images/*.JPEG and DIR/val/val_annotations.txt with DIR/val/images",
+}
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 """names of image files, in lower case; others are passed over"""
@@ -29,13 +35,14 @@ def stored_side(image_size: int) -> int:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a converted set; None where the folder is none, or one of a version that is not known."""
+    """The manifest of a converted set; None where the folder is none, or its manifest damaged or of a version that is not known."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
     known = isinstance(manifest, dict) and manifest.get("format") == FORMAT and manifest.get("version") == VERSION
-    return manifest if known and manifest.get("storage") in STORAGES else None
+    whole = known and manifest.get("storage") in STORAGES and isinstance(manifest.get("splits"), dict)
+    return manifest if whole else None
 
 
 def kind_of(folder: Path) -> str | None:
@@ -64,11 +71,11 @@ def storages_in(folder: Path) -> dict[str, Path]:
     return found
 
 
-def misfit(folder: Path, dataset: str, storage: str, image_size: int) -> str | None:
-    """Why the sets in a folder are not what a trial asks for, in one line; None where they are, or where there are none."""
+def misfit(folder: Path, dataset: str, storage: str, image_size: int, split: str = "train") -> str | None:
+    """Why the sets in a folder are not what a trial asks for, in one line; None where they are. `split` is train or test."""
     found = storages_in(folder)
     if not found:
-        return None
+        return f"{folder} holds no images; dataset {dataset!r} needs {LAYOUTS[dataset]}, or a converted set"
     if storage not in found:
         return f"{folder} holds storage {', '.join(map(repr, found))}, the trial asks for {storage!r}; " + _advice(
             folder, found, storage, image_size
@@ -85,7 +92,19 @@ def misfit(folder: Path, dataset: str, storage: str, image_size: int) -> str | N
             f"{manifest['stored_side']}), the trial asks for {image_size} (which needs {stored_side(image_size)}); "
             f"convert its JPEG files again: {_command('SRC', 'DST', storage, image_size)}"
         )
-    return None
+    return lacking_split(folder, "val") if split == "test" else None
+
+
+def lacking_split(folder: Path, split: str) -> str | None:
+    """Why the one set that lies directly in a folder has no such split (train or val), as far as names tell."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        missing = split not in manifest["splits"]
+        return f"{folder} has no split {split!r}: its source had none when it was converted" if missing else None
+    has_both = os.path.isdir(folder / "train") and os.path.isdir(folder / "val")
+    if split == "train" or has_both or kind_of(folder) == "tiny_imagenet":
+        return None
+    return f"{folder} has no images to test with; expected {folder / 'val'}/CLASS/*.JPEG"
 
 
 def _advice(folder: Path, found: dict[str, Path], storage: str, image_size: int) -> str:

@@ -23,9 +23,9 @@ import numpy as np
 from trainables.data import DataError
 from trainables.data.cache import made_once
 from trainables.data.text import VOCABULARY, TextDataset, TextSource
+from trainables.data_files import REVIEW_FILES, lacking_reviews, review_files
 from trainables.trial import Trial
 
-FILES = ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz")
 TEXT_KEYS = ("reviewText", "text")
 FORMAT = "1"
 """changes where the same reviews would be written as other bytes"""
@@ -38,7 +38,7 @@ def amazon_reviews(trial: Trial, split: str = "train") -> TextSource:
     """
     if not trial.data_dir:
         raise DataError(
-            f"dataset 'amazon_reviews' needs --data-dir DIR with reviews as JSON Lines ({', '.join(FILES)}); "
+            f"dataset 'amazon_reviews' needs --data-dir DIR with reviews as JSON Lines ({', '.join(REVIEW_FILES)}); "
             "dataset 'text_sample' needs none"
         )
     path = converted(Path(trial.data_dir))
@@ -60,9 +60,9 @@ def converted(folder: Path) -> Path:
     It lies in the cache (see `trainables.data.cache`) under a name made from the paths, sizes and
     times of the reviews' files, so that changed files are converted again. Raises DataError.
     """
-    sources = sorted({path for pattern in FILES for path in folder.glob(pattern) if path.is_file()})
-    if not sources:
-        raise DataError(f"no reviews in {folder}: expected JSON Lines in {', '.join(FILES)}; correct --data-dir")
+    if reason := lacking_reviews(folder):
+        raise DataError(reason)
+    sources = review_files(folder)
     name = f"amazon-reviews-{_identity(sources)}.bin"
     return made_once(name, f"the reviews in {folder}", partial(_convert, sources))
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from trainables.data import DataError, DataSource, ImageArrays, ImageDataset
+from trainables.data_files import CIFAR10_FILES, CIFAR10_FOLDER, cifar10_layout, lacking_cifar10
 from trainables.trial import Trial
 
 CLASSES = 10
 IMAGE_SIZE = 32
 
-_FOLDER = "cifar-10-batches-py"
-_FILES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 _ADMITTED = {
     ("numpy.core.multiarray", "_reconstruct"),  # numpy 1 and the publishers' own files
     ("numpy._core.multiarray", "_reconstruct"),  # the same function since numpy 2
@@ -28,24 +27,18 @@ def cifar10(trial: Trial, split: str = "train") -> DataSource:
 
     Raises DataError where the files are missing; damaged ones raise it when they are first read.
     """
-    layout = f"DIR/{_FOLDER}/{_FILES[split][0]}" + (" to data_batch_5" if split == "train" else "")
     if not trial.data_dir:
-        raise DataError(f"dataset 'cifar10' needs --data-dir DIR with {layout}")
-    folder = Path(trial.data_dir) / _FOLDER
-    missing = [name for name in _FILES[split] if not (folder / name).is_file()]
-    if missing:
-        raise DataError(
-            f"no CIFAR-10 in {trial.data_dir}: {folder / missing[0]} is missing, expected {layout}; download it with "
-            "torchvision.datasets.CIFAR10(DIR, download=True) and give --data-dir DIR"
-        )
-    dataset = ImageDataset(read_batches, str(folder), split, trial.image_size)
+        raise DataError(f"dataset 'cifar10' needs --data-dir DIR with {cifar10_layout(split)}")
+    if reason := lacking_cifar10(Path(trial.data_dir), split):
+        raise DataError(reason)
+    dataset = ImageDataset(read_batches, str(Path(trial.data_dir) / CIFAR10_FOLDER), split, trial.image_size)
     return DataSource(dataset, classes=CLASSES, channels=3, image_size=trial.image_size)
 
 
 @lru_cache(maxsize=2)
 def read_batches(folder: str, split: str) -> ImageArrays:
     """Images uint8 [N, 3, 32, 32] and labels int64 [N] of one split. Raises DataError."""
-    parts = [_read_batch(Path(folder) / name) for name in _FILES[split]]
+    parts = [_read_batch(Path(folder) / name) for name in CIFAR10_FILES[split]]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 

@@ -13,16 +13,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainables.data import DataError, DataSource, ImageArrays, ImageDataset
+from trainables.data_files import (
+    FASHION_MNIST_FILES,
+    fashion_mnist_folder,
+    fashion_mnist_layout,
+    idx_file,
+    lacking_fashion_mnist,
+)
 from trainables.trial import Trial
 
 CLASSES = 10
 IMAGE_SIZE = 28
 SAMPLE = Path(__file__).with_name("fashion_mnist_sample.parquet")
-
-_FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
 
 
 def sample(trial: Trial, split: str = "train") -> DataSource:
@@ -66,7 +68,7 @@ def read_idx_folder(folder: str, split: str) -> ImageArrays:
 
     An uncompressed image file is memory-mapped, so that all loader processes of a host share it.
     """
-    image_path, label_path = (_existing(Path(folder), name) for name in _FILES[split])
+    image_path, label_path = (_existing(Path(folder), name) for name in FASHION_MNIST_FILES[split])
     images, labels = read_idx(image_path, dimensions=3), read_idx(label_path, dimensions=1)
     if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
         raise DataError(
@@ -111,29 +113,19 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 def _find(data_dir: str, split: str) -> Path:
     """The folder that holds a split's idx files."""
-    layout = f"DIR/FashionMNIST/raw/{_FILES[split][0]}[.gz] and {_FILES[split][1]}[.gz], or both directly in DIR"
     if not data_dir:
         raise DataError(
-            f"dataset 'fashion_mnist' needs --data-dir DIR with {layout}; "
+            f"dataset 'fashion_mnist' needs --data-dir DIR with {fashion_mnist_layout(split)}; "
             "without it use dataset 'fashion_mnist_sample', which the project ships"
         )
-    folders = [Path(data_dir) / "FashionMNIST" / "raw", Path(data_dir)]
-    for folder in folders:
-        if all(_either(folder, name) for name in _FILES[split]):
-            return folder
-    raise DataError(
-        f"no Fashion-MNIST in {data_dir}: expected {layout}; download it with "
-        "torchvision.datasets.FashionMNIST(DIR, download=True) and give --data-dir DIR"
-    )
-
-
-def _either(folder: Path, name: str) -> Path | None:
-    candidates = (folder / name, folder / f"{name}.gz")
-    return next((path for path in candidates if path.is_file()), None)
+    folder = fashion_mnist_folder(Path(data_dir), split)
+    if folder is None:
+        raise DataError(lacking_fashion_mnist(Path(data_dir), split))
+    return folder
 
 
 def _existing(folder: Path, name: str) -> Path:
-    path = _either(folder, name)
+    path = idx_file(folder, name)
     if path is None:
         raise DataError(f"{folder / name}[.gz] is missing: download Fashion-MNIST again, or correct --data-dir")
     return path

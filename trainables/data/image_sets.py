@@ -6,13 +6,8 @@ from pathlib import Path
 from trainables.data import DataError
 from trainables.data.jpeg_files import class_folders, images_by_class, images_in, jpeg_files
 from trainables.data.records import Records
-from trainables.image_sets import kind_of, misfit, read_manifest, storages_in
+from trainables.image_sets import LAYOUTS, kind_of, lacking_split, misfit, read_manifest, storages_in
 from trainables.registry import STORAGES, load
-
-LAYOUTS = {
-    "image_folder": "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG",
-    "tiny_imagenet": "DIR/wnids.txt, DIR/train/CLASS/images/*.JPEG and DIR/val/val_annotations.txt with DIR/val/images",
-}
 
 Split = tuple[Records, Sequence[str]]
 """records, and names of the classes that their labels count"""
@@ -29,20 +24,17 @@ def open_split(dataset: str, data_dir: str, storage: str, image_size: int, split
     folder = Path(data_dir)
     if not folder.is_dir():
         raise DataError(f"--data-dir {folder} is not a folder; dataset {dataset!r} needs {layout}")
-    if reason := misfit(folder, dataset, storage, image_size):
+    if reason := misfit(folder, dataset, storage, image_size, split):
         raise DataError(reason)
-    found = storages_in(folder)
-    if not found:
-        raise DataError(f"{folder} holds no images; dataset {dataset!r} needs {layout}")
-    return open_folder(found[storage], {"train": "train", "test": "val"}[split])
+    return open_folder(storages_in(folder)[storage], {"train": "train", "test": "val"}[split])
 
 
 def open_folder(folder: Path, split: str) -> Split:
     """A split (train or val) of the one set that lies directly in a folder, whatever its kind. Raises DataError."""
+    if reason := lacking_split(folder, split):
+        raise DataError(reason)
     manifest = read_manifest(folder)
     if manifest is not None:
-        if split not in manifest["splits"]:
-            raise DataError(f"{folder} has no split {split!r}: its source had none when it was converted")
         records = load(STORAGES[manifest["storage"]]).read(folder, split, manifest)
         expected = manifest["splits"][split]["count"]
         if len(records) != expected:
@@ -67,8 +59,6 @@ def _by_class(folder: Path, split: str) -> Split:
     classes = class_folders(train)
     if split == "train":
         return jpeg_files(folder, images_by_class(folder, train, classes)), classes
-    if train == folder or not (folder / "val").is_dir():
-        raise DataError(f"{folder} has no images to test with; expected {folder / 'val'}/CLASS/*.JPEG")
     found = images_by_class(folder, folder / "val", classes)
     if not found:
         raise DataError(f"{folder / 'val'} has no class folders; expected {folder / 'val'}/CLASS/*.JPEG")
