@@ -94,10 +94,10 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     """The plan of a configuration on these nodes, with what its results folder already holds."""
     study = STUDIES[configuration.study](nodes).asking(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
-    records = store.records() if store else []
+    records, damaged = store.scan() if store else ([], [])
     statuses = {record["trial_id"]: record["status"] for record in records}
     rows = plan_trials(study, nodes, statuses, _out_of_memory(records))
-    if store and (damaged := store.corrupt()):
+    if store and damaged:
         _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
     asked_layout = set(configuration.axes) & set(LAYOUT_FIELDS)
     unfit = [row for row in rows if row.status == "infeasible" and not (row.trial and unmet(row.trial))]

@@ -26,7 +26,7 @@ def status_of(directory: str) -> dict[str, Any]:
     from study.store import Store
 
     store = Store.at(directory)
-    study, records = store.study(), store.records()
+    study, (records, damaged) = store.study(), store.scan()
     known = {record["trial_id"] for record in records}
     configuration = study.get("configuration")
     planned = configuration.get("planned_trials", []) if isinstance(configuration, dict) else []
@@ -45,6 +45,6 @@ def status_of(directory: str) -> dict[str, Any]:
             if record["status"] in ("failed", "timeout")
         ],
         "left": [trial_id for trial_id in planned if trial_id not in known],
-        "damaged": store.corrupt(),
+        "damaged": damaged,
         "command": study.get("command"),
     }

@@ -34,6 +34,10 @@ from study.tables import SCHEMAS, parquet_bytes
 from trainables.trial import Trial
 
 SCHEMA_VERSION = 1
+_PARQUET = b"PAR1"
+_PARQUET_TAIL_BYTES = 8
+_LEAST_PARQUET_BYTES = len(_PARQUET) + _PARQUET_TAIL_BYTES
+
 STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
 
 
@@ -149,15 +153,15 @@ class Store:
 
     def records(self) -> list[dict[str, Any]]:
         """The content of every whole trial.json, in the order of trial ids."""
-        return self._scan()[0]
+        return self.scan()[0]
 
     def statuses(self) -> dict[str, str]:
         """Status by trial id. Trials that are half-written or corrupt are missing from it, and so will run again."""
         return {record["trial_id"]: record["status"] for record in self.records()}
 
     def corrupt(self) -> list[str]:
-        """Ids of trials whose folder is damaged: trial.json unreadable, or measurements of a done trial missing."""
-        return self._scan()[1]
+        """Ids of trials whose folder is damaged: trial.json unreadable, or tables of a done trial missing or cut short."""
+        return self.scan()[1]
 
     def trial_folder(self, trial_id: str) -> str:
         """Where a trial's files are, as a person would name it."""
@@ -233,13 +237,13 @@ class Store:
                 f"{self.out} is not empty and has no study.json, so it is no results folder: choose another --out"
             )
 
-    def _scan(self) -> tuple[list[dict[str, Any]], list[str]]:
+    def scan(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The records of whole trials, and the ids of corrupt ones."""
         with explained(f"{self.out} cannot be read"):
             selector = fs.FileSelector(f"{self.root}/trials", allow_not_found=True, recursive=True)
             base = selector.base_dir.strip("/") + "/"
             entries = self.filesystem.get_file_info(selector)
-            files = {e.path.strip("/").removeprefix(base) for e in entries if e.type == fs.FileType.File}
+            files = {e.path.strip("/").removeprefix(base): e.size for e in entries if e.type == fs.FileType.File}
             marked = sorted(folder for folder, _, name in (f.partition("/") for f in files) if name == "trial.json")
             with ThreadPoolExecutor(16) as readers:  # each read of an object store waits for the network
                 read = list(readers.map(lambda trial_id: self._read_record(trial_id, files), marked))
@@ -247,8 +251,9 @@ class Store:
         corrupt = [trial_id for trial_id, record in zip(marked, read, strict=True) if record is None]
         return records, corrupt
 
-    def _read_record(self, trial_id: str, files: set[str]) -> dict[str, Any] | None:
-        """A trial's record, or None where it is corrupt. `files` are those there are, relative to trials/."""
+    def _read_record(self, trial_id: str, files: Mapping[str, int | None]) -> dict[str, Any] | None:
+        """A trial's record, or None where it is corrupt. `files`: bytes of each that there is, by its path in trials/."""
+        tables = [f"{trial_id}/{name}.parquet" for name in SCHEMAS]
         try:
             record = json.loads(self._read_file(f"trials/{trial_id}/trial.json"))
             whole = (
@@ -257,10 +262,29 @@ class Store:
                 and record["status"] in STATUSES
                 and isinstance(record["trial"], dict)
                 and (record["status"] != "done" or f"{trial_id}/steps.parquet" in files)
+                and all(self._is_whole(f"trials/{path}", files[path]) for path in tables if path in files)
             )
         except (ValueError, TypeError, KeyError, FileNotFoundError):
             return None
         return record if whole else None
+
+    def _is_whole(self, name: str, listed_bytes: int | None) -> bool:
+        """Does a Parquet file end as one does? What is before its end is not read.
+
+        Its last bytes are the length of its footer, as a little-endian 32-bit number, and the name of the format, with
+        which it begins too (https://parquet.apache.org/docs/file-format). An object store shows no half upload, and each
+        look into a file waits for the network: there the size that it lists has to do.
+        """
+        if not self._is_local:
+            return listed_bytes is None or listed_bytes >= _LEAST_PARQUET_BYTES
+        with self.filesystem.open_input_file(f"{self.root}/{name}") as file:
+            size = file.size()
+            if size < _LEAST_PARQUET_BYTES:
+                return False
+            file.seek(size - _PARQUET_TAIL_BYTES)
+            tail = file.read(_PARQUET_TAIL_BYTES)
+        footer_bytes = int.from_bytes(tail[:4], "little")
+        return tail[4:] == _PARQUET and footer_bytes <= size - _LEAST_PARQUET_BYTES
 
     def _read_file(self, name: str) -> bytes:
         with self.filesystem.open_input_file(f"{self.root}/{name}") as file:

@@ -350,6 +350,25 @@ def test_a_half_written_trial_runs_again_and_a_damaged_one_is_named(
     assert told.err.splitlines() == [f"{tmp_path}: damaged, so run again: {damaged.trial_id}"]
 
 
+def test_a_done_trial_whose_steps_are_cut_short_runs_again_and_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trials = trials_of("smoke")
+    store = open_store(tmp_path, planned_trials=[trial.trial_id for trial in trials])
+    for trial in trials:
+        store.save(result(trial))
+    cut = trials[0].trial_id
+    steps = tmp_path / "trials" / cut / "steps.parquet"
+    steps.write_bytes(steps.read_bytes()[:-20])
+    assert main(["plan", "smoke", "--out", str(tmp_path), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["counts"] == {"pending": 1, "done": 7}
+    assert told.err.splitlines() == [f"{tmp_path}: damaged, so run again: {cut}"]
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["counts"], found["left"], found["damaged"]) == ({"done": 7}, [cut], [cut])
+
+
 def test_a_damaged_trial_that_no_run_would_replace_is_told_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -238,6 +238,45 @@ def test_a_done_trial_whose_measurements_are_gone_is_corrupt(tmp_path: Path) -> 
     assert store.statuses() == {} and store.corrupt() == [trial.trial_id]
 
 
+def cut(path: Path, kept_bytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+
+
+@pytest.mark.parametrize("name", ["steps", "buckets"])
+@pytest.mark.parametrize("kept_bytes", [0, 4, 11, -1, -4, -40])
+def test_a_done_trial_whose_measurements_are_cut_short_is_corrupt(tmp_path: Path, name: str, kept_bytes: int) -> None:
+    store, trial, other = open_store(tmp_path), Trial(), Trial(seed=1)
+    buckets = pa.Table.from_pylist([dict.fromkeys(BUCKETS_SCHEMA.names, 1) | {"window": "account"}], BUCKETS_SCHEMA)
+    store.save(result_of(trial, buckets=buckets))
+    store.save(result_of(other))
+    cut(Path(store.trial_folder(trial.trial_id), f"{name}.parquet"), kept_bytes)
+    assert store.statuses() == {other.trial_id: "done"} and store.corrupt() == [trial.trial_id]
+    store.save(result_of(trial))
+    assert store.statuses() == {trial.trial_id: "done", other.trial_id: "done"} and store.corrupt() == []
+
+
+def test_a_table_whose_last_bytes_are_no_parquet_files_is_corrupt(tmp_path: Path) -> None:
+    store, trial = open_store(tmp_path), Trial()
+    store.save(result_of(trial))
+    path = Path(store.trial_folder(trial.trial_id), "steps.parquet")
+    content = path.read_bytes()
+    for tail in (bytes(8), b"\xff\xff\xff\x7fPAR1"):
+        path.write_bytes(content[:-8] + tail)
+        assert store.corrupt() == [trial.trial_id]
+    path.write_bytes(content)
+    assert store.corrupt() == []
+
+
+def test_in_an_object_store_an_empty_table_is_corrupt() -> None:
+    filesystem = fs.PyFileSystem(fs.FSSpecHandler(MemoryFileSystem()))
+    store, trial = Store.open("cut", filesystem=filesystem, **STUDY), Trial()
+    store.save(result_of(trial))
+    assert store.statuses() == {trial.trial_id: "done"}
+    with filesystem.open_output_stream(f"cut/trials/{trial.trial_id}/steps.parquet") as file:
+        file.write(b"")
+    assert store.statuses() == {} and store.corrupt() == [trial.trial_id]
+
+
 def test_a_trial_copied_under_another_name_is_corrupt(tmp_path: Path) -> None:
     store, trial = open_store(tmp_path), Trial()
     store.save(result_of(trial))
