@@ -124,20 +124,13 @@ def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]
 
 def existing_store(out: str, study_name: str) -> "Store | None":
     """The results that are in `out`; None where there are none yet. Raises StoreError, also for another study's."""
-    if "://" not in out and not os.path.exists(os.path.join(out, "study.json")):
-        if os.path.lexists(out):
-            from study.store import Store  # where there is nothing yet, a plan is quicker without it
-
-            Store.refuse_other_things(out)
-        return None
+    if "://" not in out and not os.path.lexists(out):
+        return None  # where there is nothing yet, a plan is quicker without the store
     from study.store import Store, StoreError
 
-    try:
-        store = Store.at(out)
-    except StoreError:
-        if "://" in out:
-            return None  # nothing there yet, or what opening it for writing will explain
-        raise
+    store = Store.existing(out)
+    if store is None:
+        return None
     name = store.study()["name"]
     if name != study_name:
         raise StoreError(

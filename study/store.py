@@ -128,11 +128,14 @@ class Store:
         return store
 
     @classmethod
-    def refuse_other_things(cls, out: str) -> None:
-        """Raises StoreError where `out`, which has no study.json, is a file or a folder of something else."""
+    def existing(cls, out: str) -> Self | None:
+        """The results that are in `out`; None where nothing is there yet. Changes nothing, and refuses what `open` would."""
         store = cls._locate(out, None)
         with explained(f"{out} cannot be used"):
+            if store._read_study() is not None:
+                return store
             store._refuse_other_things()
+        return None
 
     @classmethod
     def at(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:

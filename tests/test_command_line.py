@@ -326,6 +326,23 @@ def test_a_folder_of_other_things_is_refused_before_ray_starts(
         ]
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_uri_of_no_file_system_is_refused_by_the_plan_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "smoke", "--out", "nope://x"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: nope://x is no place for results (Unrecognized filesystem type in URI: nope://x): give a folder or a URI"
+    ]
+
+
+def test_a_corrupt_results_folder_under_a_uri_is_told_by_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "study.json").write_text("{")
+    assert main(["plan", "smoke", "--out", f"file://{tmp_path}"]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: file://{tmp_path}/study.json is corrupt (")
+
+
 def test_a_corrupt_results_folder_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text("{")
     for arguments in (["plan", "smoke", "--out", str(tmp_path)], ["status", str(tmp_path)], ["report", str(tmp_path)]):
