@@ -190,7 +190,7 @@ def _running_cluster() -> str | None:
 def _probe(address: str, source: str = "--address") -> None:
     """Raises ClusterError, which names the source of the address, where nothing can be there or nothing answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if address.startswith("ray://") or not host or not port.isdigit():
+    if address.startswith("ray://") or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ClusterError(
             f"{source} {address!r} is not an address; use auto, local or HOST:PORT (Ray's GCS port, 6379 unless changed)"
         )

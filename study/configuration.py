@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
@@ -57,6 +57,11 @@ PROFILED_RANKS = ("0",)
 _KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "profile", "set")
 
 
+def address_of(value: str | None) -> str | None:
+    """The checked `--address` of a command that plans nothing. Raises ConfigurationError."""
+    return None if value is None else _plain("address", value, "--address")
+
+
 class Configuration(BaseModel):
     """All that a user may decide. `axes` holds only what was asked for; the study decides the rest."""
 
@@ -71,6 +76,13 @@ class Configuration(BaseModel):
     max_concurrent: int = Field(1, ge=1, le=1000)
     trial_timeout_s: float = Field(600.0, gt=0)
     price_per_gpu_hour: float | None = Field(None, ge=0)
+
+    @field_validator("address")
+    @classmethod
+    def _has_a_port(cls, address: str | None) -> str | None:
+        if address and ":" in address and not 0 < int(address.rpartition(":")[2]) < 2**16:
+            raise ValueError("its port is not within 1 to 65535")
+        return address
 
     @property
     def order_seed(self) -> int:

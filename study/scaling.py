@@ -201,9 +201,10 @@ def compare(
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
     from study import display
+    from study.configuration import address_of
     from study.doctor import examine
 
-    checks = examine(address)
+    checks = examine(address_of(address))
     if json_:
         _print_json([check.__dict__ for check in checks])
     else:

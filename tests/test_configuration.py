@@ -209,6 +209,8 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
             {"address": "ray://head:10001"},
             "--address 'ray://head:10001' is not an address; allowed: auto, local, HOST:PORT",
         ),
+        ({"address": "head:99999"}, "--address 'head:99999' is not an address; allowed: auto, local, HOST:PORT"),
+        ({"address": "head:0"}, "--address 'head:0' is not an address; allowed: auto, local, HOST:PORT"),
         (
             {"set": ["dataset=cifar10"]},
             "--set dataset: 'cifar10' needs --data-dir DIR with its files; 'fashion_mnist_sample' needs none",

@@ -129,6 +129,16 @@ def test_the_doctor_ends_with_4_where_the_cluster_does_not_answer(capsys: pytest
     assert "FAIL cluster: no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("address", ["foo", "", "127.0.0.1:65536"])
+def test_an_address_that_is_none_is_a_mistake_of_use_for_the_doctor_too(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--address", address]) == 2
+    told = capsys.readouterr()
+    assert told.err == f"error: --address {address!r} is not an address; allowed: auto, local, HOST:PORT\n"
+    assert told.out == ""
+
+
 def test_what_an_ended_cluster_left_behind_is_warned_of_and_starts_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
