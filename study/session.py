@@ -21,7 +21,7 @@ from study.options import given
 from study.plan import LAYOUT_FIELDS, SETTLED, Estimate, PlannedTrial, blocks, estimate, plan_trials
 from study.status import log_path, ordered
 from study.studies import STUDIES
-from study.trainings import side_by_side, warnings
+from study.trainings import replaced_by_workload, side_by_side, warnings
 from trainables.requirements import unmet
 from trainables.trial import Trial
 
@@ -152,8 +152,11 @@ def say_what_does_not_fit(prepared: Prepared) -> None:
 
 
 def say_warnings(prepared: Prepared) -> None:
-    """What is to be known of a plan's trainings before anyone trusts them."""
-    for line in warnings(prepared.configuration.max_concurrent, prepared.side_by_side, prepared.pending):
+    """What is to be known of a plan's trials before anyone trusts them."""
+    asked = prepared.configuration
+    for line in warnings(asked.max_concurrent, prepared.side_by_side, prepared.pending):
+        say(line)
+    for line in replaced_by_workload(asked.axes, prepared.pending):
         say(line)
 
 

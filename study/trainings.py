@@ -1,6 +1,6 @@
-"""What a plan says of its trainings: how many run side by side, and what to know before anyone trusts them."""
+"""What a plan says of its trials: how many trainings run side by side, and what to know before anyone trusts them."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from study.grid import Capacity
 from study.layout import may_run_beside, side_by_side_nodes
@@ -20,3 +20,16 @@ def warnings(asked: int, running: int, trials: Sequence[Trial]) -> list[str]:
     if running < asked and any(map(may_run_beside, trials)):
         lines.append(f"--max-concurrent {asked}: no more than {running} fit here, so that many train side by side")
     return list(dict.fromkeys(lines))
+
+
+def replaced_by_workload(asked: Container[str], trials: Sequence[Trial]) -> list[str]:
+    """Lines for people on fields in place of which a user's workload stands, where they were asked for or differ."""
+    lines = []
+    for field in ("model", "dataset"):
+        values = list(dict.fromkeys(getattr(trial, field) for trial in trials if trial.workload))
+        if len(values) > 1 or (values and field in asked):
+            lines.append(
+                f"warning: a workload brings its own {field}; {field} {', '.join(values)} only reaches its function, as "
+                f"trial.{field}" + (", and where that does not use it, all are the same" if len(values) > 1 else "")
+            )
+    return lines

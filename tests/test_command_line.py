@@ -400,6 +400,29 @@ def test_a_damaged_trial_that_no_run_would_replace_is_told_before_anything_is_me
     ]
 
 
+def test_models_beside_a_workload_are_said_to_be_no_more_than_a_field_that_it_may_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def told(*asked: str) -> list[str]:
+        workload = ["--workload", f"{ROOT}/examples/own_workload.py:tiny"]
+        assert main(["plan", "smoke", *workload, *asked, "--out", str(tmp_path / "out")]) == 0
+        return capsys.readouterr().err.splitlines()
+
+    assert told() == []
+    assert told("--model", "vgg19") == [
+        "warning: a workload brings its own model; model vgg19 only reaches its function, as trial.model"
+    ]
+    assert told("--model", "mlp,resnet18") == [
+        (
+            "warning: a workload brings its own model; model mlp, resnet18 only reaches its function, as trial.model, and "
+            "where that does not use it, all are the same"
+        )
+    ]
+    assert told("--set", "dataset=synthetic") == [
+        "warning: a workload brings its own dataset; dataset synthetic only reaches its function, as trial.dataset"
+    ]
+
+
 def test_a_workload_that_does_not_import_is_told_before_ray_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
