@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES
-from study.user_files import data_dir_path, dataset_in, storage_axis, workload_spec
+from study.user_files import data_dir_path, dataset_in, refuse_endless, storage_axis, workload_spec
 from trainables.registry import IMAGE_FOLDERS, MODELS, PRECISIONS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
 from trainables.training_rules import NEED_EPOCHS
 from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
@@ -300,6 +300,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     import yaml  # planning without a file should not wait for it
 
     try:
+        refuse_endless(path, "--config")
         text = Path(path).read_text()
         content = yaml.safe_load(text)
         _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), path)

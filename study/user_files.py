@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from study.messages import ConfigurationError, near, one_line, shown
 from trainables.data_files import REVIEW_FILES, SIGNS
 from trainables.image_sets import kind_of, read_manifest, storages_in
+
+_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
 def data_dir_path(value: Any, source: str) -> str:
@@ -22,6 +25,19 @@ def data_dir_path(value: Any, source: str) -> str:
     if not os.access(path, os.R_OK | os.X_OK):
         raise ConfigurationError(f"{source}: folder {path} cannot be read; check its permissions")
     return str(path)
+
+
+def refuse_endless(path: str, source: str) -> None:
+    """Refuses a named pipe, which may wait for ever for a writer, and a device, which may never end.
+
+    What a shell pipes into this process has a writer. Raises OSError where there is nothing.
+    """
+    mode = os.stat(path).st_mode
+    is_piped_in = stat.S_ISFIFO(mode) and path.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_piped_in):
+        raise ConfigurationError(
+            f"{source}: {path} is a {_KINDS.get(stat.S_IFMT(mode), 'device')}; give a regular file"
+        )
 
 
 def dataset_in(folder: str) -> str:
@@ -60,6 +76,7 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
         raise ConfigurationError(f"{source} {shown(value)}: give path/to/file.py:name")
     path = _path(text, source)
     try:
+        refuse_endless(str(path), source)
         content = path.read_bytes()
     except FileNotFoundError:
         raise ConfigurationError(f"{source}: file {one_line(str(path))} does not exist") from None

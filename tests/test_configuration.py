@@ -1,6 +1,10 @@
 """Options and YAML become one configuration, or one line that says what is wrong."""
 
 import hashlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from study.capacity import NodeCapacity
 from study.configuration import _KEYS, AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
 from study.plan import PlanError, plan_trials
 from study.studies import STUDIES
+from tests.hosts import ROOT
 from tests.test_trial import CHANGED
 from trainables.registry import MODELS, PRECISIONS
 from trainables.trial import Trial
@@ -269,6 +274,23 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         == f"--config: {tmp_path}/none.yaml cannot be read: No such file or directory"
     )
     assert message({}, str(tmp_path)) == f"--config: {tmp_path} cannot be read: Is a directory"
+
+
+def test_what_may_never_end_is_no_file_to_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.py"
+    os.mkfifo(pipe)
+    assert message({}, str(pipe)) == f"--config: {pipe} is a named pipe; give a regular file"
+    assert message({}, "/dev/zero") == "--config: /dev/zero is a device; give a regular file"
+    assert message({"workload": f"{pipe}:mine"}) == f"--workload: {pipe} is a named pipe; give a regular file"
+
+
+def test_a_configuration_may_be_piped_in(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "study.scaling", "plan", "smoke", "--address", "local", "--json"]
+    ran = subprocess.run(
+        [*command, "--out", str(tmp_path), "--config", "/dev/stdin"],
+        input="repeats: 1\ngpus: [1]\n", capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert json.loads(ran.stdout)["counts"] == {"pending": 2}
 
 
 def test_yaml_cannot_make_python_objects(tmp_path: Path) -> None:
