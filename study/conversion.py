@@ -1,13 +1,14 @@
 """Image sets into another storage format, with progress on stderr."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from study.messages import ConfigurationError, near
+from study.messages import ConfigurationError, clipped, near, one_line
 from trainables.registry import STORAGES
 
 
@@ -17,7 +18,7 @@ def convert_set(source: str, destination: str, storage: str, image_size: int, *,
         raise ConfigurationError(
             f"--storage {storage!r} is not known; allowed: {', '.join(STORAGES)}{near(storage, STORAGES)}"
         )
-    if not Path(source).exists():
+    if not os.path.exists(source):
         raise ConfigurationError(f"SRC {source!r} does not exist; give an image folder or a converted set")
     from trainables.data.convert import convert  # imports torch
 
@@ -32,4 +33,10 @@ def convert_set(source: str, destination: str, storage: str, image_size: int, *,
                 until_done.enter_context(progress)
             progress.update(task, description=what, completed=done, total=total)
 
-        return convert(Path(source).absolute(), Path(destination).absolute(), storage, image_size, report=report)
+        try:
+            return convert(Path(source).absolute(), Path(destination).absolute(), storage, image_size, report=report)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{clipped(source)} cannot be converted into {clipped(destination)} ({one_line(error)}): mend that, then run "
+                "the same again"
+            ) from error

@@ -18,9 +18,13 @@ _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 def data_dir_path(value: Any, source: str) -> str:
     """The absolute path of a folder that can be read."""
     path = _path(value, source)
-    if not path.exists():
-        raise ConfigurationError(f"{source}: folder {one_line(str(path))} does not exist")
-    if not path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ConfigurationError(f"{source}: folder {one_line(path)} does not exist") from None
+    except OSError as error:
+        raise ConfigurationError(f"{source}: folder {one_line(path)} cannot be read: {error.strerror}") from None
+    if not stat.S_ISDIR(mode):
         raise ConfigurationError(f"{source}: {path} is not a folder")
     if not os.access(path, os.R_OK | os.X_OK):
         raise ConfigurationError(f"{source}: folder {path} cannot be read; check its permissions")

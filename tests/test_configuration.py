@@ -336,6 +336,7 @@ def test_an_unreadable_data_directory_is_named(tmp_path: Path) -> None:
     assert message({"data-dir": str(tmp_path / "none")}) == f"--data-dir: folder {tmp_path}/none does not exist"
     file = write(tmp_path / "file", "")
     assert message({"data-dir": file}) == f"--data-dir: {file} is not a folder"
+    assert message({"data-dir": f"{file}/below"}) == f"--data-dir: folder {file}/below cannot be read: Not a directory"
     told = message({"data-dir": str(tmp_path)})
     assert (
         told

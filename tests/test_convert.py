@@ -253,6 +253,16 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
+def test_a_destination_that_cannot_be_made_is_one_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    below = photos.parent / "file" / "made"
+    below.parent.touch()
+    assert main(["convert", str(photos), str(below), "--storage", "lmdb", "-q"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {photos} cannot be converted into {below} ([Errno 20] Not a directory: '{below}.partial'): mend that, then "
+        "run the same again\n"
+    )
+
+
 def test_an_interrupt_says_how_to_resume(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
