@@ -138,6 +138,8 @@ class _TrialFile(BaseModel):
 def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]:
     """The file system that a path or URI names, and the path in it."""
     text = os.fspath(directory)
+    if not text.strip():
+        raise ResultsError(f"{text!r} is not a path; give a folder or a URI")
     if "://" not in text:
         return pafs.LocalFileSystem(), os.path.abspath(text)
     try:
@@ -235,10 +237,13 @@ class _Folder:
 
 def _open(directory: str | os.PathLike[str]) -> _Folder:
     system, root = filesystem(directory)
-    if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
-        raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
-    study = _read_study(system, root)
-    listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
+    try:
+        if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
+            raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
+        study = _read_study(system, root)
+        listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
+    except (OSError, pa.ArrowException) as error:
+        raise ResultsError(f"{root}: cannot be read ({line(error)})") from None
     paths = {info.path for info in listing if info.type == pafs.FileType.File}
     markers = sorted(path for path in paths if path.endswith("/trial.json"))
     with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, and many at once

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -125,6 +126,7 @@ def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]
 def existing_store(out: str, study_name: str) -> "Store | None":
     """The results that are in `out`; None where there are none yet. Raises StoreError, also for another study's."""
     if "://" not in out and not os.path.lexists(out):
+        _refuse_below_a_file(out)
         return None  # where there is nothing yet, a plan is quicker without the store
     from study.store import Store, StoreError
 
@@ -137,6 +139,15 @@ def existing_store(out: str, study_name: str) -> "Store | None":
             f"{out} holds results of study {name!r}, not {study_name!r}: choose another --out, or run study {name!r}"
         )
     return store
+
+
+def _refuse_below_a_file(out: str) -> None:
+    """Raises StoreError where the folder `out`, which is not there yet, could not be made."""
+    nearest = next(parent for parent in Path(os.path.abspath(out)).parents if os.path.lexists(parent))
+    if not os.path.isdir(nearest):
+        from study.store import StoreError
+
+        raise StoreError(f"{out} cannot be made: {nearest} is no folder; choose another --out")
 
 
 def say_what_does_not_fit(prepared: Prepared) -> None:

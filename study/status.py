@@ -29,7 +29,8 @@ def status_of(directory: str) -> dict[str, Any]:
     study, (records, damaged) = store.study(), store.scan()
     known = {record["trial_id"] for record in records}
     configuration = study.get("configuration")
-    planned = configuration.get("planned_trials", []) if isinstance(configuration, dict) else []
+    planned = configuration.get("planned_trials") if isinstance(configuration, dict) else None
+    names = [name for name in planned if isinstance(name, str)] if isinstance(planned, list) else []
     return {
         "study": study["name"],
         "question": study.get("question"),
@@ -44,7 +45,7 @@ def status_of(directory: str) -> dict[str, Any]:
             for record in records
             if record["status"] in ("failed", "timeout")
         ],
-        "left": [trial_id for trial_id in planned if trial_id not in known],
+        "left": [trial_id for trial_id in names if trial_id not in known],
         "damaged": damaged,
         "command": study.get("command"),
     }

@@ -197,6 +197,8 @@ class Store:
     def _locate(cls, out: str, filesystem: fs.FileSystem | None) -> Self:
         if filesystem is not None:
             return cls(out, filesystem, out.strip("/"))
+        if not out.strip():
+            raise StoreError(f"{out!r} is not a path: give a folder or a URI")
         if "://" not in out:
             return cls(out, fs.LocalFileSystem(), _without_ways_out(out))
         try:

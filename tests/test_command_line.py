@@ -334,6 +334,50 @@ def test_a_uri_of_no_file_system_is_refused_by_the_plan_too(command: str, capsys
     ]
 
 
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_results_folder_that_cannot_be_made_is_told_before_anything_starts(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([command, "smoke", "--out", f"{tmp_path}/file/a/b"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {tmp_path}/file/a/b cannot be made: {tmp_path}/file is no folder; choose another --out"
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["report", "DIR", "--out"], ["predict", "--gpus", "4"], ["compare", "DIR"]]
+)
+def test_an_empty_path_is_not_this_folder(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    store.save(result(trials_of("smoke")[0]))
+    assert main([argument.replace("DIR", str(tmp_path)) for argument in arguments] + [""]) == 2
+    assert capsys.readouterr().err == "error: '' is not a path; give a folder or a URI\n"
+
+
+def test_a_file_in_place_of_the_trials_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    (tmp_path / "trials").rmdir()
+    (tmp_path / "trials").touch()
+    for arguments in (["report", store.out], ["predict", store.out, "--gpus", "4"], ["compare", store.out, store.out]):
+        assert main(arguments) == 2
+        [told] = capsys.readouterr().err.splitlines()
+        assert told.startswith(
+            f"error: {tmp_path}: cannot be read ([Errno 20] Cannot list directory '{tmp_path}/trials'"
+        )
+
+
+@pytest.mark.parametrize("planned", [5, "all", {"a": 1}, [[1], {}, None]])
+def test_status_passes_over_planned_trials_that_are_no_names(
+    planned: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    open_store(tmp_path, planned_trials=planned)
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left"] == []
+
+
 def test_a_corrupt_results_folder_under_a_uri_is_told_by_the_plan(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
