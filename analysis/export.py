@@ -208,6 +208,9 @@ def main(arguments: Sequence[str]) -> int:
     to.add_argument("--wandb", metavar="PROJECT", help="project of Weights & Biases")
     parser.add_argument("--offline", action="store_true", help="with --wandb: write files, for `wandb sync` to send")
     options = parser.parse_args(arguments)
+    for name in ("tensorboard", "mlflow", "wandb"):
+        if getattr(options, name) == "":
+            parser.error(f"--{name} is empty")
     try:
         results = load(options.results)
         if options.tensorboard is not None:
@@ -216,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
             count = to_mlflow(results, options.mlflow)
         else:
             count = to_wandb(results, options.wandb, options.offline)
-    except (ResultsError, ExportError) as error:
+    except (ResultsError, ExportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{count} trials exported")

@@ -129,6 +129,23 @@ def test_a_wrong_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([str(folder), "--tensorboard", f"{tmp_path}/file"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: [Errno 20] Not a directory: '{tmp_path}/file/") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--tensorboard", "--mlflow", "--wandb"])
+def test_an_empty_place_to_export_to_is_refused(option: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(folder), option, ""])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {option} is empty\n")
+
+
 def test_an_address_that_mlflow_cannot_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--mlflow", "ftp://nowhere"]) == 2
     error = capsys.readouterr().err
