@@ -204,7 +204,10 @@ def hpml_lab4(capacity: Capacity) -> Study:
 
 
 def vgg_case_study(capacity: Capacity) -> Study:
-    """VGG-19 on small images made large: few, huge gradients, and the memory that DataParallel puts on its first GPU."""
+    """VGG-19 on small images made large: few, huge gradients, and the memory that DataParallel puts on its first GPU.
+
+    Each batch is also trained with for some epochs, under DDP: DataParallel computes the same.
+    """
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
     if on_gpus:
@@ -213,9 +216,15 @@ def vgg_case_study(capacity: Capacity) -> Study:
     else:
         base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
         batches = (2, 4)
+    training: dict[str, Any] = {"parallel": "ddp", "epochs": 5, "momentum": 0.9}
+    if not on_gpus:  # an epoch of VGG-19 takes half an hour there
+        training |= {"model": "mlp", "image_size": 28, "epochs": 1, "batch_per_gpu": 64}
     return Study(
         name="vgg-case-study",
-        question="How do time and peak memory of each GPU grow with the batch for VGG-19, under DataParallel and under DDP?",
+        question=(
+            "How do time and peak memory of each GPU grow with the batch for VGG-19, under DataParallel and under DDP, and "
+            "which accuracy does each batch reach?"
+        ),
         base=base | {"learning_rate": 0.01},
         axes={
             "parallel": ("dp", "ddp"),
@@ -223,6 +232,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
             "batch_per_gpu": batches,
         },
         repeats=3,
+        cases={"timed": {}, "trained": training},
     )
 
 

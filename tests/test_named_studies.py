@@ -54,7 +54,7 @@ def reasons(found: Analysis) -> set[str]:
         ("forum-phases", {DP}, ["phases", "weak_scaling", "communication"]),
         ("acceleration-ladder", {DP, TWO_NODES}, ["ladder", "precision", "storage", "accuracy"]),
         ("hpml-lab4", {DP}, ["speed_up_weak", "exposed_cost", "communication", "bandwidth"]),
-        ("vgg-case-study", {DP}, ["batch_size", "throughput", "weak_scaling"]),
+        ("vgg-case-study", {DP}, ["batch_size", "throughput", "weak_scaling", "accuracy"]),
         ("mlstm-scaling", set(), ["throughput", "weak_scaling", "bandwidth"]),
     ],
 )

@@ -223,3 +223,14 @@ def test_the_interconnect_study_takes_whole_nodes_and_holds_the_batch_per_gpu_or
     two_cpus = [NodeCapacity(name, f"10.0.0.{number}", cpus=2, gpus=0) for number, name in enumerate("ab", start=2)]
     on_cpus = [row.trial for row in plan_trials(STUDIES["interconnect"](two_cpus), two_cpus) if row.trial]
     assert {(trial.nodes, trial.world_size) for trial in on_cpus} == {(1, 1), (2, 2)}  # one rank a host
+
+
+def test_the_vgg_study_also_trains_with_each_batch_that_it_times() -> None:
+    asked = {"batch_per_gpu": (12, 128), "dataset": ("cifar10",), "data_dir": ("/data",)}
+    trials = [
+        row.trial for row in plan_trials(STUDIES["vgg-case-study"](GPU_HOST).asking(asked), GPU_HOST) if row.trial
+    ]
+    kinds = {(t.parallel, t.world_size, t.batch_per_gpu) for t in trials if not t.epochs}
+    trained = {(t.parallel, t.world_size, t.batch_per_gpu) for t in trials if t.epochs}
+    assert trained == {kind for kind in kinds if kind[0] == "ddp"} and len(kinds) == 8
+    assert {(t.model, t.dataset, t.image_size) for t in trials} == {("vgg19", "cifar10", 224)}
