@@ -14,11 +14,10 @@ from analysis.contest import MOST_WORKS, Contest, contests
 from analysis.fitting import log_jacobian
 from analysis.forecast import cores_per_node, ranks_per_node
 from analysis.formatting import configuration_label, number, percent, value_label
+from analysis.goals import GOALS
 from analysis.prediction import Model, half_width, models
 from analysis.scaling import HOW_MEASURED, Analysis
 from analysis.statistics import CONFIDENCE
-
-GOALS = ("throughput", "time-to-accuracy", "cost")
 
 THIRD_SIZE = "no law can be checked on two numbers of ranks, and a third one does"
 NARROWER = "most variance of the prediction removed per GPU-hour"

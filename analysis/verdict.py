@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 
 from analysis import accuracy_verdict, study_verdict
+from analysis.advice import best as best_for
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
 from analysis.communication_verdict import audit, slowdown
 from analysis.contest import MOST_WORKS, Contest, contests
 from analysis.evidence import doubts
 from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
+from analysis.goals import goal_of
 from analysis.host import advice
 from analysis.measures import PHASES
 from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK, Analysis
@@ -38,7 +40,7 @@ def answer(analysis: Analysis) -> list[str]:
     else:
         scaled = [efficiency(analysis, WEAK), efficiency(analysis, STRONG)]
         asked = [study_verdict.compared(analysis), study_verdict.memory(analysis)]
-        found = [*scaled, *asked, unmeasured(analysis), best(analysis)]
+        found = [*scaled, *asked, unmeasured(analysis), *wanted(analysis)]
     said = [study_verdict.climbed(analysis), *trained, *found]
     return [sentence for sentence in said if sentence]
 
@@ -109,6 +111,13 @@ def _series_label(analysis: Analysis, row: pd.Series, label: str) -> str:
     if label == STRONG:
         fields = ["global_batch", *(name for name in fields if name != "batch_per_gpu")]
     return configuration_label(analysis.configurations.loc[row["configuration"]], fields, study_ranks(analysis))
+
+
+def wanted(analysis: Analysis) -> list[str | None]:
+    """The highest throughput, and after it the best configuration for another goal that the study was run with."""
+    goal = goal_of(analysis.results.study)
+    told = goal in (None, "throughput") or (goal == "time-to-accuracy" and analysis.accuracy is not None)
+    return [best(analysis), None if told else best_for(analysis, str(goal))]
 
 
 def best(analysis: Analysis) -> str | None:

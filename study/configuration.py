@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from analysis.goals import GOALS
 from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
 from study.studies import STUDIES
@@ -40,6 +41,7 @@ PLAIN_OPTIONS = {
     "max-concurrent": "max_concurrent",
     "trial-timeout": "trial_timeout_s",
     "price-per-gpu-hour": "price_per_gpu_hour",
+    "goal": "goal",
 }
 """options with one value, and the field of `Configuration` that each sets"""
 
@@ -76,6 +78,7 @@ class Configuration(BaseModel):
     max_concurrent: int = Field(1, ge=1, le=1000)
     trial_timeout_s: float = Field(600.0, gt=0)
     price_per_gpu_hour: float | None = Field(None, ge=0)
+    goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
 
     @field_validator("address")
     @classmethod
@@ -211,6 +214,10 @@ def _plain(option: str, value: Any, source: str) -> Any:
         if option == "address":
             raise ConfigurationError(
                 f"{source} {shown(value)} is not an address; allowed: auto, local, HOST:PORT"
+            ) from None
+        if option == "goal":
+            raise ConfigurationError(
+                f"{source} {shown(value)} is not known; allowed: {', '.join(GOALS)}{near(value, GOALS)}"
             ) from None
         message = error.errors()[0]["msg"]
         raise ConfigurationError(f"{source} {shown(value)}: {message[0].lower()}{message[1:]}") from None

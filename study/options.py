@@ -97,6 +97,10 @@ def study_options(
         _run("So many trainings on one GPU each run side by side, and are marked; timed trials never do.", "N"),
     ] = None,
     price_per_gpu_hour: Annotated[float | None, _run("For the estimated cost.", "PRICE")] = None,
+    goal: Annotated[
+        str | None,
+        _run("What the report names the best configuration for: throughput, time-to-accuracy, cost.", "GOAL"),
+    ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advice import GOALS, best, next_trial, sentence
+from analysis.advice import best, next_trial, sentence
 from analysis.forecast import Forecast, forecast
+from analysis.goals import GOALS, goal_of
+from analysis.hardware_tables import price_per_gpu_hour as price_of
 from analysis.prediction import Model
 from analysis.prediction_tables import forecast_table, law_parameters, laws
 from analysis.report import left_out
@@ -29,14 +31,19 @@ class Outlook:
 def outlook(
     directory: str, gpus: str, interconnect: str | None, price_per_gpu_hour: float | None, goal: str | None
 ) -> Outlook:
-    """Predictions for so many GPUs (a comma list). Raises ConfigurationError, ResultsError or PredictionError."""
+    """Predictions for so many GPUs (a comma list). Price and goal left out are those that the study was run with.
+
+    Raises ConfigurationError, ResultsError or PredictionError.
+    """
     sizes = _sizes(gpus)
     if goal is not None and goal not in GOALS:
         raise ConfigurationError(f"--goal {goal!r} is not known; allowed: {', '.join(GOALS)}")
     if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < math.inf:
         raise ConfigurationError(f"--price-per-gpu-hour {price_per_gpu_hour:g}: allowed: 0 or more")
     analysis, *others = analyses(load(directory))
-    found = forecast(analysis, sizes, interconnect, price_per_gpu_hour, directory)
+    study = analysis.results.study
+    goal, price = goal or goal_of(study), price_of(study) if price_per_gpu_hour is None else price_per_gpu_hour
+    found = forecast(analysis, sizes, interconnect, price, directory)
     trial = next_trial(analysis, found.models, max(sizes))
     advice = [
         sentence(analysis, trial),

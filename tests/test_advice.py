@@ -10,7 +10,6 @@ import pytest
 from scipy.special import stdtrit
 
 from analysis.advice import (
-    GOALS,
     NARROWER,
     THIRD_SIZE,
     NextTrial,
@@ -21,11 +20,14 @@ from analysis.advice import (
     steps_of_a_trial,
 )
 from analysis.fitting import Spread, fit
+from analysis.goals import GOALS
 from analysis.laws import LAWS, Points, ring_factor
 from analysis.prediction import LawError, Model, models, models_of
 from analysis.results import load
 from analysis.scaling import Analysis, analyse
-from tests.frames import grid, write_results
+from analysis.verdict import answer
+from study.outlook import outlook
+from tests.frames import grid, write_results, write_study
 from tests.test_prediction import GPU, ring_law, series, study
 
 UNKNOWN = Spread(float("nan"), 0.0)
@@ -243,3 +245,22 @@ def test_an_unknown_goal_names_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="goal 'speed' is not known; allowed: throughput, time-to-accuracy, cost"):
         best(found, "speed")
     assert all(best(found, goal) for goal in GOALS)
+
+
+def test_the_answer_and_predict_go_by_the_goal_and_the_price_that_the_study_was_run_with(tmp_path: Path) -> None:
+    measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.011, (4, 32): 0.012}, repeats=2)
+    folder = next(path.parent for path in tmp_path.rglob("study.json"))
+
+    def answered(**asked: Any) -> tuple[list[str], list[str], float]:
+        write_study(folder, configuration={"repeats": 2} | asked)
+        told = outlook(str(folder), "8", None, None, None)
+        return answer(analyse(load(folder))), told.lines, told.as_json["predictions"][0]["cost_per_million_samples"]
+
+    plain, plain_lines, plain_cost = answered()
+    said, lines, cost = answered(goal="cost", **{"price-per-gpu-hour": 2.0})
+    assert said[:-1] == plain and said[-1].startswith("Best for cost: 1 GPU")
+    assert [line[:13] for line in plain_lines if line.startswith("Best")] == ["Best for thro", "Best for cost"]
+    assert [line[:13] for line in lines if line.startswith("Best")] == ["Best for cost"]
+    assert plain_cost is None and cost > 0
+    assert answered(goal="throughput")[0] == plain, "which is named in any case"
+    assert answered(goal="time-to-accuracy")[0][-1].startswith("Best for time to accuracy: not known")

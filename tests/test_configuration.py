@@ -134,7 +134,7 @@ def test_the_first_seed_orders_the_trials() -> None:
     "options",
     [
         {},
-        {"study": "strong", "seed": "3,4", "set": ["pin_memory=yes,no"], "price-per-gpu-hour": 2.5},
+        {"study": "strong", "seed": "3,4", "set": ["pin_memory=yes,no"], "price-per-gpu-hour": 2.5, "goal": "cost"},
         {"study": "smoke", "profile": True},
         {"study": "smoke", "interconnect": "auto,socket", "set": ["profile_ranks=0+1,all", "account_steps=0"]},
         {"study": "smoke", "repeats": 1, "isolate": True, "address": "local", "model": "mlp,resnet18"},
@@ -209,6 +209,10 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
         ),
         ({"repeats": 0}, "--repeats 0: input should be greater than or equal to 1"),
         ({"trial-timeout": 0.0}, "--trial-timeout 0.0: input should be greater than 0"),
+        (
+            {"goal": "costs"},
+            "--goal 'costs' is not known; allowed: throughput, time-to-accuracy, cost; did you mean 'cost'?",
+        ),
         ({"price-per-gpu-hour": float("nan")}, "--price-per-gpu-hour nan: input should be a finite number"),
         (
             {"address": "ray://head:10001"},
@@ -438,6 +442,7 @@ def plan_or_explain(options: dict[str, Any], config: str | None = None) -> None:
             "repeats": st.integers(),
             "trial-timeout": st.floats(),
             "price-per-gpu-hour": st.floats(),
+            "goal": st.text(),
             "set": st.lists(st.one_of(st.text(), st.tuples(st.sampled_from(FIELDS), LISTS).map("=".join)), max_size=3),
         },
     )
