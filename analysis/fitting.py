@@ -27,6 +27,9 @@ class Spread:
     degrees: float
 
 
+UNKNOWN = Spread(float("nan"), 0.0)
+
+
 @dataclass(frozen=True)
 class NotIdentifiable:
     """A law that the points cannot determine, and why."""
@@ -40,14 +43,16 @@ class Fit:
     """A fitted law.
 
     values: in the order of the law's parameters. covariance: of these, for a spread of variance 1. residuals:
-    log(measured / fitted), a value a point. spread: behind the parameters, see the top of this file; run_spread: of one
-    run. misfit: the law leaves more than repeats explain (None: nothing tells).
+    log(measured / fitted), a value a point. left: variance that these leave, each by its repeats. spread: behind the
+    parameters, see the top of this file; run_spread: of one run. misfit: the law leaves more than repeats explain (None:
+    nothing tells).
     """
 
     law: Law
     values: Array
     covariance: Array
     residuals: Array
+    left: Spread
     spread: Spread
     run_spread: Spread
     misfit: bool | None
@@ -113,9 +118,11 @@ def fit(law: Law, points: Points, log_step: Array, repeats: Array, within: Sprea
         return _lacking(law, rank_lacks)
     covariance = np.zeros((count, count))
     covariance[np.ix_(free, free)] = np.linalg.inv(unit_columns.T @ unit_columns) / np.outer(norms[free], norms[free])
-    left, degrees = float(2 * best.cost), float(len(log_step) - count)
-    spread, misfit = _pooled(within, left, degrees)
-    return Fit(law, values, covariance, -best.fun / weight, spread, within if misfit else spread, misfit)
+    degrees = float(len(log_step) - count)
+    left = Spread(float(2 * best.cost) / degrees, degrees) if degrees > 0 else UNKNOWN
+    misfit = leaves_more(left, within)
+    spread = left if misfit else pool(within, left)
+    return Fit(law, values, covariance, -best.fun / weight, left, spread, within if misfit else spread, misfit)
 
 
 def log_jacobian(law: Law, points: Points, values: Array) -> Array:
@@ -131,20 +138,20 @@ def log_jacobian(law: Law, points: Points, values: Array) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _pooled(within: Spread, left: float, degrees: float) -> tuple[Spread, bool | None]:
-    """The spread of a run from repeats and residuals together, or from residuals alone where the law does not fit."""
-    if degrees <= 0:
-        return within, None
-    of_law = Spread(left / degrees, degrees)
-    if within.degrees <= 0:
-        return of_law, None
-    if within.variance == 0:
-        return (of_law, True) if of_law.variance > 1e-18 else (within, False)
-    misfit = bool(fdtrc(degrees, within.degrees, of_law.variance / within.variance) < MISFIT_P)
-    if misfit:
-        return of_law, True
-    total = within.degrees + degrees
-    return Spread((within.degrees * within.variance + left) / total, total), False
+def leaves_more(left: Spread, repeats: Spread, level: float = MISFIT_P) -> bool | None:
+    """Whether a law leaves significantly more than repeats explain (F test); None where one of the two is not known."""
+    if not (left.degrees > 0 and repeats.degrees > 0):
+        return None
+    if repeats.variance == 0:
+        return left.variance > 1e-18
+    return bool(fdtrc(left.degrees, repeats.degrees, left.variance / repeats.variance) < level)
+
+
+def pool(*spreads: Spread) -> Spread:
+    """Several estimates of one variance as one, each by its degrees of freedom."""
+    known = [each for each in spreads if each.degrees > 0]
+    degrees = sum(each.degrees for each in known)
+    return Spread(sum(each.variance * each.degrees for each in known) / degrees, degrees) if known else UNKNOWN
 
 
 def _lacking(law: Law, points: int) -> NotIdentifiable:

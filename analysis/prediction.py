@@ -18,6 +18,7 @@ from scipy.special import stdtrit
 from analysis.averaging import akaike_weights, averaged_interval
 from analysis.fitting import Fit, NotIdentifiable, Spread, fit
 from analysis.laws import LAWS, Array, Points
+from analysis.run_spread import pooled_spread, run_spread
 from analysis.scaling import WEAK, Analysis
 from analysis.series import Links, Series, pooled, series_of
 from analysis.statistics import CONFIDENCE
@@ -58,8 +59,7 @@ class Model:
     """A series with the law that was chosen for it.
 
     fits: every law fitted to all points. held_out: a row a law, with `LAW_COLUMNS`. why: the reason of the choice.
-    law_error: None where nothing could be held out. run_spread: of the log of one run's step; where no point of the series
-    has repeats, it is what the law leaves in all series like it. weights: of the fitted laws, see `akaike_weights`.
+    law_error: None where nothing could be held out. run_spread: of the log of one run's step, see `run_spread`. weights: of the fitted laws, see `akaike_weights`.
     """
 
     number: int
@@ -119,7 +119,9 @@ def models_of(series: Sequence[Series], common: Spread) -> list[Model]:
         ]
         table["chosen"] = table["law"] == law
         error = _law_error(law, [tests[k] for k in like])
-        spread = _run_spread(each, fits[i][law], [fits[k][law] for k in like], common)
+        chosen = fits[i][law]
+        assert isinstance(chosen, Fit), "only a law that was fitted is chosen"
+        spread = run_spread(each, chosen, [fits[k][law] for k in like], common)
         peers = [
             k for k in like if _fitted(fits[k]) == _fitted(fits[i])
         ]  # likelihoods compare over the same points only
@@ -131,28 +133,6 @@ def models_of(series: Sequence[Series], common: Spread) -> list[Model]:
 
 def _fitted(fits: Fits) -> list[str]:
     return [name for name, found in fits.items() if isinstance(found, Fit)]
-
-
-def _run_spread(
-    series: Series, found: Fit | NotIdentifiable, like: Sequence[Fit | NotIdentifiable], common: Spread
-) -> Spread:
-    if isinstance(found, Fit) and series.spread().degrees > 0:
-        return found.run_spread
-    if common.degrees > 0:
-        return common
-    fits = [f for f in like if isinstance(f, Fit) and f.spread.degrees > 0]
-    degrees = sum(f.spread.degrees for f in fits)
-    left = sum(f.spread.variance * f.spread.degrees for f in fits)
-    return Spread(left / degrees, degrees) if degrees else Spread(float("nan"), 0.0)
-
-
-def pooled_spread(analysis: Analysis) -> Spread:
-    """Spread of repeats over all configurations of a study."""
-    found = analysis.configurations
-    if found.empty:
-        return Spread(float("nan"), 0.0)
-    variance = found["throughput_log_variance"].astype(float) * found["n"].astype(float)
-    return pooled(pd.DataFrame({"variance": variance, "degrees": found["throughput_degrees"].astype(float)}))
 
 
 def choose(fits: Fits, tests: Sequence[pd.DataFrame]) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ AT_8 = Points(np.array([8]), np.array([32]), np.array([32]), np.array([np.nan]))
 
 def law_of(step_s: float) -> Fit:
     """A law without doubt about its parameters: a step of so long."""
-    return Fit(LAWS["offset"], np.array([step_s, 0.0]), np.zeros((2, 2)), np.zeros(3), RUN, RUN, False)
+    return Fit(LAWS["offset"], np.array([step_s, 0.0]), np.zeros((2, 2)), np.zeros(3), RUN, RUN, RUN, False)
 
 
 def model_of(cost_s: dict[int, float], spread: float = 0.01, seed: int = 0) -> Model:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,20 +57,21 @@ def plain(folder: Path) -> Analysis:
 def series(
     steps_s: dict[int, float],
     spread: float = 0.0,
-    repeats: int = 3,
+    repeats: int | Sequence[int] = 3,
     batch: int = 32,
     rng: np.random.Generator | None = None,
 ) -> Series:
-    """A series of weak scaling as `series_of` makes it, whose repeats spread by e^±spread."""
+    """A series of weak scaling as `series_of` makes it, whose repeats (of all points, or of each) spread by e^±spread."""
     rng = rng or np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
-    for size, step_s in steps_s.items():
-        runs = np.log(step_s) + spread * rng.standard_normal(repeats)
+    of_points = [repeats] * len(steps_s) if isinstance(repeats, int) else repeats
+    for (size, step_s), count in zip(steps_s.items(), of_points, strict=True):
+        runs = np.log(step_s) + spread * rng.standard_normal(count)
         rows.append(
             {
                 "configuration": len(rows), "world_size": size, "nodes": 1, "batch_per_gpu": batch, "log_step": runs.mean(),
-                "step_s": np.exp(runs.mean()), "throughput_samples_per_s": size * batch / np.exp(runs.mean()), "n": repeats,
-                "variance": runs.var(ddof=1) if repeats > 1 else np.nan, "degrees": repeats - 1,
+                "step_s": np.exp(runs.mean()), "throughput_samples_per_s": size * batch / np.exp(runs.mean()), "n": count,
+                "variance": runs.var(ddof=1) if count > 1 else np.nan, "degrees": count - 1,
             }
         )  # fmt: skip
     return Series("weak", {}, pd.DataFrame(rows), batch, 0, np.nan, np.nan, NO_FITS, NO_ACCOUNT, NO_TRANSFERS)
