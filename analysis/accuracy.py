@@ -240,7 +240,7 @@ def made_of(world_size: Any, batch_per_gpu: Any, accumulation_steps: Any) -> str
 
 
 def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference: bool) -> dict[str, Any]:
-    middle, low, high = (np.nan,) * 3 if is_reference else welch_difference(values, reference.dropna())
+    middle, low, high = (np.nan,) * 3 if is_reference else welch_difference(values, reference.dropna(), 1.0)
     within = True if -RELEVANT_LOSS < low <= 0 <= high else False if low > 0 or high < 0 else None
     found = {name: middle, f"{name}_low": low, f"{name}_high": high}
     return found | ({"within_noise": within} if name == "difference" else {})

@@ -219,7 +219,7 @@ def fifth_epoch_rows(found: Accuracy) -> pd.DataFrame:
             row |= {name: values.mean(), "n": len(values)}
             row[f"{name}_low"], row[f"{name}_high"] = mean_interval(values, least=0, most=most)
             nothing = (np.nan,) * 3
-            found_difference = welch_difference(values, base[column].dropna()) if i else nothing
+            found_difference = welch_difference(values, base[column].dropna(), most) if i else nothing
             row |= dict(
                 zip([f"{name}_difference{end}" for end in ("", "_low", "_high")], found_difference, strict=True)
             )

@@ -117,11 +117,12 @@ def mean_interval(values: pd.Series, least: float = -np.inf, most: float = np.in
     return max(float(values.mean()) - half, least), min(float(values.mean()) + half, most)
 
 
-def welch_difference(values: pd.Series, reference: pd.Series) -> tuple[float, float, float]:
+def welch_difference(values: pd.Series, reference: pd.Series, furthest: float = np.inf) -> tuple[float, float, float]:
     """Mean of `values` less that of `reference`, with the ends of its 95 % interval, all in their unit.
 
     Welch's t with the degrees of Welch and Satterthwaite (Welch, Biometrika 34, 1947); the ends are NaN where either side
-    has fewer than two values.
+    has fewer than two values. furthest: how far apart two such values can be, 1 for shares; the interval is cut off there,
+    which takes nothing from its coverage.
     """
     if values.empty or reference.empty:
         return (float("nan"),) * 3
@@ -132,4 +133,4 @@ def welch_difference(values: pd.Series, reference: pd.Series) -> tuple[float, fl
     spread = va**2 / (len(values) - 1) + vb**2 / (len(reference) - 1)
     degrees = (va + vb) ** 2 / spread if spread > 0 else len(values) + len(reference) - 2
     half = float(stdtrit(degrees, 0.5 + CONFIDENCE / 2) * np.sqrt(va + vb))
-    return difference, difference - half, difference + half
+    return difference, max(difference - half, -furthest), min(difference + half, furthest)

@@ -12,7 +12,16 @@ from analysis.accuracy_tables import ACCURACY_TABLES
 from analysis.bandwidth_table import bandwidth
 from analysis.batch_tables import batch_size, epoch_seconds, speed_up_strong_table, speed_up_weak_table
 from analysis.check_table import data_checks
-from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, characters_per_s, study_ranks
+from analysis.columns import (
+    GIB,
+    N_COLUMN,
+    PHASE_LABELS,
+    axis_columns,
+    blocks,
+    characters_per_s,
+    older_peaks,
+    study_ranks,
+)
 from analysis.communication_tables import (
     audit,
     bucket_utilisation,
@@ -81,6 +90,7 @@ def throughput(analysis: Analysis) -> Table:
             ),
         ),
         frame,
+        older_peaks(analysis),
         blocks=blocks(axes),
         empty="No trial is done yet.",
     )

@@ -56,6 +56,8 @@ def test_a_mean_and_a_difference_have_the_intervals_of_students_and_welchs_t() -
     half = 4.302653 * math.sqrt(2e-4)
     assert found == pytest.approx((-0.10, -0.10 - half, -0.10 + half))
     assert welch_difference(pd.Series([1.0, 1.0]), pd.Series([2.0, 2.0])) == (-1.0, -1.0, -1.0)
+    of_shares = welch_difference(pd.Series([0.1, 0.9]), pd.Series([0.0, 0.8]), 1.0)
+    assert of_shares == (pytest.approx(0.1), -1, 1), "two shares differ by the whole at most"
     assert welch_difference(pd.Series([1.0]), pd.Series([2.0, 2.0]))[0] == -1.0
     assert np.isnan(welch_difference(pd.Series([1.0]), pd.Series([2.0, 2.0]))[1:]).all()
     assert np.isnan(mean_interval(pd.Series([1.0]))).all()
@@ -333,8 +335,7 @@ def test_intervals_of_seeds_far_apart_end_where_accuracies_and_losses_do(tmp_pat
     assert found.accuracy is not None
     [wide] = found.accuracy.cells.query("global_batch == 4096").to_dict("records")
     assert (wide["top1_low"], wide["top1_high"]) == (0, 1)
-    # a difference of two accuracies may reach from -100 to 100 points, and is judged as it is
-    assert wide["difference_low"] < -1
+    assert wide["difference_low"] == -1, "two accuracies differ by 100 points at most"
 
 
 def test_number_formats_at_one_batch_are_held_against_fp32_in_points(tmp_path: Path) -> None:
