@@ -170,7 +170,9 @@ def bounds(analysis: Analysis) -> str | None:
         return text
     if len(counts) == 1:
         return f"{text} All {len(known)} configurations are bound by {WORDS[str(counts.index[0])].label}."
-    listed = join([f"{count} by {WORDS[str(kind)].label}" for kind, count in counts.items()])
+    listed = join(
+        [f"{count} {'is' if count == 1 else 'are'} bound by {WORDS[str(kind)].label}" for kind, count in counts.items()]
+    )
     text += f" Of the {len(known)} configurations, {listed}."
     removable = [name for name in REGIONS if name != "compute"]
     part = of[removable].astype(float).fillna(0.0).to_numpy()
