@@ -50,8 +50,9 @@ def next_trial(analysis: Analysis, found: Sequence[Model] | None = None, target:
     (c'Mj)² / (1 + j'Mj) off c'Mc, the variance of the prediction, with M the inverse of J'J and c the Jacobian at the
     target (c-optimality; Atkinson, Donev and Tobias, Optimum Experimental Designs, 2007, chapter 10). What the shown interval
     has beyond that spread, which is the law's error where it was held out and the disagreement of laws, shrinks with the
-    distance to the nearest number of ranks (`prediction.LawError`). Best is what removes most variance per GPU-hour. Where some series has two numbers of ranks only, the cheapest third one comes before all that. None
-    where nothing can be gained.
+    distance to the nearest number of ranks (`prediction.LawError`). And it would add a degree of freedom to Student's t.
+    Best is what removes most variance per GPU-hour. Where some series has two numbers of ranks only, the cheapest third
+    one comes before all that. None where nothing can be gained.
     """
     found = list(models(analysis) if found is None else found)
     limit = ranks_per_node(analysis)
@@ -165,10 +166,11 @@ def expected(model: Model, size: int, target: int, steps: float) -> NextTrial | 
     run = model.run_spread
     half = float(half_width(model, there)[0])
     noise = run.variance * (1 + before)
-    law = max((half / stdtrit(run.degrees, 0.5 + CONFIDENCE / 2)) ** 2 - noise, 0.0)
+    t, t_after = stdtrit([run.degrees, run.degrees + 1], 0.5 + CONFIDENCE / 2)
+    law = max((half / t) ** 2 - noise, 0.0)
     left = noise - run.variance * removed + law * _nearer(series.sizes, size, target) ** 2
     batch = round(series.batch(size))
-    after = half * float(np.sqrt(left / (noise + law))) if noise + law > 0 else half
+    after = half * float(t_after / t * np.sqrt(left / (noise + law))) if noise + law > 0 else half
     why = THIRD_SIZE if third else NARROWER
     return NextTrial(model.number, size, batch, gpu_hours, target, np.expm1(half), np.expm1(after), why)
 

@@ -66,7 +66,8 @@ def test_the_expected_variance_is_that_of_a_fit_with_the_run_added() -> None:
             1 + before
         )  # what laws add to a run's spread
         assert law > 0
-        half_width = shown * np.sqrt((run.variance * (1 + after) + law) / (run.variance * (1 + before) + law))
+        t_after = stdtrit(run.degrees + 1, 0.975)  # the run is one degree of freedom more
+        half_width = t_after * np.sqrt(run.variance * (1 + after) + law)
         assert np.log1p(trial.half_width_after) == pytest.approx(half_width, rel=1e-3)
 
 
