@@ -35,7 +35,7 @@ def climbed(analysis: Analysis) -> str | None:
         f"{number(float(together.max()), 2)} times as fast ({top['rung']}); {steps.idxmax()} brings most, {number(steps.max(), 2)} "
         "times the rung before"
     )
-    slower = steps[steps < 1]
+    slower = steps[steps.round(2) < 1]
     if slower.empty:
         return f"{text}."
     return f"{text}; slower than the rung before {'is' if len(slower) == 1 else 'are'} " + (

@@ -246,6 +246,7 @@ def failures(analysis: Analysis) -> Table:
 
 
 TABLES: Mapping[str, Callable[[Analysis], Table]] = {
+    "ladder": ladder,
     **ACCURACY_TABLES,
     "throughput": throughput,
     "weak_scaling": weak_scaling,
@@ -263,7 +264,6 @@ TABLES: Mapping[str, Callable[[Analysis], Table]] = {
     "bucket_utilisation": bucket_utilisation,
     "ceiling": ceiling,
     "sweep": sweep,
-    "ladder": ladder,
     "parallel": parallel,
     "precision": precision,
     "execution": execution,

@@ -14,7 +14,7 @@ GPU = {"device": "cuda", "steps": 8, "cpus_per_rank": 8}
 
 
 def test_a_ladder_is_told_as_a_whole_with_its_best_rung_and_those_that_slow_it(tmp_path: Path) -> None:
-    step_s = {"fp32": 0.1, "tf32": 0.05, "bf16": 0.0625, "fp16": 0.04}
+    step_s = {"fp32": 0.1, "tf32": 0.05, "bf16": 0.0625, "fp16": 0.04, "fp16_pure": 0.0401}
     trials = {trial["precision"]: trial for trial in grid(GPU, precision=list(step_s))}
     rungs = [{"name": name, "trial_ids": [trial_id(trial)]} for name, trial in trials.items()]
     directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
@@ -22,9 +22,9 @@ def test_a_ladder_is_told_as_a_whole_with_its_best_rung_and_those_that_slow_it(t
         write_trial(directory, record(trial), steps(trial, step_s[name]))
     found = analyse(load(directory))
     assert climbed(found) == (
-        "From fp32 on, 3 further rungs make training up to 2.50 times as fast (fp16); tf32 brings most, 2.00 times the rung "
+        "From fp32 on, 4 further rungs make training up to 2.50 times as fast (fp16); tf32 brings most, 2.00 times the rung "
         "before; slower than the rung before is bf16 (0.80)."
-    )
+    ), "a rung that is 1.00 times as fast is not called slower"
     assert compared(found) is None
 
 
