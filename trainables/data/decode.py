@@ -2,8 +2,8 @@
 
 A decoder is a function `(contents, regions, side, device) -> uint8 [n, 3, side, side]`: it decodes each of n encoded
 images, cuts out the rectangle that its region names, and resizes that to `side` x `side` (bilinear with antialiasing).
-PIL and torchvision run where they are called, on the CPU; nvjpeg runs on the rank's device. Grey images become RGB;
-EXIF orientation is not applied.
+PIL and torchvision run where they are called, on the CPU; nvjpeg runs on the rank's device. Grey images become RGB, of
+16 bits the upper 8 are taken; EXIF orientation is not applied.
 """
 
 import warnings
@@ -61,7 +61,14 @@ def pil(contents: Sequence[Any], regions: Sequence[Region], side: int, device: t
 def pil_square(content: Any, region: Region, side: int) -> np.ndarray:
     """One image's region as uint8 [side, side, 3], by Pillow."""
     with Image.open(BytesIO(content)) as image:
-        return resized(image if image.mode == "RGB" else image.convert("RGB"), region, side)
+        return resized(_as_rgb(image), region, side)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """An image of any kind in RGB."""
+    if image.mode.startswith("I;16"):  # Pillow would make 255 of all that is more
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def resized(image: Image.Image, region: Region, side: int) -> np.ndarray:
@@ -80,6 +87,8 @@ def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, d
                 image = decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
             except (RuntimeError, ValueError) as error:
                 raise DecodeError(place, reason(error)) from error
+            if image.dtype == torch.uint16:  # a PNG; torch resizes 8 bits only
+                image = (image.int() >> 8).to(torch.uint8)
             pixels[place] = _resized(image, region(image.shape[2], image.shape[1]), side)
     return pixels
 
@@ -145,7 +154,7 @@ def as_baseline(content: Any) -> bytes:
         if image.format == "JPEG" and image.mode in ("L", "RGB"):
             return _without_exif(bytes(content)) if "exif" in image.info else bytes(content)
         anew = BytesIO()
-        image.convert("RGB").save(anew, "JPEG", quality=95)
+        _as_rgb(image).save(anew, "JPEG", quality=95)
         return anew.getvalue()
 
 

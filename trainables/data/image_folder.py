@@ -124,9 +124,9 @@ def _decoded(trial: Trial, inputs: OnHost) -> torch.Tensor:
 
 def _centre(images: torch.Tensor, size: int) -> torch.Tensor:
     """The middle of square images, size x size: a batch of its own in memory, pixel by pixel with all channels."""
-    margin = (images.shape[-1] - size) // 2
-    if not margin:
+    if images.shape[-1] == size:
         return images
+    margin = (images.shape[-1] - size) // 2
     return images[:, :, margin : margin + size, margin : margin + size].contiguous(memory_format=torch.channels_last)
 
 
