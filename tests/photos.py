@@ -1,5 +1,7 @@
 """Small photographs for tests: gradients with texture, written as real JPEG files in the layouts that data sets have."""
 
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -26,6 +28,17 @@ def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
     file = BytesIO()
     image.save(file, kind)
     return file.getvalue()
+
+
+def png_of_16_bits(pixels: np.ndarray) -> bytes:
+    """A PNG file of uint8 pixels [h, w] or [h, w, 3], with other lower bits in its 16-bit values than in its upper ones."""
+    rows = (pixels.astype(">u2") << 8) + 77
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
+    image = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows))
+    chunks = [(b"IHDR", header), (b"IDAT", image), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def decoded(content: bytes) -> Image.Image:
