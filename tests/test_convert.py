@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -97,6 +98,16 @@ def test_a_converted_set_converts_again_and_tiny_imagenet_does(photos: Path) -> 
     flat = write_photos(folder / "flat", {"": 2})
     assert list(convert(flat, flat / "lmdb", "lmdb")["splits"]) == ["train"]
     assert content(flat / "lmdb") == content(flat), "a set beside the classes is not one of them"
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_class_whose_name_is_not_utf_8_is_converted_under_its_name(photos: Path, storage: str) -> None:
+    name = os.fsdecode(b"gr\xfcn")
+    for split in ("train", "val"):
+        (photos / split / "dog").rename(photos / split / name)
+    made = photos.parent / "made"
+    assert convert(photos, made, storage, image_size=28)["classes"] == ["cat", name, "owl"]
+    assert [label for _, label in content(made)] == [label for _, label in content(photos)]
 
 
 # ---------------------------------------------------------------------------------------------------- interruptions
@@ -261,6 +272,24 @@ def test_a_destination_that_cannot_be_made_is_one_line(photos: Path, capsys: pyt
         f"error: {photos} cannot be converted into {below} ([Errno 20] Not a directory: '{below}.partial'): mend that, then "
         "run the same again\n"
     )
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_disk_that_is_full_is_one_line_and_room_resumes_the_conversion(
+    photos: Path, storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["convert", str(photos), str(photos.parent / "made"), "--storage", storage, "--image-size", "28", "-q"]
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, most))  # what is longer cannot be written, as on a full disk
+    try:
+        assert main(arguments) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {photos} cannot be converted into {photos.parent / 'made'} (")
+    assert told.endswith("): mend that, then run the same again\n") and told.count("\n") == 1
+    assert main(arguments) == 0
+    assert len(content(photos.parent / "made")) == 18
 
 
 def test_an_interrupt_says_how_to_resume(

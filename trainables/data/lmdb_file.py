@@ -84,14 +84,19 @@ def read(folder: Path, split: str, manifest: dict[str, Any]) -> Records:
 
 
 def write(folder: Path, split: str, first: int, samples: Iterable[Sample], manifest: dict[str, Any]) -> None:
-    """One transaction: all of the samples are in the file, or none."""
+    """One transaction: all of the samples are in the file, or none. Raises OSError, as where the disk is full."""
     path = str(folder / f"{split}.lmdb")
-    with (
-        lmdb.open(path, subdir=False, map_size=_LARGEST_BYTES, lock=False) as environment,
-        environment.begin(write=True) as transaction,
-    ):
-        for number, (content, label) in enumerate(samples, first):
-            transaction.put(_KEY.pack(number), _LABEL.pack(label) + bytes(content))
+    if not first:
+        Path(path).unlink(missing_ok=True)  # of a call that ended before its first page was whole
+    try:
+        with (
+            lmdb.open(path, subdir=False, map_size=_LARGEST_BYTES, lock=False) as environment,
+            environment.begin(write=True) as transaction,
+        ):
+            for number, (content, label) in enumerate(samples, first):
+                transaction.put(_KEY.pack(number), _LABEL.pack(label) + bytes(content))
+    except lmdb.Error as error:
+        raise OSError(str(error)) from error
 
 
 storage = Storage(read, write)

@@ -1,6 +1,7 @@
 """One split of an image set as it is kept: encoded images, or pixels, with their labels. What all formats share."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def fingerprint(records: Records) -> str:
             found = (Path(records.folder) / name).stat()
         except OSError as error:
             raise DataError(f"{Path(records.folder) / name} cannot be read: {error.strerror}") from None
-        digest.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(name) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 
