@@ -195,6 +195,14 @@ def test_what_decodes_ahead_holds_two_batches_ready() -> None:
             f"model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         ({"model": "zzz"}, f"model 'zzz' is not known; allowed: {', '.join(MODELS)}"),
+        (
+            {"model": "mlstm64", "dataset": "text_sample", "set_epoch": False},
+            "set_epoch is about samples in epochs; dataset 'text_sample' is text, which is read as it goes on: leave set_epoch out",
+        ),
+        (
+            {"dataset": "synthetic", "order": "in_order"},
+            "order is about samples in epochs; dataset 'synthetic' is one batch for ever: leave order out",
+        ),
         ({"precision": "b16"}, f"precision 'b16' is not known; allowed: {', '.join(PRECISIONS)}; did you mean 'bf16'?"),
         ({"parallel": "ddpp"}, f"parallel 'ddpp' is not known; allowed: {', '.join(PARALLEL)}; did you mean 'ddp'?"),
         (

@@ -263,6 +263,13 @@ class Trial(BaseModel):
             raise ValueError(
                 f"loader_workers {self.loader_workers} has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0"
             )
+        if not self.workload and (is_text or self.dataset == "synthetic"):
+            for field in ("order", "set_epoch"):
+                if getattr(self, field) != type(self).model_fields[field].default:
+                    what = "one batch for ever" if self.dataset == "synthetic" else "text, which is read as it goes on"
+                    raise ValueError(
+                        f"{field} is about samples in epochs; dataset {self.dataset!r} is {what}: leave {field} out"
+                    )
         self._possible_storage()
         check_training(self)
         return self
