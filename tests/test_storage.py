@@ -279,6 +279,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
     """(file, advice) of every call that tells the kernel what to do with a file's pages."""
     seen: list[tuple[str, int]] = []
     real = os.posix_fadvise
+    monkeypatch.setattr(placement, "MEMORY_FILE_SYSTEMS", ())  # where the tests' own files may lie
 
     def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
         seen.append((os.readlink(f"/proc/self/fd/{descriptor}"), advice))
@@ -298,6 +299,14 @@ def test_a_cold_cache_drops_every_file_of_the_split_before_the_first_batch(
     files = {os.path.join(records.folder, name) for name in records.files()}
     assert len(files) == {"jpeg": 18, "lmdb": 1}.get(storage, 4)
     assert sorted(advised) == sorted((os.path.realpath(path), os.POSIX_FADV_DONTNEED) for path in files)
+
+
+def test_files_that_lie_in_memory_are_not_called_cold(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placement.file_system("/proc") == "proc"
+    monkeypatch.setattr(placement, "MEMORY_FILE_SYSTEMS", (placement.file_system(str(sets)),))
+    with pytest.raises(DataError, match=r"^page_cache 'cold' cannot be had: .*lmdb lies in memory \(.*or use 'as_is'$"):
+        source(trial(sets, "lmdb", page_cache="cold"))
+    source(trial(sets, "lmdb", page_cache="warm"))
 
 
 def test_a_warm_cache_reads_every_byte_and_as_is_touches_nothing(

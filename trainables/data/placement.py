@@ -17,6 +17,7 @@ from trainables.data import DataError
 from trainables.data.records import Records, fingerprint
 
 SHARED_MEMORY = Path("/dev/shm")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 _READ_BYTES = 4 * 2**20
 _THREADS = 8
 """files are read and copied at the same time: a disk that is far away has more throughput than one request at a time"""
@@ -26,13 +27,27 @@ def set_page_cache(records: Records, state: str) -> None:
     """Drops the split's pages from the host's page cache (cold) or reads them all into it (warm).
 
     Every rank of a host may do it at the same moment. Pages that another process has mapped stay, as the kernel has it.
+    Raises DataError for files that lie in memory themselves, which are never cold.
     """
     if state == "cold":
+        if (kind := file_system(records.folder)) in MEMORY_FILE_SYSTEMS:
+            raise DataError(
+                f"page_cache 'cold' cannot be had: {records.folder} lies in memory ({kind}); move it to a disk, or use 'as_is'"
+            )
         os.sync()  # a page that is not on the disk yet cannot be dropped
     treat = {"cold": _drop, "warm": _read_through}[state]
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(treat, (os.path.join(records.folder, name) for name in records.files())):
             pass
+
+
+def file_system(folder: str) -> str | None:
+    """The kind of the file system that holds a folder, as Linux names it; None where that cannot be told."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as mounts:
+        fields = [line.split() for line in mounts]  # proc(5): the third is the device's number, the kind follows a dash
+    return next((each[each.index("-", 6) + 1] for each in fields if each[2] == number), None)
 
 
 def in_shared_memory(records: Records, spare_bytes: int) -> tuple[str, IO[Any]]:
