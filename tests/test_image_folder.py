@@ -277,6 +277,7 @@ def test_a_photograph_that_its_camera_says_to_turn_stays_as_it_lies_with_every_l
     turned = BytesIO()
     image.save(turned, "JPEG", exif=camera, comment=b"kept")
     loaded = as_baseline(turned.getvalue())
+    assert as_baseline(turned.getvalue().replace(b"\xff\xe1", b"\xff\xff\xe1", 1)) == loaded, "fill bytes are allowed"
     plain = decoded(loaded)
     assert not plain.getexif() and plain.info["comment"] == b"kept"
     [pixels] = decode._decode_jpegs([torch.frombuffer(bytearray(loaded), dtype=torch.uint8)], CPU)

@@ -159,9 +159,13 @@ def as_baseline(content: Any) -> bytes:
 
 
 def _without_exif(content: bytes) -> bytes:
-    """A JPEG file without its segments of Exif (ITU-T T.81, B.1.1: a marker of two bytes, a length that counts itself)."""
+    """A JPEG file without its segments of Exif (ITU-T T.81, B.1.1: a marker of two bytes, which more of the byte 0xFF may
+    precede, and a length that counts itself)."""
     kept, at = [content[:2]], 2
     while content[at] == 0xFF and content[at + 1] != START_OF_SCAN:
+        if content[at + 1] == 0xFF:
+            at += 1
+            continue
         end = at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
         if content[at + 4 : at + 10] != b"Exif\0\0":
             kept.append(content[at:end])

@@ -1,5 +1,7 @@
 """Inception v3 (Szegedy et al. 2015, https://arxiv.org/abs/1512.00567), torchvision's, for any number of channels.
 
+Torchvision keeps no v4; timm does, which would be one more dependency of everyone for one model.
+
 Input [n, channels, image_size, image_size] of at least 75 pixels, output logits [n, classes].
 """
 
