@@ -13,6 +13,7 @@ from study.layout import side_by_side_nodes
 from study.plan import PlannedTrial, estimate, plan_trials
 from study.studies import STUDIES
 from study.trainings import side_by_side, warnings
+from trainables.data_files import CIFAR10_FILES, CIFAR10_FOLDER, FASHION_MNIST_FILES, FASHION_MNIST_FOLDER
 from trainables.trial import Trial
 
 CPU_HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
@@ -151,7 +152,11 @@ def test_accuracy_holds_the_global_batch_on_more_and_more_gpus() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_a_plan_of_trainings_that_run(recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-batches-py").mkdir()
+    names = [f"{CIFAR10_FOLDER}/{name}" for part in CIFAR10_FILES.values() for name in part]
+    names += [f"{FASHION_MNIST_FOLDER}/raw/{name}" for part in FASHION_MNIST_FILES.values() for name in part]
+    for name in (*names, "train/class/0.JPEG", "val/class/0.JPEG"):  # a plan looks at names alone
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     configuration = resolve({"data-dir": str(tmp_path)}, str(recipe))
     study = STUDIES[configuration.study](GPU_HOST).asking(configuration.axes, configuration.repeats)
     trials = planned(study)
