@@ -153,11 +153,11 @@ def test_accuracy_holds_the_global_batch_on_more_and_more_gpus() -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_a_plan_of_trainings_that_run(recipe: Path, tmp_path: Path) -> None:
     files = {
-        "fashion-mnist": [f"{FASHION_MNIST_FOLDER}/raw/{name}" for part in FASHION_MNIST_FILES.values() for name in part],
-        **dict.fromkeys(("imagenet-resnet18", "imagenet-resnet50"), ["train/class/0.JPEG", "val/class/0.JPEG"]),
+        "fashion": [f"{FASHION_MNIST_FOLDER}/raw/{name}" for part in FASHION_MNIST_FILES.values() for name in part]
     }
+    files["imagenet"] = ["train/class/0.JPEG", "val/class/0.JPEG"]
     of_cifar10 = [f"{CIFAR10_FOLDER}/{name}" for part in CIFAR10_FILES.values() for name in part]
-    for name in files.get(recipe.stem, of_cifar10):  # a plan looks at names alone
+    for name in files.get(recipe.stem.partition("-")[0], of_cifar10):  # a plan looks at names alone
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     configuration = resolve({"data-dir": str(tmp_path)}, str(recipe))
