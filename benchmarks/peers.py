@@ -109,8 +109,8 @@ def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
                 precision=options["precision"],
                 memory_format="channels_last",
                 warmup_steps=5,
-                # timm's train.py has no DDP on one GPU, and elsewhere both have DDP's own defaults
-                **{"parallel": "none"} if peer == "timm" and size == 1 else {"gradient_as_bucket_view": False},
+                # neither timm's train.py nor Ray's prepare_model has DDP on one GPU; on more both have its own defaults
+                **{"parallel": "none"} if size == 1 else {"gradient_as_bucket_view": False},
             )
             if clock.left_s() < longest_s:
                 skipped.append({**_what(trial), "reason": "not run: out of time"})
