@@ -1,8 +1,16 @@
-"""Options of the compiler, the rewritten stem, and options of DDP, that benchmarks try one at a time or together."""
+"""Options of the compiler, the rewritten stem, images as bytes, and options of DDP, that benchmarks try one at a time or together."""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from trainables.data.resident import device_of
+from trainables.trial import Trial
+from trainables.workload import Workload, build_workload
 
 LEVERS: dict[str, dict[str, Any]] = {
     "autotune": {"max_autotune": True},
@@ -18,6 +26,9 @@ generated kernels by search; combo: small kernels side by side in one; pointwise
 few block sizes; triton_conv: convolutions without cuDNN"""
 
 STEM = "stem"
+
+UINT8 = "uint8"
+UINT8_WORKLOAD = f"{__file__}:resident_bytes"
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -36,7 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @contextlib.contextmanager
 def compiler(levers: str) -> Iterator[None]:
     """The compiler's options of these levers, joined by +."""
-    names = [name for name in levers.split("+") if name not in ("", STEM)]
+    names = [name for name in levers.split("+") if name not in ("", STEM, UINT8)]
     if not names:
         yield
         return
@@ -44,3 +55,10 @@ def compiler(levers: str) -> Iterator[None]:
 
     with config.patch({key: value for name in names for key, value in LEVERS[name].items()}):
         yield
+
+
+def resident_bytes(trial: Trial) -> Workload:
+    """The trial's own workload on resident synthetic images as uint8: its step also makes numbers of them."""
+    workload = build_workload(trial.but(workload=""), device_of(trial))
+    images, labels = workload.dataset.tensors  # type: ignore[attr-defined]
+    return replace(workload, dataset=TensorDataset(((images + 4) * 32).clamp(0, 255).to(torch.uint8), labels))

@@ -2,13 +2,15 @@
 
     python -m benchmarks.resnet50_modes --seconds 500
     python -m benchmarks.resnet50_modes --cases compile_graph:1024:stem,compile_graph:512:autotune --profile compile:512
+    python -m benchmarks.resnet50_modes --beside compile_graph:512 --cases compile_graph:512:pointwise,compile_graph:512:combo
     python -m benchmarks.resnet50_modes --device cpu --small            # a small form
 
 224 px, bf16, channels_last, resident synthetic images. Both sides stay ready in one process and run in turn (ABBA).
-A case is mode:batch, or mode:batch:lever+lever, where a lever sets options of the compiler for both sides, except `stem`:
-our trial's `rewritten_stem`, which the bare loop has not. Goals, on one H200: the best mode at least 8,000 images/s; eager at
-least 0.99 of the bare loop, any other mode not below it. `--alone` leaves the bare loop out. `--gradients` compares the
-compiled gradient with and without the rewritten stem to the eager one in fp32, for ResNet-18 at 64 px.
+A case is mode:batch, or mode:batch:lever+lever, where a lever sets options of the compiler for both sides, except `stem`,
+our trial's `rewritten_stem`, and `uint8`, its images as bytes, which the bare loop has not. Goals, on one H200: the best
+mode at least 8,000 images/s; eager at least 0.99 of the bare loop, any other mode not below it. `--alone` leaves the bare
+loop out. `--beside CASE` puts our own step of that case in its place: what one lever, mode or batch brings. `--gradients`
+compares the compiled gradient with and without the rewritten stem to the eager one in fp32, for ResNet-18 at 64 px.
 
 `--profile` also keeps, for these cases, what each kernel took in a Kineto trace, with the operations and bytes that its
 operator needs at least, as a roofline (Williams, Waterman and Patterson 2009): kernels.json and kernels.md. Kernels of a
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import RESULTS, figure, write_summary
-from benchmarks.levers import LEVERS, STEM, compiler
+from benchmarks.levers import LEVERS, STEM, UINT8, UINT8_WORKLOAD, compiler
 from benchmarks.ranks import Clock, Place, launch, options_of
 from benchmarks.roofline import as_markdown, profiled, roofline
 from benchmarks.sides import GRADIENT_TOLERANCE, Legs, Side, abba, bare, distance, gradient, ours
@@ -51,16 +53,23 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument(
-        "--cases", default=CASES, help="mode:batch[:lever+lever],...; levers: stem, " + ", ".join(LEVERS)
+        "--cases", default=CASES, help="mode:batch[:lever+lever],...; levers: stem, uint8, " + ", ".join(LEVERS)
     )
     parser.add_argument("--profile", default="", help="cases of these whose kernels are listed, a comma list")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--alone", action="store_true", help="without the bare loop")
+    parser.add_argument(
+        "--beside", help="the other side of every case: our own step of this one, eager or as a CUDA graph"
+    )
     parser.add_argument("--gradients", action="store_true", help="of the rewritten stem against the plain one's")
     options = parser.parse_args()
     if options.small:
         options.model, options.image_size, options.precision = "resnet18", 32, "fp32"
         options.cases, options.quadruples = "eager:2,eager:4", 2
+    if options.beside and options.beside.partition(":")[0] not in ("eager", "graph", "compile_graph"):
+        parser.error(
+            "--beside: each case makes the compiler forget what it compiled before; allowed: eager, graph, compile_graph"
+        )
     launch(measure, options.device, [1], vars(options))
 
 
@@ -71,14 +80,18 @@ def measure(place: Place, options: dict[str, Any]) -> None:
     reasons: dict[str, str] = {}
     tables: dict[str, Any] = {}
     longest_s = 0.0
+    other = None
+    if options["beside"]:
+        with ready(options["beside"], place, options) as trial:
+            other = (options["beside"], Side(ours(trial, place).timed, trial.global_batch))
     for case in options["cases"].split(","):
         if clock.left_s() < longest_s:
             reasons[case] = "not run: out of time"
             continue
         begin_s = time.monotonic()
-        legs, table, reason = side_by_side(case, place, options, clock)
+        legs, table, reason = side_by_side(case, place, options, clock, other)
         release_memory()
-        if reason == MEMORY:
+        if reason == MEMORY and other is None:
             legs = one_by_one(case, place, options, clock)
         taken |= {case: legs} if legs else {}
         tables |= {case: table} if table else {}
@@ -90,15 +103,18 @@ def measure(place: Place, options: dict[str, Any]) -> None:
 
 
 def side_by_side(
-    case: str, place: Place, options: dict[str, Any], clock: Clock
+    case: str, place: Place, options: dict[str, Any], clock: Clock, other: tuple[str, Side] | None
 ) -> tuple[Legs | None, dict[str, Any] | None, str]:
-    """Both sides in turn, the roofline where it is asked for, and why there is less."""
+    """Both sides in turn, the roofline where it is asked for, and why there is less. `other`: see `--beside`."""
     legs = table = None
     try:
         with ready(case, place, options) as trial:
             mine = ours(trial, place)
             sides = {"ours": Side(mine.timed, trial.global_batch)}
-            sides |= {} if options["alone"] else {"bare": Side(bare(trial, place), trial.global_batch)}
+            if other:
+                sides |= dict([other])
+            elif not options["alone"]:
+                sides |= {"bare": Side(bare(trial, place), trial.global_batch)}
             legs = abba(sides, place, 1, options["quadruples"], clock)
             if case in options["profile"].split(","):
                 table = roofline(profiled(mine), place.device, trial)
@@ -136,6 +152,7 @@ def ready(case: str, place: Place, options: dict[str, Any]) -> Iterator[Trial]:
         memory_format="channels_last",
         warmup_steps=5,
         rewritten_stem=STEM in lever.split("+"),
+        workload=UINT8_WORKLOAD if UINT8 in lever.split("+") else "",
     )
     with settings_for(trial, load(PRECISIONS[trial.precision])), compiler(lever), stream_for(trial, place.device):
         yield trial
@@ -175,7 +192,10 @@ def write(
     for case, legs in rated.items():
         rate, interval = legs.rate("ours")
         figures.append(figure(f"{options['model']} {case}", rate, interval, "images/s", "none", None))
-        if len(legs.taken.get("bare", ())) > 1:
+        if options["beside"]:
+            name = f"{case} / {options['beside']}, ABBA"
+            figures.append(figure(name, *legs.ratio(), "ratio of images/s", "none", None))
+        elif len(legs.taken.get("bare", ())) > 1:
             ratio, interval = legs.ratio()
             least = 0.99 if case.startswith("eager") else 1.0
             how, judging = ("one after the other", False) if case in reasons else ("ABBA", on_gpu)
