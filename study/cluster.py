@@ -40,6 +40,11 @@ class Cluster:
     is_local: bool = False
 
 
+def is_local(address: str | None) -> bool:
+    """Is it certain, without asking anybody, that a local Ray would be started?"""
+    return address == "local" or (address is None and not os.environ.get("RAY_ADDRESS") and not BOOTSTRAP_FILE.exists())
+
+
 @contextmanager
 def connect(address: str | None = None) -> Iterator[Cluster]:
     """Connects for the length of a study.

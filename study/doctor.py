@@ -250,8 +250,7 @@ def left_behind(bootstrap: Path | None = None) -> Iterable[Check]:
 
 def cluster(address: str | None) -> list[Check]:
     """The cluster that a run would use; it is asked only where there may be one."""
-    from study.cluster import ClusterError, connect
-    from study.session import is_local
+    from study.cluster import ClusterError, connect, is_local
 
     local = Check("cluster", "ok", "a run starts a local Ray")
     if is_local(address):

@@ -25,10 +25,8 @@ from typing import Annotated, Any
 
 import typer
 
+from study.exit_codes import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE
 from study.options import Address, Debug, Json, Quiet, with_study_options
-
-DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""exit codes"""
 
 app = typer.Typer(
     help=__doc__,

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from study.capacity import NodeCapacity, local_capacity
+from study.cluster import ClusterError, connect, is_local
 from study.configuration import Configuration, resolve, to_yaml
+from study.exit_codes import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.grid import Study
 from study.options import given
 from study.plan import LAYOUT_FIELDS, SETTLED, Estimate, PlannedTrial, blocks, estimate, plan_trials
@@ -68,19 +70,10 @@ def configure(options: Mapping[str, Any]) -> Configuration:
     return resolve(given(dict(options)), options["config"])
 
 
-def is_local(address: str | None) -> bool:
-    """Is it certain, without asking anybody, that a local Ray would be started?"""
-    from study.cluster import BOOTSTRAP_FILE
-
-    return address == "local" or (address is None and not os.environ.get("RAY_ADDRESS") and not BOOTSTRAP_FILE.exists())
-
-
 def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
     """The nodes that a run would use: this host's without ray, or those of the cluster, which is asked."""
     if is_local(address):
         return local_capacity()
-    from study.cluster import ClusterError, connect
-
     try:
         with connect(address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
             say(f"planned for {cluster.description}")
@@ -173,9 +166,6 @@ def say_warnings(prepared: Prepared) -> None:
 
 def run(configuration: Configuration, command: str, quiet: bool) -> int:
     """Runs what is missing, writes the report, prints the summary; gives the exit code."""
-    from study.cluster import connect
-    from study.scaling import DOES_NOT_FIT, INTERRUPTED
-
     store: Store | None = None
     interrupted = False
     with contextlib.ExitStack() as until_reported:  # where Ray was told to end too, disconnecting may end this process
@@ -315,7 +305,6 @@ def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) 
     """Writes the report, prints the summary and the report's path; gives the exit code."""
     from analysis.report import summary_table, write_report
     from study.display import print_summary
-    from study.scaling import DONE, SOME_FAILED
 
     out = prepared.configuration.out
     statuses = store.statuses()

@@ -512,7 +512,7 @@ def test_an_internal_error_is_one_line_that_names_the_traceback(
 def test_a_study_that_is_done_is_reported_without_a_cluster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("study.cluster.connect", lambda address: pytest.fail("nothing is left to run"))
+    monkeypatch.setattr("study.session.connect", lambda address: pytest.fail("nothing is left to run"))
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):
         store.save(result(trial))
@@ -584,7 +584,7 @@ def test_a_failed_trial_is_told_with_its_log_and_makes_the_exit_status_1(
         store.save(result(trials[0], "failed", reason="rank 1 on node a died", log="Traceback"))
         return False
 
-    monkeypatch.setattr("study.cluster.connect", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr("study.session.connect", lambda address: contextlib.nullcontext())
     monkeypatch.setattr(session, "_measure", measure)
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
     log = tmp_path / "trials" / trials[0].trial_id / "error.log"
@@ -600,7 +600,7 @@ def test_an_interrupt_leaves_a_partial_report_and_the_command_that_resumes(
     def interrupted(address: str | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("study.cluster.connect", interrupted)
+    monkeypatch.setattr("study.session.connect", interrupted)
     store = open_store(tmp_path)
     for trial in trials_of("smoke")[:6]:
         store.save(result(trial))
@@ -621,7 +621,7 @@ def test_an_interrupt_of_the_report_too_leaves_the_command_that_resumes(
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("study.cluster.connect", interrupted)
+    monkeypatch.setattr("study.session.connect", interrupted)
     monkeypatch.setattr("analysis.report.write_report", interrupted)
     arguments = ["run", "smoke", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])

@@ -13,8 +13,9 @@ from scipy import stats
 from analysis.compare import compare
 from analysis.results import ResultsError
 from study.comparison import compared, share
+from study.exit_codes import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE
 from study.messages import ConfigurationError
-from study.scaling import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE, main
+from study.scaling import main
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
 from tests.trainings import TRAINING, epochs, write_training
 
