@@ -51,7 +51,7 @@ def all_agree(verdict: bool, control: dist.ProcessGroup | None, shared: bool) ->
 
 
 def relative_width(block_step_s: Sequence[float]) -> float:
-    """Width of the interval of the median step time, relative to it: Student's t on the logarithms of block means.
+    """Width of the interval of the mean step time, relative to it: Student's t on the logarithms of block means.
 
     `block_step_s`: seconds of a step in each block. Its confidence of 0.95 is for all `LOOKS` together. Infinite before
     the first of them.

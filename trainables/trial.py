@@ -159,7 +159,7 @@ class Trial(BaseModel):
         None,
         gt=0,
         lt=1,
-        description="timed windows end before `steps` once the 95 % interval of the median step time is narrower than this "
+        description="timed windows end before `steps` once the 95 % interval of the mean step time is narrower than this "
         "share of it, such as 0.01; none: never",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of weights, shuffle and augmentation")

@@ -1,6 +1,6 @@
 """Images on a GPU in one pass each, where torch has rows of kernels, which take the GPU from the training step beside them.
 
-ResNet-50 from raw pixels reached 0.975 of synthetic data with those, 0.986 with these (one H200, `benchmarks/results/storage`
+ResNet-50 from raw pixels reached 0.975 of synthetic data with those, 0.985 with these (one H200, `benchmarks/results/storage`
 and `storage-gpu`).
 """
 
