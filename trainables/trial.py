@@ -33,7 +33,7 @@ from trainables.registry import (
 )
 from trainables.training_rules import check_training
 
-_NAMES: dict[str, Iterable[str]] = {
+NAMES: dict[str, Iterable[str]] = {
     "model": MODELS,
     "dataset": DATASETS,
     "precision": PRECISIONS,
@@ -44,6 +44,7 @@ _NAMES: dict[str, Iterable[str]] = {
     "decode": DECODERS,
     "memory_format": MEMORY_FORMATS,
 }
+"""what fields that name something may be"""
 
 IMAGE_FOLDER_FIELDS = ("storage", "storage_place", "page_cache", "decode", "augment")
 """fields that say something of image folders only; other data sets have their defaults, and `augment` "device" too"""
@@ -176,10 +177,10 @@ class Trial(BaseModel):
     profile_ranks: str = Field("", description="ranks that keep a profiler trace: 0+3, or all; empty: none")
     repeat: int = Field(0, ge=0, description="which repetition this is")
 
-    @field_validator(*_NAMES)
+    @field_validator(*NAMES)
     @classmethod
     def _known_name(cls, value: str, info: Any) -> str:
-        names = list(_NAMES[info.field_name])
+        names = list(NAMES[info.field_name])
         if value not in names:
             near = difflib.get_close_matches(value, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
