@@ -159,6 +159,15 @@ def test_a_whole_set_is_not_converted_again(photos: Path) -> None:
     assert (made / "train.lmdb").stat().st_mtime_ns == before
 
 
+def test_a_set_converted_into_its_own_source_is_none_of_its_classes(photos: Path) -> None:
+    flat = photos.parent / "flat"
+    (photos / "train").rename(flat)
+    before = content(flat)
+    first = convert(flat, flat / "converted", "lmdb")
+    assert content(flat) == before
+    assert convert(flat, flat / "converted", "lmdb") == first
+
+
 def test_two_at_the_same_time_do_not_write_the_same_folder(photos: Path) -> None:
     made = photos.parent / "made"
     told: list[str] = []

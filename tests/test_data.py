@@ -39,7 +39,7 @@ def write_fashion_mnist(folder: Path, count: int = 40, compress: bool = True) ->
     return images
 
 
-def write_cifar10(data_dir: Path, per_file: int = 4) -> np.ndarray:
+def write_cifar10(data_dir: Path, per_file: int = 4, protocol: int = 4) -> np.ndarray:
     folder = data_dir / "cifar-10-batches-py"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def write_cifar10(data_dir: Path, per_file: int = 4) -> np.ndarray:
     for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
         part = images[number * per_file : (number + 1) * per_file]
         content = {"data": part, "labels": list(range(per_file)), "batch_label": name}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=4))
+        (folder / name).write_bytes(pickle.dumps(content, protocol=protocol))
     return images[: 5 * per_file].reshape(-1, 3, 32, 32)
 
 
@@ -264,6 +264,12 @@ def test_torchvision_reads_the_same_cifar10_images(tmp_path: Path, monkeypatch: 
     theirs = CIFAR10(str(tmp_path)).data.transpose(0, 3, 1, 2)
     ours = batch_of(cifar10(Trial(dataset="cifar10", data_dir=str(tmp_path), image_size=32)), list(range(20)))[0]
     np.testing.assert_array_equal(ours.numpy(), theirs)
+
+
+def test_cifar10_pickled_again_in_its_own_protocol_is_read(tmp_path: Path) -> None:
+    images = write_cifar10(tmp_path, protocol=2)
+    found = batch_of(cifar10(Trial(dataset="cifar10", data_dir=str(tmp_path), image_size=32)), list(range(20)))[0]
+    np.testing.assert_array_equal(found.numpy(), images)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def test_a_review_is_one_line_without_entities(tmp_path: Path) -> None:
         {"reviewText": "  two\r\nlines &amp; an&#39;entity \n"},
         {"overall": 5.0},
         {"reviewText": None, "text": ""},
+        {"reviewText": "  \n &#32; "},
         {"text": "caf\u00e9 \ud800"},
     ]
     write_reviews(tmp_path / "reviews.json", *reviews)

@@ -235,6 +235,18 @@ def test_what_decodes_ahead_holds_two_batches_ready() -> None:
             {"parallel": "none", "gradient_as_bucket_view": False},
             "gradient_as_bucket_view is an option of DDP; parallel is 'none': use one of ddp, ddp_fp16, ddp_bf16, zero1",
         ),
+        (
+            {"parallel": "fsdp2", "world_size": 2, "broadcast_buffers": False},
+            "broadcast_buffers is an option of DDP; parallel is 'fsdp2': use one of ddp, ddp_fp16, ddp_bf16, zero1, ddp_delayed",
+        ),
+        (
+            {"parallel": "none", "bucket_mb": 1.0},
+            "bucket_mb is an option of DDP; parallel is 'none': use one of ddp, ddp_fp16, ddp_bf16, zero1, ddp_delayed",
+        ),
+        (
+            {"order": "in_order", "set_epoch": False},
+            "set_epoch false repeats the first shuffle; order 'in_order' has none: leave set_epoch out",
+        ),
         ({"median_width": 0.0}, "median_width 0.0: input should be greater than 0"),
         (
             {"parallel": "none", "world_size": 2},

@@ -93,6 +93,11 @@ PARALLEL: Mapping[str, str] = {
 DDP_WRAPPED = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
 """strategies whose gradients DistributedDataParallel reduces"""
 
+STRATEGY_OPTIONS = {"gradient_as_bucket_view": DDP_WRAPPED, "static_graph": DDP_WRAPPED} | dict.fromkeys(
+    ("broadcast_buffers", "bucket_mb"), (*DDP_WRAPPED, "ddp_delayed")
+)
+"""fields that mean something under these strategies only"""
+
 EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
 """op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
 

@@ -28,6 +28,7 @@ from trainables.registry import (
     RESIDENT_DATASETS,
     SMALLEST_IMAGES,
     STORAGES,
+    STRATEGY_OPTIONS,
     TEXT_DATASETS,
     TEXT_MODELS,
 )
@@ -96,8 +97,8 @@ class Trial(BaseModel):
     precision: str = Field("fp32", description="number format of the step")
     parallel: str = Field("ddp", description="how ranks share the work")
     sync_batch_norm: bool = Field(False, description="batch normalisation over all ranks' samples")
-    broadcast_buffers: bool = Field(True, description="rank 0's buffers go to all ranks before each forward pass")
-    bucket_mb: float = Field(25.0, gt=0, le=10_000, description="MiB of gradients that are reduced together")
+    broadcast_buffers: bool = Field(True, description="DDP: rank 0's buffers go to all ranks before each forward pass")
+    bucket_mb: float = Field(25.0, gt=0, le=10_000, description="DDP: MiB of gradients that are reduced together")
     gradient_as_bucket_view: bool = Field(
         True, description="DDP: gradients become views of its buckets, so that none is copied back from one"
     )
@@ -230,10 +231,10 @@ class Trial(BaseModel):
             raise ValueError(
                 "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
             )
-        for field in ("gradient_as_bucket_view", "static_graph"):
-            if getattr(self, field) != type(self).model_fields[field].default and self.parallel not in DDP_WRAPPED:
+        for field, strategies in STRATEGY_OPTIONS.items():
+            if getattr(self, field) != type(self).model_fields[field].default and self.parallel not in strategies:
                 raise ValueError(
-                    f"{field} is an option of DDP; parallel is {self.parallel!r}: use one of {', '.join(DDP_WRAPPED)}"
+                    f"{field} is an option of DDP; parallel is {self.parallel!r}: use one of {', '.join(strategies)}"
                 )
         if self.sync_batch_norm and self.parallel in ("none", "dp"):
             raise ValueError(f"sync_batch_norm joins ranks; parallel {self.parallel!r} has one: use parallel 'ddp'")
@@ -271,6 +272,10 @@ class Trial(BaseModel):
                     raise ValueError(
                         f"{field} is about samples in epochs; dataset {self.dataset!r} is {what}: leave {field} out"
                     )
+        if self.order == "in_order" and not self.set_epoch:
+            raise ValueError(
+                "set_epoch false repeats the first shuffle; order 'in_order' has none: leave set_epoch out"
+            )
         self._possible_storage()
         check_training(self)
         return self

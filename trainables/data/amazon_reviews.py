@@ -27,7 +27,7 @@ from trainables.data_files import REVIEW_FILES, lacking_reviews, review_files
 from trainables.trial import Trial
 
 TEXT_KEYS = ("reviewText", "text")
-FORMAT = "1"
+FORMAT = "2"
 """changes where the same reviews would be written as other bytes"""
 
 
@@ -105,7 +105,7 @@ def _texts(source: Path) -> Iterator[str]:
 
 
 def _text_of(line: bytes, source: Path, number: int) -> str | None:
-    """The text of a review; None where it has none."""
+    """The text of a review; None where it has none, or nothing but white space."""
     try:
         review = json.loads(line.strip())
     except (ValueError, RecursionError) as error:
@@ -120,4 +120,4 @@ def _text_of(line: bytes, source: Path, number: int) -> str | None:
     text = next((review[key] for key in TEXT_KEYS if review.get(key) is not None), None)
     if text is not None and not isinstance(text, str):
         raise DataError(f"{source} line {number}: the review's text is of type {type(text).__name__}, not a string")
-    return text
+    return text if text and html.unescape(text).strip() else None

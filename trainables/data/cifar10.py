@@ -19,6 +19,7 @@ _ADMITTED = {
     ("numpy._core.multiarray", "_reconstruct"),  # the same function since numpy 2
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
+    ("_codecs", "encode"),  # Python 3 writes the array's bytes so where it keeps to protocol 2
 }
 
 

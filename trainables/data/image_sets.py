@@ -92,6 +92,8 @@ def _tiny_imagenet(folder: Path, split: str) -> Split:
     present = set(images_in(folder / "val" / "images"))
     found = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         file_name, _, rest = line.partition("\t")
         name = rest.partition("\t")[0]
         if name not in labels:

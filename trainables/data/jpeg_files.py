@@ -10,7 +10,7 @@ import numpy as np
 
 from trainables.data import DataError
 from trainables.data.records import Records, Sample, Storage
-from trainables.image_sets import is_image
+from trainables.image_sets import MANIFEST, is_image
 from trainables.registry import STORAGES
 
 
@@ -49,12 +49,13 @@ def jpeg_files(folder: Path, found: Sequence[tuple[str, int]]) -> JpegFiles:
 def class_folders(folder: Path) -> list[str]:
     """Names of the class folders, sorted; their places are the labels. Raises DataError.
 
-    Folders named as storage formats are other sets that lie beside the classes, and `*.partial` unfinished ones.
+    Folders named as storage formats or with a manifest are other sets that lie beside the classes, and `*.partial` unfinished ones.
     """
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-        return [name for name in names if name not in STORAGES and not name.endswith(".partial")]
+        other = [*STORAGES, *(name for name in names if (folder / name / MANIFEST).is_file())]
+        return [name for name in names if name not in other and not name.endswith(".partial")]
     except OSError as error:
         raise DataError(f"folder {folder} cannot be read: {error.strerror}") from None
 
