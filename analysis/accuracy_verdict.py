@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.accuracy import Accuracy, goodput
+from analysis.accuracy_tables import COURSE_EPOCH, fifth_epoch_rows
 from analysis.communication_tables import AUDIT_BUDGET
 from analysis.formatting import join, number, percent, with_interval
 from analysis.remedies import NOTHING
@@ -17,7 +18,8 @@ def sentences(analysis: Analysis) -> list[str]:
     if found is None:
         return []
     said = (
-        reference(found), at_one_batch(found), failure(found), mended(found), critical(found), soonest(found), most_goodput(found)
+        reference(found), at_one_batch(found), at_course_epoch(found), failure(found), mended(found), critical(found), soonest(found),
+        most_goodput(found),
     )  # fmt: skip
     return [sentence for sentence in said if sentence]
 
@@ -37,7 +39,7 @@ def trust(analysis: Analysis) -> list[str]:
         )
     if pd.notna(half):
         lines.append(
-            f"{seeds} seeds of each training; the middle difference in accuracy is known to ±{number(100 * half, 2)} points, and a smaller one cannot be seen."
+            f"{seeds} seeds of each training; the middle one of the differences in accuracy is known to ±{number(100 * half, 2)} points, each as its interval says."
         )
     beside = found.runs["side_by_side"].max()
     if beside > 1:
@@ -86,6 +88,18 @@ def _beside_plain(row: pd.Series) -> str:
     return (
         f"{row['remedy']} reaches {number(abs(value), 2)} points {more}{interval and f' (difference{interval}{noise})'}"
     )
+
+
+def at_course_epoch(found: Accuracy) -> str | None:
+    """Training loss and accuracy of the largest batch and the reference, where trainings end with the epoch that the course asks for."""
+    rows = fifth_epoch_rows(found)
+    if len(rows) < 2 or found.epochs["epoch"].max() != COURSE_EPOCH:
+        return None
+    said = [
+        f"{number(row['course_loss'], 3)} and {number(100 * row['course_top1'], 1)}\u00a0% with {label(row)}"
+        for _, row in rows.iterrows()
+    ]
+    return f"In epoch {COURSE_EPOCH} mean training loss and accuracy are {join(said)}."
 
 
 def failure(found: Accuracy) -> str | None:

@@ -16,6 +16,9 @@ CLOCK_FALL = 0.05
 """Part of its clock by which a GPU may be slower after a trial's windows than before them."""
 
 
+MOST_NAMED = 3
+"""trials by their names in one sentence"""
+
 _GPU_STATE = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 _WHEN = ("before", "after")
 
@@ -161,15 +164,17 @@ def commits(analysis: Analysis) -> str | None:
 def doubts(analysis: Analysis) -> list[str]:
     """Sentences on trials whose hosts or GPUs were not in the state that a measurement wants."""
     slowed: Counter[str] = Counter()
-    slowed_trials = loaded_trials = fallen_trials = yielding_trials = 0
+    slowed_trials: list[str] = []
+    fallen_trials: list[str] = []
+    loaded_trials = yielding_trials = 0
     most_loaded, most_fallen = (0.0, 1.0), (1.0, 1.0)
     done = _done(analysis)
-    for _, environment in done:
+    for trial_id, environment in done:
         own = environment.get("ranks") or []
         yielding_trials += any((rank.get("niceness") or 0) > 0 for rank in own)
         reasons = {reason for rank in own for reason in _slowed_by(rank) or ()}
         slowed.update(reasons)
-        slowed_trials += bool(reasons)
+        slowed_trials += [trial_id] * bool(reasons)
         cores = {node.get("node_id"): node.get("cpu_count") for node in used_nodes(environment)}
         loads = [
             (float(load), float(count))
@@ -186,19 +191,20 @@ def doubts(analysis: Analysis) -> list[str]:
             for name in ("sm_clock_mhz", "memory_clock_mhz")
             if (before := _read(rank, "before", name)) and (after := _read(rank, "after", name))
         ]
-        fallen_trials += any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
+        fallen_trials += [trial_id] * any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
         most_fallen = min([most_fallen, *clocks], key=lambda pair: pair[1] / pair[0])
     lines = [line for line in (commits(analysis), _unlike_nodes(done)) if line]
     if slowed_trials:
         listed = join([f"{reason} ({count})" for reason, count in slowed.most_common()])
         lines.append(
-            f"In {slowed_trials} of {len(done)} trials a GPU was slowed down: {listed}. Such numbers say as much about power and "
-            "cooling as about the code."
+            f"In {len(slowed_trials)} of {len(done)} trials a GPU was slowed down: {listed}. Such numbers say as much about power and "
+            f"cooling as about the code. {_where(slowed_trials)}"
         )
     if fallen_trials:
         lines.append(
-            f"In {fallen_trials} of {len(done)} trials a GPU's clock fell by more than {percent(CLOCK_FALL)} between before and after, at "
-            f"most from {number(most_fallen[0], 0)} to {number(most_fallen[1], 0)} MHz: warm it up longer, or lock its clocks."
+            f"In {len(fallen_trials)} of {len(done)} trials a GPU's clock fell by more than {percent(CLOCK_FALL)} between before and after, at "
+            f"most from {number(most_fallen[0], 0)} to {number(most_fallen[1], 0)} MHz: warm it up longer, or lock its clocks. "
+            f"{_where(fallen_trials)}"
         )
     if loaded_trials:
         lines.append(
@@ -211,6 +217,12 @@ def doubts(analysis: Analysis) -> list[str]:
             "process of the host came before them. Start Ray with RAY_worker_niceness=0 in its environment."
         )
     return lines
+
+
+def _where(trial_ids: list[str]) -> str:
+    """Trials by their names, of many the first."""
+    named, more = trial_ids[:MOST_NAMED], len(trial_ids) - MOST_NAMED
+    return f"Seen in {join([*named, f'{more} more'] if more > 0 else named)}."
 
 
 def _unlike_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:

@@ -104,6 +104,8 @@ def to_mlflow(results: Results, tracking_uri: str) -> int:
 
     A trial that the experiment has already, told by the tag `trial_id`, is left alone. Raises ExportError without MLflow.
     """
+    if tracking_uri.startswith("file:"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3.x refuses folders without it
     mlflow = _client("mlflow")
     try:
         return _to_mlflow(results, mlflow.MlflowClient(tracking_uri=tracking_uri))

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.columns import study_ranks
-from analysis.formatting import configuration_label, number, percent
+from analysis.formatting import configuration_label, join, number, percent
 from analysis.scaling import Analysis
 
 
@@ -14,6 +14,15 @@ def issue_ratio(found: pd.DataFrame) -> pd.Series:
     issuing took no time and nothing else held it back.
     """
     return found["step_launch_s"].astype(float) / found["busy_s"].astype(float)
+
+
+def fewer_launches(row: pd.Series) -> str:
+    """What helps a configuration that the host limits, but for what its execution is already."""
+    execution = str(row.get("execution", "eager"))
+    changes = ["a larger batch"]
+    changes += [] if "compile" in execution else ["compilation"]
+    changes += [] if "graph" in execution else ["CUDA graphs"]
+    return join(changes, "or")
 
 
 def advice(analysis: Analysis) -> str | None:
@@ -38,5 +47,5 @@ def advice(analysis: Analysis) -> str | None:
         )
     return (
         f"The host limits {len(limited)} of {len(found)} configurations{', most' if len(limited) > 1 else ''} with {label}: {issue}. "
-        "A larger batch gives each launch more work; compilation or CUDA graphs need fewer launches."
+        f"There {fewer_launches(worst)} can help: more work for each launch, or fewer of them."
     )

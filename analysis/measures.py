@@ -52,8 +52,8 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
     previous_step_done_share: steps in free running at whose end the previous step had already left the device.
     host_bound: True where the host needs longer to issue a step than the device for its kernels, and for at least 0.75 of
     the plain step: else something other than either takes the step's time, a slow all-reduce say. Where kernel-busy time
-    is not known: where issuing takes at least 0.9 of the span on an idle device and most previous steps had ended in
-    free running. None where neither was measured.
+    is not known: where issuing takes at least 0.9 of the span on an idle device and 0.75 of the plain step, and most
+    previous steps had ended in free running. None where neither was measured.
     peak_memory_bytes, peak_reserved_bytes: allocated, and held by the allocator; maximum over ranks.
     """
     row = _measure(windows(steps.assign(trial_id=""))).iloc[0] if len(steps) else pd.Series(dtype=object)
@@ -135,7 +135,8 @@ def _measure(of_windows: pd.DataFrame) -> pd.DataFrame:
     issued_s, busy_s = result["step_launch_s"], result["busy_s"]
     compared = issued_s.notna() & busy_s.notna() & result["step_s"].notna()
     slower = (issued_s > busy_s) & (issued_s >= HOST_BOUND_STEP_SHARE * result["step_s"])
-    bound = slower.where(compared, (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5))
+    long = ~(issued_s < HOST_BOUND_STEP_SHARE * result["step_s"])
+    bound = slower.where(compared, (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5) & long)
     known = compared | (share.notna() & launch_ratio.notna())
     result["host_bound"] = bound.astype(object).where(known, None)
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]

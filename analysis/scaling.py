@@ -99,6 +99,10 @@ def analyse(results: Results) -> Analysis:
     return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
 
 
+OLDER = {"gradient_as_bucket_view": False}
+"""what a field was in trials older than it, where today's default is another"""
+
+
 def trial_fields(frame: pd.DataFrame) -> list[str]:
     """The columns of `frame` that are fields of a trial."""
     return [name for name in frame.columns if name not in OUTCOME_COLUMNS and name not in MEASURES]

@@ -12,10 +12,10 @@ from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
 from analysis.communication_verdict import audit, slowdown
 from analysis.contest import MOST_WORKS, Contest, contests
-from analysis.evidence import doubts
+from analysis.evidence import MOST_NAMED, doubts
 from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
 from analysis.goals import goal_of
-from analysis.host import advice
+from analysis.host import advice, fewer_launches
 from analysis.measures import PHASES
 from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK, Analysis
 
@@ -156,46 +156,54 @@ def _best(analysis: Analysis, contest: Contest) -> str:
 def bounds(analysis: Analysis) -> str | None:
     """What bounds the fastest configuration, the number that shows it, and what would help most, with its upper bound.
 
-    Then the other bounds in the study, and the configuration where one change could bring most.
+    Then the other bounds in the study, and the configuration where one change could bring most. Where configurations do
+    several kinds of work none is the fastest, and only these are told.
     """
     found = analysis.configurations
     of = regions(found, analysis.communication)
     known = of["bound"].dropna()
-    fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
-    if of["bound"].iloc[fastest] is None:
+    if known.empty:
         return None
-    text = f"The fastest configuration is bound by {_bound(of.iloc[fastest], found.iloc[fastest])}"
+    fastest, text = None, []
+    if len(contests(analysis)) == 1:
+        fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
+        if of["bound"].iloc[fastest] is None:
+            return None
+        text = [f"The fastest configuration is bound by {_bound(of.iloc[fastest], found.iloc[fastest])}"]
     counts = known.value_counts()
-    if len(known) == 1:
-        return text
+    if fastest is not None and len(known) == 1:
+        return text[0]
     if len(counts) == 1:
-        return f"{text} All {len(known)} configurations are bound by {WORDS[str(counts.index[0])].label}."
+        return " ".join([*text, f"All {len(known)} configurations are bound by {WORDS[str(counts.index[0])].label}."])
     listed = join(
         [f"{count} {'is' if count == 1 else 'are'} bound by {WORDS[str(kind)].label}" for kind, count in counts.items()]
     )
-    text += f" Of the {len(known)} configurations, {listed}."
-    removable = [name for name in REGIONS if name != "compute"]
+    text.append(f"Of the {len(known)} configurations, {listed}.")
+    removable = [name for name in REGIONS if name not in ("compute", "idle")]
     part = of[removable].astype(float).fillna(0.0).to_numpy()
     where, column = np.unravel_index(part.argmax(), part.shape)
     gain, kind = float(part.max()), removable[int(column)]
     if where == fastest or gain < BOUND_SHARE:
-        return text
+        return " ".join(text)
     names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
     label = configuration_label(found.iloc[int(where)], names, study_ranks(analysis))
-    return (
-        f"{text} One change could bring most with {label}: without {WORDS[kind].takes}, {percent(gain)} of a step, it would be "
+    text.append(
+        f"One change could bring most with {label}: without {WORDS[kind].takes}, {percent(gain)} of a step, it would be "
         f"at most {number(at_most(gain), 2)} times as fast."
     )
+    return " ".join(text)
 
 
 def _bound(shares: pd.Series, row: pd.Series) -> str:
     """The bound of one configuration with its share, the change that helps most, and what it would bring at most."""
     kind = str(shares["bound"])
     words, share = WORDS[kind], float(shares[kind])
+    change = words.change
     if kind == "host":
         shown = f"{words.label}, which takes {number(1e3 * row['step_launch_s'], 1)} ms to issue a step"
+        change = fewer_launches(row)
         if pd.isna(share) or share <= 0:
-            return f"{shown}. What helps is {words.change}."
+            return f"{shown}. What helps is {change}."
         shown += f": {words.takes} takes {percent(share)} of it"
     elif kind == "compute":
         rest = {name: float(shares[name]) for name in REGIONS if name != "compute" and shares[name] > 0}
@@ -216,9 +224,7 @@ def _bound(shares: pd.Series, row: pd.Series) -> str:
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
     gain = number(at_most(share), 2)
-    return (
-        f"{shown}. What helps most is {words.change}; without that part a step would be at most {gain} times as fast."
-    )
+    return f"{shown}. What helps most is {change}; without that part a step would be at most {gain} times as fast."
 
 
 def growth(analysis: Analysis) -> str | None:
@@ -237,7 +243,7 @@ def growth(analysis: Analysis) -> str | None:
         return None
     name = str(longer.idxmax())
     ranks = study_ranks(analysis)
-    overlapped = name == "backward_s" and large["parallel"] != "dp"
+    overlapped = name == "backward_s" and large.get("parallel") != "dp"
     why = ", which holds the all-reduce and the wait for slower ranks" if overlapped else ""
     issue = large["step_launch_s"] - small["step_launch_s"]
     note = ""
@@ -265,10 +271,26 @@ def superlinear(analysis: Analysis) -> str | None:
     )
 
 
+def without_throughput(analysis: Analysis) -> str | None:
+    """Timed trials that are done and stand in no comparison, for the time of one of their ranks is not known."""
+    trained = set(analysis.accuracy.runs["trial_id"]) if analysis.accuracy else set()
+    rows = analysis.measured[analysis.measured["throughput_samples_per_s"].isna()]
+    names = [name for name in rows["trial_id"] if name not in trained]
+    if not names:
+        return None
+    verb = "has" if len(names) == 1 else "have"
+    return (
+        f"{len(names)} of {len(analysis.measured)} trials {verb} no throughput, for the time of a rank is unknown, and no part in any "
+        f"comparison: look at the steps of {join(names[:MOST_NAMED])}{' and others' if len(names) > MOST_NAMED else ''}."
+    )
+
+
 def trust(analysis: Analysis) -> list[str]:
     """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
     lines = accuracy_verdict.trust(analysis)
+    if line := without_throughput(analysis):
+        lines.append(line)
     if found.empty:
         return [*lines, *doubts(analysis)]
     lone = int((found["n"] == 1).sum())

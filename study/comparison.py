@@ -9,6 +9,7 @@ from rich.table import Table
 from analysis.compare import MEASURES, SLOWER, Comparison, compare
 from analysis.formatting import number, percent, with_interval
 from analysis.measures import PHASES
+from analysis.scaling import OLDER
 from study.display import terminal
 from study.messages import ConfigurationError, shown
 from trainables.trial import Trial
@@ -25,9 +26,6 @@ _PARTS = {
 _RATIO = "throughput_samples_per_s_ratio"
 _LOW, _HIGH = "throughput_samples_per_s_low", "throughput_samples_per_s_high"
 _MOST_LISTED = 10
-
-OLDER = {"gradient_as_bucket_view": False}
-"""what a field was in trials older than it, where today's default is another"""
 
 
 def share(text: str) -> float:

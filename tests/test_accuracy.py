@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.accuracy import by_precision, goodput
+from analysis.accuracy_verdict import at_course_epoch
 from analysis.advice import best
 from analysis.drawing import render
 from analysis.parquet import ResultsError
@@ -206,6 +207,13 @@ def test_the_fifth_epoch_is_compared_with_the_largest_batch_per_rank_on_all_rank
     assert frame["course_top1"].tolist() == pytest.approx([0.88, 0.78, 0.86, 0.84])
     assert frame["course_top1_difference"].tolist()[1:] == pytest.approx([-0.10, -0.02, -0.04])
     assert np.isnan(frame["course_top1_difference"].iloc[0])
+    assert analysis.accuracy is not None and at_course_epoch(analysis.accuracy) is None, "it went on to epoch 6"
+    ended = replace(analysis.accuracy, epochs=analysis.accuracy.epochs[analysis.accuracy.epochs["epoch"] <= 5])
+    assert at_course_epoch(ended) == (
+        "In epoch 5 mean training loss and accuracy are 0.280 and 88.0\u00a0% with no remedy at batch 128, 0.480 and 78.0\u00a0% with no "
+        "remedy at batch 1,024, 0.320 and 86.0\u00a0% with linear + gradual warm-up at batch 1,024 and 0.360 and 84.0\u00a0% with square "
+        "root + gradual warm-up + LARS at batch 1,024."
+    )
 
 
 def test_time_to_a_target_that_was_asked_for_counts_whole_epochs_and_money(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from analysis.bounds import REGIONS, at_most, regions
 from analysis.communication import ACCOUNT_COLUMNS, Communication
-from analysis.measures import PHASES
+from analysis.host import fewer_launches
+from analysis.measures import HOST_BOUND_STEP_SHARE, PHASES, summarise
 from analysis.results import load
 from analysis.scaling import analyse
-from analysis.verdict import bounds
-from tests.frames import grid, write_results
+from analysis.verdict import bounds, growth, without_throughput
+from tests.frames import grid, record, steps, trial_id, write_results, write_study, write_trial
 
 NONE = pd.DataFrame()
 
@@ -141,3 +142,77 @@ def test_the_verdict_says_what_would_help_and_how_much_at_most(
     trials = grid({"device": "cuda", "steps": 4, "cpus_per_rank": 8})
     analysis = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": shares})))
     assert bounds(analysis) == expected
+
+
+GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
+BUSY = (0.0, 0.05, 0.3, 0.05, 0.5, 0.1)
+
+
+def test_of_several_kinds_of_work_none_is_called_the_fastest(tmp_path: Path) -> None:
+    trials = grid(GPU, model=["resnet18", "resnet50"])
+    found = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": BUSY})))
+    assert bounds(found) == "All 2 configurations are bound by compute."
+
+
+def test_idling_without_a_known_reason_is_no_change_that_could_be_made(tmp_path: Path) -> None:
+    trials = grid(GPU, batch_per_gpu=[8, 64])
+    shape = {8: {"busy_ratio": 0.2, "launch_ratio": 0.1}, 64: {"busy_ratio": 1.0}}
+    found = analyse(
+        load(
+            write_results(
+                tmp_path / "r", trials, lambda trial: {"step_s": 0.1, "shares": BUSY, **shape[trial["batch_per_gpu"]]}
+            )
+        )
+    )
+    told = bounds(found)
+    assert told is not None and "1 is bound by something unmeasured" in told
+    assert "One change could bring most" not in told
+
+
+@pytest.mark.parametrize(
+    ("execution", "expected"),
+    [
+        ("eager", "a larger batch, compilation or CUDA graphs"),
+        ("compile", "a larger batch or CUDA graphs"),
+        ("compile_graph", "a larger batch"),
+    ],
+)
+def test_what_a_configuration_does_already_is_no_advice_for_it(execution: str, expected: str) -> None:
+    assert fewer_launches(pd.Series({"execution": execution})) == expected
+
+
+@pytest.mark.parametrize(("share", "host_bound"), [(0.01, True), (-0.01, False)])
+def test_without_kernel_times_too_issuing_must_take_most_of_the_plain_step(share: float, host_bound: bool) -> None:
+    [trial] = grid(GPU)
+    frame = steps(trial, 0.1, launch_ratio=0.95, previous_done=1.0)
+    frame = frame[~frame["window"].isin(["busy", "transfer_synced"])]
+    issued_s = summarise(frame)["step_launch_s"]
+    assert issued_s is not None
+    plain = frame["window"] == "plain"
+    longer = issued_s / (HOST_BOUND_STEP_SHARE + share) / 0.1
+    frame.loc[plain, "window_s"] *= longer
+    assert summarise(frame)["host_bound"] is host_bound
+
+
+def test_a_done_trial_without_a_throughput_is_named(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "r")
+    whole, broken = grid(GPU, repeat=[0, 1])
+    write_trial(directory, record(whole), steps(whole, 0.1))
+    frame = steps(broken, 0.1)
+    frame.loc[frame["window"] == "plain", "window_s"] = float("nan")
+    write_trial(directory, record(broken), frame)
+    found = analyse(load(directory))
+    assert without_throughput(found) == (
+        "1 of 2 trials has no throughput, for the time of a rank is unknown, and no part in any comparison: look at the steps of "
+        f"{trial_id(broken)}."
+    )
+
+
+def test_trials_of_a_program_that_knows_no_strategies_have_a_verdict(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "r")
+    for trial in grid(GPU, world_size=[1, 2]):
+        fields = {name: value for name, value in trial.items() if name != "parallel"}
+        write_trial(directory, record(fields), steps(fields, 0.1 * fields["world_size"], BUSY))
+    found = analyse(load(directory))
+    told = growth(found)
+    assert told is not None and "the phase that grows most is" in told

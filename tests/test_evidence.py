@@ -13,9 +13,10 @@ from analysis.evidence import _as_ranges, commits, doubts
 from analysis.results import load
 from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
-from tests.frames import grid, record, steps, write_study, write_trial
+from tests.frames import grid, record, steps, trial_id, write_study, write_trial
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
+[SLOWED] = [trial_id(trial) for trial in grid(GPU, world_size=[2])]
 
 
 def analysed(
@@ -127,13 +128,24 @@ def test_slowed_gpus_and_fallen_clocks_are_doubts(tmp_path: Path) -> None:
     assert doubts(analysed(tmp_path / "results", slow_down)) == [
         (
             "In 1 of 2 trials a GPU was slowed down: power limit (1). Such numbers say as much about power and cooling as about the "
-            "code."
+            f"code. Seen in {SLOWED}."
         ),
         (
             "In 1 of 2 trials a GPU's clock fell by more than 5\u00a0% between before and after, at most from 1,980 to 1,755 MHz: "
-            "warm it up longer, or lock its clocks."
+            f"warm it up longer, or lock its clocks. Seen in {SLOWED}."
         ),
     ]
+
+
+def test_of_many_slowed_trials_the_first_are_named(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    for trial in grid(GPU, world_size=[2], repeat=range(5)):
+        content = record(trial)
+        slow_down(2, content["environment"])
+        write_trial(directory, content, steps(trial, 0.1))
+    told = [line for line in doubts(analyse(load(directory))) if "slowed down" in line]
+    assert len(told) == 1 and told[0].startswith("In 5 of 5 trials") and told[0].endswith(" and 2 more.")
+    assert sum(trial_id(trial) in told[0] for trial in grid(GPU, world_size=[2], repeat=range(5))) == 3
 
 
 def test_a_load_above_the_cores_is_a_doubt(tmp_path: Path) -> None:

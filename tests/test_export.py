@@ -86,7 +86,7 @@ def test_mlflow_has_a_run_for_each_trial_once(
 ) -> None:
     import mlflow
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     uri = (tmp_path / "mlflow").as_uri()
     assert to_mlflow(results, uri) == 3
     assert to_mlflow(results, uri) == 0

@@ -54,8 +54,8 @@ def test_the_file_holds_both_numbers_of_a_pair(bound: Analysis) -> None:
 def test_a_host_that_limits_is_named_with_by_how_much_and_what_to_do(bound: Analysis) -> None:
     assert advice(bound) == (
         "The host limits 1 of 1 configurations with 1 GPU: it needs 96.0 ms to issue a step whose kernels take the GPU 36.0 ms, 2.7 "
-        "times as long, and the GPU is busy for 46\u00a0% of the step. A larger batch gives each launch more work; compilation "
-        "or CUDA graphs need fewer launches."
+        "times as long, and the GPU is busy for 46\u00a0% of the step. There a larger batch, compilation or CUDA graphs can "
+        "help: more work for each launch, or fewer of them."
     )
 
 
@@ -79,8 +79,8 @@ def test_results_older_than_the_busy_window_still_show_what_issuing_takes(tmp_pa
     assert "Where the kernels' own time was not measured" in TABLES["host"](found).to_markdown()
     assert "GPU busy (%)" not in cells
     assert advice(found) == (
-        "The host limits 1 of 1 configurations with 1 GPU: it needs 96.0 ms to issue a step. A larger batch gives each launch more "
-        "work; compilation or CUDA graphs need fewer launches."
+        "The host limits 1 of 1 configurations with 1 GPU: it needs 96.0 ms to issue a step. There a larger batch, compilation or CUDA "
+        "graphs can help: more work for each launch, or fewer of them."
     )
     assert TABLES["transfer"](found).cells().iloc[0]["step (ms)"] == "100.40 / –"
 
