@@ -1,13 +1,16 @@
 """How values read: names of fields, ranks and configurations, and numbers rounded alike throughout a column."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 MISSING = "–"
+
+MOST_FIELDS = 8
+"""that a configuration is named by in prose; of more, those that set it apart"""
 
 _UNITS_AFTER = {
     "loader_workers": ("loader worker", "loader workers"),
@@ -60,6 +63,14 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
     """The named fields of a configuration in one phrase, separated by commas; those without a value are left out."""
     return ", ".join(value_label(name, row[name], ranks) for name in fields if text(row[name]) != MISSING)
+
+
+def telling_fields(found: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:
+    """The fields that name a configuration among those `found`: all, or of more than `MOST_FIELDS` those in which it differs
+    from most of the others."""
+    if len(fields) <= MOST_FIELDS:
+        return list(fields)
+    return [name for name in fields if name == "world_size" or text(row[name]) != found[name].map(text).mode().iloc[0]]
 
 
 def field_value(field: str, value: Any) -> str:

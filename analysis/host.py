@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.columns import study_ranks
-from analysis.formatting import configuration_label, join, number, percent
+from analysis.formatting import configuration_label, join, number, percent, telling_fields
 from analysis.scaling import Analysis
 
 
@@ -36,9 +36,8 @@ def advice(analysis: Analysis) -> str | None:
     by = idle if idle.notna().any() else limited["step_launch_s"].astype(float)
     place = int(by.fillna(0.0).to_numpy().argmax())
     worst = limited.iloc[place]
-    label = configuration_label(
-        worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"], study_ranks(analysis)
-    )
+    names = telling_fields(found, worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"])
+    label = configuration_label(worst, names, study_ranks(analysis))
     issue = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to issue a step"
     if pd.notna(ratio.iloc[place]):
         issue += (

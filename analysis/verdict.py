@@ -13,7 +13,7 @@ from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
 from analysis.communication_verdict import audit, slowdown
 from analysis.contest import MOST_WORKS, Contest, contests
 from analysis.evidence import MOST_NAMED, doubts
-from analysis.formatting import configuration_label, join, number, percent, value_label, with_interval
+from analysis.formatting import configuration_label, join, number, percent, telling_fields, value_label, with_interval
 from analysis.goals import goal_of
 from analysis.host import advice, fewer_launches
 from analysis.measures import PHASES
@@ -186,7 +186,8 @@ def bounds(analysis: Analysis) -> str | None:
     if where == fastest or gain < BOUND_SHARE:
         return " ".join(text)
     names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
-    label = configuration_label(found.iloc[int(where)], names, study_ranks(analysis))
+    named = telling_fields(found, found.iloc[int(where)], names)
+    label = configuration_label(found.iloc[int(where)], named, study_ranks(analysis))
     text.append(
         f"One change could bring most with {label}: without {WORDS[kind].takes}, {percent(gain)} of a step, it would be "
         f"at most {number(at_most(gain), 2)} times as fast."

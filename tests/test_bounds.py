@@ -8,6 +8,7 @@ import pytest
 
 from analysis.bounds import REGIONS, at_most, regions
 from analysis.communication import ACCOUNT_COLUMNS, Communication
+from analysis.formatting import telling_fields
 from analysis.host import fewer_launches
 from analysis.measures import HOST_BOUND_STEP_SHARE, PHASES, summarise
 from analysis.results import load
@@ -216,3 +217,10 @@ def test_trials_of_a_program_that_knows_no_strategies_have_a_verdict(tmp_path: P
     found = analyse(load(directory))
     told = growth(found)
     assert told is not None and "the phase that grows most is" in told
+
+
+def test_of_many_fields_a_configuration_is_named_by_those_that_set_it_apart() -> None:
+    found = pd.DataFrame([{name: 0 for name in "abcdefghij"} for _ in range(3)])
+    found.loc[2, "c"] = 1
+    assert telling_fields(found, found.iloc[2], list("abcdefghij")) == ["c"]
+    assert telling_fields(found, found.iloc[2], list("abc")) == ["a", "b", "c"]
