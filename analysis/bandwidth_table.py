@@ -43,7 +43,7 @@ def bandwidth(analysis: Analysis) -> Table:
         (
             *axes,
             Column("gradient_bytes", "S (MiB)", "bytes of gradients that every rank reduces in a step; 1 MiB = 2²⁰ bytes.", 1 / MIB, 1),
-            Column("buckets", "buckets", decimals=0),
+            Column("buckets", "buckets", "groups of gradients that are reduced together, in a step.", decimals=0),
             Column("wire_s", "t (ms)", "transfer of all buckets in training: the shortest time of any rank, the wait for late ones left out.", 1e3, 2),
             Column("algorithm_bytes_per_s", "S/t (GB/s)", "algorithm bandwidth; 1 GB = 10⁹ bytes.", 1 / GB, 2),
             Column("wire_bus_bytes_per_s", "bus bandwidth (GB/s)", f"S/t · 2(N-1)/N, N being the number of {several}.", 1 / GB, 2),

@@ -8,9 +8,9 @@ import pandas as pd
 
 from analysis.columns import GIB, N_COLUMN, axis_columns, older_peaks, study_ranks
 from analysis.environments import used_gpus
-from analysis.formatting import field_label, value_label
+from analysis.formatting import decimals_for, field_label, value_label
 from analysis.measures import configuration_of
-from analysis.scaling import STRONG, WEAK, Analysis, throughput_estimates, trial_fields
+from analysis.scaling import STRONG, WEAK, Analysis, one_rank, throughput_estimates, trial_fields
 from analysis.statistics import ratios
 from analysis.table import Column, Table
 
@@ -122,23 +122,28 @@ def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
     fields = [*analysis.axes, *analysis.fixed]
     epoch_s = epoch_seconds(analysis)
     rows: list[dict[Hashable, Any]] = []
-    alone = found[found["world_size"] == 1]
     strong = ["global_batch" if name == "batch_per_gpu" else name for name in fields]
     for label, held in ((WEAK, fields), (STRONG, strong)) if len(found) else ():
         keys = [name for name in held if name not in ("world_size", "nodes")]
-        others = [name for name in keys if name != "parallel"]
         for _, members in found[found["world_size"] > 1].groupby(keys, dropna=False, sort=False):
             larger = members.sort_values(["world_size", "nodes"]).drop_duplicates("world_size")
-            wanted = larger.iloc[0][others]
-            like = alone[((alone[others] == wanted) | (alone[others].isna() & wanted.isna())).all(axis=1)]
             strategy = larger.iloc[0].get("parallel", "none")
             for kind in dict.fromkeys([strategy, "none"]):
-                base = like[like["parallel"] == kind] if "parallel" in like else like
-                if len(base):
+                wanted = larger.assign(parallel=kind) if "parallel" in found else larger
+                base = _on_one_rank(wanted, found, keys)
+                if base is not None:
                     row: dict[Hashable, Any] = larger.iloc[0][[*fields, "global_batch"]].to_dict()
-                    members = pd.concat([base.iloc[[0]], larger])
+                    members = pd.concat([found.loc[[base]], larger])
                     rows.append(row | {"scaling": label, "baseline": kind} | _against_first(members, epoch_s))
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["scaling", "baseline", "trial_ids", "n"])
+
+
+def _on_one_rank(larger: pd.DataFrame, found: pd.DataFrame, keys: list[str]) -> int | None:
+    """The configuration on one rank that is alike in all `keys`, else that of `one_rank`, which scaling tables borrow too."""
+    wanted = larger.iloc[0][keys]
+    alone = found[found["world_size"] == 1]
+    own = alone[((alone[keys] == wanted) | (alone[keys].isna() & wanted.isna())).all(axis=1)]
+    return int(own.index[0]) if len(own) else one_rank(larger, found, keys)
 
 
 def _against_first(members: pd.DataFrame, epoch_s: dict[Hashable, float]) -> dict[Hashable, Any]:
@@ -184,6 +189,12 @@ def speed_up_strong_table(analysis: Analysis) -> Table:
     return _speed_up_table(analysis, STRONG)
 
 
+_HELD = {
+    "batch_per_gpu": "samples that each rank takes in one step.",
+    "global_batch": "samples that all ranks take in one step.",
+}
+
+
 def _speed_up_table(analysis: Analysis, label: str) -> Table:
     rows = speed_up_rows(analysis)
     frame = rows[rows["scaling"] == label]
@@ -193,32 +204,39 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
     batch = "batch_per_gpu" if label == WEAK else "global_batch"
     axes = axis_columns(analysis, last=(), without=("world_size", "nodes", "batch_per_gpu"))
     by_epoch = any(frame[f"epoch_s_{size}"].notna().any() for size in sizes)
-    seconds = []
+    kind, unit, scale, what = (
+        ("epoch_s", "s", 1.0, "one pass over the data.")
+        if by_epoch
+        else ("step_s", "ms", 1e3, "a plain step, without instruments.")
+    )
+    decimals = decimals_for(
+        pd.Series(scale * frame[[f"{kind}_{size}" for size in sizes]].to_numpy(dtype=float).ravel())
+    )
+    gain = f"throughput (samples of all {ranks[1]} a second) / that of the baseline [95 % interval]."
+    measured = []
     for size in sizes:
         name = value_label("world_size", size, ranks)
-        times = (f"epoch_s_{size}", f"{name} (s)", 1.0) if by_epoch else (f"step_s_{size}", f"{name} (ms)", 1e3)
-        seconds.append(Column(times[0], times[1], "", times[2], 1))
-        seconds.append(Column(f"speed_up_{size}", f"speed-up on {size}", "", decimals=2, interval=size > 1))
+        measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", what, scale, decimals))
+        measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
     frame = (
         frame.sort_values([*(column.name for column in axes if column.name in frame), batch, "baseline"], kind="stable")
         if len(frame)
         else frame
     )
-    what = "seconds for one pass over the data" if by_epoch else "milliseconds of a plain step"
     held = f"batch per {ranks[0]}" if label == WEAK else "global batch"
     columns = [*(column.name for column in axes), batch, "baseline", "trial_ids", "n"]
     return Table(
         f"Speed-up at each {held} ({label} scaling)",
         (
             *axes,
-            Column(batch, field_label(batch, ranks), decimals=0),
+            Column(batch, field_label(batch, ranks), _HELD[batch], decimals=0),
             Column("baseline", "baseline", f"what the one {ranks[0]} of the comparison runs: the strategy itself, or none, plain training "
                    "without any wrapper.", optional=True),
-            *seconds,
+            *measured,
             N_COLUMN,
         ),
         frame.reindex(columns=list(dict.fromkeys([*columns, *frame.columns]))),
-        f"Times: {what}. Speed-up: throughput (samples of all {ranks[1]} a second) / that of the baseline, with its 95 % interval. "
-        "n: the fewest repeats of any of a row's cells.",
+        f"Where one {ranks[0]} was not measured with all of a row's fields, the row borrows that over another interconnect, which one "
+        f"{ranks[0]} does not use, or that was timed otherwise. n: the fewest repeats of any of a row's cells.",
         blocks=tuple(column.name for column in axes),
     )  # fmt: skip

@@ -30,11 +30,11 @@ def data_checks(analysis: Analysis) -> Table:
     return Table(
         "What the data look like",
         (
-            Column("check", "check"),
-            Column("finding", "finding"),
-            Column("what_to_do", "what to do"),
-            Column("trials", "trials", decimals=0),
-            Column("such_as", "such as", "all of them are in the CSV file."),
+            Column("check", "check", "what was looked for."),
+            Column("finding", "finding", "what was found, and how large it is."),
+            Column("what_to_do", "what to do", "what avoids it in another run, or what to read with care."),
+            Column("trials", "trials", "how many trials it was found in.", decimals=0),
+            Column("such_as", "such as", f"the first {_MOST_NAMED} of these; all of them are in the CSV file."),
         ),
         frame,
         f"{nothing}Each check finds something in at most {percent(FALSE_ALARM)} of studies without its fault, and is silent about effects "

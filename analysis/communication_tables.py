@@ -54,14 +54,15 @@ def communication(analysis: Analysis) -> Table:
         (
             *axes,
             Column("gradient_bytes", "gradients (MiB)", "bytes that every rank reduces in a step.", 1 / MIB, 1),
-            Column("buckets", "buckets", decimals=0),
+            Column("buckets", "buckets", "groups of gradients that are reduced together, in a step.", decimals=0),
             *(replace(column, scale=_MS, decimals=decimals) for column in seconds),
             Column("late", "late rank", "the rank that the others wait for, and for how long at the bucket where it is latest."),
             N_COLUMN,
         ),
         frame,
         "Of steps with a communication hook, every rank and every bucket: median over a rank's steps, mean over ranks, "
-        "median over repeats. A bucket waits first and transfers last. A late rank is waited for at each bucket, so the wait "
+        "median over repeats. In each step hidden + exposed are the time of the all-reduces, and so are wire + wait; their medians "
+        "add up to it only nearly. A bucket waits first and transfers last. A late rank is waited for at each bucket, so the wait "
         "may be several times its lateness; what the backward pass hides of it costs nothing.",
         blocks=blocks(axes),
     )  # fmt: skip
@@ -106,7 +107,7 @@ def exposed_cost(analysis: Analysis) -> Table:
                 True,
                 optional=True,
             ),
-            Column("reading", "largest reason why they differ", optional=True),
+            Column("reading", "largest reason why they differ", f"what makes N minus 1 {ranks[0]} differ most from live, with its size, by the account of why a step takes longer; they agree where they differ by less than 2 % of a step.", optional=True),
             N_COLUMN,
         ),
         frame,
@@ -167,7 +168,7 @@ def bucket_utilisation(analysis: Analysis) -> Table:
         (
             *axes,
             Column("bucket", "bucket", "in the order in which buckets are reduced.", decimals=0),
-            Column("bytes", "size (MiB)", "", 1 / MIB, 2),
+            Column("bytes", "size (MiB)", "bytes of gradients in the bucket; 1 MiB = 2²⁰ bytes.", 1 / MIB, 2),
             Column("wire_s", "wire (ms)", "transfer in training.", _MS, 3),
             Column("ceiling_s", "ceiling (ms)", "the same size in the same trial's sweep, where nothing else runs.", _MS, 3),
             Column("bus_bytes_per_s", "bus bandwidth (GB/s)", "bytes / wire · 2(N-1)/N.", 1 / GB, _bandwidth_decimals(frame)),
@@ -196,7 +197,7 @@ def ceiling(analysis: Analysis) -> Table:
             Column("bus_bytes_per_s", "busbw (GB/s)", "algbw · 2(N-1)/N.", 1 / GB, _bandwidth_decimals(frame)),
             Column("median_percent", "median error (%)", "of the fit, over the sizes.", 1, 1),
             Column("largest_percent", "largest error (%)", "a large one: no one latency and bandwidth describes all sizes.", 1, 1),
-            Column("sizes", "sizes", decimals=0),
+            Column("sizes", "sizes", "message sizes that the fit is made of.", decimals=0),
             Column("n", "n", "trials whose sweeps are pooled.", decimals=0),
         ),
         frame.assign(
@@ -215,7 +216,7 @@ def sweep(analysis: Analysis) -> Table:
         "Ceiling: sweep of message sizes",
         (
             *axes,
-            Column("bytes", "bytes", decimals=0),
+            Column("bytes", "bytes", "of the message that each rank contributes.", decimals=0),
             Column("seconds", "time (ms)", "median over repetitions of the mean over ranks, median over trials.", _MS, 3),
             Column("algorithm_bytes_per_s", "algbw (GB/s)", "bytes / time.", 1 / GB, 3),
             Column("bus_bytes_per_s", "busbw (GB/s)", "algbw · 2(N-1)/N.", 1 / GB, 3),
@@ -232,7 +233,7 @@ def audit(analysis: Analysis) -> Table:
     return Table(
         f"Trials whose instruments cost more than {AUDIT_BUDGET:.0%}".replace("%", " %"),
         (
-            Column("trial_id", "trial"),
+            Column("trial_id", "trial", "its folder below trials/ in the results."),
             Column("instruments_ratio", "phases / plain", "wall time a step with marks at each phase / without.", decimals=3),
             Column(
                 "communication_ratio",
@@ -300,9 +301,14 @@ def _ceiling_columns(analysis: Analysis, frame: pd.DataFrame) -> list[Column]:
         for name in names
         if frame[name].nunique(dropna=False) > 1 or (name == "interconnect" and (frame[name] != "auto").any())
     ]
-    meanings = {"place": "like ranks on other GPUs or hosts, numbered."}
+    meanings = {
+        "interconnect": "auto: what NCCL or gloo chooses itself; the others are emulated, by forbidding it faster ways.",
+        "cpus_per_rank": "for its threads and its loaders.",
+        "nodes": "hosts that share the ranks evenly.",
+        "place": "like ranks on other GPUs or hosts, numbered.",
+    }
     return [
-        *(Column(name, names[name], meanings.get(name, ""), decimals=0) for name in shown),
+        *(Column(name, names[name], meanings[name], decimals=0) for name in shown),
         Column("world_size", field_label("world_size", study_ranks(analysis)), decimals=0),
     ]
 

@@ -29,6 +29,7 @@ _HOST = Column(
 _BUSY = Column(
     "busy_s", "kernels (ms)", "what the GPU needs for a step's kernels, back to back.", 1e3, 2, optional=True
 )
+_AGAINST = Column("against", "against", "the value that a row is held against: that of the first row of its block.")
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,12 @@ def settings(analysis: Analysis) -> Table:
     return Table(
         "Settings, one at a time",
         (
-            Column("setting", "setting"),
-            Column("value", "value"),
+            Column("setting", "setting", "the field of a trial that is compared."),
+            Column("value", "value", "what it was set to."),
             *axes,
             *(others if len(others) > 1 else ()),
             _THROUGHPUT,
-            Column("against", "against"),
+            _AGAINST,
             _ratio(),
             N_COLUMN,
         ),
@@ -187,7 +188,7 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
             *(column for column in axes if column.name not in same),
             Column(comparison.field, label),
             _THROUGHPUT,
-            Column("against", "against"),
+            _AGAINST,
             _ratio(),
             *comparison.beside,
             N_COLUMN,

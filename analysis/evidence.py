@@ -28,11 +28,11 @@ def _range(name: str, when: str, header: str, decimals: int, meaning: str) -> Co
     return Column(low, header, meaning, decimals=decimals, up_to=high, optional=True)
 
 
-_TRIALS = Column("trials", "trials", decimals=0)
+_TRIALS = Column("trials", "trials", "done trials that ran there.", decimals=0)
 
 _HOST_COLUMNS = (
-    Column("host", "host"),
-    Column("cpu_model", "CPU"),
+    Column("host", "host", "its name."),
+    Column("cpu_model", "CPU", "model, as the system names it."),
     Column("cpu_count", "cores", "those that ranks may use.", decimals=0),
     Column("memory_bytes", "memory (GiB)", "1 GiB = 2³⁰ bytes.", 1 / GIB, 0),
     _range("load_average_1min", "before", "load before", 1, "processes that run or wait to, as a mean over 1 minute."),
@@ -41,13 +41,13 @@ _HOST_COLUMNS = (
 )  # fmt: skip
 
 _GPU_COLUMNS = (
-    Column("host", "host"),
-    Column("uuid", "UUID"),
-    Column("name", "GPU"),
-    Column("driver", "driver"),
+    Column("host", "host", "that holds it."),
+    Column("uuid", "UUID", "by which the driver knows the GPU."),
+    Column("name", "GPU", "its model."),
+    Column("driver", "driver", "its version."),
     Column("pcie", "PCIe", "generation and lanes, at most; idle links step down.", optional=True),
     Column("nvlinks", "NVLinks", "links that are up.", decimals=0, optional=True),
-    Column("nvlink_version", "NVLink version", optional=True),
+    Column("nvlink_version", "NVLink version", "of the links that are up.", optional=True),
     _range("sm_clock_mhz", "before", "SM clock before (MHz)", 0, "of the multiprocessors, before the warm-up."),
     _range("sm_clock_mhz", "after", "after (MHz)", 0, "the same, right after the timed windows."),
     _range("memory_clock_mhz", "after", "memory clock (MHz)", 0, "after."),
@@ -58,11 +58,11 @@ _GPU_COLUMNS = (
 )  # fmt: skip
 
 _RANK_COLUMNS = (
-    Column("rank", "rank", decimals=0),
-    Column("host", "host"),
-    Column("device", "device"),
+    Column("rank", "rank", "number, from 0.", decimals=0),
+    Column("host", "host", "that it ran on."),
+    Column("device", "device", "that it computed on, by its UUID where it has one."),
     Column("threads", "threads", "of the rank's own process, without its loaders.", decimals=0),
-    Column("affinity", "may run on CPUs", optional=True),
+    Column("affinity", "may run on CPUs", "cores that the system lets its process use.", optional=True),
     Column("peak_memory_bytes", "peak allocated (GiB)", "the most that tensors held in any of the trials.", 1 / GIB, 2, optional=True),
     Column("peak_reserved_bytes", "peak reserved (GiB)", "the most that PyTorch's allocator held for them.", 1 / GIB, 2, optional=True),
     _TRIALS,

@@ -1,5 +1,7 @@
 """Tables of what lies between host and GPU: issuing work, and copying batches. Without a GPU there are none."""
 
+from dataclasses import replace
+
 from analysis.columns import N_COLUMN, PHASE_LABELS, axis_columns, blocks
 from analysis.host import issue_ratio
 from analysis.measures import BUSY, HOST_BOUND_LAUNCH_RATIO, LAUNCHED, LAUNCHES
@@ -10,6 +12,11 @@ _OLDER = (
     " Where the kernels' own time was not measured, yes says that issuing takes at least "
     f"{HOST_BOUND_LAUNCH_RATIO:g} of the step on an idle GPU, and that in free running more than half of the steps found it idle."
 )
+
+_HOW_COPIED = {
+    "pin_memory": "batches lie in page-locked memory, from which the GPU copies without the host's help.",
+    "non_blocking": "the host asks for the copy and goes on.",
+}
 
 
 def host(analysis: Analysis) -> Table:
@@ -24,7 +31,14 @@ def host(analysis: Analysis) -> Table:
     older = found["busy_s"].isna().any()
     axes = axis_columns(analysis)
     parts = [
-        Column(launch, f"{PHASE_LABELS[name]} (ms)", "", 1e3, 2, beside=busy)
+        Column(
+            launch,
+            f"{PHASE_LABELS[name]} (ms)",
+            "the host's time to issue this part / the GPU's for its kernels.",
+            1e3,
+            2,
+            beside=busy,
+        )
         for name, launch, busy in zip(LAUNCHED, LAUNCHES, BUSY, strict=True)
     ]
     return Table(
@@ -76,8 +90,11 @@ def transfer(analysis: Analysis) -> Table:
     found = analysis.configurations
     found = found[found["host_to_device_bytes"].notna()]
     waiting_s = found["synced_step_s"].astype(float) - found["phases_step_s"].astype(float)
-    how = tuple(name for name in ("pin_memory", "non_blocking") if name in found)
-    axes = axis_columns(analysis, last=("world_size", *how))
+    how = tuple(name for name in _HOW_COPIED if name in found)
+    axes = [
+        replace(column, meaning=_HOW_COPIED.get(column.name, ""))
+        for column in axis_columns(analysis, last=("world_size", *how))
+    ]
     others = [column.name for column in axes if column.name not in how]
     # A block compares the ways to copy; where there is one way only, it compares numbers of ranks, as elsewhere.
     several = any(name in analysis.axes for name in how)

@@ -127,7 +127,7 @@ def ladder(analysis: Analysis) -> Table:
         (
             Column("machine", "machine", "this study's rungs were measured here; another machine's are published numbers, and were not."),
             Column("rung", "rung", "one change after another, in the order of the study."),
-            Column("samples", "samples a step", decimals=0),
+            Column("samples", "samples a step", "of all ranks together.", decimals=0),
             Column("batches_s", f"{BATCHES} batches (s)", f"{BATCHES} plain steps, without instruments.", decimals=1),
             Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.", decimals=0),
             Column("step_ratio", "step speed-up", "throughput / that of the rung before [95 % interval, Welch's t on logarithms].", decimals=2, interval=True),

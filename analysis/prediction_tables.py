@@ -24,7 +24,24 @@ from analysis.table import Column, Table
 AHEAD = (2, 4)
 """Numbers of ranks of the report, in multiples of the largest that was measured."""
 
+_SYMBOLS = (
+    "of N ranks, where the batch per rank is held; where the global batch is, what is computed shrinks with it. T₁: step on one "
+    "rank; b: batch per rank; W(N): all-reduce of the gradients by the sweep; E[largest of N]: of standard normal values; host, "
+    "wait and exposed buckets: as the account has them; other letters: parameters of the law."
+)
+_SERIES = Column(
+    "series",
+    "series",
+    "number of a set of configurations that differ in the number of ranks, with one batch held; its law's parameters have the same number.",
+    decimals=0,
+)
+_HELD = Column(
+    "held", "held", "what is the same for all numbers of ranks of a series: the batch per rank, or the global one."
+)
 _ERROR_NOTE = "the largest number of ranks is left out, the law fitted to the rest and asked about it"
+_KINDER = (
+    "The law is chosen by this very error, so the chosen law's is a little kinder than on a point that took no part."
+)
 
 
 def predictions(analysis: Analysis) -> Table:
@@ -43,22 +60,23 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
     ranks = study_ranks(analysis)
     aside = (*alike_but_for_timing([model.series for model in found]), "nodes", "batch_per_gpu", "interconnect")
     axes = [column for column in axis_columns(analysis) if column.name not in aside]
-    held = Column(
-        "held", "held", "what is the same for all numbers of ranks of a series: the batch per rank, or the global one."
-    )
     columns = [
-        Column("series", "series", decimals=0),
-        held,
+        _SERIES,
+        _HELD,
         *axes,
         Column("link", "interconnect", "measured, or stated by whoever asked.", optional=True),
-        Column("kind", "kind"),
-        Column("law", "law", optional=True),
+        Column(
+            "kind",
+            "kind",
+            "predicted; or measured, no prediction: this number of ranks was measured, and the others are too few to fit a law to.",
+        ),
+        Column("law", "law", "the one chosen for the series.", optional=True),
         Column(
             "step_s", "step time (ms)",
             f"[95 % prediction interval of a new run], too wide to use where it reaches beyond a factor of {WIDEST:g}.",
             1e3, interval=True, too_wide="too_wide",
         ),
-        Column("throughput_samples_per_s", "throughput (samples/s)", optional=True),
+        Column("throughput_samples_per_s", "throughput (samples/s)", "global batch / predicted step time.", optional=True),
         Column(
             "efficiency_percent",
             "efficiency (%)",
@@ -68,8 +86,8 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
             too_wide="too_wide",
         ),
         Column("measured_step_ms", "measured (ms)", "step time on as many ranks, which the prediction did not see.", optional=True),
-        Column("held_out_percent", "held-out error (%)", f"predicted / measured - 1 where {_ERROR_NOTE}.", decimals=1),
-        Column("naive_percent", "naive error (%)", "the same for the throughput of the fewest ranks x N.", decimals=1),
+        Column("held_out_percent", "held-out error (%)", f"predicted / measured - 1 where {_ERROR_NOTE}. {_KINDER}", decimals=1),
+        Column("naive_percent", "naive error (%)", "at the same point, of the throughput of the fewest ranks x N.", decimals=1),
         Column("cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True),
         Column("energy_wh_per_million_samples", "Wh / 10⁶ samples", "a GPU's power in training on the most ranks measured x predicted GPU-hours.", decimals=1, optional=True),
     ]  # fmt: skip
@@ -168,17 +186,17 @@ def laws(analysis: Analysis) -> Table:
     if len(frame):
         frame = frame.sort_values(["interconnect", "scaling", "order"], kind="stable")
     columns = (
-        Column("interconnect", "interconnect"),
-        Column("scaling", "scaling"),
-        Column("law", "law"),
-        Column("formula", "step time"),
+        Column("interconnect", "interconnect", "auto: what NCCL or gloo chooses itself. Series over one interconnect share the choice."),
+        Column("scaling", "scaling", "weak: the batch per rank is held; strong: the global batch is."),
+        Column("law", "law", "name of the law; naive: the throughput of the fewest ranks grows with their number."),
+        Column("formula", "step time", _SYMBOLS),
         Column("chosen", "chosen for", "series; the least mean of |log(predicted / measured)| decides where there are held-out points.", decimals=0),
-        Column("fitted", "series fitted", decimals=0),
+        Column("fitted", "series fitted", "series to all of whose points the law could be fitted.", decimals=0),
         Column("held_out", "held out", f"series in which {_ERROR_NOTE}.", decimals=0),
-        Column("mean_error", "mean error (%)", "of |predicted / measured - 1| over these.", decimals=1),
-        Column("largest_error", "largest error (%)", decimals=1),
-        Column("residual", "residual (%)", "what the law leaves of the points that it was fitted to, root mean square.", decimals=2),
-        Column("reason", "note", optional=True),
+        Column("mean_error", "mean error (%)", f"of |predicted / measured - 1| over these. {_KINDER}", decimals=1),
+        Column("largest_error", "largest error (%)", "the same, of the series where it is largest.", decimals=1),
+        Column("residual", "residual (%)", "what the law leaves of the points that it was fitted to, root mean square; median of the series.", decimals=2),
+        Column("reason", "note", "why the law was not fitted or not tested, in the first series where it was not.", optional=True),
     )  # fmt: skip
     if frame.empty:
         frame = pd.DataFrame(columns=[column.name for column in columns])
@@ -205,13 +223,13 @@ def law_parameters(analysis: Analysis) -> Table:
     aside = (*alike_but_for_timing([model.series for model in found]), "world_size", "nodes", "batch_per_gpu")
     varying = [column for column in axis_columns(analysis, last=()) if column.name not in aside]
     columns = (
-        Column("series", "series", decimals=0),
-        Column("held", "held"),
+        _SERIES,
+        _HELD,
         *varying,
-        Column("sizes", ranks[1]),
-        Column("law", "law"),
+        Column("sizes", ranks[1], "numbers of them that were measured, to which the law is fitted."),
+        Column("law", "law", "its formula is in the table of the laws tried."),
         Column("parameters", "parameters", "[95 % interval: Student's t by the delta method, within the parameter's bounds]."),
-        Column("why", "chosen for"),
+        Column("why", "chosen for", "what decided for this law."),
     )  # fmt: skip
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[column.name for column in columns])
     return Table("Parameters of the chosen laws", columns, frame)

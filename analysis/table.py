@@ -1,12 +1,44 @@
 """A table as a value: plain numbers in a frame, and how its columns are shown as HTML, Markdown, CSV and LaTeX."""
 
+import re
+import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.formatting import MISSING, decimals_for, field_value, number, percent, with_interval
+from analysis.formatting import MISSING, decimals_for, field_value, join, number, percent, with_interval
+
+_MATHS = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
+    "ι": "iota", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma",
+    "τ": "tau", "υ": "upsilon", "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ": "Delta",
+    "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
+    "×": "times", "·": "cdot", "±": "pm", "≥": "geq", "≤": "leq", "≠": "neq", "≈": "approx", "√": "surd",
+    "→": "rightarrow", "←": "leftarrow", "∞": "infty",
+}  # fmt: skip
+_LATEX = {
+    **{mark: f"\\{mark}" for mark in "{}$&#_%"},
+    **{mark: f"\\ensuremath{{\\{name}}}" for mark, name in _MATHS.items()},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": r"\ensuremath{-}",
+    "°": r"\textsuperscript{\ensuremath{\circ}}",
+    "\u00a0": r"\,",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "‘": "`",
+    "’": "'",
+    "“": "``",
+    "”": "''",
+    "…": r"\dots{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+"""Characters that LaTeX reads as commands, and others than ASCII, in commands that need no package."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +120,12 @@ class Table:
         return pd.DataFrame({column.header: column.cells(self.frame) for column in self.shown().columns}, dtype=object)
 
     def definitions(self) -> list[tuple[str, str]]:
-        """Header and meaning of each column that needs one."""
-        return [(column.header, column.meaning) for column in self.shown().columns if column.meaning]
+        """Header and meaning of each column that needs one; columns that mean the same share a line."""
+        headers: dict[str, list[str]] = {}
+        for column in self.shown().columns:
+            if column.meaning:
+                headers.setdefault(column.meaning, []).append(column.header)
+        return [(join(alike), meaning) for meaning, alike in headers.items()]
 
     def to_html(self, key: str) -> str:
         """An HTML table; `key` keeps its ids apart from those of other tables on the page. Every cell is escaped."""
@@ -136,12 +172,11 @@ class Table:
         return frame.to_csv(index=False)
 
     def to_latex(self) -> str:
-        """A booktabs table; special characters are escaped."""
-        cells = self.cells()
-        cells.columns = [header.replace("%", r"\%").replace("_", r"\_").replace("&", r"\&") for header in cells.columns]
+        """A booktabs table in ASCII, which plain pdflatex takes."""
+        cells = self.cells().map(_latex_escaped).rename(columns=_latex_escaped)
         align = "".join("r" if _is_number(self.frame[column.name]) else "l" for column in self.shown().columns)
-        styler = cells.style.hide(axis="index").format(escape="latex")
-        return styler.to_latex(hrules=True, column_format=align, caption=self.title)
+        styler = cells.style.hide(axis="index")
+        return styler.to_latex(hrules=True, column_format=align, caption=_latex_escaped(self.title))
 
     def _block_starts(self) -> list[int]:
         if not self.blocks or self.frame.empty:
@@ -159,3 +194,24 @@ def _markdown_escaped(cell: str) -> str:
     for mark in "\\`*_<>|[]":
         cell = cell.replace(mark, f"\\{mark}") if mark not in "<>[]" else cell
     return cell.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
+
+
+def _latex_escaped(text: str) -> str:
+    """Text that LaTeX sets as it reads, in ASCII; what LaTeX has no command for is a question mark."""
+    shown = re.sub("-(?=-)", "-{}", "".join(map(_latex, text)))  # else the "--" of an option becomes a dash
+    return f"{{}}{shown}" if shown.startswith(("[", "*")) else shown  # after a row's \\ either is an argument
+
+
+def _latex(mark: str) -> str:
+    if mark in _LATEX:
+        return _LATEX[mark]
+    if mark.isascii():
+        return mark if mark.isprintable() else " "
+    parts = unicodedata.normalize("NFKD", mark)
+    if parts == mark:
+        return "" if unicodedata.combining(mark) else "?"
+    plain = "".join(map(_latex, parts))
+    script = {"<super>": "textsuperscript", "<sub>": "textsubscript"}.get(
+        unicodedata.decomposition(mark).partition(" ")[0]
+    )
+    return f"\\{script}{{{plain}}}" if script else plain

@@ -115,7 +115,7 @@ def strong_scaling(analysis: Analysis) -> Table:
         analysis,
         STRONG,
         "Strong scaling: global batch held",
-        [Column("global_batch", "global batch", decimals=0), *columns],
+        [Column("global_batch", "global batch", "samples that all ranks take in one step.", decimals=0), *columns],
         f"No two configurations share a global batch on different numbers of {study_ranks(analysis)[1]}.",
     )
 
@@ -169,8 +169,8 @@ def _ideal_decimals(ideal: pd.Series) -> int:
 def phases(analysis: Analysis) -> Table:
     """Where the time of a step goes."""
     found = analysis.configurations
-    total = found[list(PHASES)].astype(float).sum(axis=1, min_count=1) if len(found) else pd.Series(dtype=float)
-    frame = found.assign(**{f"{name}_share": found[name].astype(float) / total for name in PHASES})
+    step_s = found["phases_step_s"].astype(float)
+    frame = found.assign(**{f"{name}_share": found[name].astype(float) / step_s for name in PHASES})
     account = analysis.communication.exposed.reindex(found.index)
     frame = frame.assign(**{name: account[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
     frame["epoch_s"] = pd.Series(epoch_seconds(analysis), dtype=float)
@@ -214,8 +214,9 @@ def phases(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        "Median over the steps of a rank, mean over ranks, median over repeats; in brackets the share of the step. Parts with a "
-        "share add up to the step; the columns after them are measured in windows of their own.",
+        "Median over the steps of a rank, mean over ranks, median over repeats; in brackets the share of the step. In each "
+        "single step the parts with a share add up to it; their medians do so only nearly, the less so the more steps differ. The "
+        "columns after them are measured in windows of their own.",
         blocks=blocks(axes),
         empty="No trial is done yet.",
     )  # fmt: skip
@@ -234,9 +235,14 @@ def failures(analysis: Analysis) -> Table:
     return Table(
         "Trials without a result",
         (
-            Column("trial_id", "trial"),
-            Column("status", "status"),
-            Column("reason", "reason"),
+            Column("trial_id", "trial", "its folder below trials/ in the results."),
+            Column(
+                "status",
+                "status",
+                "failed: an exception, or a rank that died; timeout: no answer for too long; pruned: not tried, for a smaller batch "
+                "ran out of memory; infeasible: not tried, for it cannot be run here.",
+            ),
+            Column("reason", "reason", "the error in one line, or what stood in the way."),
             Column("log", "log", "path in the results folder.", optional=True),
         ),
         frame,

@@ -49,8 +49,8 @@ def trials(analysis: Analysis) -> Table:
         "Every trial, and how to run it again",
         (
             *axes,
-            Column("repeat", "repeat", decimals=0, optional=True),
-            Column("status", "status"),
+            Column("repeat", "repeat", "number of the run among those of its configuration, from 0.", decimals=0, optional=True),
+            Column("status", "status", "done, or why there is no result: the table of trials without one has the reasons."),
             Column("throughput_samples_per_s", "throughput (samples/s)", "of this trial alone."),
             Column("step_s", "step time (ms)", "of this trial alone.", 1e3),
             Column("trial_id", "trial", "its folder below trials/ in the results holds everything that was measured."),

@@ -9,7 +9,8 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from tabulate import tabulate
 
-from trainables.trial import NAMES, Trial
+from trainables.registry import NAMES
+from trainables.trial import Trial
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 

@@ -18,8 +18,9 @@ class NodeCapacity:
 def count_gpus() -> int:
     """GPUs of this host that a process may use, by NVML; `CUDA_VISIBLE_DEVICES` narrows them. 0 without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    named = None if visible is None else len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    if named == 0:
+        return 0
     import pynvml
 
     try:
@@ -27,7 +28,8 @@ def count_gpus() -> int:
     except pynvml.NVMLError:
         return 0
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        there = int(pynvml.nvmlDeviceGetCount())
+        return there if named is None else min(named, there)
     finally:
         pynvml.nvmlShutdown()
 

@@ -200,8 +200,9 @@ def _plain(option: str, value: Any, source: str) -> Any:
     if option == "study":
         if not isinstance(value, str) or value not in STUDIES:
             hint = "; the values of a list are joined by commas, without spaces" if _is_of_a_list(value) else ""
+            file = "" if source.startswith("--") else f"{source}: "
             raise ConfigurationError(
-                f"unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES) or hint}"
+                f"{file}unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES) or hint}"
             )
         return value
     if option == "out" and isinstance(value, str) and not value.strip():

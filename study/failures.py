@@ -1,9 +1,13 @@
 """What an exception in a rank says about a trial: did memory run out, and one line for people."""
 
+import re
 import traceback
 from typing import Any
 
 from study.redaction import redacted
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+"""colours of a terminal, which Ray puts into what it says"""
 
 
 def describe_failure(rank: int, node_id: str, error: BaseException) -> dict[str, Any]:
@@ -20,19 +24,26 @@ def describe_failure(rank: int, node_id: str, error: BaseException) -> dict[str,
     }
 
 
+def cause_of(error: BaseException | None) -> BaseException | None:
+    """What Ray's errors wrap: they say no more than that a controller was stopped, a health check or a task failed."""
+    for name in ("controller_failure", "health_check_failure", "cause"):
+        error = getattr(error, name, None) or error
+    return error
+
+
 def first_line(error: BaseException | None) -> str:
     """An exception as one line: its kind and the first line of what it says.
 
-    Ray Train wraps what stopped its controller in an error that says no more than that it was stopped.
+    What Ray wraps is taken out of its wrapping, see `cause_of`.
     """
-    error = getattr(error, "controller_failure", error)
+    error = cause_of(error)
     if error is None:
         return "no reason given"
     lines = str(error).strip().splitlines()
     if lines and lines[0].startswith("Caught ") and " in DataLoader worker process " in lines[0]:
         # torch's own wrapping of what a loader process raised: the traceback's last line says what that was
         lines = [lines[-1].partition(": ")[2]]
-    line = redacted(next(iter(lines), ""))
+    line = redacted(_ESCAPES.sub("", next(iter(lines), "")))
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 

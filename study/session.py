@@ -86,14 +86,21 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prepared:
     """The plan of a configuration on these nodes, with what its results folder already holds."""
-    study = STUDIES[configuration.study](nodes).asking(configuration.axes, configuration.repeats)
+    study_of = STUDIES[configuration.study]
+    study = study_of(nodes).asking(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
     statuses = {record["trial_id"]: record["status"] for record in records}
     rows = plan_trials(study, nodes, statuses, _out_of_memory(records))
     if store and damaged:
         _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
-    asked_layout = set(configuration.axes) & set(LAYOUT_FIELDS)
+    own = study_of(nodes)
+    asked_layout = {
+        name
+        for name in set(configuration.axes)
+        & set(LAYOUT_FIELDS)  # what is the study's own, as --print-config has it, is not asked
+        if tuple(configuration.axes[name]) != tuple(own.axes.get(name, (own.base.get(name),)))
+    }
     unfit = [row for row in rows if row.status == "infeasible" and not (row.trial and unmet(row.trial))]
     if not asked_layout and len(unfit) < len(rows):
         unfit = []
@@ -316,11 +323,11 @@ def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) 
         if left_out:
             say(left_out)
         say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
-        for record in store.records():
-            if record["status"] in ("failed", "timeout"):
-                say(
-                    f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"
-                )
+    for record in store.records():
+        if record["status"] in ("failed", "timeout"):
+            say(
+                f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"
+            )
     print(path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(left) else DONE
 
@@ -355,7 +362,8 @@ def _check_workload(configuration: Configuration) -> None:
     for spec in configuration.axes.get("workload", ()):
         from trainables.workload import load_user_workload
 
-        load_user_workload(spec)
+        with contextlib.redirect_stdout(sys.stderr):  # what the file prints is no result of the study's
+            load_user_workload(spec)
 
 
 def _out_of_memory(records: Sequence[Mapping[str, Any]]) -> list[Trial]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from study.failures import first_line, is_out_of_memory
+from study.failures import cause_of, first_line, is_out_of_memory
 from study.layout import Layout
 from study.stuck import calls, culprits, told, wait_for_each_other
 
@@ -160,7 +160,8 @@ class WorkerGroup:
             return "timeout", f"{timed_out}{who}", self.log()
         for rank, error in dead.items():
             # Ray's own error where it ended a rank because the host's memory was full
-            exhausted = is_out_of_memory(error) or isinstance(error, ray.exceptions.OutOfMemoryError)
+            cause = cause_of(error) or error
+            exhausted = is_out_of_memory(cause) or isinstance(cause, ray.exceptions.OutOfMemoryError)
             status = "out_of_memory" if exhausted else "failed"
             return status, f"{self.place(rank)} died: {first_line(error)}", self.log()
         return "failed", f"worker group ended: {first_line(self.error)}", self.log()

@@ -1,5 +1,6 @@
 """The windows that explain a step, on real gloo ranks: buckets, with and without communication, sweep, trace."""
 
+import contextlib
 import gzip
 import json
 import time
@@ -15,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.gloo import on_ranks
 from trainables.communication import Account, averaging_hook, bucket_bytes, with_account
 from trainables.parallel import ddp
-from trainables.run import Measurement, run
+from trainables.run import PROFILE_STEPS, Measurement, run
 from trainables.sweep import REPETITIONS, sweep_sizes
-from trainables.timing import CpuClock
+from trainables.timing import CpuClock, no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
@@ -222,3 +223,34 @@ def test_a_single_rank_may_keep_a_trace_too() -> None:
 
 def test_averaging_hook_is_the_one_that_ddp_calls() -> None:
     assert averaging_hook.__annotations__["bucket"] is dist.GradBucket, "DDP checks the annotation"
+
+
+# ---------------------------------------------------------------------------------------------------------- graphs
+
+
+def traced_graph(rank: int) -> Measurement:
+    """A trial whose step is a graph, with a stand-in for CUDA's: it remembers a step of the capture and makes none again."""
+
+    def captured(step: Any, example: Any, device: Any, resident: Any, non_blocking: Any, context: Any = None) -> Any:
+        with (context or contextlib.nullcontext)():
+            given = step(example, no_mark)
+
+        def replay(batch: Any, begin: Any) -> Any:
+            begin("graph")
+            return given
+
+        return replay
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainables.run.capture", captured)
+        patch.setattr("trainables.run.GraphClock", lambda device: CpuClock())
+        patch.setattr("trainables.run.stream_for", lambda trial, device: contextlib.nullcontext())
+        return measured(rank, PAIR.but(model="mlp", execution="graph", image_size=28, profile_ranks="0"))
+
+
+def test_a_graph_that_communicates_is_traced_a_step_at_a_time() -> None:
+    first, second = on_ranks(2, traced_graph)
+    assert first.trace is not None and second.trace is None
+    for found in (first, second):
+        assert len(steps_of(found, "profile")) == PROFILE_STEPS
+        assert len(steps_of(found, "communication")) == PAIR.account_steps

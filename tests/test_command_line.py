@@ -15,7 +15,7 @@ import yaml
 from rich.text import Text
 
 from study import session
-from study.capacity import NodeCapacity
+from study.capacity import NodeCapacity, count_gpus
 from study.configuration import Configuration
 from study.grid import Study
 from study.plan import plan_trials
@@ -588,10 +588,57 @@ def test_a_failed_trial_is_told_with_its_log_and_makes_the_exit_status_1(
     monkeypatch.setattr(session, "_measure", measure)
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
     log = tmp_path / "trials" / trials[0].trial_id / "error.log"
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        "7 done, 1 failed",
-        f"failed: {trials[0].trial_id}: rank 1 on node a died; log: {log}",
+    failed = f"failed: {trials[0].trial_id}: rank 1 on node a died; log: {log}"
+    assert capsys.readouterr().err.splitlines()[-2:] == ["7 done, 1 failed", failed]
+    assert main(["run", "smoke", "--out", str(tmp_path), "-q"]) == 1
+    assert capsys.readouterr().err.splitlines() == [failed], "a failure is told where all else is quiet"
+
+
+@pytest.mark.parametrize("study", ["acceleration-ladder", "default", "large-batch"])
+def test_a_printed_configuration_asks_for_nothing_that_the_study_itself_does_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, study: str
+) -> None:
+    code = main(["plan", study])
+    capsys.readouterr()
+    assert main(["plan", study, "--print-config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert main(["plan", "--config", str(tmp_path / "printed.yaml")]) == code
+
+
+def test_what_a_workload_file_prints_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text("print('hello')\n\n\ndef own(trial):\n    raise AssertionError\n")
+    arguments = [
+        "run",
+        "smoke",
+        "--gpus",
+        "64",
+        "--workload",
+        f"{tmp_path / 'chatty.py'}:own",
+        "--out",
+        str(tmp_path / "r"),
     ]
+    assert main([*arguments, "--address", "127.0.0.1:1"]) == 4
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("hello\n")
+
+
+def test_a_gpu_that_is_named_where_there_is_none_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    assert count_gpus() == 0
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 4)
+    assert count_gpus() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert count_gpus() == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert count_gpus() == 4
 
 
 def test_an_interrupt_leaves_a_partial_report_and_the_command_that_resumes(

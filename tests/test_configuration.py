@@ -264,7 +264,7 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
             f"{{path}}: set: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         ("profile: 0+3\n", "{path}: profile '0+3': give true or false; set profile_ranks names ranks"),
-        ("study: [default]\n", f"unknown study ['default']; studies: {', '.join(STUDIES)}"),
+        ("study: [default]\n", f"{{path}}: study: unknown study ['default']; studies: {', '.join(STUDIES)}"),
     ],
 )
 def test_a_mistake_in_a_file_names_the_file(text: str, expected: str, tmp_path: Path) -> None:

@@ -348,9 +348,22 @@ def test_running_out_of_memory_is_known_in_all_its_forms() -> None:
     assert not is_out_of_memory(KeyboardInterrupt())
 
 
+class Wrapped(Exception):
+    """As Ray Train wraps what a health check found, and Ray what a task raised."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__("A worker health check failed.")
+        setattr(self, name, error)
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
+        (Wrapped("health_check_failure", Wrapped("cause", ValueError("one"))), "ValueError: one"),
+        (
+            Wrapped("controller_failure", ValueError("\x1b[36mray::work()\x1b[39m ended")),
+            "ValueError: ray::work() ended",
+        ),
         (ValueError("one\ntwo"), "ValueError: one"),
         (ValueError("\n  one\n"), "ValueError: one"),
         (KeyError(), "KeyError"),

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from analysis.bounds import regions
@@ -15,6 +16,7 @@ from analysis.plots import PLOTS
 from analysis.report import status_counts, summary_table, write_report
 from analysis.results import load
 from analysis.scaling import analyse
+from analysis.table import Column, Table
 from analysis.tables import TABLES
 from analysis.verdict import answer, limits, trust
 from tests.frames import FIELDS, cpu_study, gpu_study, grid, record, steps, write_results, write_study, write_trial
@@ -131,6 +133,47 @@ def test_every_string_is_escaped(tmp_path: Path) -> None:
     assert page.count("<script") == 1  # the report's own, which sorts and filters
     assert "<script>alert" not in page
     assert page.count("&lt;script&gt;") >= 8
+
+
+def left_of(latex: str) -> str:
+    """What is left of a piece of LaTeX without its commands and escaped characters."""
+    rest = re.sub(r"\\[^a-zA-Z]", "", latex)
+    while (shorter := re.sub(r"\\[a-zA-Z]+(\{[^{}\\]*\})?|(?<!\\)\{\}", "", rest)) != rest:
+        rest = shorter
+    return rest
+
+
+@pytest.mark.parametrize("study", ["cpu", "gpu"])
+def test_every_table_is_latex_without_a_special_or_non_ascii_character_left(
+    study: str, request: pytest.FixtureRequest
+) -> None:
+    analysis = analyse(load(request.getfixturevalue(study)))
+    shown = {name: table for name, make in TABLES.items() if len((table := make(analysis)).frame)}
+    assert {"throughput", "speed_up_weak", "laws", "law_parameters", "sweep", "hosts", "trials"} <= set(shown)
+    for name, table in shown.items():
+        latex = table.to_latex()
+        assert latex.isascii(), name
+        [caption] = re.findall(r"^\\caption\{(.*)\}$", latex, flags=re.MULTILINE)
+        rows = [line.removesuffix(r" \\") for line in latex.splitlines() if line.endswith(r" \\")]
+        assert len(rows) == 1 + len(table.frame), name
+        cells = [row.split(" & ") for row in rows]
+        assert {len(row) for row in cells} == {len(table.shown().columns)}, name
+        for piece in [caption, *(cell for row in cells for cell in row)]:
+            assert not set(left_of(piece)) & set("\\{}$&#^_~%"), (name, piece)
+
+
+def test_captions_headers_and_cells_are_escaped_for_latex_alike() -> None:
+    text = "5 % of $x_1$ & {a} \\b ~ ^ # 10⁶ T₁^γ µs ±1 × ≥ ≤ √2 → é 1\u00a0– “a” --gpus 漢\n가"
+    escaped = (
+        r"5 \% of \$x\_1\$ \& \{a\} \textbackslash{}b \textasciitilde{} \textasciicircum{} \# 10\textsuperscript{6} "
+        r"T\textsubscript{1}\textasciicircum{}\ensuremath{\gamma} \ensuremath{\mu}s \ensuremath{\pm}1 \ensuremath{\times} "
+        r"\ensuremath{\geq} \ensuremath{\leq} \ensuremath{\surd}2 \ensuremath{\rightarrow} e 1\,\textendash{} ``a'' "
+        r"-{}-gpus ? ??"
+    )
+    latex = Table(text, (Column("a", text),), pd.DataFrame({"a": [text, "[0]"]})).to_latex()
+    assert rf"\caption{{{escaped}}}" in latex
+    assert latex.splitlines().count(rf"{escaped} \\") == 2
+    assert r"{}[0] \\" in latex.splitlines()  # bare, the row before would take it as an argument
 
 
 def test_what_a_study_did_not_measure_has_no_section(gpu: Path, gpu_page: Page) -> None:
@@ -272,8 +315,8 @@ def test_the_answer_gives_efficiency_the_fastest_and_its_bound(tmp_path: Path) -
         ),
         (
             "The host limits 2 of 4 configurations, most with batch 8 per GPU, 1 GPU: it needs 10.0 ms to issue a step whose kernels "
-            "take the GPU 4.9 ms, 2.1 times as long, and the GPU is busy for 50\u00a0% of the step. A larger batch gives each launch "
-            "more work; compilation or CUDA graphs need fewer launches."
+            "take the GPU 4.9 ms, 2.1 times as long, and the GPU is busy for 50\u00a0% of the step. There a larger batch, compilation "
+            "or CUDA graphs can help: more work for each launch, or fewer of them."
         ),
         (
             "Where weak scaling loses most (batch 8 per GPU), a step takes 10.0 ms longer on 2 GPUs; the phase that grows most is "

@@ -255,7 +255,10 @@ def test_names_cannot_break_out_of_a_table() -> None:
     assert "&lt;script&gt;a|b&lt;/script&gt;" in table.to_html("names")
     body = table.to_markdown().splitlines()[4]
     assert body.startswith(r"| &lt;script&gt;a\|b&lt;/script&gt; 5 % of $x\_1$ & more lines")
-    assert r"<script>a|b</script> 5 \% of \$x\_1\$ \& more" in table.to_latex()
+    assert (
+        r"\textless{}script\textgreater{}a\textbar{}b\textless{}/script\textgreater{} 5 \% of \$x\_1\$ \& more"
+        in table.to_latex()
+    )
 
 
 def test_tables_say_which_peaks_of_memory_hold_the_warm_up(tmp_path: Path) -> None:

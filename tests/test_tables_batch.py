@@ -93,8 +93,8 @@ def test_speed_up_is_given_against_both_baselines_on_one_gpu(tmp_path: Path) -> 
 def test_where_the_data_s_length_is_known_times_are_those_of_an_epoch(tmp_path: Path) -> None:
     cells = TABLES["speed_up_weak"](analyse(load(strategies(tmp_path / "results", samples=10_000)))).cells()
     assert cells[["1 GPU (s)", "2 GPUs (s)", "4 GPUs (s)"]].to_numpy().tolist() == [
-        ["10.0", "6.2", "4.0"],
-        ["8.0", "6.2", "4.0"],
+        ["10.00", "6.25", "4.00"],
+        ["8.00", "6.25", "4.00"],
     ]
 
 
@@ -119,12 +119,48 @@ def test_strong_scaling_compares_equal_global_batches(tmp_path: Path) -> None:
         "parallel": ["ddp", "ddp"],
         "global batch": ["200", "200"],
         "baseline": ["ddp", "none"],
-        "1 GPU (ms)": ["200.0", "160.0"],
+        "1 GPU (ms)": ["200", "160"],
         "speed-up on 1": ["1.00", "1.00"],
-        "2 GPUs (ms)": ["125.0", "125.0"],
+        "2 GPUs (ms)": ["125", "125"],
         "speed-up on 2": ["1.60", "1.28"],
         "n": ["1", "1"],
     }
+
+
+def test_times_beside_a_speed_up_have_three_digits_in_all_columns(tmp_path: Path) -> None:
+    cells = TABLES["speed_up_weak"](analyse(load(strategies(tmp_path / "results", samples=1000)))).cells()
+    assert cells["1 GPU (s)"].tolist() == ["1.000", "0.800"]
+    assert cells["4 GPUs (s)"].tolist() == ["0.400", "0.400"]
+
+
+def test_a_speed_up_without_one_gpu_of_its_own_borrows_that_of_another_interconnect_or_timing(tmp_path: Path) -> None:
+    """One GPU uses no interconnect; which ranks keep a trace, or how many steps are timed, does not change a step."""
+    directory = write_study(tmp_path / "results")
+    ways = (("auto", "", 1, 0.1), ("auto", "", 2, 0.125), ("auto", "all", 2, 0.125), ("socket", "all", 2, 0.2))
+    for repeat, (interconnect, traced, world_size, step_s) in enumerate(ways):
+        how = {"interconnect": interconnect, "profile_ranks": traced, "world_size": world_size, "repeat": repeat}
+        write_trial(directory, record(GPU | how), steps(GPU | how, step_s))
+    analysis = analyse(load(directory))
+    table = TABLES["speed_up_weak"](analysis)
+    cells = table.cells()[["profile ranks", "interconnect", "1 GPU (ms)", "2 GPUs (ms)", "speed-up on 2"]]
+    assert cells.to_numpy().tolist() == [
+        ["–", "auto", "100", "125", "1.60"],
+        ["all", "auto", "100", "125", "1.60"],
+        ["all", "socket (emulated)", "100", "200", "1.00"],
+    ]
+    weak = analysis.scaling[(analysis.scaling["scaling"] == "weak") & (analysis.scaling["world_size"] == 2)]
+    assert table.frame["speed_up_2"].tolist() == pytest.approx(weak["speed_up"].tolist())
+    assert "borrows" in table.note
+
+
+def test_a_speed_up_is_against_its_own_one_gpu_where_there_is_one(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    ways = (("auto", 1, 0.1), ("socket", 1, 0.11), ("auto", 2, 0.125), ("socket", 2, 0.2))
+    for repeat, (interconnect, world_size, step_s) in enumerate(ways):
+        how = {"interconnect": interconnect, "world_size": world_size, "repeat": repeat}
+        write_trial(directory, record(GPU | how), steps(GPU | how, step_s))
+    cells = TABLES["speed_up_weak"](analyse(load(directory))).cells()
+    assert cells["1 GPU (ms)"].tolist() == ["100", "110"]
 
 
 def test_speed_up_has_an_interval_where_there_are_repeats(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ The values are import strings, so that planning and `--help` need not import tor
 a precision or a parallel strategy: one function somewhere and one line here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -133,6 +133,19 @@ AHEAD_BATCHES = 2
 """batches that are made so before they are asked for: one that waits for the step, one that is being made"""
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
+
+NAMES: dict[str, Iterable[str]] = {
+    "model": MODELS,
+    "dataset": DATASETS,
+    "precision": PRECISIONS,
+    "parallel": PARALLEL,
+    "execution": EXECUTIONS,
+    "optimizer": OPTIMIZERS,
+    "storage": STORAGES,
+    "decode": DECODERS,
+    "memory_format": MEMORY_FORMATS,
+}
+"""what fields that name something may be"""
 
 
 def modules(*registries: Mapping[str, str]) -> list[str]:

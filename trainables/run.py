@@ -371,11 +371,15 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
         if not trial.captured:
             here.keep(name, timed_s, taken, account_row)
         elif name != "account_warmup":
-            [marks] = taken
-            row = account_row(marks, clock)
+            [row] = [account_row(marks, clock) for marks in taken]
             here.keep(name, None, taken, lambda *_: row)
         if name != "account_warmup":
             buckets.extend(bucket_rows(account, taken, name, here.rank, first, clock.seconds))
+
+    def one_by_one(name: str, steps: int, annotate: Annotate | None = None) -> None:
+        apart = steps if sizes and trial.captured else 1  # a replay of a graph overwrites what the one before left
+        for _ in range(apart):
+            window(name, steps // apart, annotate)
 
     window("account_warmup", trial.settling_steps)
     if trial.captured:
@@ -383,8 +387,7 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
         step, around = here.captured(step, around), contextlib.nullcontext
         window("account_warmup", CAPTURED_WARMUP)
     if sizes:
-        for _ in range(trial.account_steps if trial.captured else 1):
-            window("communication", 1 if trial.captured else trial.account_steps)
+        one_by_one("communication", trial.account_steps)
         if bucket_bytes(model) != sizes:
             raise RuntimeError(
                 f"the account's wrapper has buckets of {bucket_bytes(model)} bytes, the plain one {sizes}"
@@ -392,5 +395,5 @@ def _explaining_windows(here: _Rank, sizes: list[int]) -> tuple[list[Row], bytes
     if not trial.profile_ranks:
         return buckets, None
     with kineto(trial.profiles(here.rank), here.device) as trace:
-        window("profile", PROFILE_STEPS, record_function)
+        one_by_one("profile", PROFILE_STEPS, record_function)
     return buckets, trace.content

@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -12,40 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trainables.registry import (
     AHEAD_BATCHES,
     AHEAD_DECODERS,
-    DATASETS,
     DDP_WRAPPED,
-    DECODERS,
-    EXECUTIONS,
     IMAGE_DATASETS,
     IMAGE_FOLDERS,
     IMAGENET_STEMS,
-    MEMORY_FORMATS,
-    MODELS,
+    NAMES,
     ON_DEVICE_DECODERS,
-    OPTIMIZERS,
-    PARALLEL,
-    PRECISIONS,
     RESIDENT_DATASETS,
     SMALLEST_IMAGES,
-    STORAGES,
     STRATEGY_OPTIONS,
     TEXT_DATASETS,
     TEXT_MODELS,
 )
 from trainables.training_rules import check_training
-
-NAMES: dict[str, Iterable[str]] = {
-    "model": MODELS,
-    "dataset": DATASETS,
-    "precision": PRECISIONS,
-    "parallel": PARALLEL,
-    "execution": EXECUTIONS,
-    "optimizer": OPTIMIZERS,
-    "storage": STORAGES,
-    "decode": DECODERS,
-    "memory_format": MEMORY_FORMATS,
-}
-"""what fields that name something may be"""
 
 IMAGE_FOLDER_FIELDS = ("storage", "storage_place", "page_cache", "decode", "augment")
 """fields that say something of image folders only; other data sets have their defaults, and `augment` "device" too"""
