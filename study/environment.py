@@ -28,6 +28,9 @@ RECORDED_VARIABLES = (
 RECORDED_PREFIXES = ("NCCL_", "GLOO_")
 """environment variables worth keeping; all others stay out of results, for they may hold secrets"""
 
+JPEG_LIBRARIES = {"nvimagecodec": "nvidia-nvimgcodec-cu13", "torchcodec": "torchcodec"}
+"""that may be installed and change how a GPU decodes; see `trainables/data/device_jpeg.py`"""
+
 TRAINABLES = Path(__file__).resolve().parent.parent / "trainables"
 
 
@@ -92,7 +95,7 @@ def versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
         "ray": _version("ray"),
-    } | ({"torchcodec": _version("torchcodec")} if _version("torchcodec") else {})
+    } | {name: _version(package) for name, package in JPEG_LIBRARIES.items() if _version(package)}
 
 
 def variables() -> dict[str, str]:

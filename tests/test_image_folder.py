@@ -3,6 +3,7 @@
 import importlib
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -17,11 +18,13 @@ from torchvision.transforms import v2
 
 from tests.gloo import preload_loader_processes
 from tests.photos import decoded, encoded, picture, png_of_16_bits, write_photos, write_tiny_imagenet
-from trainables.data import DataError, DataSource, decode
+from trainables.data import DataError, DataSource, decode, device_jpeg
 from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_crop
 from trainables.data.decode import as_baseline, centre_square, pil, torchvision
+from trainables.data.device_jpeg import NvImageCodec, decode_jpegs, decoder_of
 from trainables.data.image_folder import source
 from trainables.data.loader import EndlessBatches, endless_batches
+from trainables.process import release_memory
 from trainables.run import run
 from trainables.trial import Trial
 from trainables.workload import OnHost, build_workload
@@ -245,13 +248,13 @@ def test_images_decoded_ahead_are_those_that_the_step_would_have_decoded_for_eve
 def test_a_trial_whose_images_are_decoded_ahead_is_as_fast_as_decoding_where_that_is_slow(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_batch = decode._decode_jpegs
+    decode_batch = decode.decode_jpegs
 
     def slow(contents: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         time.sleep(0.2)
         return decode_batch(contents, device)
 
-    monkeypatch.setattr(decode, "_decode_jpegs", slow)
+    monkeypatch.setattr(decode, "decode_jpegs", slow)
     asked = trial(photos, decode="nvjpeg_ahead", augment="device", parallel="none", warmup_steps=2, steps=2)
     plain = [row for row in run(asked, rank=0, device=CPU).rows if row["window"] == "plain"]
     assert plain[0]["window_s"] / len(plain) == pytest.approx(0.2, rel=0.2)
@@ -267,13 +270,25 @@ def test_what_nvjpeg_cannot_decode_is_encoded_anew_and_nothing_else() -> None:
         assert np.abs(np.asarray(anew, int) - np.asarray(image, int)).mean() < 4
 
 
-@pytest.mark.parametrize("library", ["torchvision.io", "torchcodec.decoders"])
+LIBRARIES = ["torchvision.io", "torchcodec.decoders", "nvidia.nvimgcodec"]
+
+
+def use_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name != "torchvision.io" and not torch.backends.cuda.is_built():
+        pytest.skip("TorchCodec and nvImageCodec need a build of torch with CUDA")
+    chosen = NvImageCodec(CPU) if name == "nvidia.nvimgcodec" else decoder_of(name, CPU)
+    monkeypatch.setattr(device_jpeg, "library", lambda device: chosen)
+
+
+def jpeg_tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_a_photograph_that_its_camera_says_to_turn_stays_as_it_lies_with_every_library(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if library == "torchcodec.decoders" and not torch.backends.cuda.is_built():
-        pytest.skip("TorchCodec's package needs a build of torch with CUDA")
-    monkeypatch.setattr(decode, "_library", lambda: importlib.import_module(library).decode_jpeg)
+    use_library(library, monkeypatch)
     image, camera = picture(60, 40, 1), Image.Exif()
     camera[Base.Orientation] = 6
     turned = BytesIO()
@@ -282,14 +297,54 @@ def test_a_photograph_that_its_camera_says_to_turn_stays_as_it_lies_with_every_l
     assert as_baseline(turned.getvalue().replace(b"\xff\xe1", b"\xff\xff\xe1", 1)) == loaded, "fill bytes are allowed"
     plain = decoded(loaded)
     assert not plain.getexif() and plain.info["comment"] == b"kept"
-    [pixels] = decode._decode_jpegs([torch.frombuffer(bytearray(loaded), dtype=torch.uint8)], CPU)
+    [pixels] = decode_jpegs([jpeg_tensor(loaded)], CPU)
     assert torch.equal(pixels, torch.from_numpy(np.asarray(plain).copy()).permute(2, 0, 1))
     assert np.array_equal(np.asarray(plain), np.asarray(decoded(turned.getvalue())))
 
 
-def test_an_image_that_the_device_cannot_decode_is_told_with_what_can_name_it() -> None:
-    with pytest.raises(DataError, match="nvjpeg cannot decode an image .*: decode 'pil' names it"):
-        decode._decode_jpegs([torch.zeros(100, dtype=torch.uint8)], CPU)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_library_gives_the_same_pixels_batch_after_batch_and_after_one_that_it_cannot_decode(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_library(library, monkeypatch)
+    photo, grey = encoded(picture(60, 40, 1)), encoded(picture(30, 50, 2).convert("L"))
+    progressive = BytesIO()
+    picture(20, 70, 3).save(progressive, "JPEG", progressive=True)
+    for batch in ([photo, grey], [grey, progressive.getvalue()], [photo], [photo[:700]], [grey], [photo, photo]):
+        contents = [jpeg_tensor(content) for content in batch]
+        if batch == [photo[:700]]:
+            with pytest.raises(DataError, match="nvjpeg cannot decode an image .*: decode 'pil' names it"):
+                decode_jpegs([*contents, torch.zeros(100, dtype=torch.uint8)], CPU)
+            continue
+        for content, pixels in zip(batch, decode_jpegs(contents, CPU), strict=True):
+            expected = np.asarray(decoded(content).convert("RGB")).copy()
+            assert torch.equal(pixels, torch.from_numpy(expected).permute(2, 0, 1))
+
+
+def test_two_threads_have_decoders_of_their_own_and_a_trial_leaves_none_behind() -> None:
+    here = device_jpeg.library(CPU)
+    assert device_jpeg.library(CPU) is here
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(device_jpeg.library, CPU).result() is not here
+    release_memory()
+    assert device_jpeg.library(CPU) is not here
+
+
+def test_nvimagecodec_comes_first_and_torchvision_where_nothing_else_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if torch.backends.cuda.is_built():
+        assert isinstance(device_jpeg.first_that_loads(CPU), NvImageCodec)
+
+    def only_torchvision(name: str) -> Any:
+        if name == "torchvision.io":
+            return importlib.import_module(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr(device_jpeg, "import_module", only_torchvision)
+    content = encoded(picture(60, 40, 1))
+    [pixels] = device_jpeg.first_that_loads(CPU)([jpeg_tensor(content)])
+    assert torch.equal(pixels, torch.from_numpy(np.asarray(decoded(content)).copy()).permute(2, 0, 1))
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong

@@ -80,6 +80,8 @@ def drop_buckets(group: dist.ProcessGroup | None, device: torch.device) -> None:
 
 def release_memory() -> None:
     """Frees what no one holds any more, on the host and in CUDA's caching allocator."""
+    if "trainables.data.device_jpeg" in sys.modules:
+        sys.modules["trainables.data.device_jpeg"].forget_decoders()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -8,9 +8,6 @@ PIL and torchvision run where they are called, on the CPU; nvjpeg runs on the ra
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cache
-from importlib import import_module
 from io import BytesIO
 from typing import Any
 
@@ -20,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_image
 
-from trainables.data import DataError
+from trainables.data.device_jpeg import decode_jpegs
 
 Box = tuple[int, int, int, int]
 """x, y, width, height in pixels"""
@@ -94,46 +91,14 @@ def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, d
 
 
 def nvjpeg(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
-    """nvJPEG through TorchCodec or torchvision, a batch a call; `contents` are uint8 tensors on the host.
-
-    The library does not say which image it cannot decode. Raises DataError.
-    """
-    images = _decode_jpegs(list(contents), device)
+    """nvJPEG, a batch a call; `contents` are uint8 tensors on the host. Raises DataError."""
+    images = decode_jpegs(list(contents), device)
     boxes = [region(image.shape[2], image.shape[1]) for image, region in zip(images, regions, strict=True)]
     if device.type == "cuda":
         from trainables.data.image_kernels import resized_squares  # triton comes with torch's builds for CUDA only
 
         return resized_squares(images, boxes, side)
     return torch.stack([_resized(image, box, side) for image, box in zip(images, boxes, strict=True)])
-
-
-@cache
-def _library() -> Callable[..., list[torch.Tensor]]:
-    """What decodes a list of JPEG files: TorchCodec, to which torchvision's decoders move, where it is installed and fits
-    this torch; else torchvision."""
-    with suppress(ImportError, OSError, RuntimeError):  # what was built for another torch does not load
-        return import_module("torchcodec.decoders").decode_jpeg
-    return import_module("torchvision.io").decode_jpeg
-
-
-def _decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """uint8 [3, h, w] on the device of each JPEG file (uint8 [bytes], on the host). The one place that knows the library.
-
-    On the CPU it is libjpeg-turbo, with which the path through the device is tested without one.
-    """
-    if device.type == "cuda":
-        # the GPU's JPEG engine does not wait for the stream that it is given, and writes into memory that kernels of this
-        # stream may still read: the host has to wait (https://github.com/meta-pytorch/torchcodec/pull/1634, for torchvision
-        # https://github.com/pytorch/vision/issues/9606)
-        torch.cuda.current_stream(device).synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            return _library()(contents, mode="RGB", device=device)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise DataError(f"nvjpeg cannot decode an image ({reason(error)}): decode 'pil' names it") from error
 
 
 def _resized(image: torch.Tensor, box: Box, side: int) -> torch.Tensor:
