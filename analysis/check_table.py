@@ -3,12 +3,11 @@
 import pandas as pd
 
 from analysis.checks import CHECKS
+from analysis.evidence import MOST_NAMED, named
 from analysis.finding import FALSE_ALARM, MATTERS
 from analysis.formatting import join, percent
 from analysis.scaling import Analysis
 from analysis.table import Column, Table
-
-_MOST_NAMED = 3
 
 
 def data_checks(analysis: Analysis) -> Table:
@@ -21,7 +20,7 @@ def data_checks(analysis: Analysis) -> Table:
             "finding": [finding.sentence for finding in found],
             "what_to_do": [finding.what_to_do for finding in found],
             "trials": [len(finding.trial_ids) for finding in found],
-            "such_as": [_named(finding.trial_ids) for finding in found],
+            "such_as": [named(finding.trial_ids) for finding in found],
             "trial_ids": [finding.trial_ids for finding in found],
         },
         columns=["check", "finding", "what_to_do", "trials", "such_as", "trial_ids"],
@@ -34,7 +33,7 @@ def data_checks(analysis: Analysis) -> Table:
             Column("finding", "finding", "what was found, and how large it is."),
             Column("what_to_do", "what to do", "what avoids it in another run, or what to read with care."),
             Column("trials", "trials", "how many trials it was found in.", decimals=0),
-            Column("such_as", "such as", f"the first {_MOST_NAMED} of these; all of them are in the CSV file."),
+            Column("such_as", "such as", f"the first {MOST_NAMED} of these; all of them are in the CSV file."),
         ),
         frame,
         f"{nothing}Each check finds something in at most {percent(FALSE_ALARM)} of studies without its fault, and is silent about effects "
@@ -45,8 +44,3 @@ def data_checks(analysis: Analysis) -> Table:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _named(trial_ids: tuple[str, ...]) -> str:
-    more = ", ..." if len(trial_ids) > _MOST_NAMED else ""
-    return ", ".join(trial_ids[:_MOST_NAMED]) + more

@@ -1,7 +1,7 @@
 """What the numbers rest on: hosts, GPUs and ranks, their state before and after each trial, and what was wrong with it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -198,13 +198,13 @@ def doubts(analysis: Analysis) -> list[str]:
         listed = join([f"{reason} ({count})" for reason, count in slowed.most_common()])
         lines.append(
             f"In {len(slowed_trials)} of {len(done)} trials a GPU was slowed down: {listed}. Such numbers say as much about power and "
-            f"cooling as about the code. {_where(slowed_trials)}"
+            f"cooling as about the code. Seen in {named(slowed_trials)}."
         )
     if fallen_trials:
         lines.append(
             f"In {len(fallen_trials)} of {len(done)} trials a GPU's clock fell by more than {percent(CLOCK_FALL)} between before and after, at "
             f"most from {number(most_fallen[0], 0)} to {number(most_fallen[1], 0)} MHz: warm it up longer, or lock its clocks. "
-            f"{_where(fallen_trials)}"
+            f"Seen in {named(fallen_trials)}."
         )
     if loaded_trials:
         lines.append(
@@ -219,10 +219,10 @@ def doubts(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _where(trial_ids: list[str]) -> str:
+def named(trial_ids: Sequence[str]) -> str:
     """Trials by their names, of many the first."""
-    named, more = trial_ids[:MOST_NAMED], len(trial_ids) - MOST_NAMED
-    return f"Seen in {join([*named, f'{more} more'] if more > 0 else named)}."
+    first, more = list(trial_ids[:MOST_NAMED]), len(trial_ids) - MOST_NAMED
+    return join([*first, f"{more} more"] if more > 0 else first)
 
 
 def _unlike_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:

@@ -12,7 +12,7 @@ from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
 from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
 from analysis.communication_verdict import audit, slowdown
 from analysis.contest import MOST_WORKS, Contest, contests
-from analysis.evidence import MOST_NAMED, doubts
+from analysis.evidence import doubts, named
 from analysis.formatting import configuration_label, join, number, percent, telling_fields, value_label, with_interval
 from analysis.goals import goal_of
 from analysis.host import advice, fewer_launches
@@ -282,7 +282,7 @@ def without_throughput(analysis: Analysis) -> str | None:
     verb = "has" if len(names) == 1 else "have"
     return (
         f"{len(names)} of {len(analysis.measured)} trials {verb} no throughput, for the time of a rank is unknown, and no part in any "
-        f"comparison: look at the steps of {join(names[:MOST_NAMED])}{' and others' if len(names) > MOST_NAMED else ''}."
+        f"comparison: look at the steps of {named(names)}."
     )
 
 

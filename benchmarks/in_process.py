@@ -92,7 +92,7 @@ class Calls:
         def remote(*arguments: Any) -> Any:
             return asyncio.run_coroutine_threadsafe(getattr(self.actor, method)(*arguments), self.loop)
 
-        return SimpleNamespace(remote=remote)
+        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
 
 
 @contextmanager

@@ -77,7 +77,8 @@ def print_status(found: dict[str, Any]) -> None:
     """What `study.status.status_of` found."""
     console = terminal()
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in found["counts"].items())
-    console.print(f"study {found['study']}: {counts or 'no trial has been run'}; {len(found['left'])} left")
+    again = f", {len(found['failures'])} to run again" if found["failures"] else ""
+    console.print(f"study {found['study']}: {counts or 'no trial has been run'}; {len(found['left'])} left{again}")
     for failure in found["failures"]:
         console.print(
             f"{failure['status']}: {failure['trial_id']}: {failure['reason']}; log: {failure['log'] or 'none'}",

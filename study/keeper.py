@@ -16,7 +16,7 @@ from study import checkpoints
 from study.layout import Layout
 from study.metrics import REPEAT_S, MakeGauge, Metrics
 from study.store import Store
-from study.worker_group import GroupError, WorkerGroup
+from study.worker_group import GroupError, WorkerGroup, free_groups_of_the_killed
 
 START_TIMEOUT_S = 180.0
 CLOSE_TIMEOUT_S = 20.0
@@ -70,6 +70,7 @@ class Keeper:
         # it would start a process beside each group's first trial; a node that goes costs its trial here, told or not
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
+        free_groups_of_the_killed()
         self.exhausted = exhausted
         self.store = store
         self.slots = [_Slot(node_id) for node_id in node_ids] or [_Slot()]

@@ -128,16 +128,11 @@ def existing_store(out: str, study_name: str) -> "Store | None":
     if "://" not in out and not os.path.lexists(out):
         _refuse_below_a_file(out)
         return None  # where there is nothing yet, a plan is quicker without the store
-    from study.store import Store, StoreError
+    from study.store import Store, refuse_other_study
 
     store = Store.existing(out)
-    if store is None:
-        return None
-    name = store.study()["name"]
-    if name != study_name:
-        raise StoreError(
-            f"{out} holds results of study {name!r}, not {study_name!r}: choose another --out, or run study {name!r}"
-        )
+    if store is not None:
+        refuse_other_study(out, store.study()["name"], study_name)
     return store
 
 
@@ -314,7 +309,8 @@ def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) 
     from study.display import print_summary
 
     out = prepared.configuration.out
-    statuses = store.statuses()
+    records = store.records()
+    statuses = {record["trial_id"]: record["status"] for record in records}
     left = ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
     path = write_report(out, partial=interrupted and "missing" in left)
     if not quiet:
@@ -323,7 +319,7 @@ def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) 
         if left_out:
             say(left_out)
         say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
-    for record in store.records():
+    for record in records:
         if record["status"] in ("failed", "timeout"):
             say(
                 f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"

@@ -108,11 +108,8 @@ class Store:
             existing = store._read_study()
             if existing is None:
                 store._refuse_other_things()
-            if existing is not None and existing["name"] != name:
-                raise StoreError(
-                    f"{out} holds results of study {existing['name']!r}, not {name!r}: "
-                    f"choose another --out, or run study {existing['name']!r}"
-                )
+            else:
+                refuse_other_study(out, existing["name"], name)
             study = {
                 "schema_version": SCHEMA_VERSION,
                 "name": name,
@@ -320,6 +317,14 @@ class Store:
             self.filesystem.create_dir(place, recursive=True)
         for name, content in files.items():  # trial.json is the last one
             self._put(f"{folder}/{name}", content)
+
+
+def refuse_other_study(out: str, found: str, name: str) -> None:
+    """Raises StoreError where the folder `out` of study `found` was asked for study `name`."""
+    if found != name:
+        raise StoreError(
+            f"{out} holds results of study {found!r}, not {name!r}: choose another --out, or run study {found!r}"
+        )
 
 
 def _without_ways_out(out: str) -> str:

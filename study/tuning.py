@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import gc
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +23,12 @@ from ray.util.metrics import Gauge
 
 from study import checkpoints
 from study.cluster import Cluster, alive_nodes
+from study.failures import first_line
 from study.keeper import Keeper
 from study.layout import Layout, ProcessKind, layouts, may_run_beside, members, relaid, side_by_side_nodes
 from study.metrics import counts, numbers
 from study.plan import SETTLED, pruned_by
+from study.scratch import scratch_folder
 from study.store import Store, StoreError, TrialResult
 from study.tables import SCHEMAS, unpacked
 from trainables.trial import Trial
@@ -40,6 +40,10 @@ CLOSE_ASKED_EVERY_S = 1.0
 EPOCHS_ASKED_EVERY_S = 1.0
 CHECKPOINT_EVERY_S = 30.0
 """a training's state crosses the cluster to the driver's host: that of ResNet-50 is 200 MB"""
+
+
+KILLED_BY_STUDY = "ray.kill"
+"""in Ray's error of an actor that `_close` has killed"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def tune_grid(
     records = store.records()
     exhausted = [record["trial"] for record in records if record["status"] == "out_of_memory"]
     statuses = {record["trial_id"]: record["status"] for record in records}
-    options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": 3}
+    options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
     known = counts(statuses, [trial.trial_id for trial in trials])
     rooms = side_by_side_nodes(trials, cluster.nodes)[:side_by_side] if side_by_side > 1 else []
     raylets = _raylets(cluster)
@@ -138,27 +142,26 @@ def tune_grid(
     )
     if points:  # its processes start while Tune's do
         keeper.prepare.remote(task.layout(trials[0]), points[0]["block"])
-    # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
-    state_dir = tempfile.mkdtemp(prefix="scaling-study-tune-")
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
-    try:
-        return tune.Tuner(
-            tune.with_resources(tune.with_parameters(measure_point, task=task), cluster.driver_resource),
-            param_space={"point": tune.grid_search(points)},
-            tune_config=tune.TuneConfig(max_concurrent_trials=max(1, len(rooms)), reuse_actors=True),
-            run_config=tune.RunConfig(
-                name=study_name,
-                storage_path=state_dir,
-                verbose=0,
-                callbacks=[JsonLoggerCallback(), _Narrator(on_event)],
-            ),
-        ).fit()
-    except KeyboardInterrupt:
-        gc.freeze()  # Tune's garbage, when it is collected, asks Ray, and waits a minute where that has been told to end too
-        raise
-    finally:
-        _close(keeper, raylets, cluster.is_local)
-        shutil.rmtree(state_dir, ignore_errors=True)
+    # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
+    with scratch_folder("tune") as state_dir:
+        try:
+            return tune.Tuner(
+                tune.with_resources(tune.with_parameters(measure_point, task=task), cluster.driver_resource),
+                param_space={"point": tune.grid_search(points)},
+                tune_config=tune.TuneConfig(max_concurrent_trials=max(1, len(rooms)), reuse_actors=True),
+                run_config=tune.RunConfig(
+                    name=study_name,
+                    storage_path=state_dir,
+                    verbose=0,
+                    callbacks=[JsonLoggerCallback(), _Narrator(on_event)],
+                ),
+            ).fit()
+        except KeyboardInterrupt:
+            gc.freeze()  # Tune's garbage, when collected, asks Ray, and waits a minute where that was told to end too
+            raise
+        finally:
+            _close(keeper, raylets, cluster.is_local)
 
 
 @dataclass
@@ -199,15 +202,20 @@ def measure_point(config: dict[str, Any], task: _Task) -> None:
     if result.status in SETTLED:
         checkpoints.drop(task.store, [trial.trial_id])
     summary = numbers(result)
-    ray.get(task.keeper.ended.remote(trial.trial_id, result.status, {k: float(v) for k, v in summary.items()}))
+    _asked(task.keeper.ended, trial.trial_id, result.status, {k: float(v) for k, v in summary.items()})
     report = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason}
     tune.report(
         report | {"log": f"{task.store.trial_folder(trial.trial_id)}/error.log" if result.log else "", **summary}
     )
 
 
+def _asked(method: Any, *arguments: Any) -> Any:
+    """What the keeper answers, also where it is being started again after it was killed."""
+    return ray.get(method.options(max_task_retries=-1).remote(*arguments))
+
+
 def _pruned(trial: Trial, keeper: Any) -> TrialResult | None:
-    exhausted = [Trial.model_validate(fields) for fields in ray.get(keeper.exhausted_trials.remote())]
+    exhausted = [Trial.model_validate(fields) for fields in _asked(keeper.exhausted_trials)]
     reason = pruned_by(trial, exhausted)
     if reason is None:
         return None
@@ -230,10 +238,21 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
         "source": task.sources.get(trial.workload),
         "checkpoint_every_s": task.checkpoint_every_s,
     }
+    asked_at = time.time()
     pending = task.keeper.measure.remote(job, layout, block, task.trial_timeout_s)
-    if trial.epochs:
-        _report_epochs(trial, pending, task.keeper)
-    outcome = ray.get(pending)
+    try:
+        if trial.epochs:
+            _report_epochs(trial, pending, task.keeper)
+        outcome = ray.get(pending)
+    except ray.exceptions.RayActorError as error:
+        if KILLED_BY_STUDY in str(error):  # it is being ended, and waits for no one
+            raise
+        killed = "the process that holds the worker groups was killed, as Ray and the kernel do where a host's memory is full"
+        reason = f"{killed}: {first_line(error)}"
+        duration_s = time.time() - asked_at
+        return TrialResult(
+            trial=trial, status="failed", reason=reason, log=str(error), started_at=asked_at, duration_s=duration_s
+        )
     payloads = outcome.pop("payloads")
     environment = outcome.pop("environment")
     beside = {"side_by_side": outcome.pop("side_by_side")}

@@ -9,16 +9,17 @@ Any failure ends the group: ranks that wait in a collective for one that raised 
 
 import asyncio
 import contextlib
-import tempfile
 import threading
 import time
 import traceback
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from study.failures import cause_of, first_line, is_out_of_memory
 from study.layout import Layout
+from study.scratch import scratch_folder
 from study.stuck import calls, culprits, told, wait_for_each_other
 
 ANSWER_TIMEOUT_S = 5.0
@@ -63,6 +64,24 @@ def train_loop(config: dict[str, Any]) -> None:
     context = ray.get_runtime_context()
     device = get_device() if layout.kind.device == "cuda" else torch.device("cpu")
     serve(layout, context.get_node_id(), context.current_actor, device, _ToKeeper(config["keeper"], config["name"]))
+
+
+def free_groups_of_the_killed() -> None:
+    """In an actor that Ray has started again: frees the room of the groups that it held when it was killed.
+
+    Ray Train has an actor for that, which sometimes ends before the room is free (Ray 2.60), and the next group would wait
+    for it in vain.
+    """
+    if not ray.is_initialized():
+        return
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None or not context.was_current_actor_reconstructed:
+        return
+    for group_id, facts in placement_group_table().items():
+        # an id ends with its job's; Tune's own groups hold neither CPUs nor GPUs
+        holds = any(bundle.get("CPU") or bundle.get("GPU") for bundle in facts["bundles"].values())
+        if group_id.endswith(context.get_job_id()) and holds and facts["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
 
 
 class GroupError(Exception):
@@ -112,7 +131,7 @@ class WorkerGroup:
         layout, kind = self.layout, self.layout.kind
         on_gpu = kind.device == "cuda"
         # Train keeps a few files of its own per run; nothing of ours, and nothing that outlives it
-        with tempfile.TemporaryDirectory(prefix="scaling-study-train-", ignore_cleanup_errors=True) as storage:
+        with scratch_folder("train") as storage:
             TorchTrainer(
                 train_loop,
                 train_loop_config={"keeper": keeper, "layout": layout, "name": self.name},

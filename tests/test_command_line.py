@@ -687,7 +687,7 @@ def test_status_counts_and_shows_failures_with_their_logs(capsys: pytest.Capture
     assert main(["status", str(tmp_path)]) == 0
     log = f"{tmp_path}/trials/{trials[1].trial_id}/error.log"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "study smoke: 1 done, 1 failed, 1 timeout; 5 left"
+    assert lines[0] == "study smoke: 1 done, 1 failed, 1 timeout; 5 left, 2 to run again"
     assert f"failed: {trials[1].trial_id}: rank 1: [Errno 5]; log: {log}" in lines
     assert f"timeout: {trials[2].trial_id}: no result within 600 s; log: none" in lines
     assert [line for line in lines if line.startswith("left: ")] == [f"left: {trial.trial_id}" for trial in trials[3:]]

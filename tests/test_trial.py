@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainables.registry import (
+    AHEAD_BATCHES,
     DATASETS,
     IMAGE_DATASETS,
     MODELS,
@@ -175,13 +176,11 @@ def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
     assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected
 
 
-def test_what_decodes_ahead_holds_two_batches_ready() -> None:
+def test_a_window_is_ten_times_what_loaders_and_decoding_ahead_hold_ready() -> None:
     trial = Trial(dataset="image_folder", decode="nvjpeg_ahead", steps=4)
-    assert (trial.window_steps, trial.but(loader_workers=1).window_steps, trial.but(decode="nvjpeg").window_steps) == (
-        20,
-        40,
-        4,
-    )
+    assert trial.window_steps == 10 * AHEAD_BATCHES
+    assert trial.but(loader_workers=1).window_steps == 10 * (AHEAD_BATCHES + trial.prefetch_batches)
+    assert trial.but(decode="nvjpeg").window_steps == trial.steps
 
 
 # ------------------------------------------------------------------------------------------------ what is refused

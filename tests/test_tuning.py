@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import re
+import signal
 import threading
 import time
 import urllib.request
@@ -14,6 +16,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import ray
+from ray.util.state import list_actors
 
 from analysis.measures import PHASES
 from study.cluster import Cluster, connect
@@ -227,6 +230,30 @@ def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(clu
     assert records[larger.trial_id]["status"] == records[again.trial_id]["status"] == "pruned"
     assert f"batch_per_gpu {TOO_LARGE_BATCH}" in records[larger.trial_id]["reason"]
     assert records[small.trial_id]["status"] == "done"
+
+
+def test_a_keeper_that_is_killed_costs_the_trial_that_runs_and_no_other(cluster: Cluster, tmp_path: Path) -> None:
+    store = new_store(tmp_path / "results")
+    lost, after = workload_trial("hangs"), [workload_trial("sound", repeat=repeat) for repeat in range(2)]
+
+    def kill() -> None:
+        while len(alive("RayTrainWorker")) < 2:
+            time.sleep(0.2)
+        time.sleep(3)
+        [keeper] = alive("Keeper")
+        os.kill(keeper.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    records = _run(store, cluster, [lost, *after])
+    killer.join()
+    assert records[lost.trial_id]["status"] == "failed"
+    assert records[lost.trial_id]["reason"].startswith("the process that holds the worker groups was killed, ")
+    assert {records[trial.trial_id]["reason"] or "done" for trial in after} == {"done"}
+
+
+def alive(class_name: str) -> list[Any]:
+    return list_actors(filters=[("class_name", "=", class_name), ("state", "=", "ALIVE")])
 
 
 def test_resources_that_others_hold_are_not_waited_for_for_ever(cluster: Cluster, tmp_path: Path) -> None:

@@ -43,15 +43,24 @@ def sgd(trial: Trial, parameters: Iterable[nn.Parameter], *, nesterov: bool = Fa
     fused = not any(p.dtype == torch.float16 and p.device.type == "cpu" for group in groups for p in group["params"])
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=trial.momentum, nesterov=nesterov, fused=fused)
     if trial.momentum:
-        optimizer.register_step_pre_hook(_momentum_from_zero)
+        optimizer.register_step_pre_hook(_begin_momentum)
     return optimizer
 
 
-def _momentum_from_zero(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before the first step: torch's fused kernel else leaves momentum as memory came, where that step is not finite."""
+def _begin_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not optimizer.state:
+        zero_momentum(optimizer)
+
+
+def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """SGD's momentum begins at zero, which makes the first step what it is without.
+
+    torch's fused kernel else begins with memory that nothing was written to, and leaves it so where a loss scaler leaves
+    out the first step.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
+            for parameter in group["params"] if group["momentum"] else ():
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 

@@ -38,17 +38,5 @@ def taken_back(model: nn.Module, updater: Updater, noise: NoiseScale | None) -> 
         noise.load_state_dict(remembered)
 
 
-def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Momentum begins at zero, which makes the first step what it is without.
-
-    torch's fused SGD else begins with memory that nothing was written to, and leaves it so where a loss scaler leaves
-    out the first step.
-    """
-    if isinstance(optimizer, torch.optim.SGD):
-        for held in optimizer.param_groups:
-            for parameter in held["params"] if held["momentum"] else ():
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
 def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]

@@ -16,8 +16,8 @@ Labelled = tuple[str, float | None, Stepped, Callable[[], Row]]
 def step_rows(labelled: Sequence[Labelled], trial: Trial, rank: int, peaks: Mapping[str, int | None]) -> list[Row]:
     """A row a step: its marks are read now, and steps are numbered in the order in which they ran. `peaks`: the peak memory of
     all windows, by column, in bytes. Loss: null where it is not finite."""
-    losses = _read([given.loss for _, _, given, _ in labelled])
-    scales: list[Any] = _read([given.loss_scale for _, _, given, _ in labelled if given.loss_scale is not None])
+    losses = read_numbers([given.loss for _, _, given, _ in labelled])
+    scales: list[Any] = read_numbers([given.loss_scale for _, _, given, _ in labelled if given.loss_scale is not None])
     return [
         {
             "rank": rank,
@@ -36,6 +36,6 @@ def step_rows(labelled: Sequence[Labelled], trial: Trial, rank: int, peaks: Mapp
     ]
 
 
-def _read(values: list[torch.Tensor]) -> list[float]:
+def read_numbers(values: list[torch.Tensor]) -> list[float]:
     """Numbers from the device, in one copy."""
-    return torch.stack([value.float().reshape(()) for value in values]).cpu().tolist() if values else []
+    return torch.stack([value.double().reshape(()) for value in values]).cpu().tolist() if values else []

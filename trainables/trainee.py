@@ -16,11 +16,12 @@ from trainables.epochs import Taken, seed_of, steps_per_epoch
 from trainables.execution import capture
 from trainables.flops import step_flops
 from trainables.noise_scale import NoiseScale
-from trainables.optimizers import correct_momentum, set_learning_rate
+from trainables.optimizers import correct_momentum, set_learning_rate, zero_momentum
 from trainables.parallel import Strategy, broadcast_from_first
 from trainables.precision import INITIAL_LOSS_SCALE, Precision
 from trainables.process import set_seeds
-from trainables.rehearsal import taken_back, zero_momentum
+from trainables.rehearsal import taken_back
+from trainables.rows import read_numbers
 from trainables.schedule import learning_rate
 from trainables.step import updater_for
 from trainables.timing import Begin, Row, Step, Stepped, no_mark
@@ -99,7 +100,7 @@ class Trainee:
             self.set_rate(len(progress.steps) + len(given))
             given.append(self.advance(taken))
             sizes.append(taken.samples)
-        losses, scales = _read([each.loss for each in given]), self.scales(given)  # waits for the device
+        losses, scales = read_numbers([each.loss for each in given]), self.scales(given)  # waits for the device
         mine = {"losses": losses, "right": self.counts.read(), "train_s": time.perf_counter() - began_s}
         row = self.trained(sizes, self.gathered(mine), scales) | self.validated()
         progress.epoch += 1
@@ -150,7 +151,7 @@ class Trainee:
 
     def scales(self, given: list[Stepped]) -> list[float]:
         """The loss scale after each step; empty without a scaler."""
-        return _read([each.loss_scale for each in given if each.loss_scale is not None])
+        return read_numbers([each.loss_scale for each in given if each.loss_scale is not None])
 
     def trained(self, sizes: list[int], everyone: list[dict[str, Any]], scales: list[float]) -> Row:
         """The epoch's columns about training; its steps are added to the progress."""
@@ -266,11 +267,6 @@ class Trainee:
         ranks: Any = self.control or dist.group.WORLD
         dist.broadcast_object_list(values, src=dist.get_global_rank(ranks, 0), group=self.control)
         return values[0]
-
-
-def _read(values: list[torch.Tensor]) -> list[float]:
-    """Numbers from the device, in one copy."""
-    return torch.stack([value.double().reshape(()) for value in values]).cpu().tolist() if values else []
 
 
 def _sum(values: list[float | None]) -> float | None:
