@@ -27,8 +27,7 @@ def main() -> None:
     figures, samples = [], []
     cases = [(n, 1, 0.0) for n in (2, 3, 5, 10)] + [(n, 2, 0.0) for n in (3, 5, 10)] + [(5, 2, 0.01), (10, 5, 0.01)]
     for repeats, groups, between in cases:
-        held = {name: covered(options.studies, repeats, groups, between, name) for name in ("speed_up", "efficiency")}
-        for name, count in held.items():
+        for name, count in covered(options.studies, repeats, groups, between).items():
             share = count / options.studies
             interval = stats.binomtest(count, options.studies).proportion_ci(0.95, "wilson")
             where = "one worker group" if groups == 1 else f"{groups} worker groups"
@@ -52,12 +51,14 @@ def main() -> None:
     write_summary(options.name, figures, samples)
 
 
-def covered(studies: int, repeats: int, groups: int = 1, between: float = 0.0, interval: str = "speed_up") -> int:
-    """In how many generated studies the interval of that name holds its true value."""
+def covered(studies: int, repeats: int, groups: int = 1, between: float = 0.0) -> dict[str, int]:
+    """In how many generated studies the intervals of speed_up and of efficiency hold their true value."""
     rows = scaling_rows(configurations(trials(studies, repeats, groups, between)))
     rows = rows[rows["world_size"] == SIZE]
-    true = TRUE_SPEED_UP if interval == "speed_up" else TRUE_SPEED_UP / SIZE
-    return int(((rows[f"{interval}_low"] <= true) & (rows[f"{interval}_high"] >= true)).sum())
+    return {
+        name: int(((rows[f"{name}_low"] <= true) & (rows[f"{name}_high"] >= true)).sum())
+        for name, true in (("speed_up", TRUE_SPEED_UP), ("efficiency", TRUE_SPEED_UP / SIZE))
+    }
 
 
 def trials(studies: int, repeats: int, groups: int, between: float, spread: float = 0.01) -> pd.DataFrame:
