@@ -42,10 +42,6 @@ CHECKPOINT_EVERY_S = 30.0
 """a training's state crosses the cluster to the driver's host: that of ResNet-50 is 200 MB"""
 
 
-KILLED_BY_STUDY = "ray.kill"
-"""in Ray's error of an actor that `_close` has killed"""
-
-
 @dataclass(frozen=True)
 class Event:
     """Something that a person who watches wants to know."""
@@ -244,9 +240,9 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
         if trial.epochs:
             _report_epochs(trial, pending, task.keeper)
         outcome = ray.get(pending)
-    except ray.exceptions.RayActorError as error:
-        if KILLED_BY_STUDY in str(error):  # it is being ended, and waits for no one
-            raise
+    except (
+        ray.exceptions.ActorUnavailableError
+    ) as error:  # Ray starts it again; where the study ends, it is dead instead
         killed = "the process that holds the worker groups was killed, as Ray and the kernel do where a host's memory is full"
         reason = f"{killed}: {first_line(error)}"
         duration_s = time.time() - asked_at

@@ -94,9 +94,8 @@ def _decodes(device: torch.device) -> bool:
 def _new_decoder(codec: Any, device: torch.device) -> Any:
     kinds = codec.BackendKind
     place, allowed = codec.NVIMGCODEC_DEVICE_CPU_ONLY, [kinds.CPU_ONLY]
-    if (
-        device.type == "cuda"
-    ):  # the engine, and for progressive files and GPUs without an engine the other half of nvJPEG
+    if device.type == "cuda":
+        # the engine, and for progressive files and GPUs without an engine the other half of nvJPEG
         place, allowed = device.index or 0, [kinds.HW_GPU_ONLY, kinds.HYBRID_CPU_GPU]
     backends = [codec.Backend(kind) for kind in allowed]
     return codec.Decoder(device_id=place, max_num_cpu_threads=1, backends=backends)
