@@ -32,6 +32,8 @@ COVERAGE_GOAL = 0.95
 ERROR_GOAL = 1.1
 QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MOST_BLOCKS + 1)}
 OFTEN = 0.25
+"""share of its replays from which a window counts as one that stops early"""
+
 PIECE = 5
 """recorded steps that stay together"""
 

@@ -22,7 +22,7 @@ from study.exit_codes import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.grid import Study
 from study.options import given
 from study.plan import LAYOUT_FIELDS, SETTLED, Estimate, PlannedTrial, blocks, estimate, plan_trials
-from study.status import log_path, ordered
+from study.status import log_path, ordered, statuses_of
 from study.studies import STUDIES
 from study.trainings import replaced_by_workload, side_by_side, warnings
 from trainables.requirements import unmet
@@ -90,7 +90,7 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     study = study_of(nodes).asking(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
-    statuses = {record["trial_id"]: record["status"] for record in records}
+    statuses = statuses_of(records)
     rows = plan_trials(study, nodes, statuses, _out_of_memory(records))
     if store and damaged:
         _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
@@ -310,7 +310,7 @@ def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) 
 
     out = prepared.configuration.out
     records = store.records()
-    statuses = {record["trial_id"]: record["status"] for record in records}
+    statuses = statuses_of(records)
     left = ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
     path = write_report(out, partial=interrupted and "missing" in left)
     if not quiet:

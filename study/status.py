@@ -16,6 +16,11 @@ def ordered(statuses: Iterable[str]) -> dict[str, int]:
     return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}
 
 
+def statuses_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Status by trial id."""
+    return {record["trial_id"]: record["status"] for record in records}
+
+
 def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
     """Where a trial's error log lies; whatever a record calls it, it has one name."""
     return f"{store.trial_folder(record['trial_id'])}/error.log" if record.get("log") else None

@@ -30,6 +30,7 @@ from pyarrow import fs
 from analysis.links import leads_outside
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
 from study.redaction import redacted
+from study.status import statuses_of
 from study.tables import SCHEMAS, parquet_bytes
 from trainables.trial import Trial
 
@@ -157,7 +158,7 @@ class Store:
 
     def statuses(self) -> dict[str, str]:
         """Status by trial id. Trials that are half-written or corrupt are missing from it, and so will run again."""
-        return {record["trial_id"]: record["status"] for record in self.records()}
+        return statuses_of(self.records())
 
     def corrupt(self) -> list[str]:
         """Ids of trials whose folder is damaged: trial.json unreadable, or tables of a done trial missing or cut short."""

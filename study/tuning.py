@@ -29,6 +29,7 @@ from study.layout import Layout, ProcessKind, layouts, may_run_beside, members, 
 from study.metrics import counts, numbers
 from study.plan import SETTLED, pruned_by
 from study.scratch import scratch_folder
+from study.status import statuses_of
 from study.store import Store, StoreError, TrialResult
 from study.tables import SCHEMAS, unpacked
 from trainables.trial import Trial
@@ -120,7 +121,7 @@ def tune_grid(
             points.append({"trial": trial.model_dump(), "block": lone or f"block-{number}"})
     records = store.records()
     exhausted = [record["trial"] for record in records if record["status"] == "out_of_memory"]
-    statuses = {record["trial_id"]: record["status"] for record in records}
+    statuses = statuses_of(records)
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
     known = counts(statuses, [trial.trial_id for trial in trials])
     rooms = side_by_side_nodes(trials, cluster.nodes)[:side_by_side] if side_by_side > 1 else []
@@ -240,9 +241,8 @@ def _measured(trial: Trial, block: str, task: _Task) -> TrialResult:
         if trial.epochs:
             _report_epochs(trial, pending, task.keeper)
         outcome = ray.get(pending)
-    except (
-        ray.exceptions.ActorUnavailableError
-    ) as error:  # Ray starts it again; where the study ends, it is dead instead
+    except ray.exceptions.ActorUnavailableError as error:
+        # Ray starts it again; where the study ends, it is dead instead
         killed = "the process that holds the worker groups was killed, as Ray and the kernel do where a host's memory is full"
         reason = f"{killed}: {first_line(error)}"
         duration_s = time.time() - asked_at

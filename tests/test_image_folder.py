@@ -20,7 +20,7 @@ from tests.gloo import preload_loader_processes
 from tests.photos import decoded, encoded, picture, png_of_16_bits, write_photos, write_tiny_imagenet
 from trainables.data import DataError, DataSource, decode, device_jpeg
 from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_crop
-from trainables.data.decode import as_baseline, centre_square, pil, torchvision
+from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil, torchvision
 from trainables.data.device_jpeg import NvImageCodec, decode_jpegs, decoder_of
 from trainables.data.image_folder import source
 from trainables.data.loader import EndlessBatches, endless_batches
@@ -314,7 +314,7 @@ def test_every_library_gives_the_same_pixels_batch_after_batch_and_after_one_tha
         contents = [jpeg_tensor(content) for content in batch]
         if batch == [photo[:700]]:
             with pytest.raises(DataError, match="nvjpeg cannot decode an image .*: decode 'pil' names it"):
-                decode_jpegs([*contents, torch.zeros(100, dtype=torch.uint8)], CPU)
+                nvjpeg([*contents, torch.zeros(100, dtype=torch.uint8)], [centre_square] * 2, SIDE, CPU)
             continue
         for content, pixels in zip(batch, decode_jpegs(contents, CPU), strict=True):
             expected = np.asarray(decoded(content).convert("RGB")).copy()

@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_image
 
+from trainables.data import DataError
 from trainables.data.device_jpeg import decode_jpegs
 
 Box = tuple[int, int, int, int]
@@ -92,7 +93,12 @@ def torchvision(contents: Sequence[Any], regions: Sequence[Region], side: int, d
 
 def nvjpeg(contents: Sequence[Any], regions: Sequence[Region], side: int, device: torch.device) -> torch.Tensor:
     """nvJPEG, a batch a call; `contents` are uint8 tensors on the host. Raises DataError."""
-    images = decode_jpegs(list(contents), device)
+    try:
+        images = decode_jpegs(list(contents), device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise DataError(f"nvjpeg cannot decode an image ({reason(error)}): decode 'pil' names it") from error
     boxes = [region(image.shape[2], image.shape[1]) for image, region in zip(images, regions, strict=True)]
     if device.type == "cuda":
         from trainables.data.image_kernels import resized_squares  # triton comes with torch's builds for CUDA only

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainables.data import DataError
-
 Decoder = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """files uint8 [bytes] on the host to images uint8 [3, h, w] on the device"""
 
@@ -30,20 +28,14 @@ _OF_THREAD = threading.local()
 def decode_jpegs(contents: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """uint8 [3, h, w] on the device of each JPEG file (uint8 [bytes], on the host), to be read before the next call.
 
-    The library does not say which image it cannot decode. Raises DataError.
+    Raises RuntimeError, which does not say which image cannot be decoded.
     """
     if device.type == "cuda":
         # the GPU's JPEG engine does not wait for the stream that it is given, and writes into memory that kernels of this
         # stream may still read: the host has to wait (https://github.com/meta-pytorch/torchcodec/pull/1634, for torchvision
         # https://github.com/pytorch/vision/issues/9606)
         torch.cuda.current_stream(device).synchronize()
-    try:
-        return library(device)(contents)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        what = " ".join(str(error).split())
-        raise DataError(f"nvjpeg cannot decode an image ({what}): decode 'pil' names it") from error
+    return library(device)(contents)
 
 
 def library(device: torch.device) -> Decoder:
