@@ -16,6 +16,7 @@ from trainables.trial import Trial
 from trainables.workload import Held, Workload
 
 TOO_LARGE_BATCH = 16
+HANGS = "hangs"
 STARVED = Path("/tmp/scaling-study-tests-starved")
 """on a host where this lies, `slow` finds no memory"""
 
@@ -40,8 +41,14 @@ def needs_too_much_memory(trial: Trial) -> Workload:
 
 
 def hangs(trial: Trial) -> Workload:
-    """Never comes back, so that the other ranks wait in their all-reduce."""
-    return _workload(lambda: _on_last_rank(lambda: time.sleep(3600)))
+    """Never comes back, so that the other ranks wait in their all-reduce; says so in the folder `data_dir`, where there is one."""
+
+    def hang() -> None:
+        if trial.data_dir:
+            Path(trial.data_dir, HANGS).touch()
+        time.sleep(3600)
+
+    return _workload(lambda: _on_last_rank(hang))
 
 
 def dies(trial: Trial) -> Workload:

@@ -22,7 +22,7 @@ from analysis.measures import PHASES
 from study.cluster import Cluster, connect
 from study.store import Store
 from study.tuning import Event, run_trials, tune_grid
-from tests.faulty_workloads import TOO_LARGE_BATCH
+from tests.faulty_workloads import HANGS, TOO_LARGE_BATCH
 from tests.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
@@ -221,7 +221,7 @@ def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(clu
     assert records[dying.trial_id]["status"] == "failed"
     assert re.search("rank 1 on node .* died|rank 0 on node .*Connection", records[dying.trial_id]["reason"])
     assert records[hanging.trial_id]["status"] == "timeout"
-    why = r"no result within 15 s \(--trial-timeout\); rank 1 on node .* is in <lambda> \(faulty_workloads.py:\d+\)"
+    why = r"no result within 15 s \(--trial-timeout\); rank 1 on node .* is in hang \(faulty_workloads.py:\d+\)"
     assert re.fullmatch(why, records[hanging.trial_id]["reason"])
 
     # out of memory: the same and larger batches of that row are pruned, smaller ones are not
@@ -234,26 +234,22 @@ def test_what_goes_wrong_becomes_a_row_with_its_reason_and_the_study_goes_on(clu
 
 def test_a_keeper_that_is_killed_costs_the_trial_that_runs_and_no_other(cluster: Cluster, tmp_path: Path) -> None:
     store = new_store(tmp_path / "results")
-    lost, after = workload_trial("hangs"), [workload_trial("sound", repeat=repeat) for repeat in range(2)]
+    lost = workload_trial("hangs", data_dir=str(tmp_path))
+    after = [workload_trial("sound", repeat=repeat) for repeat in range(2)]
 
     def kill() -> None:
-        while len(alive("RayTrainWorker")) < 2:
+        while not (tmp_path / HANGS).exists():
             time.sleep(0.2)
-        time.sleep(3)
-        [keeper] = alive("Keeper")
+        [keeper] = list_actors(filters=[("class_name", "=", "Keeper"), ("state", "=", "ALIVE")])
         os.kill(keeper.pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    records = _run(store, cluster, [lost, *after])
-    killer.join()
+    records = _run(store, cluster, [lost, *after], timeout_s=120.0)
+    killer.join(timeout=1)
     assert records[lost.trial_id]["status"] == "failed"
     assert records[lost.trial_id]["reason"].startswith("the process that holds the worker groups was killed, ")
     assert {records[trial.trial_id]["reason"] or "done" for trial in after} == {"done"}
-
-
-def alive(class_name: str) -> list[Any]:
-    return list_actors(filters=[("class_name", "=", class_name), ("state", "=", "ALIVE")])
 
 
 def test_resources_that_others_hold_are_not_waited_for_for_ever(cluster: Cluster, tmp_path: Path) -> None:
