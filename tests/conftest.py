@@ -11,8 +11,11 @@ from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from tests.hosts import PATIENCE
+
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.update(PATIENCE)
 
 # whoever runs the tests in the background has SIGINT ignored, and the commands that tests start would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -41,6 +41,12 @@ NEEDED = {
     "unshare": "util-linux",
 }
 START_TIMEOUT_S = 20.0
+PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+"""for Ray that starts on a machine so busy that this takes minutes; a raylet else gives up after 30 s without its agents"""
 
 
 class HostsError(Exception):
@@ -248,14 +254,14 @@ def start_ray(hosts: Hosts, cpus: int = 2, head_cpus: int | None = None) -> str:
         own = cpus if number or head_cpus is None else head_cpus
         role = ["--head", "--port=6379", "--dashboard-host=127.0.0.1"] if number == 0 else [f"--address={address}"]
         start = ["ray", "start", *role, f"--node-ip-address={host.address}", f"--num-cpus={own}", *bounded]
-        host.run(start, env={"RAY_raylet_start_wait_time_s": "300"}, timeout_s=400)
+        host.run(start, timeout_s=400)
     return address
 
 
 def _environment() -> dict[str, str]:
-    """What every command on a host has: nothing of this machine's environment but where its programs are."""
+    """What every command on a host has: of this machine's environment only where its programs are."""
     path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"HOME": HOME, "PATH": path, "LANG": "C.UTF-8", "USER": "root", "RAY_AUTH_MODE": "token"}
+    return {"HOME": HOME, "PATH": path, "LANG": "C.UTF-8", "USER": "root", "RAY_AUTH_MODE": "token"} | PATIENCE
 
 
 def _boot(name: str, address: str, folder: Path, table: str) -> Host:
@@ -264,8 +270,8 @@ def _boot(name: str, address: str, folder: Path, table: str) -> Host:
         (own / part).mkdir(parents=True)
     (own / "tmp").chmod(0o1777)
     _write_etc(own / "etc", name, table, folder / "key.pub")
-    for start_file in (".bashrc", ".profile"):
-        (own / "tmp/home" / start_file).touch()
+    (own / "tmp/home/.profile").touch()
+    (own / "tmp/home/.bashrc").write_text("".join(f"export {key}={value}\n" for key, value in PATIENCE.items()))
     shutil.copy(folder / "key", own / "tmp/home/.ssh/id_ed25519")
     (own / "tmp/home/.ssh/id_ed25519").chmod(0o600)
     flags = ["--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc", "--uts"]

@@ -23,8 +23,6 @@ pytestmark = [
 
 TOKEN = "5" * 64
 SMALL = "--object-store-memory=100000000"
-PATIENT = "RAY_raylet_start_wait_time_s=300"
-"""a node's start may take minutes where many share two cores"""
 STUDY = (
     "python -m study.scaling run smoke --gpus 4 --nodes 2 --batch-per-gpu 8 --repeats 1 --set account_steps=1 "
     "--set sweep_bytes=65536 --out results/up"
@@ -54,7 +52,7 @@ def configuration(hosts: Hosts) -> dict[str, Any]:
     (installs,) = [number for number, line in enumerate(content["setup_commands"]) if "set_up.sh" in line]
     content["setup_commands"][installs] = f"ln -sfn {Path(sys.prefix)} ~/scaling-study/.venv"
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        content[key] = [line.replace("ray start", f"{PATIENT} ray start {SMALL}") for line in content[key]]
+        content[key] = [line.replace("ray start", f"ray start {SMALL}") for line in content[key]]
     return content
 
 
@@ -141,7 +139,7 @@ def test_another_version_of_ray_on_the_cluster_is_one_line_with_both_versions(he
     older = "import ray; ray.__version__ = '2.59.0'; from ray.scripts.scripts import main; main()"
     head.run(["ray", "stop", "--force"])
     start = ["start", "--head", "--port=6379", f"--node-ip-address={head.address}", "--num-cpus=1", SMALL]
-    head.run([sys.executable, "-c", older, *start], env=dict([PATIENT.split("=")]), timeout_s=400)
+    head.run([sys.executable, "-c", older, *start], timeout_s=400)
     python = platform.python_version()
     versions = f"runs Ray 2.59.0 on Python {python}, and this process Ray {ray.__version__} on Python {python}"
     mend = "install the same requirements.lock, on the same Python, here and on all nodes"
