@@ -3,11 +3,12 @@
     python -m benchmarks.stopping                                     # the recorded steps under benchmarks/results
     python -m benchmarks.stopping --of results/default --width 0.02
 
-Recorded: step times of phases windows in results folders. A long series of steps is drawn from each window by whole
-pieces (a moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time
-is then the mean of the recorded steps. Generated: lognormal step times of known median and first-order
-autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by the same rule without its
-correction for looking often, and by fixed counts. Reported: the share of steps that the rule runs, the coverage of
+Recorded: step times of phases windows in results folders, without the first step of each, which alone begins on an idle
+device: how much longer it took is reported for itself. A long series of steps is drawn from each window by whole pieces (a
+moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time is then the
+mean of the recorded steps. Generated: lognormal step times of known median and first-order
+autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by one without its
+corrections, and by fixed counts. Reported: the share of steps that the rule runs, the coverage of
 the interval at which it stops (goal at least 0.95), and its error against that of a fixed
 count with as many steps on average (equal error: ratio at most 1.1).
 """
@@ -61,9 +62,12 @@ def main() -> None:
             samples.append(what | replayed(drawn, np.zeros(series), options.width))
     series = max(50, series // 5)
     for name, logs in recorded([Path(folder) for folder in options.of.split(",")]):
+        first, logs = logs[0], logs[1:]
         true = np.full(series, math.log(float(np.exp(logs).mean())))
         drawn = resampled(rng, logs, series, options.steps)
-        samples.append({"kind": "recorded", "window": name} | replayed(drawn, true, options.width))
+        own = {"window": name, "first_step_excess": float(np.expm1(first - np.median(logs)))}
+        own["autocorrelation"] = float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
+        samples.append({"kind": "recorded"} | own | replayed(drawn, true, options.width))
     write_summary(options.name, figures(samples), samples)
 
 
@@ -165,10 +169,14 @@ def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
         found.append(figure(f"windows that stop early, {name}", mean["stopped_early"], None, "share", "none", None))
         found.append(_coverage(f"coverage, {name}", mean["coverage"]))
-        early = [sample["coverage"] for sample in real if sample["stopped_early"] >= OFTEN]
+        early = [sample for sample in real if sample["stopped_early"] >= OFTEN]
         if early:
-            what = f"coverage, the {len(early)} of these that stop early in {OFTEN:.0%} of their replays or more"
-            found.append(_coverage(what, float(np.mean(early))))
+            what = f"the {len(early)} of these that stop early in {OFTEN:.0%} of their replays or more"
+            found.append(_coverage(f"coverage, {what}", float(np.mean([sample["coverage"] for sample in early]))))
+            excess = float(np.mean([sample["first_step_excess"] for sample in early]))
+            found.append(figure(f"first step over the median of the others, {what}", excess, None, "of it", "none", None))
+        alike = float(np.median([sample["autocorrelation"] for sample in real]))
+        found.append(figure(f"autocorrelation of steps, median of {name}", alike, None, "", "none", None))
         name = f"error / that of a fixed count with as many steps, {name}"
         found.append(figure(name, ratio, None, "ratio of root mean squares", f"<= {ERROR_GOAL}", ratio <= ERROR_GOAL))
     return found

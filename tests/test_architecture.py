@@ -82,7 +82,12 @@ def test_commands_that_only_look_import_nothing_heavy(arguments: list[str], tmp_
     assert not {module.partition(".")[0] for module in modules} & HEAVY
 
 
-def run_pytest(pytester: pytest.Pytester, body: str) -> pytest.RunResult:
+def run_pytest(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, body: str, forbid: bool = True
+) -> pytest.RunResult:
+    """A test file run beside this project's conftest.py, with FORBID_SKIPS or without."""
+    monkeypatch.setenv("FORBID_SKIPS", str(int(forbid)))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makeconftest((ROOT / "tests/conftest.py").read_text())
     pytester.makepyfile(body)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider")
@@ -99,15 +104,12 @@ SKIPS = {
 def test_a_skip_fails_where_skips_are_forbidden(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setenv("FORBID_SKIPS", "0")
-    assert run_pytest(pytester, body).ret in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
-    monkeypatch.setenv("FORBID_SKIPS", "1")
-    result = run_pytest(pytester, body)
+    assert run_pytest(pytester, monkeypatch, body, forbid=False).ret in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+    result = run_pytest(pytester, monkeypatch, body)
     assert result.ret not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
     result.stdout.fnmatch_lines(["*FORBID_SKIPS=1, but: *no chromium here*"])
 
 
 def test_an_expected_failure_is_no_skip(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORBID_SKIPS", "1")
     body = "import pytest\n@pytest.mark.xfail\ndef test_it():\n    assert False\n"
-    assert run_pytest(pytester, body).ret == 0
+    assert run_pytest(pytester, monkeypatch, body).ret == 0

@@ -12,10 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.stopping import generated
 from tests.gloo import on_ranks
 from trainables import stopping
 from trainables.run import run
-from trainables.stopping import CONFIDENCE, LOOKS, MOST_BLOCKS, block_lengths, doubling_lengths, relative_width
+from trainables.stopping import (
+    CONFIDENCE,
+    LOOKS,
+    MOST_BLOCKS,
+    MOST_CORRELATION,
+    block_correlation,
+    block_lengths,
+    doubling_lengths,
+    relative_width,
+)
 from trainables.timing import CpuClock, Stepped
 from trainables.trial import Trial
 from trainables.windows import plain_blocks
@@ -54,10 +64,23 @@ def test_the_width_is_students_with_the_error_divided_among_all_looks() -> None:
     assert relative_width([0.02] * 5) == 0.0
 
 
-def test_the_interval_at_which_a_window_stops_covers_although_it_was_looked_at_often() -> None:
+def test_the_width_grows_with_the_correlation_of_neighbouring_blocks() -> None:
+    alike, unlike = [0.0100, 0.0100, 0.0101, 0.0102, 0.0102], [0.0100, 0.0102, 0.0101, 0.0100, 0.0102]
+    assert block_correlation(list(map(math.log, unlike))) == 0
+    assert block_correlation(list(map(math.log, alike))) == MOST_CORRELATION
+    assert relative_width(alike) == pytest.approx(3 * relative_width(unlike), rel=1e-3)
+
+
+def test_the_correlation_of_neighbours_is_found_in_a_long_series() -> None:
+    values = generated(np.random.default_rng(4), 1, 20_000, 0.5, 0.01)[0]
+    assert block_correlation(values.tolist()) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3])
+def test_the_interval_at_which_a_window_stops_covers_although_it_was_looked_at_often(correlation: float) -> None:
     rng = np.random.default_rng(8)
     covered, windows = 0, 1500
-    for blocks in rng.normal(0.0, 0.01, size=(windows, MOST_BLOCKS)):
+    for blocks in generated(rng, windows, MOST_BLOCKS, correlation, 0.01):
         step_s = np.exp(blocks)
         seen = next((n for n in LOOKS if relative_width(step_s[:n].tolist()) <= 0.02), MOST_BLOCKS)
         half = math.asinh(relative_width(step_s[:seen].tolist()) / 2)
