@@ -26,7 +26,7 @@ REPEATS = 10
 TRIAL_TIMEOUT_S = 25
 NAMED_TIMEOUT_S = 240.0
 NEXT_TIMEOUT_S = 600.0
-"""longer than two groups that do not start take to be given up"""
+"""long enough for a group that does not start, and for the next one"""
 CUT_S = 30.0
 AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"

@@ -13,7 +13,7 @@ from tests.hosts import unavailable
 pytestmark = [
     pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
     pytest.mark.skipif(FAKETIME is None, reason="clocks apart need a package: apt install libfaketime"),
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(1800),
 ]
 
 
