@@ -174,7 +174,9 @@ def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
             what = f"the {len(early)} of these that stop early in {OFTEN:.0%} of their replays or more"
             found.append(_coverage(f"coverage, {what}", float(np.mean([sample["coverage"] for sample in early]))))
             excess = float(np.mean([sample["first_step_excess"] for sample in early]))
-            found.append(figure(f"first step over the median of the others, {what}", excess, None, "of it", "none", None))
+            found.append(
+                figure(f"first step over the median of the others, {what}", excess, None, "of it", "none", None)
+            )
         alike = float(np.median([sample["autocorrelation"] for sample in real]))
         found.append(figure(f"autocorrelation of steps, median of {name}", alike, None, "", "none", None))
         name = f"error / that of a fixed count with as many steps, {name}"
