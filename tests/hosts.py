@@ -48,7 +48,7 @@ PATIENCE = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 """for a machine so busy that Ray's start takes minutes: a raylet else gives up after 30 s without its agents. And threads that
-wait for others do not spin: that took a fifth of the time of tests that train"""
+wait for others do not spin, which took a sixth of the time of tests that train"""
 
 
 class HostsError(Exception):
