@@ -4,7 +4,8 @@
     python -m benchmarks.stopping --of results/default --width 0.02
 
 Recorded: step times of phases windows in results folders, without the first step of each, which alone begins on an idle
-device: how much longer it took is reported for itself. A long series of steps is drawn from each window by whole pieces (a
+device. What that costs a plain window, which is one span too, is reported for itself: how much longer it took than as many
+median steps, in steps; each block pays it. A long series of steps is drawn from each window by whole pieces (a
 moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time is then the
 mean of the recorded steps. Generated: lognormal step times of known median and first-order
 autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by one without its
@@ -61,11 +62,10 @@ def main() -> None:
             what = {"kind": "generated", "autocorrelation": autocorrelation, "spread": spread}
             samples.append(what | replayed(drawn, np.zeros(series), options.width))
     series = max(50, series // 5)
-    for name, logs in recorded([Path(folder) for folder in options.of.split(",")]):
-        first, logs = logs[0], logs[1:]
+    for name, logs, plain_s in recorded([Path(folder) for folder in options.of.split(",")]):
         true = np.full(series, math.log(float(np.exp(logs).mean())))
         drawn = resampled(rng, logs, series, options.steps)
-        own = {"window": name, "first_step_excess": float(np.expm1(first - np.median(logs)))}
+        own = {"window": name, "start_steps": float(plain_s.sum() / np.exp(np.median(logs)) - len(plain_s))}
         own["autocorrelation"] = float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
         samples.append({"kind": "recorded"} | own | replayed(drawn, true, options.width))
     write_summary(options.name, figures(samples), samples)
@@ -88,17 +88,19 @@ def resampled(rng: np.random.Generator, logs: Series, series: int, steps: int) -
     return logs[(begins + np.arange(PIECE)) % len(logs)].reshape(series, -1)[:, :steps]
 
 
-def recorded(folders: list[Path]) -> Iterator[tuple[str, Series]]:
-    """Each done trial's phases window on its first rank: name, and logarithms of its step times."""
+def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, Series]]:
+    """Of each done trial's first rank: name, logarithms of the phases window's step times from the second on, and the plain
+    window's seconds for each of its steps."""
     for folder in folders:
         for path in sorted(folder.glob("trials/*/trial.json")):
             record = json.loads(path.read_text())
             if record["status"] != "done":
                 continue
-            steps = pd.read_parquet(path.with_name("steps.parquet"), columns=["rank", "window", "step_s"])
-            step_s = steps.query("rank == 0 and window == 'phases'")["step_s"].to_numpy(dtype=float)
-            if len(step_s) >= 4 * PIECE:
-                yield f"{folder.name}/{record['trial_id']}", np.log(step_s)
+            steps = pd.read_parquet(path.with_name("steps.parquet"), columns=["rank", "window", "window_s", "step_s"])
+            phases, plain = (steps.query("rank == 0 and window == @name") for name in ("phases", "plain"))
+            if len(phases) >= 4 * PIECE:
+                logs = np.log(phases["step_s"].to_numpy(dtype=float))[1:]
+                yield f"{folder.name}/{record['trial_id']}", logs, plain["window_s"].to_numpy(dtype=float) / len(plain)
 
 
 def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
@@ -173,10 +175,8 @@ def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if early:
             what = f"the {len(early)} of these that stop early in {OFTEN:.0%} of their replays or more"
             found.append(_coverage(f"coverage, {what}", float(np.mean([sample["coverage"] for sample in early]))))
-            excess = float(np.mean([sample["first_step_excess"] for sample in early]))
-            found.append(
-                figure(f"first step over the median of the others, {what}", excess, None, "of it", "none", None)
-            )
+            start = float(np.mean([sample["start_steps"] for sample in early]))
+            found.append(figure(f"what the start of a span costs, {what}", start, None, "steps", "none", None))
         alike = float(np.median([sample["autocorrelation"] for sample in real]))
         found.append(figure(f"autocorrelation of steps, median of {name}", alike, None, "", "none", None))
         name = f"error / that of a fixed count with as many steps, {name}"
