@@ -240,7 +240,8 @@ def test_a_keeper_that_is_killed_costs_the_trial_that_runs_and_no_other(cluster:
     def kill() -> None:
         while not (tmp_path / HANGS).exists():
             time.sleep(0.2)
-        [keeper] = list_actors(filters=[("class_name", "=", "Keeper"), ("state", "=", "ALIVE")])
+        here = ray.get_runtime_context().gcs_address  # other tests may have a Ray of their own on this host
+        [keeper] = list_actors(here, filters=[("class_name", "=", "Keeper"), ("state", "=", "ALIVE")])
         os.kill(keeper.pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill, daemon=True)
