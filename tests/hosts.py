@@ -47,8 +47,8 @@ PATIENCE = {
     "RAY_worker_register_timeout_seconds": "300",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""for a machine so busy that Ray's start takes minutes: a raylet else gives up after 30 s without its agents. And threads that
-wait for others do not spin, which took a sixth of the time of tests that train"""
+"""for a machine so busy that Ray's start takes minutes. And threads that wait for others do not spin, which took a
+sixth of the time of tests that train"""
 
 
 class HostsError(Exception):

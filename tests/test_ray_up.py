@@ -23,6 +23,8 @@ pytestmark = [
 
 TOKEN = "5" * 64
 SMALL = "--object-store-memory=100000000"
+AGENTS = "--dashboard-agent-grpc-port=52361 --runtime-env-agent-port=52362"
+"""a raylet that has to learn its agents' ports gives up after half a minute, whatever its settings (Ray 2.60)"""
 STUDY = (
     "python -m study.scaling run smoke --gpus 4 --nodes 2 --batch-per-gpu 8 --repeats 1 --set account_steps=1 "
     "--set sweep_bytes=65536 --out results/up"
@@ -52,7 +54,7 @@ def configuration(hosts: Hosts) -> dict[str, Any]:
     (installs,) = [number for number, line in enumerate(content["setup_commands"]) if "set_up.sh" in line]
     content["setup_commands"][installs] = f"ln -sfn {Path(sys.prefix)} ~/scaling-study/.venv"
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        content[key] = [line.replace("ray start", f"ray start {SMALL}") for line in content[key]]
+        content[key] = [line.replace("ray start", f"ray start {SMALL} {AGENTS}") for line in content[key]]
     return content
 
 
