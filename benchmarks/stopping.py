@@ -62,11 +62,11 @@ def main() -> None:
             what = {"kind": "generated", "autocorrelation": autocorrelation, "spread": spread}
             samples.append(what | replayed(drawn, np.zeros(series), options.width))
     series = max(50, series // 5)
-    for name, logs, plain_s in recorded([Path(folder) for folder in options.of.split(",")]):
+    for name, logs, start_steps in recorded([Path(folder) for folder in options.of.split(",")]):
         true = np.full(series, math.log(float(np.exp(logs).mean())))
         drawn = resampled(rng, logs, series, options.steps)
-        own = {"window": name, "start_steps": float(plain_s.sum() / np.exp(np.median(logs)) - len(plain_s))}
-        own["autocorrelation"] = float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
+        alike = float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
+        own = {"window": name, "start_steps": start_steps, "autocorrelation": alike}
         samples.append({"kind": "recorded"} | own | replayed(drawn, true, options.width))
     write_summary(options.name, figures(samples), samples)
 
@@ -88,9 +88,9 @@ def resampled(rng: np.random.Generator, logs: Series, series: int, steps: int) -
     return logs[(begins + np.arange(PIECE)) % len(logs)].reshape(series, -1)[:, :steps]
 
 
-def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, Series]]:
-    """Of each done trial's first rank: name, logarithms of the phases window's step times from the second on, and the plain
-    window's seconds for each of its steps."""
+def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, float]]:
+    """Of each done trial's first rank: name, logarithms of the phases window's step times from the second on, and by how many
+    of their median the plain window lasted longer than its steps."""
     for folder in folders:
         for path in sorted(folder.glob("trials/*/trial.json")):
             record = json.loads(path.read_text())
@@ -100,7 +100,8 @@ def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, Series]]:
             phases, plain = (steps.query("rank == 0 and window == @name") for name in ("phases", "plain"))
             if len(phases) >= 4 * PIECE:
                 logs = np.log(phases["step_s"].to_numpy(dtype=float))[1:]
-                yield f"{folder.name}/{record['trial_id']}", logs, plain["window_s"].to_numpy(dtype=float) / len(plain)
+                start_steps = float(plain["window_s"].iloc[0] / np.exp(np.median(logs))) - len(plain)
+                yield f"{folder.name}/{record['trial_id']}", logs, start_steps
 
 
 def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
