@@ -27,7 +27,7 @@ class Region:
 WORDS: Mapping[str, Region] = {
     "host": Region("the host", "the device waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"),
     "load": Region("loading", "waiting for a batch", "more loader workers, or a format that is read and decoded faster"),
-    "transfer": Region("the copy to the device", "copying the batch to the device", "pinned memory, copies that overlap the step, or smaller samples"),
+    "transfer": Region("the copy to the device", "copying the batch to the device", "pinned memory, copies ahead of the step (copy_ahead), or smaller samples"),
     "wire": Region("the wire", "exposed transfer of gradients", "a larger batch per rank, smaller gradients or a faster interconnect"),
     "wait": Region("waiting for the slowest rank", "waiting for the slowest rank", "ranks of equal speed and equal work"),
     "idle": Region("something unmeasured", "idling of the device for which no reason was measured", "a trace (--profile), which shows what it waits for"),

@@ -84,6 +84,7 @@ SETTINGS: Mapping[str, tuple[object, ...]] = {
     "prefetch_batches": (),
     "pin_memory": (False, True),
     "non_blocking": (False, True),
+    "copy_ahead": (False, True),
     "storage_place": ("disk", "shared_memory"),
     "page_cache": ("as_is", "cold", "warm"),
     "order": ("shuffled", "in_order"),

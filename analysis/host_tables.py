@@ -16,6 +16,7 @@ _OLDER = (
 _HOW_COPIED = {
     "pin_memory": "batches lie in page-locked memory, from which the GPU copies without the host's help.",
     "non_blocking": "the host asks for the copy and goes on.",
+    "copy_ahead": "a thread copies batches to come, in a stream beside the step.",
 }
 
 
@@ -104,7 +105,7 @@ def transfer(analysis: Analysis) -> Table:
         "Copy of the batch to the GPU",
         (
             *axes,
-            Column("host_to_device_bytes", "batch (MB)", "bytes that a rank copies in a step; 1 MB = 10⁶ bytes.", 1e-6, 2),
+            Column("host_to_device_bytes", "batch (MB)", "bytes that a rank copies in a step, 0 where they were copied ahead of it; 1 MB = 10⁶ bytes.", 1e-6, 2),
             Column(
                 "host_to_device_bytes_per_s", "copy (GB/s)", "bytes / time of the copy, not waited for; 1 GB = 10⁹ bytes.", 1e-9, 1
             ),

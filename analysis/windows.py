@@ -62,11 +62,15 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     """
     require(steps, REQUIRED_COLUMNS, "the frame of steps")
     steps = steps.assign(**{name: np.nan for name in OPTIONAL_PHASES if name not in steps})
-    copy_s, span_s = steps["host_to_device_s"], steps["step_s"]
+    copied_bytes, copy_s, span_s = (
+        steps["host_to_device_bytes"].astype(float),
+        steps["host_to_device_s"],
+        steps["step_s"],
+    )
     done = steps["previous_step_done"].astype(float)
     frame = steps[[*KEYS, "step", "samples", "window_s", *_MEDIANS, *_PEAKS]].assign(
-        host_to_device_bytes=steps["host_to_device_bytes"].astype(float),
-        host_to_device_bytes_per_s=steps["host_to_device_bytes"].astype(float) / copy_s.where(copy_s > 0),
+        host_to_device_bytes=copied_bytes,
+        host_to_device_bytes_per_s=copied_bytes / copy_s.where((copy_s > 0) & (copied_bytes > 0)),
         launch_ratio=steps["step_launch_s"] / span_s.where(span_s > 0),
     )
     grouped = frame.groupby(KEYS, sort=False, observed=True)

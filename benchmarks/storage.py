@@ -49,6 +49,10 @@ TOLERANCE = 2.0
 in their own ways"""
 
 SYNTHETIC = "synthetic"
+COPIED_AHEAD = "copied ahead"
+COPIED = ("arrow_raw", "jpeg pil", "jpeg torchvision")
+"""paths that are also measured with batches copied ahead of the step"""
+
 Rows = list[dict[str, Any]]
 
 
@@ -163,8 +167,10 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
     cases |= {
         "arrow_raw": raw,
         "arrow_raw in shared memory": raw.but(storage_place="shared_memory", page_cache="as_is"),
-        "jpeg pil, augmented by loaders": loaded.but(augment="cpu"),
+        "jpeg pil augmented by loaders": loaded.but(augment="cpu"),
     }
+    if not options.small:  # a CPU copies nothing
+        cases |= {f"{name} {COPIED_AHEAD}": cases[name].but(copy_ahead=True) for name in COPIED}
     chosen = options.cases.split(",") if options.cases else list(cases)
     unknown = set(chosen) - set(cases)
     if unknown:
@@ -181,7 +187,7 @@ def measure(trial: Trial, device: torch.device) -> Rows:
     training = {"kind": "training", "samples_per_s": summary["throughput_samples_per_s"], **phases}
     if trial.dataset == SYNTHETIC:
         return [training]
-    alone = trial.but(decode="nvjpeg") if trial.decode in AHEAD_DECODERS else trial
+    alone = trial.but(decode="nvjpeg" if trial.decode in AHEAD_DECODERS else trial.decode, copy_ahead=False)
     return [training, *parts_alone(alone, device)]
 
 
@@ -287,11 +293,11 @@ def _limit(samples: Rows, case: str, rates: dict[str, float | None]) -> str:
     """What bounds a path, from its parts measured alone; synthetic training is the step alone.
 
     Loaders work beside the device, but the device copies and decodes between its steps, so that their times add up;
-    unless it decodes ahead, when they are at best beside each other.
+    unless it does that ahead, when they are at best beside each other.
     """
     step, copy, loader = _median(samples, SYNTHETIC, "training"), rates["copy and device alone"], rates["loader alone"]
     assert step is not None and copy is not None and loader is not None
-    ahead = any(case.endswith(name) for name in AHEAD_DECODERS)
+    ahead = case.endswith((*AHEAD_DECODERS, COPIED_AHEAD))
     if loader < (min(step, copy) if ahead else 1 / (1 / step + 1 / copy)):
         return "the loader"
     return "the step" if copy > 10 * step else "copy and decoding on the device beside the step"

@@ -58,6 +58,12 @@ def everything(capacity: Capacity) -> Study:
         "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
         "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
         "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
+        "batches copied ahead": {
+            "dataset": "synthetic_loader",
+            "image_size": 32,
+            "loader_workers": 1,
+            "copy_ahead": True,
+        },
     }
     base: dict[str, Any] = {
         "device": "cuda" if on_gpus else "cpu",

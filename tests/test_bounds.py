@@ -123,7 +123,7 @@ def test_removing_a_part_brings_at_most_what_amdahl_says() -> None:
             (0.0, 0.4, 0.2, 0.02, 0.3, 0.08),
             (
                 "The fastest configuration is bound by the copy to the device: copying the batch to the device takes 40\u00a0% of a "
-                "step. What helps most is pinned memory, copies that overlap the step, or smaller samples; without that part a step "
+                "step. What helps most is pinned memory, copies ahead of the step (copy_ahead), or smaller samples; without that part a step "
                 "would be at most 1.67 times as fast."
             ),
         ),

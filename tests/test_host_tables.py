@@ -85,6 +85,20 @@ def test_results_older_than_the_busy_window_still_show_what_issuing_takes(tmp_pa
     assert TABLES["transfer"](found).cells().iloc[0]["step (ms)"] == "100.40 / –"
 
 
+def test_a_batch_that_was_copied_ahead_has_no_copy_in_its_step_and_no_speed_of_one(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    for fields in grid(GPU, copy_ahead=[False, True]):
+        frame = steps(fields, 0.1, SHARES, instruments=1.0)
+        if fields["copy_ahead"]:
+            frame.loc[frame["host_to_device_bytes"].notna(), "host_to_device_bytes"] = 0
+        write_trial(directory, record(fields) | {"trial_id": f"ahead-{fields['copy_ahead']}"}, frame)
+    cells = TABLES["transfer"](analyse(load(directory))).cells()
+    assert cells[["copy ahead", "batch (MB)", "copy (GB/s)"]].to_numpy().tolist() == [
+        ["no", "1.28", "0.1"],
+        ["yes", "0.00", "–"],
+    ]
+
+
 def test_cpu_ranks_have_neither_table(tmp_path: Path) -> None:
     found = analyse(load(cpu_study(tmp_path / "results")))
     for name in ("host", "transfer", "gpus"):

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -18,7 +19,7 @@ from torchvision.transforms import v2
 
 from tests.gloo import preload_loader_processes
 from tests.photos import decoded, encoded, picture, png_of_16_bits, write_photos, write_tiny_imagenet
-from trainables.data import DataError, DataSource, decode, device_jpeg
+from trainables.data import DataError, DataSource, decode, device_jpeg, loader
 from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_crop
 from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil, torchvision
 from trainables.data.device_jpeg import NvImageCodec, decode_jpegs, decoder_of
@@ -26,6 +27,7 @@ from trainables.data.image_folder import source
 from trainables.data.loader import EndlessBatches, endless_batches
 from trainables.process import release_memory
 from trainables.run import run
+from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import OnHost, build_workload
 
@@ -243,6 +245,29 @@ def test_images_decoded_ahead_are_those_that_the_step_would_have_decoded_for_eve
             torch.manual_seed(0)
             assert torch.equal(prepared, workload.prepare(expected))
         del batches
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_copied_ahead_are_those_that_the_step_would_have_copied(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    copied: list[tuple[str, Any]] = []
+
+    def noted(batch: Any, device: torch.device, non_blocking: bool) -> Any:
+        copied.append((threading.current_thread().name, batch))
+        return to_device(batch, device, non_blocking)
+
+    monkeypatch.setattr(loader, "to_device", noted)
+    inside = trial(photos, augment="device", loader_workers=workers)
+    ahead = inside.but(copy_ahead=True)
+    workload, made = build_workload(inside, CPU), torch.zeros(1, dtype=torch.int64)
+    batches = endless_batches(ahead, workload, rank=0, made=made)
+    for expected, labels in islice(endless_batches(inside, workload, rank=0), 4):
+        images, same_labels = next(batches)
+        assert torch.equal(images, expected) and torch.equal(labels, same_labels)
+    del batches
+    assert made.item() == len(copied) >= 4
+    assert {name.startswith("made-ahead") for name, _ in copied} == {True}
 
 
 def test_a_trial_whose_images_are_decoded_ahead_is_as_fast_as_decoding_where_that_is_slow(

@@ -71,6 +71,7 @@ def test_what_a_cpu_lacks_is_infeasible_with_the_exact_reason() -> None:
         ),
         "decode nvjpeg": "decode 'nvjpeg' runs on GPUs only",
         "decode nvjpeg_ahead": "decode 'nvjpeg_ahead' runs on GPUs only",
+        "batches copied ahead": "copy_ahead is for GPUs: the batches of a CPU rank are copied nowhere",
         "execution graph": "CUDA graphs exist on GPUs only",
         "execution compile_graph": "CUDA graphs exist on GPUs only",
         "synchronised batch normalisation": "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels",

@@ -51,6 +51,7 @@ CHANGED: dict[str, Any] = {
     "prefetch_batches": 3,
     "pin_memory": False,
     "non_blocking": False,
+    "copy_ahead": True,
     "precision": "bf16",
     "parallel": "none",
     "sync_batch_norm": True,
@@ -176,11 +177,12 @@ def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
     assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected
 
 
-def test_a_window_is_ten_times_what_loaders_and_decoding_ahead_hold_ready() -> None:
+def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() -> None:
     trial = Trial(dataset="image_folder", decode="nvjpeg_ahead", steps=4)
     assert trial.window_steps == 10 * AHEAD_BATCHES
     assert trial.but(loader_workers=1).window_steps == 10 * (AHEAD_BATCHES + trial.prefetch_batches)
     assert trial.but(decode="nvjpeg").window_steps == trial.steps
+    assert trial.but(decode="pil", copy_ahead=True).window_steps == 10 * AHEAD_BATCHES
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -279,6 +281,16 @@ def test_a_window_is_ten_times_what_loaders_and_decoding_ahead_hold_ready() -> N
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
     assert lines(fields) == [expected]
+
+
+def test_only_what_comes_from_a_loader_can_be_copied_ahead() -> None:
+    asked = {"device": "cuda", "copy_ahead": True}
+    told = "copy_ahead has nothing to copy: the samples of dataset {!r} lie on the device already"
+    assert unmet(Trial.model_validate(asked)) is None
+    assert unmet(Trial.model_validate(asked | {"dataset": "synthetic"})) == told.format("synthetic")
+    resident = {"dataset": "fashion_mnist_sample", "resident_data": True, "epochs": 1}
+    assert unmet(Trial.model_validate(asked | resident)) == told.format("fashion_mnist_sample")
+    assert unmet(Trial.model_validate(asked | {"dataset": "synthetic", "workload": "mine.py:build"})) is None
 
 
 def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:

@@ -17,6 +17,11 @@ def _on_cpu(field: str, *values: object) -> Callable[[Trial], bool]:
 
 REQUIREMENTS: Sequence[Requirement] = (
     (_on_cpu("decode", *ON_DEVICE_DECODERS), "decode {decode!r} runs on GPUs only"),
+    (_on_cpu("copy_ahead", True), "copy_ahead is for GPUs: the batches of a CPU rank are copied nowhere"),
+    (
+        lambda trial: trial.copy_ahead and not trial.workload and (trial.dataset == "synthetic" or trial.resident_data),
+        "copy_ahead has nothing to copy: the samples of dataset {dataset!r} lie on the device already",
+    ),
     (
         lambda trial: not trial.workload and trial.dataset in READ_FROM_DATA_DIR and not trial.data_dir,
         "dataset {dataset!r} needs --data-dir DIR with its files",

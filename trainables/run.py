@@ -15,7 +15,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from trainables.communication import Account, bucket_bytes, bucket_rows, with_account
-from trainables.data.loader import endless_batches
+from trainables.data.loader import endless_batches, works_ahead
 from trainables.execution import GraphClock, capture, stream_for
 from trainables.flops import step_flops
 from trainables.parallel import Strategy
@@ -191,7 +191,7 @@ def run(
         workload = on_device(build_workload(trial, device, source), trial, precision, device)
         processes = 0 if workload.resident else trial.loader_workers
         delivered = torch.zeros(processes, dtype=torch.int64).share_memory_()
-        made = torch.zeros(int(workload.ahead is not None), dtype=torch.int64)
+        made = torch.zeros(int(works_ahead(trial, workload)), dtype=torch.int64)
         batches = endless_batches(trial, workload, rank, delivered, made)
         ready = [each for each in (delivered, made) if len(each)]
         here = _Rank(trial, rank, device, group, control or group, precision, strategy, workload, batches, ready, clock)

@@ -72,6 +72,9 @@ class Trial(BaseModel):
     prefetch_batches: int = Field(2, ge=1, le=64, description="batches that each loader process keeps ready")
     pin_memory: bool = Field(True, description="copy batches to page-locked memory (CUDA)")
     non_blocking: bool = Field(True, description="do not wait for the copy to the device (CUDA)")
+    copy_ahead: bool = Field(
+        False, description="copy batches to the device before they are asked for, in a stream beside the step (CUDA)"
+    )
     precision: str = Field("fp32", description="number format of the step")
     parallel: str = Field("ddp", description="how ranks share the work")
     sync_batch_norm: bool = Field(False, description="batch normalisation over all ranks' samples")
@@ -322,16 +325,16 @@ class Trial(BaseModel):
     def window_steps(self) -> int:
         """The most steps of the plain window; those after it, which meet loaders in their stride, have `steps`.
 
-        A loader's queues hold `loader_workers * prefetch_batches` batches, and decoding ahead has its own; a window ten times
-        as long keeps what was ready before it began below a tenth of what it takes. It ends after `steps`, or twice, four times ... as many, where
-        these are seen to make as much as it takes (`run`).
+        A loader's queues hold `loader_workers * prefetch_batches` batches, and what is made ready ahead has its own; a window
+        ten times as long keeps what was ready before it began below a tenth of what it takes. It ends after `steps`, or
+        twice, four times ... as many, where these are seen to make as much as it takes (`run`).
         """
         return max(self.steps, self.least_window_steps)
 
     @property
     def least_window_steps(self) -> int:
         """Steps before which a plain window that ends by `median_width` must not end; see `window_steps`."""
-        ahead = AHEAD_BATCHES if self.decode in AHEAD_DECODERS else 0
+        ahead = AHEAD_BATCHES if self.decode in AHEAD_DECODERS or self.copy_ahead else 0
         return 10 * (self.loader_workers * self.prefetch_batches + ahead)
 
     @property

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from trainables.batch import map_tensors
 from trainables.registry import AHEAD_BATCHES
 
 
 def made_ahead(
-    batches: Iterator[Any], make: Callable[[Any], torch.Tensor], device: torch.device, made: torch.Tensor | None = None
+    batches: Iterator[Any], make: Callable[[Any], Any], device: torch.device, made: torch.Tensor | None = None
 ) -> Iterator[Any]:
-    """(make(inputs), targets) of each batch (inputs, targets), in order; `made`, int64 [1], counts them.
+    """make(batch) of each batch, in order; `made`, int64 [1], counts them.
 
     Where a batch is asked for, the host waits until it has been issued, and the device's current stream until it is
     there. What `batches` or `make` raise is raised there too.
@@ -21,16 +22,21 @@ def made_ahead(
     # small kernels get in between the step's large ones, which else make them wait
     stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
+    def kept(tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, whose memory would else be given to a later batch while the current stream reads it."""
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(device))
+        return tensor
+
     def one() -> tuple[Any, Any] | None:
         batch = next(batches, None)
         if batch is None:
             return None
-        inputs, targets = batch
         if stream is None:
-            batch, ready = (make(inputs), targets), None
+            batch, ready = make(batch), None
         else:
             with torch.cuda.device(device), torch.cuda.stream(stream):
-                batch, ready = (make(inputs), targets), stream.record_event()
+                batch, ready = make(batch), stream.record_event()
         if made is not None:
             made.add_(1)
         return batch, ready
@@ -42,9 +48,8 @@ def made_ahead(
             pending.append(maker.submit(one))
             batch, ready = first
             if ready is not None:
-                current = torch.cuda.current_stream(device)
-                current.wait_event(ready)
-                batch[0].record_stream(current)  # or its memory were given to a later batch while this stream reads it
+                torch.cuda.current_stream(device).wait_event(ready)
+                batch = map_tensors(kept, batch)
             yield batch
     finally:
         maker.shutdown(cancel_futures=True)

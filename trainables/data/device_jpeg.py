@@ -8,7 +8,7 @@ On the CPU all three decode by libjpeg-turbo, with which the path through the de
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -21,6 +21,9 @@ from PIL import Image
 
 Decoder = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """files uint8 [bytes] on the host to images uint8 [3, h, w] on the device"""
+
+USUAL = 0.95
+"""of a batch's files are not wider, and as many not higher, than those for which a decoder has memory from the beginning"""
 
 _OF_THREAD = threading.local()
 
@@ -79,18 +82,27 @@ def _decodes(device: torch.device) -> bool:
     smallest = BytesIO()
     Image.new("RGB", (16, 16)).save(smallest, "JPEG")
     codec = import_module("nvidia.nvimgcodec")
-    file = codec.CodeStream(np.frombuffer(smallest.getvalue(), dtype=np.uint8))
-    return _new_decoder(codec, device).decode([file])[0] is not None
+    files = [codec.CodeStream(np.frombuffer(smallest.getvalue(), dtype=np.uint8))]
+    return _new_decoder(codec, device, files).decode(files)[0] is not None
 
 
-def _new_decoder(codec: Any, device: torch.device) -> Any:
+def _new_decoder(codec: Any, device: torch.device, files: Sequence[Any]) -> Any:
+    """A decoder with memory for batches like `files`.
+
+    Without that the engine's memory grows with each batch that needs more of it, and the device stands still meanwhile: one step
+    in ten of ResNet-50 at batch 256 took 62 to 75 ms in place of 56 (H200). Files larger than nearly all of these still make it
+    grow: memory for the largest, which may be forty times a usual photograph, is not taken for all.
+    """
+    width, height = (int(np.quantile([getattr(file, edge) for file in files], USUAL)) for edge in ("width", "height"))
+    memory = {"batch_size": len(files), "width_hint": width, "height_hint": height}
+    options = " ".join(f"nvjpeg_hw_decoder:preallocate_{name}={value}" for name, value in memory.items())
     kinds = codec.BackendKind
     place, allowed = codec.NVIMGCODEC_DEVICE_CPU_ONLY, [kinds.CPU_ONLY]
     if device.type == "cuda":
         # the engine, and for progressive files and GPUs without an engine the other half of nvJPEG
         place, allowed = device.index or 0, [kinds.HW_GPU_ONLY, kinds.HYBRID_CPU_GPU]
     backends = [codec.Backend(kind) for kind in allowed]
-    return codec.Decoder(device_id=place, max_num_cpu_threads=1, backends=backends)
+    return codec.Decoder(device_id=place, max_num_cpu_threads=1, backends=backends, options=options)
 
 
 class NvImageCodec:
@@ -105,12 +117,13 @@ class NvImageCodec:
             apply_exif_orientation=False, sample_format=self.codec.SampleFormat.P_RGB
         )
         self.images: list[Any] = []
+        self.decoder: Any = None
         if not _decodes(device):
             raise RuntimeError("nvImageCodec does not find nvJPEG")
-        self.decoder = _new_decoder(self.codec, device)
 
     def __call__(self, contents: list[torch.Tensor]) -> list[torch.Tensor]:
         files = [self.codec.CodeStream(content.numpy()) for content in contents]
+        self.decoder = self.decoder or _new_decoder(self.codec, self.device, files)
         on_gpu = self.device.type == "cuda"
         stream = torch.cuda.current_stream(self.device).cuda_stream if on_gpu else 0
         reused = {"images": self.images} if len(self.images) == len(files) else {}

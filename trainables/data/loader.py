@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset, get_worker_info
 from trainables.data import DataError
 from trainables.data.ahead import made_ahead
 from trainables.data.resident import device_of
+from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import Workload
 
@@ -84,8 +85,23 @@ def endless_batches(
 def beside_the_step(
     trial: Trial, workload: Workload, batches: Iterator[Any], made: torch.Tensor | None = None
 ) -> Iterator[Any]:
-    """The batches with what the workload does for them ahead, if anything."""
-    return batches if workload.ahead is None else made_ahead(batches, workload.ahead, device_of(trial), made)
+    """The batches, with what is done for them ahead of the step: the workload's own work, the copy to the device."""
+    if not works_ahead(trial, workload):
+        return batches
+    device = device_of(trial)
+
+    def make(batch: Any) -> Any:
+        inputs, targets = batch
+        if workload.ahead is not None:
+            inputs = workload.ahead(inputs)
+        return to_device((inputs, targets), device, trial.non_blocking) if trial.copy_ahead else (inputs, targets)
+
+    return made_ahead(batches, make, device, made)
+
+
+def works_ahead(trial: Trial, workload: Workload) -> bool:
+    """Whether a thread beside the step makes batches ready before they are asked for."""
+    return trial.copy_ahead or workload.ahead is not None
 
 
 def loader(
