@@ -21,12 +21,12 @@ from trainables.parallel import Strategy
 from trainables.precision import Precision
 from trainables.process import drop_buckets, settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import CAPTURED_WARMUP, on_device
+from trainables.run import CAPTURED_WARMUP
 from trainables.step import training_step
 from trainables.timing import Step, clock_for, no_mark, without_garbage_collection
 from trainables.trial import Trial
 from trainables.windows import plain_window
-from trainables.workload import build_workload
+from trainables.workload import build_workload, on_device
 
 Timed = Callable[[int], float]
 """(steps) -> wall seconds of this rank"""

@@ -16,11 +16,10 @@ from trainables.optimizers import TRUST_COEFFICIENT, correct_momentum, make_opti
 from trainables.precision import Updater, fp16, fp16_master
 from trainables.process import settings_for
 from trainables.registry import OPTIMIZERS, PARALLEL, PRECISIONS, load
-from trainables.run import on_device
 from trainables.step import training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial, explain
-from trainables.workload import build_workload
+from trainables.workload import build_workload, on_device
 
 STEPS = 4
 RATES = (0.5, 0.5, 0.25, 1.0)

@@ -15,11 +15,10 @@ from trainables.data.loader import endless_batches
 from trainables.parallel import ddp_bf16, ddp_fp16
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import on_device
 from trainables.step import training_step
 from trainables.timing import CpuClock, no_mark
 from trainables.trial import Trial
-from trainables.workload import build_workload
+from trainables.workload import build_workload, on_device
 
 CPU = torch.device("cpu")
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, account_steps=4, sweep_bytes=64)

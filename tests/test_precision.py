@@ -17,11 +17,11 @@ from trainables.data_parallel import in_callers_autocast
 from trainables.precision import Precision, Updater, cast_model, fp16, fp16_master, fp16_pure
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import on_device, run
+from trainables.run import run
 from trainables.step import training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial
-from trainables.workload import build_workload
+from trainables.workload import build_workload, on_device
 
 CPU = torch.device("cpu")
 TRAINING = Trial(model="mlp", parallel="none", batch_per_gpu=64, learning_rate=0.05)

@@ -23,12 +23,12 @@ from tests.gloo import on_ranks, preload_loader_processes
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import Measurement, on_device, run
+from trainables.run import Measurement, run
 from trainables.step import byte_size, to_device, training_step
 from trainables.stopping import loaders_kept_up
 from trainables.timing import no_mark
 from trainables.trial import Trial
-from trainables.workload import build_workload
+from trainables.workload import build_workload, on_device
 
 CPU = torch.device("cpu")
 PAIR = Trial(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -21,14 +22,15 @@ from trainables.stopping import (
     LOOKS,
     MOST_BLOCKS,
     MOST_CORRELATION,
+    between_looks,
     block_correlation,
     block_lengths,
     doubling_lengths,
     relative_width,
 )
-from trainables.timing import CpuClock, Stepped
+from trainables.timing import Begin, CpuClock, Stepped
 from trainables.trial import Trial
-from trainables.windows import plain_blocks
+from trainables.windows import plain_blocks, steady_blocks
 
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=40, account_steps=0, median_width=0.01)
 
@@ -96,13 +98,60 @@ def test_blocks_are_run_until_they_are_enough_and_each_is_a_span_of_its_own() ->
         return len(asked) == 3
 
     step = repeat(Stepped(None))  # type: ignore[arg-type]
-    seconds, given_by_block = plain_blocks(
-        lambda batch, begin: next(step), repeat(None), [4, 2, 2, 2], CpuClock(), lambda: None, enough
-    )
+    blocks = plain_blocks(lambda batch, begin: next(step), repeat(None), [4, 2, 2, 2], CpuClock(), lambda: None, enough)
     assert asked == [1, 2, 3]
-    assert [len(block) for block in given_by_block] == [4, 2, 2]
-    assert len(seconds) == 3
-    assert all(block_s > 0 for block_s in seconds)
+    assert [len(block.given) for block in blocks] == [4, 2, 2]
+    assert all(block.seconds > 0 and not block.lead_in for block in blocks)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=MOST_BLOCKS))
+def test_each_run_of_blocks_ends_with_a_look(lengths: list[int]) -> None:
+    runs = between_looks(lengths)
+    assert [length for run in runs for length in run] == lengths
+    assert list(accumulate(map(len, runs)))[:-1] == [look for look in LOOKS if look < len(lengths)]
+
+
+class QueuedDevice:
+    """A clock and the steps of a device that works beside the host: a step takes 1 s there, and one that finds it idle 1.5 s."""
+
+    def __init__(self) -> None:
+        self.now_s, self.idle, self.done = 0.0, True, 0
+
+    def step(self, batch: None, begin: Begin) -> Stepped:
+        self.now_s += 1.5 if self.idle else 1.0
+        self.idle = False
+        self.done += 1
+        return Stepped(torch.tensor(float(self.done)))
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def seconds(self, first: float, second: float) -> float:
+        return second - first
+
+    def passed(self, mark: float) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.idle = True
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def test_no_block_of_a_steady_window_pays_for_a_start() -> None:
+    device, asked = QueuedDevice(), list[int]()
+
+    def enough(block_step_s: Sequence[float]) -> bool:
+        asked.append(len(block_step_s))
+        return len(asked) == 2
+
+    blocks = steady_blocks(device.step, repeat(None), [[3, 2], [2, 2], [2]], device, lambda: None, enough)
+    assert asked == [2, 4], "it is asked after each run, and there was no third"
+    assert [block.step_s for block in blocks] == [1.0] * 4
+    losses = [[float(each.loss) for each in [*block.lead_in, *block.given]] for block in blocks]
+    assert losses == [[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11]], "steps come in the order in which they ran"
+    assert [len(block.lead_in) for block in blocks] == [1, 0, 1, 0]
 
 
 def measured(rank: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,6 +168,8 @@ def test_all_ranks_stop_at_the_block_at_which_rank_0_has_seen_enough() -> None:
         assert len(plain) == LOOKS[0] * 2  # blocks of 40 / 20 steps
         spans = {row["block_s"] for row in plain}
         assert plain[0]["window_s"] == pytest.approx(sum(spans))
+        [lead] = [row for row in rows if row["window"] == "lead_in"]
+        assert lead["step"] == plain[0]["step"] - 1, "one step that is not timed, right before the only run of blocks"
         assert len([row for row in rows if row["window"] == "phases"]) == LOOKS[0] * 2
         assert all("block_s" not in row for row in rows if row["window"] != "plain")
 
@@ -127,4 +178,5 @@ def test_a_width_that_is_never_reached_takes_all_steps() -> None:
     fields = PAIR.but(world_size=1, parallel="none", median_width=1e-9).model_dump()
     [rows] = on_ranks(1, measured, fields | {"only_rank_0_is_content": False})
     assert len([row for row in rows if row["window"] == "plain"]) == PAIR.steps
+    assert len([row for row in rows if row["window"] == "lead_in"]) == len(LOOKS)
     assert len([row for row in rows if row["window"] == "phases"]) == PAIR.steps

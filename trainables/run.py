@@ -4,7 +4,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice, pairwise
 from typing import Any
@@ -19,13 +19,13 @@ from trainables.data.loader import endless_batches, works_ahead
 from trainables.execution import GraphClock, capture, stream_for
 from trainables.flops import step_flops
 from trainables.parallel import Strategy
-from trainables.precision import Precision, cast_model
+from trainables.precision import Precision
 from trainables.process import drop_buckets, forget_peaks, settings_for
 from trainables.profile import kineto
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.rows import Labelled, step_rows
 from trainables.step import training_step
-from trainables.stopping import block_lengths, doubling_lengths, loaders_kept_up, seen_enough
+from trainables.stopping import between_looks, block_lengths, doubling_lengths, loaders_kept_up, seen_enough
 from trainables.sweep import all_reduce_sweep, sweep_sizes
 from trainables.timing import (
     Annotate,
@@ -45,8 +45,16 @@ from trainables.timing import (
     without_garbage_collection,
 )
 from trainables.trial import Trial
-from trainables.windows import HOLD_MARGIN_S, busy_window, issue_window, phase_window, plain_blocks, step_window
-from trainables.workload import Workload, build_workload
+from trainables.windows import (
+    HOLD_MARGIN_S,
+    busy_window,
+    issue_window,
+    phase_window,
+    plain_blocks,
+    steady_blocks,
+    step_window,
+)
+from trainables.workload import Workload, build_workload, on_device
 
 ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, LEAST_STEPS = 10, 5, 10, 3
 PROFILE_STEPS = 10
@@ -240,17 +248,6 @@ def _facts(here: _Rank) -> tuple[float | None, int | None]:
     return None if flops is None else flops * trial.accumulation_steps, samples
 
 
-def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:
-    """The workload with its model on the device, in training mode, in the trial's memory format and weights' type."""
-    layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
-    model = cast_model(workload.model.to(device), precision)
-    if any(parameter.dim() == 4 for parameter in model.parameters()):
-        model = model.to(memory_format=layout)
-    if trial.compiled:
-        model.compile()  # before it is wrapped: then the compiler cuts its graph where DDP's buckets end
-    return replace(workload, model=model.train())
-
-
 def _bare_windows(
     here: _Rank, model: nn.Module, observe: Callable[[], None], read_energy: ReadEnergy
 ) -> dict[str, int | None]:
@@ -286,26 +283,29 @@ def _bare_windows(
 def _plain(here: _Rank, step: Step, read_energy: ReadEnergy) -> int:
     """The plain window, in blocks until they are enough; gives how many steps it had.
 
-    Energy is read around all blocks together: a pause between them lasts as long as a message, and a counter that moves
-    every 100 ms tells one block's energy badly.
+    Energy is read around all blocks together, with steps that lead in to some: a counter that moves every 100 ms tells one
+    block's energy badly.
     """
     trial, width = here.trial, here.trial.median_width
     here.clock.synchronize()
     here.energies.append(read_energy(here.devices))
     if width:
-        lengths = block_lengths(trial.least_window_steps, trial.window_steps)
+        runs = between_looks(block_lengths(trial.least_window_steps, trial.window_steps))
         enough = partial(seen_enough, width, here.control, trial.processes > 1)
+        blocks = steady_blocks(step, here.batches, runs, here.clock, here.barrier, enough)
     else:
         lengths = doubling_lengths(trial.steps, trial.window_steps if here.delivered else trial.steps)
         before = [int(each.sum()) for each in here.delivered]
         taken = [length * trial.accumulation_steps for length in lengths]
         enough = partial(loaders_kept_up, here.delivered, before, taken, here.control, trial.processes > 1)
-    seconds, blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
+        blocks = plain_blocks(step, here.batches, lengths, here.clock, here.barrier, enough)
     here.energies.append(read_energy(here.devices))
-    for block_s, given in zip(seconds, blocks, strict=True):
-        read: Callable[[], Row] = partial(dict, block_s=block_s) if width else dict
-        here.labelled += [("plain", sum(seconds), each, read) for each in given]
-    return sum(map(len, blocks))
+    window_s = sum(block.seconds for block in blocks)
+    for block in blocks:
+        here.labelled += [("lead_in", None, each, dict) for each in block.lead_in]
+        read: Callable[[], Row] = partial(dict, block_s=block.seconds) if width else dict
+        here.labelled += [("plain", window_s, each, read) for each in block.given]
+    return sum(len(block.given) for block in blocks)
 
 
 def _interleaved_window(here: _Rank, model: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """When a window has seen enough: the interval of its step time, from block means, corrected for every look at it.
 
-A window that may stop early runs in blocks, each a span of its own. Whoever looks often at an interval sees a lucky one
-sooner or later: the chance to be wrong is divided among all looks that there can be (Bonferroni's spending of alpha;
+A window that may stop early runs in blocks. Whoever looks often at an interval sees a lucky one sooner or later: the chance to be wrong is divided among all looks that there can be (Bonferroni's spending of alpha;
 Jennison and Turnbull, "Group Sequential Methods", 2000, chapter 7), so that the interval at which a window stops still
 covers in at least 95 of 100 cases. Neighbouring blocks may be alike, and their mean then knows less than as many
 independent ones: the interval is wider by what their correlation says. `benchmarks/stopping.py` tells what it covers.
@@ -37,6 +36,12 @@ def block_lengths(least: int, most: int) -> list[int]:
     first = min(most, max(length, least - (LOOKS[0] - 1) * length))
     whole, rest = divmod(most - first, length)
     return [first, *[length] * whole, *([rest] if rest else [])]
+
+
+def between_looks(lengths: Sequence[int]) -> list[Sequence[int]]:
+    """The blocks of these lengths in runs, each of which ends with a look."""
+    ends = [0, *(look for look in LOOKS if look < len(lengths)), len(lengths)]
+    return [lengths[first:end] for first, end in pairwise(ends)]
 
 
 def doubling_lengths(first: int, most: int) -> list[int]:
@@ -84,15 +89,11 @@ def block_correlation(values: Sequence[float]) -> float:
     return min(max((found + 1 / seen) / (1 - 3 / seen), 0.0), MOST_CORRELATION)
 
 
-def seen_enough(
-    width: float | None, control: dist.ProcessGroup | None, shared: bool, block_step_s: Sequence[float]
-) -> bool:
+def seen_enough(width: float, control: dist.ProcessGroup | None, shared: bool, block_step_s: Sequence[float]) -> bool:
     """Whether a window may end: its interval is narrower than `width`, as the first rank of `control` sees it.
 
     `shared`: other ranks, which call this after the same blocks, learn it from that one.
     """
-    if width is None or len(block_step_s) not in LOOKS:
-        return False
     verdict = torch.tensor([relative_width(block_step_s) <= width])
     if shared:
         dist.broadcast(verdict, group=control, group_src=0)

@@ -15,11 +15,10 @@ from trainables.parallel import Strategy
 from trainables.precision import Precision
 from trainables.process import drop_buckets, settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import on_device
 from trainables.timing import Row, without_garbage_collection
 from trainables.trainee import Trainee
 from trainables.trial import Trial
-from trainables.workload import build_workload
+from trainables.workload import build_workload, on_device
 
 CHECKPOINT_EVERY_S = 30.0
 """at most one checkpoint in so many seconds: a large model's takes seconds to write"""

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from trainables.timing import Annotate, Clock, CudaClock, Mark, Step, StepMarks, Stepped, no_mark, ranges
 
@@ -25,6 +26,18 @@ def plain_window(
     return time.perf_counter() - begin_s, given
 
 
+class Block(NamedTuple):
+    """A part of a plain window: its seconds, what its steps gave, and what untimed steps right before it gave."""
+
+    seconds: float
+    given: Sequence[Stepped]
+    lead_in: Sequence[Stepped] = ()
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / len(self.given)
+
+
 def plain_blocks(
     step: Step,
     batches: Iterator[Any],
@@ -32,22 +45,51 @@ def plain_blocks(
     clock: Clock,
     barrier: Callable[[], None],
     enough: Callable[[Sequence[float]], bool],
-) -> tuple[list[float], list[list[Stepped]]]:
-    """Wall seconds of blocks of bare steps, each a plain window, and what their steps gave.
+) -> list[Block]:
+    """Blocks of bare steps, each a plain window.
 
     After each block `enough` is asked, with the seconds of a step in each block so far, whether to end. Between blocks the
-    device is idle and nothing is timed; loaders go on. A block so begins with an empty launch queue, which a window of one
-    span does only once: that costs a step's first launch, and the ranks' meeting, in each block.
+    device is idle and nothing is timed; loaders go on.
     """
-    seconds: list[float] = []
-    given: list[list[Stepped]] = []
+    blocks: list[Block] = []
     for length in lengths:
-        block_s, taken = plain_window(step, batches, length, clock, barrier)
-        seconds.append(block_s)
-        given.append(taken)
-        if enough([block_s / len(taken) for block_s, taken in zip(seconds, given, strict=True)]):
+        blocks.append(Block(*plain_window(step, batches, length, clock, barrier)))
+        if enough([block.step_s for block in blocks]):
             break
-    return seconds, given
+    return blocks
+
+
+def steady_blocks(
+    step: Step,
+    batches: Iterator[Any],
+    runs: Sequence[Sequence[int]],
+    clock: Clock,
+    barrier: Callable[[], None],
+    enough: Callable[[Sequence[float]], bool],
+) -> list[Block]:
+    """Blocks of bare steps, each timed between two marks of the clock.
+
+    `runs`: steps of each block, by the runs in which they follow one another without a pause; after each run `enough` is
+    asked, with the seconds of a step in each block so far, whether to end. Only then is the device idle. A step that is not
+    timed comes before each run: its first mark lies where the device is as busy as at all others, and no block pays for a
+    start, as a `plain_window` does.
+    """
+    blocks: list[Block] = []
+    for lengths in runs:
+        clock.synchronize()
+        barrier()
+        lead_in = [step(next(batches), no_mark)]
+        marks, given = [clock.mark()], []
+        for length in lengths:
+            given.append([step(next(batches), no_mark) for _ in range(length)])
+            marks.append(clock.mark())
+        clock.synchronize()
+        spans_s = [clock.seconds(first, second) for first, second in pairwise(marks)]
+        before = [lead_in, *[[]] * (len(lengths) - 1)]
+        blocks += map(Block, spans_s, given, before)
+        if enough([block.step_s for block in blocks]):
+            break
+    return blocks
 
 
 def phase_window(

@@ -9,7 +9,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +21,12 @@ from torch.utils.data import Dataset, Sampler, default_collate
 
 from trainables.batch import identity
 from trainables.data.augment import padded_crop_and_flip
-from trainables.data.resident import on_device
+from trainables.data.resident import all_on_device
 from trainables.data.text import next_byte_loss, streams
 from trainables.models.resnet import zero_last_gammas
 from trainables.models.stem import rewrite_stem
 from trainables.optimizers import make_optimizer
+from trainables.precision import Precision, cast_model
 from trainables.registry import IMAGE_DATASETS, MODELS, RESIDENT_DATASETS, TEXT_DATASETS, TEXT_MODELS, load
 from trainables.trial import Trial
 
@@ -122,7 +123,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
     return Workload(
         model=model,
         blueprint=blueprint,
-        dataset=on_device(data.dataset, device) if trial.resident_data else data.dataset,
+        dataset=all_on_device(data.dataset, device) if trial.resident_data else data.dataset,
         loss=partial(nn.functional.cross_entropy, label_smoothing=trial.label_smoothing),
         optimizer=make_optimizer(trial),
         collate=identity,
@@ -137,7 +138,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
 def _held(trial: Trial, device: torch.device) -> Held:
     """The data set's part for tests, without augmentation; its loss is the plain cross entropy."""
     data = load(IMAGE_DATASETS[trial.dataset])(trial.but(augment="none"), "test")
-    dataset = on_device(data.dataset, device) if trial.resident_data else data.dataset
+    dataset = all_on_device(data.dataset, device) if trial.resident_data else data.dataset
     return Held(dataset, nn.functional.cross_entropy, _prepare(data.prepare, _normalise(trial.memory_format)))
 
 
@@ -174,6 +175,17 @@ def _normalise(memory_format: str) -> Callable[[torch.Tensor], torch.Tensor]:
         return images
 
     return normalise
+
+
+def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:
+    """The workload with its model on the device, in training mode, in the trial's memory format and weights' type."""
+    layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
+    model = cast_model(workload.model.to(device), precision)
+    if any(parameter.dim() == 4 for parameter in model.parameters()):
+        model = model.to(memory_format=layout)
+    if trial.compiled:
+        model.compile()  # before it is wrapped: then the compiler cuts its graph where DDP's buckets end
+    return replace(workload, model=model.train())
 
 
 def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial], Workload]:

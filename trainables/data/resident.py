@@ -15,7 +15,7 @@ def device_of(trial: Trial) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if trial.device == "cuda" else torch.device("cpu")
 
 
-def on_device(dataset: ImageDataset, device: torch.device) -> TensorDataset:
+def all_on_device(dataset: ImageDataset, device: torch.device) -> TensorDataset:
     """All images uint8 [N, c, edge, edge] and labels int64 [N] of a data set. Raises its DataError."""
     parts = [dataset.__getitems__(indices.tolist()) for indices in torch.arange(len(dataset)).split(CHUNK)]
     return TensorDataset(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))
