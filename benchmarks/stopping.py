@@ -5,11 +5,11 @@
 
 Recorded: step times of phases windows in results folders, without the first step of each, which alone begins on an idle
 device. What that costs a plain window, which is one span too, is reported for itself: how much longer it took than as many
-median steps, in steps; each block pays it. A long series of steps is drawn from each window by whole pieces (a
+median steps, in steps; blocks do not pay it, for a step that is not timed comes before them. A long series of steps is drawn from each window by whole pieces (a
 moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time is then the
 mean of the recorded steps. Generated: lognormal step times of known median and first-order
 autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by one without its
-corrections, and by fixed counts. Reported: the share of steps that the rule runs, the coverage of
+corrections, and by fixed counts. Reported: the share of steps that the rule runs, with those before blocks, the coverage of
 the interval at which it stops (goal at least 0.95), and its error against that of a fixed
 count with as many steps on average (equal error: ratio at most 1.1).
 """
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.common import RESULTS, figure, write_summary
-from trainables.stopping import LOOKS, MOST_BLOCKS, block_lengths, relative_width
+from trainables.stopping import LOOKS, MOST_BLOCKS, between_looks, block_lengths, relative_width
 
 Series = NDArray[np.float64]
 COVERAGE_GOAL = 0.95
@@ -111,6 +111,8 @@ def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
     means = np.stack([np.exp(part).mean(axis=1) for part in np.split(logs, ends[:-1], axis=1)], axis=1)
     stopped = [_stop(row, width) for row in means.tolist()]
     steps = np.array([ends[seen - 1] for seen, _ in stopped])
+    runs = np.cumsum([len(run) for run in between_looks(lengths)])
+    lead_in_steps = np.array([1 + np.searchsorted(runs, seen) for seen, _ in stopped])
     centres = np.array([np.log(row[:seen]).mean() for row, (seen, _) in zip(means, stopped, strict=True)])
     halves = np.array([half for _, half in stopped])
     eager = [_uncorrected(row, width) for row in means]
@@ -118,7 +120,7 @@ def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
     fixed = np.log(means[:, :fixed_blocks]).mean(axis=1)
     error, fixed_error = (float(np.sqrt(np.mean((found - true) ** 2))) for found in (centres, fixed))
     return {
-        "steps_share": float(steps.mean() / ends[-1]),
+        "steps_share": float((steps + lead_in_steps).mean() / ends[-1]),
         "stopped_early": float(np.mean(steps < ends[-1])),
         "coverage": float(np.mean(np.abs(centres - true) <= halves)),
         "coverage_uncorrected": float(
