@@ -5,13 +5,13 @@
 
 Recorded: step times of phases windows in results folders, without the first step of each, which alone begins on an idle
 device. What that costs a plain window, which is one span too, is reported for itself: how much longer it took than as many
-median steps, in steps; blocks do not pay it, for a step that is not timed comes before them. A long series of steps is drawn from each window by whole pieces (a
-moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays beside it; its true step time is then the
-mean of the recorded steps. Generated: lognormal step times of known median and first-order
-autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by one without its
+median steps, in steps; blocks do not pay it, for a step that is not timed comes before them. A long series of steps is
+drawn from each window by whole pieces (a moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays
+beside it; its true step time is then the mean of the recorded steps. Generated: lognormal step times of known median and
+first-order autocorrelation. Each series is replayed by the product's rule (`trainables.stopping`), by one without its
 corrections, and by fixed counts. Reported: the share of steps that the rule runs, with those before blocks, the coverage of
-the interval at which it stops (goal at least 0.95), and its error against that of a fixed
-count with as many steps on average (equal error: ratio at most 1.1).
+the interval at which it stops (goal at least 0.95), and its error against that of a fixed count with as many steps on
+average (equal error: ratio at most 1.1).
 """
 
 import argparse
