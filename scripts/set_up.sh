@@ -45,7 +45,8 @@ fi
 echo "$torch" >.venv/torch-build
 
 if have_uv; then
-    install=(uv pip install --quiet --python .venv/bin/python)
+    # compiled, as pip does: else the first Ray of each node, whose agents have half a minute to be there, compiles it all
+    install=(uv pip install --quiet --compile-bytecode --python .venv/bin/python)
 else
     .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip
     install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
@@ -66,6 +67,6 @@ else
     fi
     # uv knows where PyTorch publishes its CPU builds; all that they depend on is installed by now.
     # shellcheck disable=SC2046  # two words are wanted
-    "$uv" pip install --quiet --python .venv/bin/python --torch-backend cpu --no-deps \
+    "$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --torch-backend cpu --no-deps \
         $(grep -oE '^(torch|torchvision)==[^ ;\\]+' "$lock")
 fi
