@@ -32,6 +32,7 @@ from benchmarks.common import figure, kept_samples, ratio_interval, write_summar
 from scripts.make_photos import SOURCES, make_photos
 from study.rank import await_forkserver, start_forkserver
 from study.tables import packed, unpacked
+from trainables.batch import to_device
 from trainables.data.convert import convert
 from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil
 from trainables.data.image_sets import open_folder
@@ -39,7 +40,6 @@ from trainables.data.loader import endless_batches
 from trainables.image_sets import storages_in, stored_side
 from trainables.registry import AHEAD_DECODERS, DATASETS, DECODERS, ON_DEVICE_DECODERS, STORAGES, modules
 from trainables.run import run
-from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import build_workload
 

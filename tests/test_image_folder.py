@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 
 from tests.gloo import preload_loader_processes
 from tests.photos import decoded, encoded, picture, png_of_16_bits, write_photos, write_tiny_imagenet
+from trainables.batch import to_device
 from trainables.data import DataError, DataSource, decode, device_jpeg, loader
 from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_crop
 from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil, torchvision
@@ -27,7 +28,6 @@ from trainables.data.image_folder import source
 from trainables.data.loader import EndlessBatches, endless_batches
 from trainables.process import release_memory
 from trainables.run import run
-from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import OnHost, build_workload
 

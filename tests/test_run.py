@@ -20,11 +20,12 @@ from torch import nn
 from study.rank import start_forkserver
 from study.tables import STEPS_SCHEMA
 from tests.gloo import on_ranks, preload_loader_processes
+from trainables.batch import byte_size, to_device
 from trainables.data.loader import endless_batches
 from trainables.process import settings_for
 from trainables.registry import PARALLEL, PRECISIONS, load
 from trainables.run import Measurement, run
-from trainables.step import byte_size, to_device, training_step
+from trainables.step import training_step
 from trainables.stopping import loaders_kept_up
 from trainables.timing import no_mark
 from trainables.trial import Trial

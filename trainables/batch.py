@@ -23,3 +23,19 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     if isinstance(value, (tuple, list)):
         return [map_tensors(function, item) for item in value]
     return value
+
+
+def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
+    """A batch (a tensor, or tuples, lists and dicts of tensors) on the device."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
+
+
+def byte_size(value: Any) -> int:
+    """Bytes of all tensors in a batch that are on the host."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.device.type == "cpu" else 0
+    if isinstance(value, dict):
+        return sum(byte_size(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(byte_size(item) for item in value)
+    return 0

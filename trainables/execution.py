@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from trainables.batch import map_tensors
-from trainables.step import byte_size
+from trainables.batch import byte_size, map_tensors
 from trainables.timing import Begin, CudaClock, Row, Step, Stepped
 from trainables.trial import Trial
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainables.batch import map_tensors
+from trainables.batch import byte_size, to_device
 from trainables.parallel import Strategy
 from trainables.precision import Precision, Updater, autocast, cast_floats
 from trainables.timing import Begin, Step, Stepped
@@ -107,19 +107,3 @@ def updater_for(
         model.parameters(),
         next(model.parameters()).device.type,
     )
-
-
-def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """A batch (a tensor, or tuples, lists and dicts of tensors) on the device."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
-
-
-def byte_size(value: Any) -> int:
-    """Bytes of all tensors in a batch that are on the host."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes if value.device.type == "cpu" else 0
-    if isinstance(value, dict):
-        return sum(byte_size(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return sum(byte_size(item) for item in value)
-    return 0

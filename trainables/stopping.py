@@ -1,9 +1,10 @@
 """When a window has seen enough: the interval of its step time, from block means, corrected for every look at it.
 
-A window that may stop early runs in blocks. Whoever looks often at an interval sees a lucky one sooner or later: the chance to be wrong is divided among all looks that there can be (Bonferroni's spending of alpha;
-Jennison and Turnbull, "Group Sequential Methods", 2000, chapter 7), so that the interval at which a window stops still
-covers in at least 95 of 100 cases. Neighbouring blocks may be alike, and their mean then knows less than as many
-independent ones: the interval is wider by what their correlation says. `benchmarks/stopping.py` tells what it covers.
+A window that may stop early runs in blocks. Whoever looks often at an interval sees a lucky one sooner or later: the
+chance to be wrong is divided among all looks that there can be (Bonferroni's spending of alpha; Jennison and Turnbull,
+"Group Sequential Methods", 2000, chapter 7), so that the interval at which a window stops still covers in at least 95
+of 100 cases. Neighbouring blocks may be alike, and their mean then knows less than as many independent ones: the
+interval is wider by what their correlation says. `benchmarks/stopping.py` tells what it covers.
 Logarithms: a step time has a factor, not a term, by which it may be off.
 """
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import TensorDataset
 
+from trainables.batch import to_device
 from trainables.data.loader import loader
 from trainables.precision import Precision, autocast, cast_floats
-from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import Held, Workload
 

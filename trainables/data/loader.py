@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset, get_worker_info
 
+from trainables.batch import to_device
 from trainables.data import DataError
 from trainables.data.ahead import made_ahead
 from trainables.data.resident import device_of
-from trainables.step import to_device
 from trainables.trial import Trial
 from trainables.workload import Workload
 
