@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # cuda or cpu: which build of torch. Once installed, it stays until the other one is asked for.
 TORCH ?= $(if $(wildcard .venv/installed-cpu-*),cpu,cuda)
-# What the main job is told: make study ARGS="--gpus 1,2"
+# Options of the command that a target runs: make study ARGS="--gpus 1,2", make test ARGS="-k store"
 ARGS ?=
 
 # Every rank of every group imports torch; without cached bytecode that takes seconds more each time.
@@ -11,14 +11,21 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/installed-$(TORCH)-requirements.lock
 DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 
-.PHONY: study test lint lock audit clean
+PYTEST := .venv/bin/python -m pytest -q -n 3 --no-loadscope-reorder
+
+.PHONY: study test test-system lint lock audit clean
 
 study: $(RUN)
 	.venv/bin/python -m study.scaling $(ARGS)
 
 # The third process runs what mostly waits: a study that suffers faults (tests/conftest.py).
+# Tests that need something from the system, such as a browser, are skipped without it (tests/system.py); .ci/run installs it.
 test: lint
-	.venv/bin/python -m pytest -q -n 3 --no-loadscope-reorder
+	$(PYTEST) $(ARGS)
+
+# Only the tests that need something from the system.
+test-system: $(DEVELOP)
+	$(PYTEST) -m system $(ARGS)
 
 lint: $(DEVELOP)
 	.venv/bin/ruff check

@@ -12,6 +12,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from tests.hosts import PATIENCE
+from tests.system import missing
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -46,6 +47,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _forbid_skip(report)
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that lacks something from the system (tests/system.py), before any fixture does work."""
+    reason = missing(*(name for mark in item.iter_markers("system") for name in mark.args))
+    if reason:
+        pytest.skip(reason)
 
 
 SCOPES = {

@@ -20,6 +20,7 @@ from typing import Any
 from tests.faulty_workloads import STARVED
 from tests.hosts import ROOT, Host, Hosts
 from tests.orchestration import WORKLOADS
+from tests.system import file, missing
 
 REPEATS = 10
 """of two batches: a fault takes the trial that it meets, and those before and after it are to finish"""
@@ -30,7 +31,6 @@ NEXT_TIMEOUT_S = 600.0
 CUT_S = 30.0
 AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"
-FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 Records = dict[str, dict[str, Any]]
 
 
@@ -212,10 +212,11 @@ def feed(cluster: Cluster) -> None:
 
 
 def _clock_ahead() -> dict[str, str]:
-    if FAKETIME is None:  # the linker only warns of a library that is missing, and the clocks would be one
-        raise FaultError("clocks apart need a package: apt install libfaketime")
+    library = file("libfaketime")
+    if library is None:  # the linker only warns of a library that is missing, and the clocks would be one
+        raise FaultError(missing("libfaketime"))
     return {
-        "LD_PRELOAD": str(FAKETIME),
+        "LD_PRELOAD": str(library),
         "FAKETIME": f"+{AHEAD_S}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": str(ROOT / "tests/clock_ahead"),

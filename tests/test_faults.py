@@ -7,14 +7,10 @@ import random
 
 import pytest
 
-from tests.faults import CLOCKS, COMPLETED, FAKETIME, FAULTS, cluster, suffer
-from tests.hosts import unavailable
+from tests.faults import CLOCKS, COMPLETED, FAULTS, cluster, suffer
+from tests.system import HOSTS, needs
 
-pytestmark = [
-    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
-    pytest.mark.skipif(FAKETIME is None, reason="clocks apart need a package: apt install libfaketime"),
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.timeout(1800), needs("libfaketime", *HOSTS)]
 
 
 def test_a_study_survives_each_fault_and_is_completed_by_the_same_command() -> None:
