@@ -64,10 +64,9 @@ def dangers(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_that_is_read_can_run_code(path: Path) -> None:
-    allowed = ["imports pickle"] if str(path.relative_to(ROOT)) in MAY_UNPICKLE else []
-    assert dangers(path) == allowed
+def test_nothing_that_is_read_can_run_code() -> None:
+    found = {str(path.relative_to(ROOT)): dangers(path) for path in SOURCES}
+    assert {path: each for path, each in found.items() if each} == {path: ["imports pickle"] for path in MAY_UNPICKLE}
 
 
 @pytest.mark.parametrize(
