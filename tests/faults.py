@@ -44,6 +44,7 @@ class Cluster:
 
     hosts: Hosts
     address: str
+    repeats: int = REPEATS
     number: int = field(default=0)
 
     @property
@@ -59,7 +60,7 @@ class Cluster:
         """The study's command, for the results folder of now."""
         return [
             "python", "-m", "study.scaling", "run", "smoke", "--workload", f"{WORKLOADS}:slow", "--address", self.address,
-            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(REPEATS), "--steps", "4", "--out", self.out,
+            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4", "--out", self.out,
             "--trial-timeout", str(TRIAL_TIMEOUT_S), "--set", "account_steps=2", "--set", "warmup_steps=2",
         ]  # fmt: skip
 
@@ -134,8 +135,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """Two hosts of two CPUs each under Ray; gone afterwards."""
+def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
+    """Two hosts of two CPUs each under Ray, for a study of so many repeats; gone afterwards."""
     with Hosts(2) as hosts:
         address = f"{hosts[0].address}:6379"
         for host in hosts:
@@ -145,7 +146,7 @@ def cluster() -> Iterator[Cluster]:
         start_node(hosts[1], [f"--address={address}"], _clock_ahead())
         hosts[0].run(["mkdir", "-p", "/tmp/results"])
         hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
-        yield Cluster(hosts, address)
+        yield Cluster(hosts, address, repeats)
 
 
 def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:
