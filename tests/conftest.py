@@ -55,7 +55,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-ORDER = ("ray", "test_ray_up.py", "test_faults.py")
+ORDER = ("own ray", "shared ray", "test_ray_up.py", "test_faults.py")
 """Groups that start first, because they take longest."""
 
 
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[str]:
-    """Address of one local Ray for all tests that join it. They share the group "ray", hence one process and one Ray."""
+    """Address of one local Ray for all tests that join it. They share the group "shared ray", hence one process and one Ray."""
     with started() as address:
         yield address
 

@@ -1,13 +1,15 @@
 """One Ray on this machine that many tests join:  python -m tests.local_ray
 
-It prints its address and ends when its standard input does, that is at the latest with the process that started it. No
-command finds it by itself: only `--address` leads there.
+It prints its address and ends when its standard input does, that is at the latest with the process that started it. Its
+temporary folder is its own, so that no command finds it without `--address`, and the Prometheus of another test finds only
+the Ray of that test.
 """
 
 import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +23,20 @@ SETTINGS = {
 @contextlib.contextmanager
 def started() -> Iterator[str]:
     """Start the Ray in a process of its own and give its address; it is gone afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.local_ray"],
-        cwd=ROOT, env=os.environ | SETTINGS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin and process.stdout
-    try:
-        address = process.stdout.readline().strip()
-        assert address, "Ray did not start"
-        yield address
-    finally:
-        process.stdin.close()
-        process.wait(60)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.local_ray"],
+            cwd=ROOT, env=os.environ | SETTINGS | {"RAY_TMPDIR": folder}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert process.stdin and process.stdout
+        try:
+            address = process.stdout.readline().strip()
+            assert address, "Ray did not start"
+            yield address
+        finally:
+            process.stdin.close()
+            process.wait(60)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from study.cluster import ClusterError, connect
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parent.parent
 

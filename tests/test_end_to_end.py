@@ -14,7 +14,7 @@ import pytest
 
 from tests.orchestration import WORKLOADS, processes_of
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = [
@@ -145,7 +145,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     assert not list((out / "trials").glob(".*")), "a half-written folder was left behind"
 
 
-def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folder: Path, local_ray: str) -> None:
+def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folder: Path) -> None:
     out = folder / "results"
     arguments = [
         "run",
@@ -158,7 +158,7 @@ def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folde
         "--precision",
         "fp32",
     ]
-    arguments += ["--loader-workers", "1", "--repeats", "1", "--steps", "4", "--out", str(out), "--address", local_ray]
+    arguments += ["--loader-workers", "1", "--repeats", "1", "--steps", "4", "--out", str(out)]
     status, stdout, stderr = Command(arguments, folder).wait()
     assert status == 0, stderr
     assert "tiny" in stderr

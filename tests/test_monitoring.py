@@ -22,7 +22,7 @@ from tests.dashboard import METRICS, OF_GPUS, QUERIES
 from tests.orchestration import new_store, quick_trial, workload_trial
 from tests.system import needs, program
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600), needs("prometheus")]
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600), needs("prometheus")]
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
@@ -58,14 +58,11 @@ class Study:
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s:
             time.sleep(1)
-            found = {
-                row["metric"]["status"]: float(row["value"][1])
-                for row in self.ask('ray_scaling_study_trials{study="watched"}')
-            }
+            found = {row["metric"]["status"]: float(row["value"][1]) for row in self.ask("ray_scaling_study_trials")}
             if all(found.get(status) == value for status, value in wanted):
                 break
         if event.trial == self.trials[1]:
-            self.answers = {query: self.ask(query.replace("$study", "watched")) for query in (*QUERIES, *METRICS)}
+            self.answers = {query: self.ask(query.replace("$study", ".*")) for query in (*QUERIES, *METRICS)}
         self.progress = found
 
     def ask(self, query: str) -> list[dict[str, Any]]:
@@ -123,7 +120,7 @@ def kind_of(command: str, pid: int) -> str:
     known = {
         "gcs_server": "gcs", "raylet/raylet": "raylet", "dashboard/dashboard.py": "dashboard", "dashboard/agent.py": "agent",
         "runtime_env/agent": "agent", "monitor.py": "monitor", "default_worker": "worker", "ray-dashboard": "dashboard",
-        "TrainWorker": "rank", "tests.local_ray": "driver", "prometheus": "prometheus", "forkserver": "loaders", "resource_tracker": "loaders",
+        "TrainWorker": "rank", "prometheus": "prometheus", "forkserver": "loaders", "resource_tracker": "loaders",
     }  # fmt: skip
     if pid == psutil.Process().pid:
         return "driver"
@@ -132,8 +129,8 @@ def kind_of(command: str, pid: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def study(local_ray: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    with connect(local_ray) as cluster:
+def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    with connect("local") as cluster:
         yield Study(cluster, tmp_path_factory.mktemp("watched"))
 
 

@@ -12,7 +12,7 @@ from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
 from analysis.verdict import answer
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent
 DP = "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process"

@@ -21,7 +21,7 @@ from study.tuning import Event, run_trials
 from tests.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
 
 EPOCHS = 8
 LONG = 40

@@ -26,7 +26,7 @@ from tests.faulty_workloads import HANGS, TOO_LARGE_BATCH
 from tests.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
