@@ -2,16 +2,15 @@
 
 import os
 import signal
-from collections.abc import Generator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler.loadscope import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 from tests.hosts import PATIENCE
+from tests.local_ray import started
+from tests.system import missing
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -48,48 +47,35 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-SCOPES = {
-    "faults": ("test_faults.py",),
-    "under Ray": (
-        "test_end_to_end.py", "test_cluster.py", "test_training_study.py", "test_tuning.py", "test_monitoring.py",
-        "test_architecture.py", "test_command_line.py", "test_doctor.py",
-    ),
-    "ray up": ("test_ray_up.py",),
-}  # fmt: skip
-"""Files that one process runs one after the other, the scopes that take longest first.
-
-faults: minutes of which the machine's cores idle most. under Ray: those that start one and those whose commands would join one
-that they find on this host. ray up: hosts of its own, for minutes."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that lacks something from the system (tests/system.py), before any fixture does work."""
+    reason = missing(*(name for mark in item.iter_markers("system") for name in mark.args))
+    if reason:
+        pytest.skip(reason)
 
 
-def _scope(file: str) -> str | None:
-    return next((scope for scope, names in SCOPES.items() if Path(file).name in names), None)
+ORDER = ("own ray", "shared ray", "test_ray_up.py", "test_faults.py")
+"""Groups that start first, because they take longest."""
 
 
-class FilesTogether(LoadScopeScheduling):
-    """Gives a worker a file of tests at a time, or a scope of them.
-
-    Who runs the faults takes nothing else: it waits most of the time, and as one more worker it would slow the others down.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file, _, _ = nodeid.partition("::")
-        return _scope(file) or file
-
-    def _reschedule(self, node: WorkerController) -> None:
-        if "faults" in self.assigned_work[node] and len(self.nodes) > 1:
-            node.shutdown()  # it ends when it has run what it has
-        else:
-            super()._reschedule(node)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
-    return FilesTogether(config, log)
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = list(SCOPES)
-    items.sort(key=lambda item: order.index(scope) if (scope := _scope(item.path.name)) else len(order))
+    """Gives every file a group of its own unless it names one: xdist runs a group in one process (--dist loadgroup)."""
+    groups = {}
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        groups[item] = mark.args[0] if mark else item.path.name
+        if not mark:
+            item.add_marker(pytest.mark.xdist_group(groups[item]))
+    items.sort(key=lambda item: ORDER.index(groups[item]) if groups[item] in ORDER else len(ORDER))
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[str]:
+    """Address of one local Ray for all tests that join it. They share the group "shared ray", hence one process and one Ray."""
+    with started() as address:
+        yield address
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from typing import Any
 from tests.faulty_workloads import STARVED
 from tests.hosts import ROOT, Host, Hosts
 from tests.orchestration import WORKLOADS
+from tests.system import file, missing
 
 REPEATS = 10
 """of two batches: a fault takes the trial that it meets, and those before and after it are to finish"""
@@ -30,7 +31,6 @@ NEXT_TIMEOUT_S = 600.0
 CUT_S = 30.0
 AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"
-FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 Records = dict[str, dict[str, Any]]
 
 
@@ -44,6 +44,7 @@ class Cluster:
 
     hosts: Hosts
     address: str
+    repeats: int = REPEATS
     number: int = field(default=0)
 
     @property
@@ -59,7 +60,7 @@ class Cluster:
         """The study's command, for the results folder of now."""
         return [
             "python", "-m", "study.scaling", "run", "smoke", "--workload", f"{WORKLOADS}:slow", "--address", self.address,
-            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(REPEATS), "--steps", "4", "--out", self.out,
+            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4", "--out", self.out,
             "--trial-timeout", str(TRIAL_TIMEOUT_S), "--set", "account_steps=2", "--set", "warmup_steps=2",
         ]  # fmt: skip
 
@@ -134,8 +135,8 @@ class Run:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """Two hosts of two CPUs each under Ray; gone afterwards."""
+def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
+    """Two hosts of two CPUs each under Ray, for a study of so many repeats; gone afterwards."""
     with Hosts(2) as hosts:
         address = f"{hosts[0].address}:6379"
         for host in hosts:
@@ -145,7 +146,7 @@ def cluster() -> Iterator[Cluster]:
         start_node(hosts[1], [f"--address={address}"], _clock_ahead())
         hosts[0].run(["mkdir", "-p", "/tmp/results"])
         hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
-        yield Cluster(hosts, address)
+        yield Cluster(hosts, address, repeats)
 
 
 def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:
@@ -212,10 +213,11 @@ def feed(cluster: Cluster) -> None:
 
 
 def _clock_ahead() -> dict[str, str]:
-    if FAKETIME is None:  # the linker only warns of a library that is missing, and the clocks would be one
-        raise FaultError("clocks apart need a package: apt install libfaketime")
+    library = file("libfaketime")
+    if library is None:  # the linker only warns of a library that is missing, and the clocks would be one
+        raise FaultError(missing("libfaketime"))
     return {
-        "LD_PRELOAD": str(FAKETIME),
+        "LD_PRELOAD": str(library),
         "FAKETIME": f"+{AHEAD_S}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": str(ROOT / "tests/clock_ahead"),

@@ -17,6 +17,7 @@ import torch.distributed as dist
 PRELOAD = [
     "pytest",
     "hypothesis",
+    "pandas",
     "study.rank",
     "trainables.data.convert",
     "trainables.data.fashion_mnist",

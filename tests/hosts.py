@@ -33,13 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NETWORK = "10.77.0"
 HOME = "/tmp/home"
 """home of root on each host; what lies in the real one, such as a Python, stays in sight"""
-NEEDED = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "sshd": "openssh-server",
-    "ssh": "openssh-client",
-    "unshare": "util-linux",
-}
 START_TIMEOUT_S = 20.0
 PATIENCE = {
     "RAY_raylet_start_wait_time_s": "300",
@@ -66,20 +59,6 @@ def bucket_bytes(rate: str) -> int:
         raise HostsError(f"rate {rate!r}: allowed are such as 200mbit, 1gbit")
     bytes_per_s = int(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]] / 8
     return max(65_536, round(0.002 * bytes_per_s))
-
-
-def unavailable() -> str | None:
-    """Why there can be no hosts here; None where there can."""
-    if os.geteuid() != 0:
-        return "hosts in namespaces need root"
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = sorted({package for program, package in NEEDED.items() if not shutil.which(program, path=path)})
-    if missing:
-        return f"hosts in namespaces need packages: apt install {' '.join(missing)}"
-    tried = subprocess.run(
-        ["unshare", "--net", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True, check=False
-    )
-    return f"hosts need namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
 @dataclass
@@ -157,7 +136,12 @@ class Hosts(Sequence[Host]):
         self.hosts: list[Host] = []
 
     def __enter__(self) -> Self:
-        if reason := unavailable():
+        from tests.system import (
+            HOSTS,
+            missing,
+        )  # not at the top: the first process of a host runs this file without site
+
+        if reason := missing(*HOSTS):
             raise HostsError(reason)
         self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
         self.machines: list[Host] = []

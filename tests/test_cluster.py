@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from study.cluster import ClusterError, connect
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
     """Two nodes of two CPUs each on this host; they share an address, so only node ids tell them apart."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
+    with pytest.MonkeyPatch.context() as patch:
+        # else commands of other tests find it by the address that it leaves in /tmp/ray
+        patch.setattr("ray._private.utils.write_ray_address", lambda *_: None)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
     cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()
     yield cluster

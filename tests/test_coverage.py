@@ -4,8 +4,11 @@ import pytest
 
 from analysis.scaling import configurations, scaling_rows
 from benchmarks.coverage import SIZE, TRUE_SPEED_UP, covered, trials
+from tests.sizes import sampled
 
-STUDIES = 4_000
+pytestmark = pytest.mark.statistics
+
+STUDIES = sampled(4_000, 5)
 
 
 def test_with_five_repeats_94_to_96_percent_of_intervals_hold_the_true_value() -> None:

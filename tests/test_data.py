@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from scripts.make_fashion_mnist_sample import LARGEST_BYTES, first_of_each_class, make_sample
+from tests.system import file, needs
 from trainables.data import DataError, DataSource
 from trainables.data.cifar10 import cifar10
 from trainables.data.fashion_mnist import SAMPLE, full, read_idx, read_sample, sample
@@ -80,10 +81,9 @@ def test_the_shipped_sample_names_its_source_licence_and_command() -> None:
     assert b"make_fashion_mnist_sample" in metadata[b"command"]
 
 
+@needs("fashion-mnist")
 def test_the_shipped_sample_is_the_first_of_each_class_of_the_published_files() -> None:
-    published = Path("/usr/share/datasets/fashion-mnist")
-    if not published.is_dir():
-        pytest.skip("Fashion-MNIST's own files are not here: apt install dataset-fashion-mnist")
+    published = file("fashion-mnist")
     whole = full(Trial(dataset="fashion_mnist", data_dir=str(published)))
     rows = first_of_each_class(batch_of(whole, list(range(60_000)))[1].numpy(), 1_000)
     expected_images, expected_labels = batch_of(whole, rows.tolist())

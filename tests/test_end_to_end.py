@@ -14,7 +14,7 @@ import pytest
 
 from tests.orchestration import WORKLOADS, processes_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = [

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from analysis.windows import windows
 from benchmarks.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
 from study.tables import packed, unpacked
 from tests.gloo import on_ranks
+from tests.system import NETWORK, needs
 from trainables.run import Measurement, run
 from trainables.trial import Trial
 
@@ -87,8 +87,6 @@ def _ip(*arguments: str, program: str = "ip") -> None:
 def slow_wire() -> Iterator[list[str]]:
     """Two network namespaces joined by a wire that carries WIRE_BYTES_PER_S in each direction."""
     names = [f"study-{os.getpid()}-{end}" for end in (0, 1)]
-    if not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("two network namespaces need ip and tc: apt install iproute2")
     try:
         for name in names:
             _ip("netns", "add", name)
@@ -100,8 +98,6 @@ def slow_wire() -> Iterator[list[str]]:
             shape = ["tbf", "rate", f"{8 * WIRE_BYTES_PER_S}bit", "burst", "32kb", "latency", "500ms"]
             _ip("-n", name, "qdisc", "add", "dev", WIRE, "root", *shape, program="tc")
         yield names
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces need root and a kernel that has them: {error.stderr.strip()}")
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
@@ -120,6 +116,7 @@ def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial
     return run(trial, rank=rank, device=CPU)
 
 
+@needs(*NETWORK)
 def test_a_slow_wire_is_wire(slow_wire: list[str], tmp_path: Path) -> None:
     trial = PAIR.but(steps=4, account_steps=4)
     found = findings(trial, on_ranks(2, measured_in_namespace, slow_wire, str(tmp_path / "meeting"), trial))

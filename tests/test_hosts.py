@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hosts import ROOT, Hosts, HostsError, bucket_bytes, unavailable
+from tests.hosts import ROOT, Hosts, HostsError, bucket_bytes
+from tests.system import HOSTS, needs
 
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+pytestmark = needs(*HOSTS)
 
 BYTES = 5_000_000
 SINK = f"""

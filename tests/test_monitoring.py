@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import shutil
 import socket
 import subprocess
 import time
@@ -21,8 +20,9 @@ from study.cluster import Cluster, connect
 from study.tuning import Event, run_trials
 from tests.dashboard import METRICS, OF_GPUS, QUERIES
 from tests.orchestration import new_store, quick_trial, workload_trial
+from tests.system import needs, program
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600), needs("prometheus")]
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
@@ -76,8 +76,8 @@ class Study:
     @contextlib.contextmanager
     def _prometheus(self) -> Iterator[int]:
         """Debian's Prometheus, which finds Ray's ports as docs/monitoring.md says; gives its port."""
-        program = shutil.which("prometheus")
-        assert program, "prometheus is not installed; .ci/run installs it"
+        prometheus = program("prometheus")
+        assert prometheus
         documented = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/monitoring.md").read_text(), re.DOTALL)
         assert documented
         config = self.folder / "prometheus.yml"
@@ -86,7 +86,7 @@ class Study:
             port = chosen.getsockname()[1]
         options = [f"--config.file={config}", f"--storage.tsdb.path={self.folder / 'tsdb'}"]
         with (self.folder / "prometheus.log").open("w") as log:
-            process = subprocess.Popen([program, *options, f"--web.listen-address=127.0.0.1:{port}"], stderr=log)
+            process = subprocess.Popen([prometheus, *options, f"--web.listen-address=127.0.0.1:{port}"], stderr=log)
         try:
             yield port
         finally:

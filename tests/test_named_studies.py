@@ -12,14 +12,14 @@ from analysis.scaling import Analysis, analyse
 from analysis.tables import TABLES
 from analysis.verdict import answer
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent
 DP = "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process"
 TWO_NODES = "needs 2 nodes; there is 1"
 
 
-def studied(name: str, out: Path) -> Analysis:
+def studied(name: str, address: str, out: Path) -> Analysis:
     command = [
         sys.executable,
         "-m",
@@ -31,6 +31,8 @@ def studied(name: str, out: Path) -> Analysis:
         "--steps",
         "1",
         "-q",
+        "--address",
+        address,
         "--out",
         str(out),
     ]
@@ -59,9 +61,9 @@ def reasons(found: Analysis) -> set[str]:
     ],
 )
 def test_a_published_study_runs_by_one_command_and_shows_what_it_asks_for(
-    name: str, lacking: set[str], tables: list[str], tmp_path: Path
+    name: str, lacking: set[str], tables: list[str], local_ray: str, tmp_path: Path
 ) -> None:
-    found = studied(name, tmp_path / "results")
+    found = studied(name, local_ray, tmp_path / "results")
     assert reasons(found) == lacking
     assert json.loads((tmp_path / "results" / "study.json").read_text())["name"] == name
     empty = [table for table in tables if TABLES[table](found).frame.empty]

@@ -14,12 +14,10 @@ import pytest
 import ray
 import yaml
 
-from tests.hosts import ROOT, Host, Hosts, start_ray, unavailable
+from tests.hosts import ROOT, Host, Hosts, start_ray
+from tests.system import HOSTS, needs
 
-pytestmark = [
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
-]
+pytestmark = [pytest.mark.timeout(1500), needs("rsync", *HOSTS)]
 
 TOKEN = "5" * 64
 SMALL = "--object-store-memory=100000000"

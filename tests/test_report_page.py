@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import re
-import shutil
 import subprocess
 from base64 import b64decode
 from pathlib import Path
@@ -21,8 +20,7 @@ from analysis.results import load
 from analysis.scaling import analyse
 from analysis.tables import TABLES
 from tests.frames import grid, write_results
-
-BROWSER = ("chromium", "chromium-browser", "google-chrome")
+from tests.system import needs, program
 
 BEFORE = """<script>
 window.problems = [];
@@ -88,8 +86,8 @@ def page(results: Path) -> str:
 
 def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
     """What `AFTER` wrote, in a window so many pixels wide."""
-    browser = next((path for name in BROWSER if (path := shutil.which(name))), None)
-    assert browser, f"none of {', '.join(BROWSER)} is installed; .ci/run installs chromium"
+    browser = program("chromium")
+    assert browser
     file = folder / "acted.html"
     file.write_text(html.replace("<head>", f"<head>{BEFORE}", 1).replace("</body>", f"{AFTER}</body>", 1))
     command = [
@@ -107,17 +105,20 @@ def seen(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return in_browser(page, tmp_path_factory.mktemp("browser"), 1200)
 
 
+@needs("chromium")
 def test_it_loads_without_errors_and_asks_no_network(seen: dict[str, Any]) -> None:
     assert seen["problems"] == []
     assert seen["requests"] == []
 
 
+@needs("chromium")
 def test_it_fits_a_phone(page: str, tmp_path: Path) -> None:
     seen = in_browser(page, tmp_path, 500)  # the narrowest window that headless Chromium opens
     assert seen["wide"] is False
     assert seen["problems"] == []
 
 
+@needs("chromium")
 def test_a_click_on_a_heading_sorts_up_then_down_then_not(seen: dict[str, Any]) -> None:
     up, down, given = seen["sorts"]
     as_numbers = [[float(cell.split()[0].replace(",", "")) for cell in cells] for _, cells in (up, down)]
@@ -127,15 +128,18 @@ def test_a_click_on_a_heading_sorts_up_then_down_then_not(seen: dict[str, Any]) 
     assert as_numbers[0] != [float(cell.replace(",", "")) for cell in given[1]]
 
 
+@needs("chromium")
 def test_only_one_column_is_called_sorted(seen: dict[str, Any]) -> None:
     assert sorted(set(seen["others"])) == ["ascending", "none"]
     assert seen["others"].count("ascending") == 1
 
 
+@needs("chromium")
 def test_headings_are_buttons_that_the_keyboard_reaches(seen: dict[str, Any]) -> None:
     assert seen["focused"] is True
 
 
+@needs("chromium")
 def test_a_filter_keeps_rows_with_all_its_words(seen: dict[str, Any]) -> None:
     assert len(seen["given"]) == 10
     assert seen["label"] == "Filter rows of: Batch size on one GPU"

@@ -12,6 +12,7 @@ from analysis.laws import LAWS, ring_factor
 from analysis.prediction import models_of, predict
 from analysis.run_spread import run_spread
 from analysis.series import Series, pooled
+from tests.sizes import sampled
 from tests.test_prediction import UNKNOWN, series
 
 SPREAD = 0.01
@@ -55,12 +56,13 @@ def half_width(found: Spread) -> float:
     return float(stdtrit(found.degrees, 0.975) * np.sqrt(found.variance))
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize(("repeats", "degrees"), [("none", 4), ("the first", 5), ("one each", 8), ("three", 7)])
 def test_a_run_falls_into_the_interval_of_its_spread_as_often_as_stated(repeats: str, degrees: int) -> None:
-    """95 % of 1,600 runs, with 4 series of 3 points."""
+    """95 % of 1,600 runs in full, with 4 series of 3 points."""
     rng = np.random.default_rng(6)
     inside, counted = [], []
-    for _ in range(400):
+    for _ in range(sampled(400)):
         for found in spreads_of(study(STUDIES[repeats], rng)[0]):
             inside.append(abs(SPREAD * rng.standard_normal()) < half_width(found))
             counted.append(found.degrees)
@@ -69,10 +71,10 @@ def test_a_run_falls_into_the_interval_of_its_spread_as_often_as_stated(repeats:
 
 
 def predictions(repeats: str) -> tuple[float, float]:
-    """Share of 160 new runs on 8 ranks within their prediction interval, and the typical half-width of its logarithm."""
+    """Share of 160 new runs (in full) on 8 ranks within their prediction interval, and the typical half-width of its logarithm."""
     rng = np.random.default_rng(7)
     inside, widths = [], []
-    for _ in range(40):
+    for _ in range(sampled(40, 5)):
         made, costs = study(STUDIES[repeats], rng)
         for model, cost in zip(models_of(made, of_all(made)), costs, strict=True):
             run = step_s(8, cost) * np.exp(SPREAD * rng.standard_normal())
@@ -82,6 +84,7 @@ def predictions(repeats: str) -> tuple[float, float]:
     return float(np.mean(inside)), float(np.median(widths))
 
 
+@pytest.mark.statistics
 def test_one_more_repeat_keeps_the_coverage_of_predictions_and_does_not_widen_them() -> None:
     """Intervals reach over all laws that pass the points, so they hold a little more than 95 %."""
     none, first, three = (predictions(repeats) for repeats in ("none", "the first", "three"))
@@ -115,11 +118,12 @@ def test_what_a_law_leaves_counts_once_and_only_where_the_law_may_be_right() -> 
     assert run_spread(one, found, [found], repeats) == repeats
 
 
+@pytest.mark.statistics
 def test_a_series_that_spreads_more_than_the_others_is_covered_where_each_of_its_points_has_a_repeat() -> None:
-    """95 % of 1,000 runs of the one among four series that spreads by three times the others'."""
+    """95 % of 1,000 runs (in full) of the one among four series that spreads by three times the others'."""
     rng = np.random.default_rng(8)
     inside = []
-    for _ in range(1000):
+    for _ in range(sampled(1000)):
         made, _ = study([(2, 2, 2)] * 4, rng, (3 * SPREAD, SPREAD, SPREAD, SPREAD))
         found = run_spread(made[0], ring(made[0]), [], of_all(made))
         inside.append(abs(3 * SPREAD * rng.standard_normal()) < half_width(found))

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from tests.system import needs
 from trainables.models.pooling import max_pool_backward
 from trainables.models.stem import SpaceToDepthConv, rewrite_stem
 from trainables.trial import Trial
@@ -74,6 +75,7 @@ def test_the_first_convolution_by_cells_of_2x2_pixels_has_the_plain_ones_outputs
     assert list(rewritten.state_dict()) == ["weight"]
 
 
+@needs("g++")
 def test_a_compiled_resnet_has_the_gradients_of_the_plain_one_in_fp32() -> None:
     """A part of one: what the compiler fuses with the stem, and what it hands to the pooling's backward pass."""
 

@@ -1,4 +1,4 @@
-"""A grid through real Ray Tune and Ray Train on CPU ranks: one local Ray for all tests of this file."""
+"""A grid through real Ray Tune and Ray Train on CPU ranks."""
 
 import gzip
 import json
@@ -26,16 +26,13 @@ from tests.faulty_workloads import HANGS, TOO_LARGE_BATCH
 from tests.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_metrics_report_interval_ms", "1000")  # in place of 10 s
-        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")  # in place of 60 s, for what is not free
-        with connect("local") as connected:
-            yield connected
+def cluster(local_ray: str) -> Iterator[Cluster]:
+    with connect(local_ray) as connected:
+        yield connected
 
 
 class Grid:
