@@ -47,8 +47,8 @@ def _waits(found: Calls) -> bool:
     return any("/torch/distributed/" in file or "/torch/autograd/" in file for file, *_ in found)
 
 
-def told(rank: int, found: Calls | None) -> str:
-    """A rank's calls as text for a log."""
+def calls_as_text(rank: int, found: Calls | None) -> str:
+    """Return a rank's calls as text for a log."""
     lines = ["does not answer"] if found is None else [f"{file}:{line} {name}" for file, line, name in found]
     return f"rank {rank} at the time limit\n" + "".join(f"  {line}\n" for line in lines)
 

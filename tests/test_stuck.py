@@ -40,10 +40,10 @@ def test_ranks_that_all_answer_and_all_wait_are_kept_apart_by_what_is_between_th
 
 
 def test_the_log_holds_every_ranks_calls() -> None:
-    assert stuck.told(0, LOADS[:2]) == (
+    assert stuck.calls_as_text(0, LOADS[:2]) == (
         "rank 0 at the time limit\n  /study/rank.py:90 serve\n  /home/me/mine.py:12 load\n"
     )
-    assert stuck.told(1, None) == "rank 1 at the time limit\n  does not answer\n"
+    assert stuck.calls_as_text(1, None) == "rank 1 at the time limit\n  does not answer\n"
 
 
 def serve(go: threading.Event) -> None:
