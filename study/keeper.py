@@ -147,6 +147,8 @@ class Keeper:
         self.closing = True
         interrupted = bool(self.running)
         await asyncio.gather(*(self._end(slot, kill=interrupted) for slot in self.slots if slot.group is not None))
+        if self.repeating:
+            self.repeating.cancel()
 
     async def _repeat_metrics(self) -> None:
         while True:

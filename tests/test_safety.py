@@ -363,9 +363,7 @@ def test_no_file_of_a_results_folder_or_its_report_holds_a_secret(planted: dict[
         failure = describe_failure(1, "node", error)
     store.save(result_of(Trial(), environment=environment))
     store.save(
-        result_of(
-            Trial(repeat=1), "failed", reason=f"{failure.line} {everything}", log=failure.traceback + everything
-        )
+        result_of(Trial(repeat=1), "failed", reason=f"{failure.line} {everything}", log=failure.traceback + everything)
     )
     write_report(tmp_path / "results")
     files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
