@@ -66,9 +66,11 @@ class Keeper:
         make_gauge: MakeGauge,
         backend: RankBackend,
         node_ids: Sequence[str] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
     ):
         backend.prepare()
         self.backend = backend
+        self.start_timeout_s = start_timeout_s
         self.out_of_memory = list(out_of_memory)
         self.store = store
         self.slots = [_Slot(node_id) for node_id in node_ids] or [_Slot()]
@@ -219,13 +221,15 @@ class Keeper:
         if slot.group is not None and (slot.group.key != key or slot.group.ended.done()):
             await self._end(slot, kill=False)
         group = slot.group or self._start(slot, layout, block)
-        await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {group.ready, group.ended}, timeout=self.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if group.ready.done():
             await self._refuse_shared_gpus(slot, group)
             return group
         timed_out = not group.ended.done()
         await self._end(slot, kill=True)
-        what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
+        what = f"did not start within {self.start_timeout_s:.0f} s" if timed_out else "did not start"
         _, why, log = group.verdict()
         raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
 

@@ -33,6 +33,7 @@ from study.driver import (
     TrialDriver,
     grids_of,
 )
+from study.group import RankBackend
 from study.keeper import Keeper
 from study.layout import Layout
 from study.metrics import counts
@@ -46,6 +47,7 @@ CLOSE_TIMEOUT_S = 45.0
 """less than the 60 s after which Ray aborts a driver whose cluster has gone"""
 
 DEFAULTS = RunOptions()
+RAY_RANKS = RayRanks()
 CLOSE_POLL_S = 1.0
 EPOCHS_POLL_S = 1.0
 
@@ -91,13 +93,14 @@ def tune_grid(
     options: RunOptions = DEFAULTS,
     on_event: OnEvent = ignore,
     known: KnownTrials | None = None,
+    ranks: RankBackend = RAY_RANKS,
 ) -> tune.ResultGrid:
-    """Run a grid, and return Tune's own result grid.
+    """Run a grid on `ranks`, and return Tune's own result grid.
 
     It has one row per trial: its fields under `config/point/trial/...`, throughput and median phase times; for trainings
     the last epoch.
     """
-    with _live_keeper(study_name, grid, store, cluster, known or KnownTrials()) as keeper:
+    with _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper:
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
         if grid.points:  # the group's processes start while Tune's do
             keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
@@ -175,7 +178,9 @@ class RayKeeper:
 
 
 @contextlib.contextmanager
-def _live_keeper(study_name: str, grid: Grid, store: Store, cluster: Cluster, known: KnownTrials) -> Iterator[Any]:
+def _live_keeper(
+    study_name: str, grid: Grid, store: Store, cluster: Cluster, known: KnownTrials, ranks: RankBackend
+) -> Iterator[Any]:
     """A keeper on the driver's host, which is closed at the end."""
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
     left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
@@ -183,7 +188,7 @@ def _live_keeper(study_name: str, grid: Grid, store: Store, cluster: Cluster, kn
     keeper = (
         ray.remote(Keeper)
         .options(**options)
-        .remote(study_name, known.out_of_memory, store, left, Gauge, RayRanks(), grid.slots)
+        .remote(study_name, known.out_of_memory, store, left, Gauge, ranks, grid.slots)
     )
     try:
         yield keeper
