@@ -14,7 +14,7 @@ import pyarrow as pa
 from study import checkpoints
 from study.capacity import NodeCapacity
 from study.failures import first_line
-from study.layout import Layout, ProcessKind, layouts, may_run_beside, members, relaid, side_by_side_nodes
+from study.layout import Layout, ProcessKind, can_share_host, concurrent_slots, layouts, members, relocate
 from study.metrics import numbers
 from study.plan import SETTLED, pruned_by
 from study.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
@@ -94,14 +94,14 @@ def grids_of(
 
     def part(concurrent: bool) -> list[list[Trial]]:
         return [
-            [trial for trial in block if (max_concurrent > 1 and may_run_beside(trial)) == concurrent]
+            [trial for trial in block if (max_concurrent > 1 and can_share_host(trial)) == concurrent]
             for block in blocks
         ]
 
     if any(alone := part(concurrent=False)):
         yield grid_of(alone, isolate)
     if any(trainings := part(concurrent=True)):
-        slots = side_by_side_nodes([trial for block in trainings for trial in block], nodes)[:max_concurrent]
+        slots = concurrent_slots([trial for block in trainings for trial in block], nodes)[:max_concurrent]
         yield grid_of(trainings, isolate, slots)
 
 
@@ -155,7 +155,7 @@ class TrialDriver:
 
         Raises ValueError if too few are left.
         """
-        layout = relaid(self.layouts[ProcessKind.of(trial)], self.alive_nodes())
+        layout = relocate(self.layouts[ProcessKind.of(trial)], self.alive_nodes())
         return replace(layout, world_sizes=(trial.processes,)) if self.options.isolate else layout
 
     def _pruned(self, trial: Trial) -> TrialResult | None:

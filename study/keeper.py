@@ -28,13 +28,13 @@ FAILURE_GRACE_S = 5.0
 
 @dataclass
 class _Slot:
-    """Room for one live group: on the nodes of a job's own layout, or all its ranks on the node that is named here."""
+    """A place for one live group: on the nodes of its job's own layout, or with all its ranks on the node `node_id`."""
 
     node_id: str | None = None
     group: WorkerGroup | None = None
 
-    def placed(self, layout: Layout) -> Layout:
-        """The layout of a job as a group has it here."""
+    def layout_of(self, layout: Layout) -> Layout:
+        """Return the layout of a job's group in this slot."""
         return layout if self.node_id is None else replace(layout, node_ids=(self.node_id,) * len(layout.node_ids))
 
 
@@ -217,7 +217,7 @@ class Keeper:
         return self.running.get(job_id) if group and group.job_id == job_id else None
 
     async def _group_for(self, layout: Layout, block: Any, slot: _Slot) -> WorkerGroup:
-        key = (slot.placed(layout), block)
+        key = (slot.layout_of(layout), block)
         if slot.group is not None and (slot.group.key != key or slot.group.ended.done()):
             await self._end(slot, kill=False)
         group = slot.group or self._start(slot, layout, block)
@@ -236,7 +236,7 @@ class Keeper:
     def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
         self.opened_groups += 1
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
-        slot.group = WorkerGroup(name, slot.placed(layout), block, self.backend)
+        slot.group = WorkerGroup(name, slot.layout_of(layout), block, self.backend)
         slot.group.start(self)
         return slot.group
 

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from study.failures import describe_failure
 from study.in_process import CallInLoop, RankDied
 from study.layout import Layout
 from study.protocol import Environment, Evidence, Job, KeeperProxy, Payload
-from study.stuck import Calls
+from study.stuck import Calls, calls_in
 from study.tables import SCHEMAS, packed
 from trainables.trial import Trial
 
@@ -96,9 +95,7 @@ class SimulatedRanks:
 
     async def calls_of(self, process: SimulatedProcess) -> Calls | None:
         frame = sys._current_frames().get(process.thread.ident or 0)
-        return (
-            [(call.filename, call.lineno or 0, call.name) for call in traceback.extract_stack(frame)] if frame else None
-        )
+        return calls_in(frame) if frame else None
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         return False
