@@ -37,8 +37,9 @@ from benchmarks.faulty_workloads import LATE_RANK
 from study.capacity import count_cpus, count_gpus
 from study.cluster import Cluster, connect
 from study.environment import versions
+from study.protocol import Event
 from study.store import Store
-from study.tuning import Event, run_trials
+from study.tuning import run_trials
 from trainables.sweep import sweep_sizes
 from trainables.trial import Trial
 

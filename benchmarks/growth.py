@@ -18,19 +18,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import psutil
 
 from benchmarks.common import figure, write_summary
-from benchmarks.in_process import Calls, InstantKeeper, fake_nodes, fake_payload, fake_trial, without_ray
-from study import tuning
+from benchmarks.in_process import InstantKeeper, fake_nodes, fake_trial, instant_payloads
 from study.capacity import NodeCapacity
 from study.cluster import connect
+from study.driver import Point, RunOptions, TrialDriver, grid_of
 from study.grid import Study
-from study.layout import layouts
 from study.plan import plan_trials
+from study.simulated_ranks import SimulatedRanks, simulated_payloads
 from study.store import Store, TrialResult
 from study.tables import unpacked
 
@@ -79,7 +78,7 @@ def of_trials(count: int) -> dict[str, Any]:
         taken = []
         with measuring(store, trials) as measure:
             measure(trials[0])  # imports, and makes the rows
-            steps = unpacked([fake_payload(trials[0], rank)["steps"] for rank in range(RANKS)])
+            steps = unpacked([payload.tables["steps"] for payload in simulated_payloads(trials[0])])
             for number, trial in enumerate(trials):
                 began_s = time.process_time()
                 if number % every == 0:
@@ -129,7 +128,9 @@ def through_tune(sizes: list[int]) -> list[dict[str, Any]]:
     if not sizes:
         return []
     rows = []
-    with connect("local") as cluster, mock.patch.object(tuning, "Keeper", InstantKeeper):
+    from study.tuning import tune_grid
+
+    with connect("local") as cluster:
         nodes = [NodeCapacity(node.node_id, node.address, cpus=RANKS, gpus=RANKS) for node in cluster.nodes]
         shown = type(cluster)(nodes, "", None, cluster.driver_resource, cluster.log_dir)
         for count in sizes:
@@ -138,7 +139,9 @@ def through_tune(sizes: list[int]) -> list[dict[str, Any]]:
                 store = open_store(place)
                 began_s = time.monotonic()
                 with contextlib.redirect_stdout(None):
-                    tuning.tune_grid("growth", [trials], store, shown)
+                    tune_grid(
+                        "growth", grid_of([trials], isolate=False), store, shown, ranks=SimulatedRanks(instant_payloads)
+                    )
                 seconds = time.monotonic() - began_s
                 assert len(store.statuses()) == count
             rows.append({"kind": "tune", "size": count, "tune_s": seconds})
@@ -155,16 +158,15 @@ def open_store(place: str) -> Store:
 @contextlib.contextmanager
 def measuring(store: Store, trials: list[Any]) -> Any:
     """A function that takes a trial through all that follows its measurement."""
-    keeper = Calls(InstantKeeper())
     reported: list[dict[str, Any]] = []
-    task = tuning._Task(keeper, store, layouts(trials, fake_nodes(RANKS)), False, 600.0, 30.0, {}, {})
-    with without_ray(keeper, None, reported):
+    nodes = fake_nodes(RANKS)
+    driver = TrialDriver.of(trials, nodes, InstantKeeper(), store, RunOptions(), lambda: nodes)
 
-        def measure(trial: Any) -> None:
-            tuning.measure_point({"point": {"trial": trial.model_dump(), "block": "block"}}, task)
-            assert reported.pop()["status"] == "done"
+    def measure(trial: Any) -> None:
+        driver.run(Point(trial, "block"), reported.append)
+        assert reported.pop()["status"] == "done"
 
-        yield measure
+    yield measure
 
 
 def a_study(count: int) -> Study:

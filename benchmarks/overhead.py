@@ -43,9 +43,11 @@ from benchmarks.sides import ddp_options
 from benchmarks.turns import LEAD_STEPS, new_turns
 from study.capacity import count_gpus
 from study.cluster import connect
+from study.driver import table_of
 from study.keeper import Keeper
 from study.layout import ProcessKind, layouts
-from study.tuning import table_of
+from study.protocol import Job
+from study.worker_group import RayRanks
 from trainables.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,16 +233,16 @@ def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]
         keeper = (
             ray.remote(Keeper)
             .options(num_cpus=0, resources=cluster.driver_resource)
-            .remote("benchmark", [], None, {}, Gauge)
+            .remote("benchmark", [], None, {}, Gauge, RayRanks())
         )
         places = layouts(trials, cluster.nodes)
 
         def measure(trial: Trial) -> dict[str, Any]:
-            job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": None}
+            job = Job(trial.trial_id, trial)
             outcome = ray.get(keeper.measure.remote(job, places[ProcessKind.of(trial)], "block", 300.0))
-            if outcome["status"] != "done":
-                raise RuntimeError(f"{trial.trial_id}: {outcome['reason']}\n{outcome['log']}")
-            return summarise(table_of("steps", outcome["payloads"]).to_pandas())
+            if outcome.status != "done":
+                raise RuntimeError(f"{trial.trial_id}: {outcome.reason}\n{outcome.log}")
+            return summarise(table_of("steps", outcome.payloads).to_pandas())
 
         try:
             yield measure

@@ -1,7 +1,7 @@
 """What the orchestration of a trial costs on 2 to 256 ranks, without GPUs:  python -m benchmarks.scaling_out
 
 A simulation on one machine, in two forms. Real in both: the keeper and its worker group (`study/worker_group.py`), the
-trial's function (`study/tuning.py`), what a rank does besides measuring (`study/rank.py`), and the store. Fake in both: the
+trial's driver (`study/driver.py`), what a rank does besides measuring (`study/rank.py`), and the store. Fake in both: the
 GPUs and nodes; the measurement, which gives its rows at once; the loaders' server of each rank; Ray, whose calls become
 calls within this process, so that neither their cost nor the start of Ray's workers is in these figures.
 - processes: every rank is a process with a gloo connection to every other, and rehearses a step. A cluster's ranks do not
@@ -9,34 +9,36 @@ calls within this process, so that neither their cost nor the start of Ray's wor
 - threads: every rank is a thread, and what they say to each other is pickled as there but goes through memory: what is left
   is what the driver and the keeper do, which does not get faster on a cluster.
 
-Figures: seconds to open a worker group; seconds of a trial from its start to its saved folder, and how they divide; bytes
-that reach the keeper; the size of the trial's Parquet files; memory of the driver.
+Figures: seconds to open a worker group; seconds of a trial from its start to its saved folder, and how they divide (the
+part of the tables is measured by making them a second time); the size of the trial's Parquet files; memory of the driver.
 """
 
 import argparse
-import asyncio
 import contextlib
 import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
-from unittest import mock
 
 import numpy as np
 import psutil
 
 from benchmarks.common import figure, write_summary
-from benchmarks.fake_ranks import start_processes, start_threads
-from benchmarks.in_process import Calls, fake_nodes, fake_trial, without_ray
-from study import tuning
+from benchmarks.fake_ranks import ThreadRanks, process_ranks
+from benchmarks.in_process import fake_nodes, fake_trial
+from study.driver import Point, RunOptions, TrialDriver, result_of
+from study.group import RankBackend
+from study.in_process import LocalGauge, LocalKeeper
 from study.keeper import Keeper
-from study.layout import ProcessKind, layouts
-from study.store import Store
+from study.protocol import Outcome
+from study.store import Store, TrialResult
+from trainables.trial import Trial
 
 OPENING_LIMIT_S = 600.0
-STARTS = {"threads": start_threads, "processes": start_processes}
+BACKENDS: dict[str, Callable[[], RankBackend]] = {"threads": ThreadRanks, "processes": process_ranks}
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="2 and 8 ranks, 2 trials: to see that it works")
     parser.add_argument("--name", default="scaling-out", help="folder under benchmarks/results")
     options = parser.parse_args()
-    sizes = [(kind, int(size)) for kind in STARTS for size in getattr(options, kind).split(",") if int(size)]
+    sizes = [(kind, int(size)) for kind in BACKENDS for size in getattr(options, kind).split(",") if int(size)]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every rank holds a connection to every other, per group
     samples: list[dict[str, Any]] = []
@@ -62,75 +64,75 @@ def main() -> None:
     write_summary(options.name, figures(samples), samples)
 
 
+class TimedKeeper(LocalKeeper):
+    """A keeper that notes how long the last measurement took, and its outcome."""
+
+    seconds = 0.0
+    outcome: Outcome | None = None
+
+    def measure(self, *arguments: Any) -> Outcome:
+        started_s = time.monotonic()
+        self.outcome = super().measure(*arguments)
+        self.seconds = time.monotonic() - started_s
+        return self.outcome
+
+
+class TimedStore(Store):
+    """A store that notes how long each trial took to save."""
+
+    def save(self, result: TrialResult) -> None:
+        started_s = time.monotonic()
+        super().save(result)
+        SAVED_S.append(time.monotonic() - started_s)
+
+
+SAVED_S: list[float] = []
+
+
 def simulated(kind: str, ranks: int, count: int) -> list[dict[str, Any]]:
-    """A row for the opening of a group, and one for each of `count` trials in it."""
+    """Return a row for the opening of a group, and one for each of `count` trials in it."""
     trials = [fake_trial(ranks, repeat=repeat) for repeat in range(count)]
-    keeper = Calls(
-        Keeper("scaling-out", [], cast(Store, None), {"left": count}, mock.MagicMock())
-    )  # keeps no checkpoints
-    reported: list[dict[str, Any]] = []
-    spans: dict[str, list[float]] = {"measure_s": [], "tables_s": [], "save_s": []}
-    rows = []
-    with (
-        tempfile.TemporaryDirectory(prefix="benchmark-scaling-out-") as place,
-        without_ray(keeper, STARTS[kind], reported),
-        mock.patch("study.keeper.START_TIMEOUT_S", OPENING_LIMIT_S),
-    ):
-        store = Store.open(
+    nodes = fake_nodes(ranks)
+    rows: list[dict[str, Any]] = []
+    no_store = cast(Store, None)  # no checkpoints are kept
+    live = Keeper(
+        "scaling-out", [], no_store, {"left": count}, LocalGauge, BACKENDS[kind](), start_timeout_s=OPENING_LIMIT_S
+    )
+    with tempfile.TemporaryDirectory(prefix="benchmark-scaling-out-") as place, TimedKeeper(live) as keeper:
+        store = TimedStore.open(
             place, name="scaling-out", question="What does it cost?", configuration={}, versions={}, command="benchmark"
         )
-        layout = layouts(trials, fake_nodes(ranks))
-        task = tuning._Task(keeper, store, layout, False, 600.0, 30.0, {}, {})
-        began_s = time.monotonic()
-        asyncio.run_coroutine_threadsafe(
-            keeper.actor._group_for(layout[ProcessKind.of(trials[0])], "block-0", keeper.actor.slots[0]), keeper.loop
-        ).result()
-        rows.append({"kind": "group", "ranks_are": kind, "ranks": ranks, "seconds": time.monotonic() - began_s})
-        with (
-            _timed(tuning, "table_of", spans["tables_s"]),
-            _timed(Store, "save", spans["save_s"]),
-            _timed(tuning, "_measured", spans["measure_s"]),
-        ):
-            for trial in trials:
-                for taken in spans.values():
-                    taken.clear()
-                began_s = time.monotonic()
-                tuning.measure_point({"point": {"trial": trial.model_dump(), "block": "block-0"}}, task)
-                whole_s = time.monotonic() - began_s
-                assert reported[-1]["status"] == "done", reported[-1]
-                sums = {name: sum(taken) for name, taken in spans.items()}
-                sums["ranks_s"] = sums.pop("measure_s") - sums["tables_s"]
-                folder = Path(store.trial_folder(trial.trial_id))
-                stored = {path.name: path.stat().st_size for path in folder.iterdir()}
-                rows.append(
-                    {
-                        "kind": "trial",
-                        "ranks_are": kind,
-                        "ranks": ranks,
-                        "seconds": whole_s,
-                        **sums,
-                        "stored_bytes": sum(stored.values()),
-                    }
-                    | {"files": stored, "driver_memory_bytes": psutil.Process().memory_info().rss}
-                )
-        keeper.close.remote().result()
+        driver = TrialDriver.of(trials, nodes, keeper, store, RunOptions(), lambda: nodes)
+        started_s = time.monotonic()
+        keeper.call("_group_for", driver.layout(trials[0]), "block-0", live.slots[0])
+        rows.append({"kind": "group", "ranks_are": kind, "ranks": ranks, "seconds": time.monotonic() - started_s})
+        rows += [
+            _timed(trial, driver, keeper, {"kind": "trial", "ranks_are": kind, "ranks": ranks}) for trial in trials
+        ]
     return rows
 
 
-@contextlib.contextmanager
-def _timed(owner: Any, name: str, taken: list[float]) -> Any:
-    """Appends the seconds of each call of `owner.name`."""
-    original = getattr(owner, name)
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        began_s = time.monotonic()
-        try:
-            return original(*arguments, **options)
-        finally:
-            taken.append(time.monotonic() - began_s)
-
-    with mock.patch.object(owner, name, call):
-        yield
+def _timed(trial: Trial, driver: TrialDriver, keeper: TimedKeeper, row: dict[str, Any]) -> dict[str, Any]:
+    """Run a trial, and return what its parts took."""
+    reported: list[dict[str, Any]] = []
+    started_s = time.monotonic()
+    driver.run(Point(trial, "block-0"), reported.append)
+    seconds = time.monotonic() - started_s
+    assert reported[-1]["status"] == "done", reported[-1]
+    assert keeper.outcome is not None
+    started_s = time.monotonic()
+    result_of(trial, keeper.outcome)
+    tables_s = time.monotonic() - started_s
+    stored = {path.name: path.stat().st_size for path in Path(driver.store.trial_folder(trial.trial_id)).iterdir()}
+    return row | {
+        "seconds": seconds,
+        "ranks_s": keeper.seconds,
+        "tables_s": tables_s,
+        "save_s": SAVED_S[-1],
+        "stored_bytes": sum(stored.values()),
+        "files": stored,
+        "driver_memory_bytes": psutil.Process().memory_info().rss,
+    }
 
 
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from study.capacity import NodeCapacity, count_cpus, count_gpus
 from study.messages import counted
@@ -55,55 +56,81 @@ def connect(address: str | None = None) -> Iterator[Cluster]:
     _set_environment()
     import ray
 
-    wanted = address or os.environ.get("RAY_ADDRESS") or _running_cluster() or "local"
-    if wanted == "auto":
-        found = _running_cluster()
-        if found is None:
-            raise ClusterError(
-                "no running Ray cluster on this host (--address auto); start one with `ray start --head`, or use --address local"
-            )
-        wanted = found
-    said: list[str] = []
+    target = _target(address)
+    messages: list[str] = []
     try:
-        if wanted == "local":
-            make_token()
-            context = ray.init(
-                address="local",
-                num_cpus=count_cpus(),
-                num_gpus=count_gpus(),
-                include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
-                dashboard_host="127.0.0.1",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        else:
-            _probe(wanted, "--address" if address else "RAY_ADDRESS")
-            with _native_messages(said):
-                context = ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR)
+        context = (
+            _start_local() if target == "local" else _join(target, "--address" if address else "RAY_ADDRESS", messages)
+        )
     except ClusterError:
         raise
-    except Exception as error:  # Ray raises bare Exceptions too, where a node does not come up in time
-        raise ClusterError(_explained(wanted, str(error).strip() or type(error).__name__, "".join(said))) from error
+    except Exception as error:  # Ray also raises bare Exceptions, if a node does not start in time
+        reason = str(error).strip() or type(error).__name__
+        raise ClusterError(_explained(target, reason, "".join(messages))) from error
     try:
-        nodes = alive_nodes()
-        driver_address = ray.util.get_node_ip_address()
-        what = "a local Ray" if wanted == "local" else f"the Ray cluster at {wanted}"
-        gpus, cpus = sum(node.gpus for node in nodes), sum(node.cpus for node in nodes)
-        url = context.address_info.get("webui_url")
-        yield Cluster(
-            nodes=nodes,
-            description=f"{what}: {counted(len(nodes), 'node')}, {counted(gpus, 'GPU')}, {counted(cpus, 'CPU')}, Ray {ray.__version__}",
-            dashboard_url=f"http://{url}" if url else None,
-            driver_resource={f"node:{driver_address}": 0.001},
-            log_dir=str(Path(context.address_info["session_dir"]) / "logs"),
-            is_local=wanted == "local",
-        )
+        yield _connected(context, target)
     finally:
         ray.shutdown()
 
 
+def _target(address: str | None) -> str:
+    """Return "local" or the HOST:PORT to join. Raises ClusterError if there is no running cluster for "auto"."""
+    target = address or os.environ.get("RAY_ADDRESS") or _running_cluster() or "local"
+    if target != "auto":
+        return target
+    running = _running_cluster()
+    if running is None:
+        raise ClusterError(
+            "no running Ray cluster on this host (--address auto); start one with `ray start --head`, or use --address local"
+        )
+    return running
+
+
+def _start_local() -> Any:
+    """Start a Ray of our own; return Ray's context."""
+    import ray
+
+    make_token()
+    return ray.init(
+        address="local",
+        num_cpus=count_cpus(),
+        num_gpus=count_gpus(),
+        include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def _join(address: str, source: str, messages: list[str]) -> Any:
+    """Join a running cluster; return Ray's context. What Ray's native code writes is added to `messages`."""
+    import ray
+
+    _probe(address, source)
+    with _native_messages(messages):
+        return ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def _connected(context: Any, target: str) -> Cluster:
+    import ray
+
+    nodes = alive_nodes()
+    driver_address = ray.util.get_node_ip_address()
+    name = "a local Ray" if target == "local" else f"the Ray cluster at {target}"
+    gpus, cpus = sum(node.gpus for node in nodes), sum(node.cpus for node in nodes)
+    url = context.address_info.get("webui_url")
+    return Cluster(
+        nodes=nodes,
+        description=f"{name}: {counted(len(nodes), 'node')}, {counted(gpus, 'GPU')}, {counted(cpus, 'CPU')}, Ray {ray.__version__}",
+        dashboard_url=f"http://{url}" if url else None,
+        driver_resource={f"node:{driver_address}": 0.001},
+        log_dir=str(Path(context.address_info["session_dir"]) / "logs"),
+        is_local=target == "local",
+    )
+
+
 @contextmanager
-def _native_messages(said: list[str]) -> Iterator[None]:
+def _native_messages(messages: list[str]) -> Iterator[None]:
     """Keeps what Ray's native code writes to stderr, which repeats itself once a second; shown only if nothing failed."""
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -117,13 +144,13 @@ def _native_messages(said: list[str]) -> Iterator[None]:
             os.dup2(stderr, 2)
             os.close(stderr)
             file.seek(0)
-            said.append(file.read())
+            messages.append(file.read())
             if not failed:
-                sys.stderr.write(said[-1])
+                sys.stderr.write(messages[-1])
 
 
-def _explained(address: str, error: str, said: str) -> str:
-    """One line on why a cluster that answers cannot be joined, from Ray's error and what its native code said."""
+def _explained(address: str, error: str, messages: str) -> str:
+    """One line on why a cluster that answers cannot be joined, from Ray's error and its native code's messages."""
     import ray
 
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", error)
@@ -136,9 +163,9 @@ def _explained(address: str, error: str, said: str) -> str:
     copy = "copy ~/.ray/auth_token from the cluster's head to this host (chmod 600), or set RAY_AUTH_TOKEN to what is in it"
     if "no authentication token was found" in error:
         return f"the Ray cluster at {address} wants a token, and there is none here: {copy}"
-    if "InvalidAuthToken" in said and os.environ.get("RAY_AUTH_MODE") != "token":
+    if "InvalidAuthToken" in messages and os.environ.get("RAY_AUTH_MODE") != "token":
         return f"the Ray cluster at {address} wants a token, and RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE')} sends none: export RAY_AUTH_MODE=token"
-    if "InvalidAuthToken" in said:
+    if "InvalidAuthToken" in messages:
         source = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else token_path(os.environ)
         return f"the Ray cluster at {address} refuses the token in {source}: {copy}"
     first_line = error.splitlines()[0]

@@ -2,26 +2,23 @@
 
 import re
 import traceback
-from typing import Any
 
+from study.protocol import Failure
 from study.redaction import redacted
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 """colours of a terminal, which Ray puts into what it says"""
 
 
-def describe_failure(rank: int, node_id: str, error: BaseException) -> dict[str, Any]:
-    """What a rank's exception says: which rank, whether memory ran out, one line, and the traceback.
-
-    Secrets are taken out here, where the rank's own environment tells what they are.
-    """
-    return {
-        "rank": rank,
-        "node_id": node_id,
-        "out_of_memory": is_out_of_memory(error),
-        "line": first_line(error),
-        "traceback": redacted("".join(traceback.format_exception(error))),
-    }
+def describe_failure(rank: int, node_id: str, error: BaseException) -> Failure:
+    """Describe an exception of this rank. Secrets are removed here, because only the rank's environment holds them."""
+    return Failure(
+        rank=rank,
+        node_id=node_id,
+        out_of_memory=is_out_of_memory(error),
+        line=first_line(error),
+        traceback=redacted("".join(traceback.format_exception(error))),
+    )
 
 
 def cause_of(error: BaseException | None) -> BaseException | None:

@@ -6,17 +6,18 @@ It lives on the driver's host, so checkpoints of trainings pass through it into 
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from study import checkpoints
+from study.group import GroupError, RankBackend, WorkerGroup
 from study.layout import Layout
 from study.metrics import REPEAT_S, MakeGauge, Metrics
+from study.protocol import Environment, Failure, Job, Outcome, Payload
 from study.store import Store
-from study.worker_group import GroupError, WorkerGroup, free_groups_of_the_killed
+from trainables.trial import Trial
 
 START_TIMEOUT_S = 300.0
 """Ray Train itself gives up sooner where room is missing; on two cores with a load of 12 a group took 171 s to start"""
@@ -27,30 +28,31 @@ FAILURE_GRACE_S = 5.0
 
 @dataclass
 class _Slot:
-    """Room for one live group: on the nodes of a job's own layout, or all its ranks on the node that is named here."""
+    """A place for one live group: on the nodes of its job's own layout, or with all its ranks on the node `node_id`."""
 
     node_id: str | None = None
     group: WorkerGroup | None = None
 
-    def placed(self, layout: Layout) -> Layout:
-        """The layout of a job as a group has it here."""
+    def layout_of(self, layout: Layout) -> Layout:
+        """Return the layout of a job's group in this slot."""
         return layout if self.node_id is None else replace(layout, node_ids=(self.node_id,) * len(layout.node_ids))
 
 
 @dataclass
-class _Job:
-    """What is known of a job while it runs. `side_by_side`: the most jobs, this one included, that ran meanwhile."""
+class RunningJob:
+    """What is known of a job while it runs. `concurrent`: the most jobs, this one included, that ran meanwhile."""
 
-    id: str
-    trial: dict[str, Any]
-    result: asyncio.Future[list[dict[str, Any]]]
+    job: Job
+    result: asyncio.Future[Sequence[Payload]]
     epochs: list[dict[str, Any]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    side_by_side: int = 0
+    concurrent: int = 0
 
 
 class Keeper:
     """Holds one live worker group, or one for each of `node_ids`. An asyncio actor: every method may wait while others run.
+
+    `out_of_memory` are the trials that ran out of memory before; `backend` starts the ranks.
 
     Metrics are gauges of this process, which lives as long as the study. `counts` and `make_gauge`: see `study.metrics.Metrics`.
     """
@@ -58,90 +60,82 @@ class Keeper:
     def __init__(
         self,
         study_name: str,
-        exhausted: list[dict[str, Any]],
+        out_of_memory: Sequence[Trial],
         store: Store,
         counts: dict[str, int],
         make_gauge: MakeGauge,
+        backend: RankBackend,
         node_ids: Sequence[str] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
     ):
-        # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
-        # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
-        os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "60")
-        # it would start a process beside each group's first trial; a node that goes costs its trial here, told or not
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
-        free_groups_of_the_killed()
-        self.exhausted = exhausted
+        backend.prepare()
+        self.backend = backend
+        self.start_timeout_s = start_timeout_s
+        self.out_of_memory = list(out_of_memory)
         self.store = store
         self.slots = [_Slot(node_id) for node_id in node_ids] or [_Slot()]
         self.free: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self.slots:
             self.free.put_nowait(slot)
-        self.running: dict[str, _Job] = {}
+        self.running: dict[str, RunningJob] = {}
         self.opened_groups = 0
         self.closing = False
         self.metrics = Metrics(study_name, counts, make_gauge)
         self.repeating: asyncio.Task[None] | None = None
 
-    async def measure(self, job: dict[str, Any], layout: Layout, block: Any, timeout_s: float) -> dict[str, Any]:
-        """Runs a job {"id", "trial", "source", "checkpoint_every_s"} in a live group, or in a new one where layout or block differ.
+    async def measure(self, job: Job, layout: Layout, block: Any, timeout_s: float) -> Outcome:
+        """Run a job in a live group, or in a new one if layout or block differ.
 
-        A job that trains may take `timeout_s` for each epoch, any other for all of it.
-        Gives {"status", "reason", "log", "worker_group", "environment", "payloads", "started_at", "duration_s",
-        "side_by_side"}. Raises CancelledError where `close` interrupts it.
+        `timeout_s` limits each epoch of a training, and all of any other job. Raises CancelledError if `close` interrupts
+        it.
         """
         started_at = time.time()
         self.repeating = self.repeating or asyncio.create_task(self._repeat_metrics())
         slot = await self.free.get()
-        mine = _Job(job["id"], job["trial"], asyncio.get_running_loop().create_future())
-        self.running[mine.id] = mine
+        running = RunningJob(job, asyncio.get_running_loop().create_future())
+        self.running[job.id] = running
         for other in self.running.values():
-            other.side_by_side = max(other.side_by_side, len(self.running))
+            other.concurrent = max(other.concurrent, len(self.running))
         try:
-            outcome = await self._measure(job, mine, layout, block, timeout_s, slot)
+            outcome = await self._measure(running, layout, block, timeout_s, slot)
         except GroupError as error:
-            outcome = _outcome("failed", str(error), error.log, "", {}, started_at)
+            outcome = Outcome("failed", started_at, time.time() - started_at, str(error), error.log)
         finally:
-            del self.running[mine.id]
+            del self.running[job.id]
             self.free.put_nowait(slot)
-        if self.closing and outcome["status"] != "done":
+        if self.closing and outcome.status != "done":
             raise asyncio.CancelledError
-        return outcome | {"side_by_side": mine.side_by_side}
+        return replace(outcome, concurrent=running.concurrent)
 
-    async def _measure(
-        self, job: dict[str, Any], mine: _Job, layout: Layout, block: Any, timeout_s: float, slot: _Slot
-    ) -> dict[str, Any]:
+    async def _measure(self, running: RunningJob, layout: Layout, block: Any, timeout_s: float, slot: _Slot) -> Outcome:
         group = await self._group_for(layout, block, slot)
-        group.job_id, group.failures = mine.id, []
+        group.job_id, group.failures = running.job.id, []
         dispatched_at = time.time()
-        await group.jobs.put(job)
-        in_time = await _result_or_end(mine, group, timeout_s)
-        if mine.result.done():
-            payloads = mine.result.result()
-            # no node's clock is compared with another's: they may be apart
-            began_at = payloads[0]["began_at"]
-            span_s = max(payload["ended_at"] - payload["began_at"] for payload in payloads)
-            return _outcome("done", "", "", group.name, group.environment, began_at, span_s, payloads)
+        await group.jobs.put(running.job)
+        in_time = await _result_or_end(running, group, timeout_s)
+        if running.result.done():
+            return _done(running.result.result(), group)
         if in_time:
             await asyncio.sleep(0)  # reports that arrived together with the end
         else:
-            await group.look()
+            await group.collect_stacks()
         await self._end(slot, kill=True)
-        awaited = "no epoch ended" if job["trial"].get("epochs") else "no result"
-        status, reason, log = group.verdict("" if in_time else f"{awaited} within {timeout_s:g} s (--trial-timeout)")
+        trial = running.job.trial
+        missing = "no epoch ended" if trial.epochs else "no result"
+        status, reason, log = group.verdict("" if in_time else f"{missing} within {timeout_s:g} s (--trial-timeout)")
         if status == "out_of_memory":
-            self.exhausted.append(job["trial"])
-        return _outcome(status, reason, log, group.name, group.environment, dispatched_at)
+            self.out_of_memory.append(trial)
+        duration_s = time.time() - dispatched_at
+        return Outcome(status, dispatched_at, duration_s, reason, log, group.name, group.environment)
 
     async def prepare(self, layout: Layout, block: Any) -> None:
         """Starts the group for this layout and block where no group is live, and does not wait for it."""
         if self.slots[0].group is None:
             self._start(self.slots[0], layout, block)
 
-    async def exhausted_trials(self) -> list[dict[str, Any]]:
-        """The fields of every trial so far that ran out of memory."""
-        return self.exhausted
+    async def trials_out_of_memory(self) -> list[Trial]:
+        """Return every trial so far that ran out of memory."""
+        return self.out_of_memory
 
     async def epochs_of(self, job_id: str) -> list[dict[str, Any]]:
         """The epochs that a running job has ended so far, as this run of it knows them; empty for any other job."""
@@ -155,6 +149,8 @@ class Keeper:
         self.closing = True
         interrupted = bool(self.running)
         await asyncio.gather(*(self._end(slot, kill=interrupted) for slot in self.slots if slot.group is not None))
+        if self.repeating:
+            self.repeating.cancel()
 
     async def _repeat_metrics(self) -> None:
         while True:
@@ -167,29 +163,29 @@ class Keeper:
 
     # called by ranks
 
-    async def opened(self, name: str, environment: dict[str, Any], actors: list[Any]) -> None:
+    async def opened(self, name: str, environment: Environment, processes: Sequence[Any]) -> None:
         """Rank 0 of a group says that all its ranks are connected."""
         if group := self._live(name):
-            times = {"asked_at": group.asked_at, "opened_at": time.time()}
-            group.environment, group.actors = environment | {"group": times}, actors
+            times = {"asked_at": group.requested_at, "opened_at": time.time()}
+            group.environment, group.processes = replace(environment, group=times), list(processes)
             group.ready.set_result(None)
 
-    async def next_job(self, name: str) -> dict[str, Any] | None:
+    async def next_job(self, name: str) -> Job | None:
         """Rank 0 waits here for work; None means the end."""
         group = self._live(name)
         return await group.jobs.get() if group else None
 
-    async def finished(self, name: str, job_id: str, payloads: list[dict[str, Any]]) -> None:
+    async def finished(self, name: str, job_id: str, payloads: Sequence[Payload]) -> None:
         """Rank 0 hands in what all ranks measured."""
-        job = self._job(name, job_id)
-        if job and not job.result.done():
-            job.result.set_result(payloads)
+        running = self._job(name, job_id)
+        if running and not running.result.done():
+            running.result.set_result(payloads)
 
     async def epoch_ended(self, name: str, job_id: str, row: dict[str, Any]) -> None:
         """Rank 0 tells of an epoch, a row of epochs.parquet."""
-        if job := self._job(name, job_id):
-            job.epochs.append(row)
-            job.news.set()
+        if running := self._job(name, job_id):
+            running.epochs.append(row)
+            running.news.set()
             self.metrics.epoch_ended(job_id, row)
 
     async def load_checkpoint(self, name: str, job_id: str) -> bytes | None:
@@ -201,7 +197,7 @@ class Keeper:
         if self._job(name, job_id):
             await asyncio.to_thread(checkpoints.save, self.store, job_id, content)
 
-    async def rank_failed(self, name: str, failure: dict[str, Any]) -> None:
+    async def rank_failed(self, name: str, failure: Failure) -> None:
         """A rank says what it raised, before it ends; the others get a moment to say theirs."""
         group = self._live(name)
         if group is None:
@@ -215,37 +211,39 @@ class Keeper:
     def _live(self, name: str) -> WorkerGroup | None:
         return next((slot.group for slot in self.slots if slot.group and slot.group.name == name), None)
 
-    def _job(self, name: str, job_id: str) -> _Job | None:
+    def _job(self, name: str, job_id: str) -> RunningJob | None:
         """The running job of that name, if it is this group's."""
         group = self._live(name)
         return self.running.get(job_id) if group and group.job_id == job_id else None
 
     async def _group_for(self, layout: Layout, block: Any, slot: _Slot) -> WorkerGroup:
-        key = (slot.placed(layout), block)
+        key = (slot.layout_of(layout), block)
         if slot.group is not None and (slot.group.key != key or slot.group.ended.done()):
             await self._end(slot, kill=False)
         group = slot.group or self._start(slot, layout, block)
-        await asyncio.wait({group.ready, group.ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {group.ready, group.ended}, timeout=self.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if group.ready.done():
             await self._refuse_shared_gpus(slot, group)
             return group
         timed_out = not group.ended.done()
         await self._end(slot, kill=True)
-        what = f"did not start within {START_TIMEOUT_S:.0f} s" if timed_out else "did not start"
+        what = f"did not start within {self.start_timeout_s:.0f} s" if timed_out else "did not start"
         _, why, log = group.verdict()
         raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
 
     def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
         self.opened_groups += 1
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
-        slot.group = WorkerGroup(name, slot.placed(layout), block)
-        slot.group.start()
+        slot.group = WorkerGroup(name, slot.layout_of(layout), block, self.backend)
+        slot.group.start(self)
         return slot.group
 
     async def _refuse_shared_gpus(self, slot: _Slot, group: WorkerGroup) -> None:
         """Raises GroupError where a GPU of this group is another live group's too: neither would train as if alone."""
-        others = [other.group for other in self.slots if other is not slot and other.group is not None]
-        shared = shared_gpus(group.environment, [other.environment for other in others])
+        others = [other.group.environment for other in self.slots if other is not slot and other.group is not None]
+        shared = shared_gpus(group.environment, others)
         if shared:
             await self._end(slot, kill=True)
             raise GroupError(f"GPU {shared[0]} is held by two worker groups at once: use --max-concurrent 1", "")
@@ -267,46 +265,34 @@ class Keeper:
             slot.group = None
 
 
-def shared_gpus(environment: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
-    """UUIDs of GPUs that a group's ranks hold and ranks of others too, from what each group said of its ranks."""
-    mine, *theirs = (
-        {rank["gpu_uuid"] for rank in facts.get("ranks", ()) if rank["gpu_uuid"]} for facts in (environment, *others)
-    )
-    return sorted(mine & set().union(*theirs))
+def shared_gpus(environment: Environment | None, others: Sequence[Environment | None]) -> list[str]:
+    """Return the UUIDs of GPUs held both by a group's ranks and by ranks of others; None is a group still starting."""
+
+    def uuids(of: Environment | None) -> set[str]:
+        return {rank["gpu_uuid"] for rank in of.ranks if rank["gpu_uuid"]} if of else set()
+
+    return sorted(uuids(environment) & set().union(*map(uuids, others)))
 
 
-async def _result_or_end(job: _Job, group: WorkerGroup, timeout_s: float) -> bool:
+async def _result_or_end(running: RunningJob, group: WorkerGroup, timeout_s: float) -> bool:
     """Waits until the job has its result or the group has ended; False where neither came in time.
 
     The time begins anew with each epoch that ends.
     """
     while True:
-        job.news.clear()
-        news = asyncio.ensure_future(job.news.wait())
-        awaited: set[asyncio.Future[Any]] = {job.result, group.ended, news}
+        running.news.clear()
+        news = asyncio.ensure_future(running.news.wait())
+        awaited: set[asyncio.Future[Any]] = {running.result, group.ended, news}
         done, _ = await asyncio.wait(awaited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         news.cancel()
         if done != {news}:
             return bool(done)
 
 
-def _outcome(
-    status: str,
-    reason: str,
-    log: str,
-    worker_group: str,
-    environment: dict[str, Any],
-    started_at: float,
-    span_s: float | None = None,
-    payloads: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    return {
-        "status": status,
-        "reason": reason,
-        "log": log,
-        "worker_group": worker_group,
-        "environment": environment,
-        "started_at": started_at,
-        "duration_s": time.time() - started_at if span_s is None else span_s,
-        "payloads": payloads or [],
-    }
+def _done(payloads: Sequence[Payload], group: WorkerGroup) -> Outcome:
+    """Return the outcome of a measured job. Clocks of different nodes may differ, so each span is of one rank's clock."""
+    span_s = max(payload.ended_at - payload.started_at for payload in payloads)
+    environment = group.environment
+    return Outcome(
+        "done", payloads[0].started_at, span_s, worker_group=group.name, environment=environment, payloads=payloads
+    )

@@ -70,26 +70,26 @@ def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[P
     It takes the first nodes that fit, so that every group of a study sits on the same ones.
     Raises ValueError where too few nodes fit.
     """
-    wanted: dict[ProcessKind, list[Trial]] = {}
+    by_kind: dict[ProcessKind, list[Trial]] = {}
     for trial in trials:
-        wanted.setdefault(ProcessKind.of(trial), []).append(trial)
+        by_kind.setdefault(ProcessKind.of(trial), []).append(trial)
     return {
         kind: Layout(
             kind,
-            _places(kind, max(trial.world_size for trial in held), capacity),
-            tuple(sorted({trial.processes for trial in held})),
-            *_imports(held),
+            _rank_nodes(kind, max(trial.world_size for trial in of_kind), capacity),
+            tuple(sorted({trial.processes for trial in of_kind})),
+            *_imports(of_kind),
         )
-        for kind, held in wanted.items()
+        for kind, of_kind in by_kind.items()
     }
 
 
-def relaid(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
-    """The same ranks where all nodes of a layout are still there, else on the first that fit. Raises ValueError."""
-    there = {node.node_id for node in capacity}
-    if there.issuperset(layout.node_ids):
+def relocate(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
+    """Return the layout if all its nodes are alive, else the same ranks on the first nodes that fit. Raises ValueError."""
+    alive = {node.node_id for node in capacity}
+    if alive.issuperset(layout.node_ids):
         return layout
-    return replace(layout, node_ids=_places(layout.kind, len(layout.node_ids), capacity))
+    return replace(layout, node_ids=_rank_nodes(layout.kind, len(layout.node_ids), capacity))
 
 
 def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -109,8 +109,8 @@ def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] 
     return tuple(sorted(loaded)), tuple(sorted(for_loaders)) if has_loaders else None
 
 
-def _places(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity]) -> tuple[str, ...]:
-    """A node for each rank. Raises ValueError where too few nodes fit."""
+def _rank_nodes(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity]) -> tuple[str, ...]:
+    """Return a node id per rank. Raises ValueError where too few nodes fit."""
     per_node = ranks // kind.nodes
     fitting = [
         node
@@ -124,18 +124,18 @@ def _places(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity]) -> 
     return tuple(node.node_id for node in fitting[: kind.nodes] for _ in range(per_node))
 
 
-def may_run_beside(trial: Trial) -> bool:
-    """Whether others may train on the same host meanwhile: timed windows want it alone, and several ranks its links."""
+def can_share_host(trial: Trial) -> bool:
+    """Return True if other trainings may share the host. Timed trials and trials of several ranks need it exclusively."""
     return trial.epochs > 0 and trial.world_size == 1
 
 
-def side_by_side_nodes(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> list[str]:
-    """A node id for each of these trials of one rank that can run at the same time, whichever of them these are."""
-    held = list(trials)
-    cores = max(trial.cpus_per_rank for trial in held)
-    on_gpus = any(trial.device == "cuda" for trial in held)
-    rooms = ((node, min(node.cpus // cores, node.gpus) if on_gpus else node.cpus // cores) for node in capacity)
-    return [node.node_id for node, room in rooms for _ in range(room)]
+def concurrent_slots(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> list[str]:
+    """Return a node id per slot: as many trials of one rank fit at the same time, whichever of `trials` they are."""
+    trials = list(trials)
+    cores = max(trial.cpus_per_rank for trial in trials)
+    on_gpus = any(trial.device == "cuda" for trial in trials)
+    slots = {node.node_id: min(node.cpus // cores, node.gpus) if on_gpus else node.cpus // cores for node in capacity}
+    return [node_id for node_id, count in slots.items() for _ in range(count)]
 
 
 def ranks_by_node(node_ids: Sequence[str]) -> list[list[int]]:

@@ -63,40 +63,42 @@ class Metrics:
         self.counts = dict.fromkeys((*STATUSES, LEFT), 0) | dict(counts)
         self.current: str | None = None
         for status in self.counts:
-            self._tell_count(status)
+            self._publish_count(status)
 
     def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
         """A trial of those left has ended; `values` are those of `OF_TRIAL` that it measured."""
         self.counts[LEFT] -= 1
         self.counts[status] += 1
-        self._tell_count(LEFT)
-        self._tell_count(status)
+        self._publish_count(LEFT)
+        self._publish_count(status)
         if self.current is not None:
-            self._tell_current(self.current, 0)
+            self._publish_current(self.current, 0)
             self.held = {key: value for key, value in self.held.items() if key[1:] != ("trial", self.current)}
         self.current = trial_id
-        self._tell_current(trial_id, 1)
+        self._publish_current(trial_id, 1)
         for name in OF_TRIAL.keys() & values.keys():
-            self._tell(name, OF_TRIAL[name], "trial", trial_id, values[name])
+            self._publish(name, OF_TRIAL[name], "trial", trial_id, values[name])
 
     def epoch_ended(self, trial_id: str, row: Mapping[str, float | None]) -> None:
         """A training has ended an epoch, a row of epochs.parquet."""
         for name, description in OF_EPOCH.items():
             if (value := row.get(name)) is not None:
-                self._tell(name, description, "trial", trial_id, float(value))
+                self._publish(name, description, "trial", trial_id, float(value))
 
     def repeat(self) -> None:
         """Sets again every value that still holds."""
         for (name, tag, tagged), value in self.held.items():
             self.gauges[name].set(value, tags={"study": self.study_name, tag: tagged})
 
-    def _tell_count(self, status: str) -> None:
-        self._tell("trials", "trials of the study by status; left: still to run", "status", status, self.counts[status])
+    def _publish_count(self, status: str) -> None:
+        self._publish(
+            "trials", "trials of the study by status; left: still to run", "status", status, self.counts[status]
+        )
 
-    def _tell_current(self, trial_id: str, value: int) -> None:
-        self._tell("current", "1 for the trial that ended last", "trial", trial_id, value)
+    def _publish_current(self, trial_id: str, value: int) -> None:
+        self._publish("current", "1 for the trial that ended last", "trial", trial_id, value)
 
-    def _tell(self, name: str, description: str, tag: str, tagged: str, value: float) -> None:
+    def _publish(self, name: str, description: str, tag: str, tagged: str, value: float) -> None:
         if name not in self.gauges:
             self.gauges[name] = self.make_gauge(f"{PREFIX}_{name}", description=description, tag_keys=("study", tag))
         self.held[name, tag, tagged] = value
@@ -104,9 +106,9 @@ class Metrics:
 
 
 def numbers(result: TrialResult) -> dict[str, float]:
-    """The measures of a trial that are not null, and `communication_s` and `exposed_s` where its buckets tell them.
+    """Return the measures of a trial that are not null, and `communication_s` and `exposed_s` if it has buckets.
 
-    Of a training: its last epoch, and samples of all epochs per second of training.
+    For a training: its last epoch, and samples of all epochs per second of training.
     """
     if result.epochs is not None:
         last = result.epochs.slice(result.epochs.num_rows - 1).to_pylist()[0]
@@ -114,10 +116,10 @@ def numbers(result: TrialResult) -> dict[str, float]:
         return {name: value for name, value in last.items() if value is not None}
     if result.steps is None:
         return {}
-    found = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
+    measures = {name: value for name, value in summarise(result.steps.to_pandas()).items() if value is not None}
     if result.buckets is not None and result.buckets.num_rows:
-        found |= _communication(result.trial, result.buckets, result.steps)
-    return found
+        measures |= _communication(result.trial, result.buckets, result.steps)
+    return measures
 
 
 def _communication(trial: Trial, buckets: pa.Table, steps: pa.Table) -> dict[str, float]:
@@ -130,8 +132,8 @@ def _communication(trial: Trial, buckets: pa.Table, steps: pa.Table) -> dict[str
 
 
 def counts(statuses: Mapping[str, str], left: Sequence[str]) -> dict[str, int]:
-    """How many trials there are by status before a run that is to measure those of the ids `left`."""
-    again = set(left)
-    return Counter(status for trial_id, status in statuses.items() if trial_id not in again) | Counter(
+    """Return the number of trials per status before a run of those with the ids `left`."""
+    to_run = set(left)
+    return Counter(status for trial_id, status in statuses.items() if trial_id not in to_run) | Counter(
         {LEFT: len(left)}
     )

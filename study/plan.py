@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from study.capacity import NodeCapacity
 from study.grid import NO_FIELDS, Capacity, Study
-from study.layout import ProcessKind, may_run_beside
+from study.layout import ProcessKind, can_share_host
 from study.messages import counted
 from trainables.data_files import lacking
 from trainables.registry import READ_FROM_DATA_DIR
@@ -316,7 +316,7 @@ def estimate(
         return Estimate(0.0, 0.0, None if price_per_gpu_hour is None else 0.0, "nothing is left to run")
     done = [record for record in records if record.get("status") == "done" and record.get("duration_s")]
     same, like = _durations(done, _SAME_BUT), _durations(done, _LIKE_BUT)
-    beside = [side_by_side > 1 and may_run_beside(trial) for trial in pending]
+    beside = [side_by_side > 1 and can_share_host(trial) for trial in pending]
     held: dict[ProcessKind, int] = {}
     for trial, is_beside in zip(pending, beside, strict=True):
         if not is_beside:

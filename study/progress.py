@@ -3,16 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from study.protocol import Event
 from trainables.trial import Trial
-
-if TYPE_CHECKING:
-    from study.tuning import Event
 
 EPOCH_LINES_EVERY_S = 30.0
 """how often a training is told of where nobody watches a terminal"""
@@ -58,7 +56,7 @@ class Progress:
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its callbacks into a state of its own, and with them who listens: a screen is not kept
 
-    def on_event(self, event: "Event") -> None:
+    def on_event(self, event: Event) -> None:
         """Takes in what happened, and shows it."""
         if event.kind == "group_starting":
             self.doing = "starting a worker group"
@@ -83,7 +81,7 @@ class Progress:
             self.told_epoch_at_s[trial.trial_id] = now_s
             self.console.print(line, soft_wrap=True)
 
-    def _tell_end(self, event: "Event", trial: Trial) -> None:
+    def _tell_end(self, event: Event, trial: Trial) -> None:
         line = f"{event.status.replace('_', ' ')}: {describe(trial)}"
         if event.reason:
             line += f": {event.reason}"

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from study.capacity import NodeCapacity, local_capacity
-from study.cluster import ClusterError, connect, is_local
+from study.cluster import Cluster, ClusterError, connect, is_local
 from study.configuration import Configuration, resolve, to_yaml
 from study.exit_codes import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.grid import Study
 from study.options import given
 from study.plan import LAYOUT_FIELDS, SETTLED, Estimate, PlannedTrial, blocks, estimate, plan_trials
+from study.protocol import KnownTrials
 from study.status import log_path, ordered, statuses_of
 from study.studies import STUDIES
 from study.trainings import replaced_by_workload, side_by_side, warnings
@@ -34,7 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan with all that a command says about it. `unfit` are the rows that keep it from starting."""
+    """A plan with all that a command says about it. `unfit` are the rows that keep it from starting.
+
+    `known` are the trials that the results folder held when it was read.
+    """
 
     configuration: Configuration
     study: Study
@@ -42,6 +44,7 @@ class Prepared:
     unfit: Sequence[PlannedTrial]
     estimate: Estimate
     side_by_side: int
+    known: KnownTrials
 
     @property
     def pending(self) -> list[Trial]:
@@ -90,8 +93,8 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     study = study_of(nodes).asking(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
-    statuses = statuses_of(records)
-    rows = plan_trials(study, nodes, statuses, _out_of_memory(records))
+    known = KnownTrials.of(records)
+    rows = plan_trials(study, nodes, known.statuses, known.out_of_memory)
     if store and damaged:
         _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
     own = study_of(nodes)
@@ -109,7 +112,7 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     beside = side_by_side(configuration.max_concurrent, pending, nodes)
     found = estimate(rows, records, configuration.price_per_gpu_hour, beside)
-    return Prepared(configuration, study, rows, unfit, found, beside)
+    return Prepared(configuration, study, rows, unfit, found, beside, known)
 
 
 def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]) -> None:
@@ -167,47 +170,57 @@ def say_warnings(prepared: Prepared) -> None:
 
 
 def run(configuration: Configuration, command: str, quiet: bool) -> int:
-    """Runs what is missing, writes the report, prints the summary; gives the exit code."""
+    """Run what is missing, write the report, print the summary; return the exit code."""
+    prepared: Prepared | None = None
     store: Store | None = None
     interrupted = False
-    with contextlib.ExitStack() as until_reported:  # where Ray was told to end too, disconnecting may end this process
+    with contextlib.ExitStack() as until_reported:  # if Ray was told to end too, disconnecting may end this process
         try:
-            if is_local(configuration.address):
-                prepared = prepare(configuration, local_capacity())
-                if prepared.unfit:
-                    say_what_does_not_fit(prepared)
-                    return DOES_NOT_FIT
-                _check_workload(configuration)
-                store = _open(prepared, command)
-                cluster = until_reported.enter_context(connect(configuration.address)) if prepared.pending else None
-            else:
-                _check_workload(configuration)
-                cluster = until_reported.enter_context(connect(configuration.address))
-                prepared = prepare(configuration, cluster.nodes)
-                if prepared.unfit:
-                    say_what_does_not_fit(prepared)
-                    return DOES_NOT_FIT
-                store = _open(prepared, command)
+            prepared, cluster = _prepare_to_run(configuration, until_reported)
+            if prepared.unfit:
+                say_what_does_not_fit(prepared)
+                return DOES_NOT_FIT
+            store = _open(prepared, command)
             if prepared.pending:
+                cluster = cluster or until_reported.enter_context(connect(configuration.address))
                 until_reported.enter_context(_on_sigterm(_interrupt))
                 interrupted = _measure(prepared, store, cluster, quiet)
         except KeyboardInterrupt:
-            if store is None:
+            if prepared is None or store is None:
                 raise
             interrupted = True
-        try:
-            with _on_sigterm(signal.SIG_IGN):  # the report is what it would lead to
-                exit_code = _finish(prepared, store, interrupted, quiet)
-            how = "interrupted"
-        except KeyboardInterrupt:
-            interrupted, how = True, "interrupted before the report was written"
-        if interrupted:
-            say(f"{how}; resume with: {command}")
-            exit_code = INTERRUPTED
+        return _report(prepared, store, interrupted, quiet, command)
+
+
+def _prepare_to_run(
+    configuration: Configuration, until_reported: contextlib.ExitStack
+) -> tuple[Prepared, Cluster | None]:
+    """Return the plan and, if its nodes had to be asked for, the cluster; a local Ray starts later, if at all."""
+    if is_local(configuration.address):
+        prepared = prepare(configuration, local_capacity())
+        if not prepared.unfit:
+            _check_workload(configuration)
+        return prepared, None
+    _check_workload(configuration)
+    cluster = until_reported.enter_context(connect(configuration.address))
+    return prepare(configuration, cluster.nodes), cluster
+
+
+def _report(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool, command: str) -> int:
+    """Write the report; after an interrupt, say which command resumes. Return the exit code."""
+    try:
+        with _on_sigterm(signal.SIG_IGN):  # the report is what it would lead to
+            exit_code = _finish(prepared, store, interrupted, quiet)
+        how = "interrupted"
+    except KeyboardInterrupt:
+        interrupted, how = True, "interrupted before the report was written"
+    if interrupted:
+        say(f"{how}; resume with: {command}")
+        return INTERRUPTED
     return exit_code
 
 
-def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> bool:
+def _measure(prepared: Prepared, store: "Store", cluster: Cluster, quiet: bool) -> bool:
     """Runs the pending trials. True where Ctrl-C ended it."""
     from study.progress import Progress
     from study.tuning import run_trials
@@ -241,6 +254,7 @@ def _measure(prepared: Prepared, store: "Store", cluster: Any, quiet: bool) -> b
             trial_timeout_s=configuration.trial_timeout_s,
             max_concurrent=prepared.side_by_side,
             on_event=progress.on_event,
+            known=prepared.known,
         )
 
 
@@ -287,19 +301,17 @@ def _open(prepared: Prepared, command: str) -> "Store":
         versions=package_versions(),
         command=command,
     )
-    known = store.statuses()
+    known = prepared.known.statuses
     checkpoints.drop(store, [trial_id for trial_id, status in known.items() if status in SETTLED])
     for row in prepared.rows:
-        if (
-            row.trial is not None
-            and row.status in ("infeasible", "pruned")
-            and known.get(row.trial.trial_id) != row.status
-        ):
-            store.save(
-                TrialResult(
-                    trial=row.trial, status=row.status, reason=row.reason, started_at=time.time(), duration_s=0.0
-                )
+        if row.trial is None or row.status not in ("infeasible", "pruned"):
+            continue
+        if known.get(row.trial.trial_id) != row.status:
+            result = TrialResult(
+                trial=row.trial, status=row.status, reason=row.reason, started_at=time.time(), duration_s=0.0
             )
+            store.save(result)
+            known[row.trial.trial_id] = row.status
     return store
 
 
@@ -360,14 +372,3 @@ def _check_workload(configuration: Configuration) -> None:
 
         with contextlib.redirect_stdout(sys.stderr):  # what the file prints is no result of the study's
             load_user_workload(spec)
-
-
-def _out_of_memory(records: Sequence[Mapping[str, Any]]) -> list[Trial]:
-    trials = []
-    for record in records:
-        if record["status"] == "out_of_memory":
-            try:
-                trials.append(Trial.model_validate(record["trial"]))
-            except ValidationError:  # of a version with other fields: no trial of today is of its row
-                continue
-    return trials

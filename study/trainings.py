@@ -3,21 +3,21 @@
 from collections.abc import Container, Sequence
 
 from study.grid import Capacity
-from study.layout import may_run_beside, side_by_side_nodes
+from study.layout import can_share_host, concurrent_slots
 from trainables.schedule import warning
 from trainables.trial import Trial
 
 
 def side_by_side(asked: int, trials: Sequence[Trial], nodes: Capacity) -> int:
     """How many trainings run at a time: as many as were asked for, as far as they fit."""
-    trainings = [trial for trial in trials if may_run_beside(trial)]
-    return max(1, min(asked, len(side_by_side_nodes(trainings, nodes)))) if asked > 1 and trainings else 1
+    trainings = [trial for trial in trials if can_share_host(trial)]
+    return max(1, min(asked, len(concurrent_slots(trainings, nodes)))) if asked > 1 and trainings else 1
 
 
 def warnings(asked: int, running: int, trials: Sequence[Trial]) -> list[str]:
     """Lines for people, each once; `running` of the `asked` trainings run at a time."""
     lines = [f"warning: {line}" for trial in trials if trial.epochs and (line := warning(trial))]
-    if running < asked and any(map(may_run_beside, trials)):
+    if running < asked and any(map(can_share_host, trials)):
         lines.append(f"--max-concurrent {asked}: no more than {running} fit here, so that many train side by side")
     return list(dict.fromkeys(lines))
 

@@ -1,56 +1,36 @@
-"""Warm worker groups: one TorchTrainer run whose ranks serve trial after trial.
+"""Warm worker groups under Ray Train: one TorchTrainer run whose ranks serve trial after trial.
 
-A cold TorchTrainer costs many seconds before its first step; most of that is starting processes, importing torch and
-connecting ranks. A group pays it once. The keeper (`study/keeper.py`) is an actor that opens a group, hands it one job
-at a time, and closes it; ranks ask it for the next job (`study/rank.py` is their side).
-
-Any failure ends the group: ranks that wait in a collective for one that raised can only be ended from outside.
+A cold TorchTrainer takes many seconds before its first step; most of that is starting processes, importing torch and
+connecting ranks. A group pays it once. The keeper (`study/keeper.py`) is an actor that opens a group (`study/group.py`),
+hands it one job at a time, and closes it; ranks ask it for the next job (`study/rank.py` is their side).
 """
 
 import asyncio
 import contextlib
-import threading
-import time
-import traceback
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from study.failures import cause_of, first_line, is_out_of_memory
 from study.layout import Layout
+from study.protocol import KeeperProxy
 from study.scratch import scratch_folder
-from study.stuck import calls, culprits, told, wait_for_each_other
+from study.stuck import Calls, calls
 
 ANSWER_TIMEOUT_S = 5.0
 
 
-class _ToKeeper:
-    """A rank's reports as calls of the keeper; each waits for its answer."""
+@dataclass(frozen=True)
+class CallKeeper:
+    """Calls a method of the keeper's actor and waits for the answer."""
 
-    def __init__(self, keeper: Any, group_name: str):
-        self.keeper, self.group_name = keeper, group_name
+    keeper: Any
 
-    def opened(self, environment: dict[str, Any], handles: list[Any]) -> None:
-        ray.get(self.keeper.opened.remote(self.group_name, environment, handles))
-
-    def next_job(self) -> dict[str, Any] | None:
-        return ray.get(self.keeper.next_job.remote(self.group_name))
-
-    def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
-        ray.get(self.keeper.finished.remote(self.group_name, job_id, payloads))
-
-    def epoch_ended(self, job_id: str, row: dict[str, Any]) -> None:
-        ray.get(self.keeper.epoch_ended.remote(self.group_name, job_id, row))
-
-    def load_checkpoint(self, job_id: str) -> bytes | None:
-        return ray.get(self.keeper.load_checkpoint.remote(self.group_name, job_id))
-
-    def save_checkpoint(self, job_id: str, content: bytes) -> None:
-        ray.get(self.keeper.save_checkpoint.remote(self.group_name, job_id, content))
-
-    def failed(self, job_id: str, failure: dict[str, Any]) -> None:
-        ray.get(self.keeper.rank_failed.remote(self.group_name, failure))
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        return ray.get(getattr(self.keeper, method).remote(*arguments))
 
 
 def train_loop(config: dict[str, Any]) -> None:
@@ -63,7 +43,8 @@ def train_loop(config: dict[str, Any]) -> None:
     layout: Layout = config["layout"]
     context = ray.get_runtime_context()
     device = get_device() if layout.kind.device == "cuda" else torch.device("cpu")
-    serve(layout, context.get_node_id(), context.current_actor, device, _ToKeeper(config["keeper"], config["name"]))
+    keeper = KeeperProxy(CallKeeper(config["keeper"]), config["name"])
+    serve(layout, context.get_node_id(), context.current_actor, device, keeper)
 
 
 def free_groups_of_the_killed() -> None:
@@ -84,133 +65,65 @@ def free_groups_of_the_killed() -> None:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
 
 
-class GroupError(Exception):
-    """A worker group that could not be started."""
+class RayRanks:
+    """Ranks of worker groups as actors of Ray Train. A `RankBackend`; a rank's process handle is its actor."""
 
-    def __init__(self, message: str, log: str):
-        super().__init__(message)
-        self.log = log
+    def prepare(self) -> None:
+        # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
+        # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
+        os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "60")
+        # it would start a process beside each group's first trial; a node that goes costs its trial here, told or not
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
+        free_groups_of_the_killed()
+
+    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+        """See `RankBackend`. Ranks call the actor that this process is, and not its Python object `keeper`."""
+        actor = ray.get_runtime_context().current_actor
+        return lambda: _fit(actor, group_name, layout)
+
+    def kill(self, process: Any) -> None:
+        with contextlib.suppress(Exception):  # a rank that is gone already
+            ray.kill(process)
+
+    async def calls_of(self, process: Any) -> Calls | None:
+        with contextlib.suppress(Exception):  # one that is stopped, gone or cut off
+            answer = asyncio.wrap_future(process.execute.remote(calls).future())
+            return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
+        return None
+
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """True if Ray killed the rank because the host's memory was full."""
+        return isinstance(error, ray.exceptions.OutOfMemoryError)
 
 
-class WorkerGroup:
-    """One TorchTrainer run, in a thread of the keeper, and what is known of it."""
+def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
+    """Run a group's ranks under a TorchTrainer until all have ended."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.config import LoggingConfig
 
-    def __init__(self, name: str, layout: Layout, block: Any):
-        self.name, self.layout, self.key = name, layout, (layout, block)
-        self.jobs: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-        self.error: BaseException | None = None
-        self.environment: dict[str, Any] = {}
-        self.actors: list[Any] = []
-        self.job_id = ""
-        self.failures: list[dict[str, Any]] = []
-        self.stacks: list[Any] = []
-        self.killed = False
-        self.asked_at = time.time()
-
-    def start(self) -> None:
-        """To be called in the keeper's own process, which its ranks then ask for jobs."""
-        loop, keeper = asyncio.get_running_loop(), ray.get_runtime_context().current_actor
-
-        def fit() -> None:
-            try:
-                self._fit(keeper)
-            except BaseException as error:  # noqa: BLE001  the thread's end, whatever it was, is what the keeper waits for
-                self.error = error
-            loop.call_soon_threadsafe(self.ended.set_result, None)
-
-        threading.Thread(target=fit, name=f"worker group {self.name}", daemon=True).start()
-
-    def _fit(self, keeper: Any) -> None:
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchConfig, TorchTrainer
-        from ray.train.v2.api.config import LoggingConfig
-
-        layout, kind = self.layout, self.layout.kind
-        on_gpu = kind.device == "cuda"
-        # Train keeps a few files of its own per run; nothing of ours, and nothing that outlives it
-        with scratch_folder("train") as storage:
-            TorchTrainer(
-                train_loop,
-                train_loop_config={"keeper": keeper, "layout": layout, "name": self.name},
-                torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
-                scaling_config=ScalingConfig(
-                    num_workers=len(layout.node_ids),
-                    use_gpu=on_gpu,
-                    resources_per_worker={"CPU": kind.cpus_per_rank} | ({"GPU": 1} if on_gpu else {}),
-                    label_selector=[{"ray.io/node-id": node_id} for node_id in layout.node_ids],
-                ),
-                run_config=RunConfig(
-                    name=self.name,
-                    storage_path=storage,
-                    # a failed rank is our own to handle; resources that never come must not be waited for
-                    failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-                    worker_runtime_env={"env_vars": kind.environment()},
-                    logging_config=LoggingConfig(log_level="WARNING"),
-                ),
-            ).fit()
-
-    def kill(self) -> None:
-        self.killed = self.killed or not self.ended.done()
-        for actor in self.actors:
-            with contextlib.suppress(Exception):  # a rank that is gone already
-                ray.kill(actor)
-
-    def verdict(self, timed_out: str = "") -> tuple[str, str, str]:
-        """Status, reason in one line, and log of the job that this group did not finish; `timed_out` says what was late."""
-        ran_out = next((failure for failure in self.failures if failure["out_of_memory"]), None)
-        if ran_out:
-            return "out_of_memory", f"{self.place(ran_out['rank'])}: {ran_out['line']}", self.log()
-        # a rank that was killed says nothing; those that lost it report a broken connection
-        reported = {failure["rank"] for failure in self.failures}
-        dead = {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
-        if self.failures and (self.killed or not dead):
-            first = self.failures[0]
-            return "failed", f"{self.place(first['rank'])}: {first['line']}", self.log()
-        if timed_out:
-            found = culprits(self.stacks) if self.stacks else {}
-            who = "".join(f"; {self.place(rank)} {what}" for rank, what in found.items())
-            nodes = self.environment.get("nodes", [])
-            if wait_for_each_other(self.stacks) and len(nodes) > 1:
-                names = ", ".join(f"{node['host']} ({node['node_id'][:8]})" for node in nodes)
-                who = f"; all ranks wait for each other: look at the network between nodes {names}"
-            return "timeout", f"{timed_out}{who}", self.log()
-        for rank, error in dead.items():
-            # Ray's own error where it ended a rank because the host's memory was full
-            cause = cause_of(error) or error
-            exhausted = is_out_of_memory(cause) or isinstance(cause, ray.exceptions.OutOfMemoryError)
-            status = "out_of_memory" if exhausted else "failed"
-            return status, f"{self.place(rank)} died: {first_line(error)}", self.log()
-        return "failed", f"worker group ended: {first_line(self.error)}", self.log()
-
-    def place(self, rank: int) -> str:
-        """A rank with the host that it is on, and the begin of the node's id in Ray."""
-        node_ids = [facts["node_id"] for facts in self.environment.get("ranks", [])]
-        if rank >= len(node_ids):
-            return f"rank {rank}"
-        hosts = {node["node_id"]: node["host"] for node in self.environment["nodes"]}
-        return f"rank {rank} on node {hosts[node_ids[rank]]} ({node_ids[rank][:8]})"
-
-    async def look(self) -> None:
-        """Asks every rank which calls it is in."""
-
-        async def answer(actor: Any) -> Any:
-            with contextlib.suppress(Exception):  # one that is stopped, gone or cut off
-                return await asyncio.wait_for(
-                    asyncio.wrap_future(actor.execute.remote(calls).future()), ANSWER_TIMEOUT_S
-                )
-            return None
-
-        self.stacks = await asyncio.gather(*map(answer, self.actors))
-
-    def log(self) -> str:
-        """Where ranks were at the time limit, tracebacks of all that reported one, then what Ray Train said."""
-        parts = [told(rank, found) for rank, found in enumerate(self.stacks)]
-        parts += [
-            f"rank {failure['rank']} on node {failure['node_id']}\n{failure['traceback']}" for failure in self.failures
-        ]
-        if self.error is not None:
-            parts.append("Ray Train\n" + "".join(traceback.format_exception(self.error)))
-        return "\n".join(parts)
+    kind = layout.kind
+    on_gpu = kind.device == "cuda"
+    # Train keeps a few files of its own per run; nothing of ours, and nothing that outlives it
+    with scratch_folder("train") as storage:
+        TorchTrainer(
+            train_loop,
+            train_loop_config={"keeper": keeper, "layout": layout, "name": group_name},
+            torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=len(layout.node_ids),
+                use_gpu=on_gpu,
+                resources_per_worker={"CPU": kind.cpus_per_rank} | ({"GPU": 1} if on_gpu else {}),
+                label_selector=[{"ray.io/node-id": node_id} for node_id in layout.node_ids],
+            ),
+            run_config=RunConfig(
+                name=group_name,
+                storage_path=storage,
+                # a failed rank is our own to handle; resources that never come must not be waited for
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": kind.environment()},
+                logging_config=LoggingConfig(log_level="WARNING"),
+            ),
+        ).fit()

@@ -9,7 +9,7 @@ import pytest
 from study.capacity import NodeCapacity
 from study.configuration import resolve, to_yaml
 from study.grid import Study
-from study.layout import side_by_side_nodes
+from study.layout import concurrent_slots
 from study.plan import PlannedTrial, estimate, plan_trials
 from study.studies import STUDIES
 from study.trainings import side_by_side, warnings
@@ -193,7 +193,7 @@ def test_as_many_trainings_run_side_by_side_as_were_asked_for_and_fit() -> None:
     assert side_by_side(9, trials, TWO_GPU_HOSTS) == 8
     assert side_by_side(9, [TRAINING.but(cpus_per_rank=16)], GPU_HOST) == 2, "each has its cores to itself"
     assert side_by_side(9, [TRAINING.but(epochs=0), TRAINING.but(world_size=2)], GPU_HOST) == 1
-    assert side_by_side_nodes(trials, TWO_GPU_HOSTS) == ["a"] * 4 + ["b"] * 4
+    assert concurrent_slots(trials, TWO_GPU_HOSTS) == ["a"] * 4 + ["b"] * 4
 
 
 def test_what_to_know_of_a_plan_is_told_once() -> None:

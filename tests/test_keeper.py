@@ -1,76 +1,91 @@
 """The keeper's own decisions, without a cluster: which group measures, whose GPU is whose, how long a training may be silent."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from study import worker_group
-from study.keeper import Keeper, _Job, _result_or_end, shared_gpus
+from study.in_process import LocalGauge
+from study.keeper import Keeper, RunningJob, _result_or_end, shared_gpus
 from study.layout import Layout, ProcessKind
+from study.protocol import Environment, Job, Outcome
+from study.simulated_ranks import payload_of, simulated_environment
 from study.store import Store
 from trainables.trial import Trial
 
-
-class FakeGauge:
-    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]):
-        self.values: dict[str, float] = {}
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        self.values[tags["study"]] = value
-
-
 LAYOUT = Layout(ProcessKind.of(Trial()), ("a",), (1,))
-JOB = {"id": "first", "trial": Trial().model_dump(), "source": None}
+ENVIRONMENT = simulated_environment(LAYOUT)
+JOB = Job("first", Trial())
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the groups that were started, in order."""
-    names: list[str] = []
-    monkeypatch.setattr(worker_group.WorkerGroup, "start", lambda group: names.append(group.name))
-    return names
+class ManualRanks:
+    """A `RankBackend` whose groups end when `over` is set; the tests call the keeper in place of ranks."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.over = threading.Event()
+
+    def prepare(self) -> None:
+        pass
+
+    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+        self.started.append(group_name)
+        return lambda: (self.over.wait(), None)[1]
+
+    def kill(self, process: Any) -> None:
+        self.over.set()
+
+    async def calls_of(self, process: Any) -> None:
+        return None
+
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        return False
 
 
-async def prepared_and_measured(started: list[str]) -> dict[str, Any]:
-    keeper = Keeper("study", [], cast(Store, None), {}, FakeGauge)
+def new_keeper(ranks: ManualRanks) -> Keeper:
+    return Keeper("study", [], cast(Store, None), {}, LocalGauge, ranks)
+
+
+async def prepared_and_measured(ranks: ManualRanks) -> Outcome:
+    keeper = new_keeper(ranks)
     await keeper.prepare(LAYOUT, "block-0")
     await keeper.prepare(LAYOUT, "block-0")
-    await keeper.opened(started[0], {"ranks": []}, [])
+    await keeper.opened(ranks.started[0], ENVIRONMENT, ["process"])
     measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
-    job = await keeper.next_job(started[0])
-    assert job == JOB
-    await keeper.finished(started[0], "first", [{"began_at": 100.0, "ended_at": 103.0}])
-    return await measuring
+    assert await keeper.next_job(ranks.started[0]) == JOB
+    await keeper.finished(ranks.started[0], "first", [payload_of(JOB.trial, {})])
+    outcome = await measuring
+    ranks.over.set()
+    return outcome
 
 
-def test_the_first_trial_finds_the_group_that_was_started_ahead_of_it(started: list[str]) -> None:
-    outcome = asyncio.run(prepared_and_measured(started))
-    assert len(started) == 1
-    assert (outcome["status"], outcome["worker_group"], outcome["duration_s"]) == ("done", started[0], 3.0)
-    times = outcome["environment"]["group"]
+def test_the_first_trial_finds_the_group_that_was_started_ahead_of_it() -> None:
+    ranks = ManualRanks()
+    outcome = asyncio.run(prepared_and_measured(ranks))
+    assert len(ranks.started) == 1
+    assert (outcome.status, outcome.worker_group, outcome.duration_s) == ("done", ranks.started[0], 1.0)
+    assert outcome.environment is not None
+    times = outcome.environment.group
     assert times["asked_at"] <= times["opened_at"]
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["amid its windows", "while its group starts"])
-def test_a_trial_that_is_cut_short_has_no_outcome(
-    ready: bool, started: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kill(group: worker_group.WorkerGroup) -> None:
-        if not group.ended.done():
-            group.ended.set_result(None)
-
-    monkeypatch.setattr(worker_group.WorkerGroup, "kill", kill)
+def test_a_trial_that_is_cut_short_has_no_outcome(ready: bool) -> None:
+    ranks = ManualRanks()
 
     async def interrupted() -> None:
-        keeper = Keeper("study", [], cast(Store, None), {}, FakeGauge)
+        keeper = new_keeper(ranks)
         measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
-        while not started:
+        while not ranks.started:
             await asyncio.sleep(0)
         if ready:
-            await keeper.opened(started[0], {"ranks": []}, [])
-            await keeper.next_job(started[0])
+            await keeper.opened(ranks.started[0], ENVIRONMENT, ["process"])
+            await keeper.next_job(ranks.started[0])
+        else:
+            asyncio.get_running_loop().call_later(0.1, ranks.over.set)
         await keeper.close()
         with pytest.raises(asyncio.CancelledError):
             await measuring
@@ -78,8 +93,8 @@ def test_a_trial_that_is_cut_short_has_no_outcome(
     asyncio.run(interrupted())
 
 
-def group_on(*uuids: str | None) -> dict[str, Any]:
-    return {"ranks": [{"gpu_uuid": uuid} for uuid in uuids]}
+def group_on(*uuids: str | None) -> Environment:
+    return Environment(nodes=[], ranks=[{"gpu_uuid": uuid} for uuid in uuids])
 
 
 def test_a_gpu_that_two_groups_hold_is_found_by_its_uuid() -> None:
@@ -88,7 +103,7 @@ def test_a_gpu_that_two_groups_hold_is_found_by_its_uuid() -> None:
 
 
 def test_cpu_ranks_and_groups_that_are_still_starting_hold_no_gpu() -> None:
-    assert shared_gpus(group_on(None), [group_on(None), {}]) == []
+    assert shared_gpus(group_on(None), [group_on(None), None]) == []
 
 
 def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | None, end_at_s: float | None) -> Any:
@@ -97,7 +112,7 @@ def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | No
     async def play() -> tuple[bool, float]:
         loop = asyncio.get_running_loop()
         began_s = loop.time()  # before the times below are set: none of them comes early by this clock
-        job = _Job("job", {}, loop.create_future())
+        job = RunningJob(JOB, loop.create_future())
         group: Any = SimpleNamespace(ended=loop.create_future())
         for at_s in epochs_at_s:
             loop.call_later(at_s, job.news.set)

@@ -17,7 +17,8 @@ import pytest
 import ray
 
 from study.cluster import Cluster, connect
-from study.tuning import Event, run_trials
+from study.protocol import Event
+from study.tuning import run_trials
 from tests.dashboard import METRICS, OF_GPUS, QUERIES
 from tests.orchestration import new_store, quick_trial, workload_trial
 from tests.system import needs, program

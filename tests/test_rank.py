@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from study.failures import describe_failure, first_line, is_out_of_memory
 from study.layout import Layout, ProcessKind
+from study.protocol import Environment, Failure, Job, KeeperProxy, Payload
 from study.rank import serve
 from study.tables import SCHEMAS
 from tests.gloo import RankFailed, on_ranks
@@ -68,52 +70,55 @@ def too_large(trial):
 
 
 class InMemory:
-    """The keeper's side of one rank, as lists."""
+    """The keeper of one rank, as lists; calling it calls one of its methods."""
 
-    def __init__(self, jobs: list[dict[str, Any]]) -> None:
+    def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        self.environments: list[dict[str, Any]] = []
-        self.handles: list[Any] = []
-        self.results: dict[str, list[dict[str, Any]]] = {}
-        self.failures: dict[str, dict[str, Any]] = {}
+        self.environments: list[Environment] = []
+        self.processes: Sequence[Any] = []
+        self.results: dict[str, Sequence[Payload]] = {}
+        self.failures: list[Failure] = []
         self.epochs: dict[str, list[dict[str, Any]]] = {}
         self.checkpoints: dict[str, bytes] = {}
         self.raised: str | None = None
 
-    def opened(self, environment: dict[str, Any], handles: list[Any]) -> None:
-        self.environments.append(environment)
-        self.handles = handles
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
 
-    def next_job(self) -> dict[str, Any] | None:
+    def opened(self, group: str, environment: Environment, processes: Sequence[Any]) -> None:
+        self.environments.append(environment)
+        self.processes = processes
+
+    def next_job(self, group: str) -> Job | None:
         return self.jobs.pop(0) if self.jobs else None
 
-    def finished(self, job_id: str, payloads: list[dict[str, Any]]) -> None:
+    def finished(self, group: str, job_id: str, payloads: Sequence[Payload]) -> None:
         self.results[job_id] = payloads
 
-    def epoch_ended(self, job_id: str, row: dict[str, Any]) -> None:
+    def epoch_ended(self, group: str, job_id: str, row: dict[str, Any]) -> None:
         self.epochs.setdefault(job_id, []).append(row)
 
-    def load_checkpoint(self, job_id: str) -> bytes | None:
+    def load_checkpoint(self, group: str, job_id: str) -> bytes | None:
         return self.checkpoints.get(job_id)
 
-    def save_checkpoint(self, job_id: str, content: bytes) -> None:
+    def save_checkpoint(self, group: str, job_id: str, content: bytes) -> None:
         self.checkpoints[job_id] = content
 
-    def failed(self, job_id: str, failure: dict[str, Any]) -> None:
-        self.failures[job_id] = failure
+    def rank_failed(self, group: str, failure: Failure) -> None:
+        self.failures.append(failure)
 
 
-def job(job_id: str, trial: Trial, source: str | None = None) -> dict[str, Any]:
-    return {"id": job_id, "trial": trial.model_dump(), "source": source, "checkpoint_every_s": 0.0}
+def job(job_id: str, trial: Trial, source: str | None = None) -> Job:
+    return Job(job_id, trial, source, checkpoint_every_s=0.0)
 
 
-def serve_jobs(rank: int, jobs: list[dict[str, Any]], node_ids: tuple[str, ...]) -> InMemory:
+def serve_jobs(rank: int, jobs: list[Job], node_ids: tuple[str, ...]) -> InMemory:
     """What the keeper learns from this rank, which sits on node "a"; the layout says `node_ids`."""
     os.environ["OMP_NUM_THREADS"] = "1"  # as Ray does
     reports = InMemory(jobs if rank == 0 else [])
     layout = Layout(ProcessKind.of(PAIR), node_ids, (1, 2))
     try:
-        serve(layout, "a", f"handle of rank {rank}", CPU, reports)
+        serve(layout, "a", f"process of rank {rank}", CPU, KeeperProxy(reports, "group"))
     except Exception as error:  # noqa: BLE001 - the keeper ends ranks that wait for one that raised; here they just end
         reports.raised = first_line(error)
         dist.destroy_process_group()
@@ -128,8 +133,8 @@ def served() -> list[InMemory]:
     return on_ranks(2, serve_jobs, [job(name, trial) for name, trial in ORDER.items()], ("a", "a"))
 
 
-def table(payload: dict[str, Any], name: str = "steps") -> pa.Table:
-    return pa.ipc.open_stream(payload[name]).read_all()
+def table(payload: Payload, name: str = "steps") -> pa.Table:
+    return pa.ipc.open_stream(payload.tables[name]).read_all()
 
 
 def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> None:
@@ -147,12 +152,12 @@ def test_trials_of_any_size_are_served_in_any_order(served: list[InMemory]) -> N
                 assert set(rows["rank"].to_pylist()) == ({rank} if kind == "steps" or trial.world_size > 1 else set())
             windows = table(payload)["window"].to_pylist()
             assert windows[:8] == ["warmup"] * 2 + ["plain"] * 3 + ["phases"] * 3
-            assert payload["began_at"] < payload["ended_at"]
+            assert payload.started_at < payload.ended_at
 
 
 def test_each_rank_brings_its_state_before_and_after(served: list[InMemory]) -> None:
     for payload in served[0].results["second"]:
-        evidence = payload["evidence"]
+        evidence = payload.evidence.record()
         assert evidence.keys() == {
             "before", "after", "memory", "threads", "peak_memory_by_device_bytes", "step_flops", "dataset_samples",
             "plain_window",
@@ -168,10 +173,10 @@ def test_each_rank_brings_its_state_before_and_after(served: list[InMemory]) -> 
 
 def test_only_the_ranks_that_were_named_bring_a_trace(served: list[InMemory]) -> None:
     for name, payloads in served[0].results.items():
-        assert [payload["trace"] is not None for payload in payloads] == [
+        assert [payload.trace is not None for payload in payloads] == [
             name == "profiled" and rank == 1 for rank in range(len(payloads))
         ]
-    trace = json.loads(gzip.decompress(served[0].results["profiled"][1]["trace"]))
+    trace = json.loads(gzip.decompress(served[0].results["profiled"][1].trace or b""))
     assert {"step", "forward", "backward", "optimizer"} <= {event.get("name") for event in trace["traceEvents"]}
 
 
@@ -189,29 +194,29 @@ def test_the_same_trial_gives_the_same_losses_in_any_place(served: list[InMemory
 def test_rank_0_alone_talks_to_the_keeper_unless_one_fails(served: list[InMemory]) -> None:
     assert [len(reports.environments) for reports in served] == [1, 0]
     assert served[1].results == {}
-    assert [reports.failures for reports in served] == [{}, {}]
+    assert [reports.failures for reports in served] == [[], []]
     assert [reports.raised for reports in served] == [None, None]
-    assert served[0].handles == ["handle of rank 0", "handle of rank 1"]
+    assert served[0].processes == ["process of rank 0", "process of rank 1"]
 
 
 def test_the_environment_names_every_rank_and_each_node_once(served: list[InMemory]) -> None:
     [environment] = served[0].environments
-    assert [(facts["rank"], facts["node_id"], facts["device"]) for facts in environment["ranks"]] == [
+    assert [(facts["rank"], facts["node_id"], facts["device"]) for facts in environment.ranks] == [
         (0, "a", "cpu"),
         (1, "a", "cpu"),
     ]
-    assert len({facts["pid"] for facts in environment["ranks"]}) == 2
-    assert [node["node_id"] for node in environment["nodes"]] == ["a"]
-    assert environment["versions"]["torch"] == str(torch.__version__)
-    assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
-    assert environment["set_by_study"] == ["CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS"], "GLOO_SOCKET_IFNAME is ours"
-    assert all(facts["affinity"] == sorted(os.sched_getaffinity(0)) for facts in environment["ranks"])
+    assert len({facts["pid"] for facts in environment.ranks}) == 2
+    assert [node["node_id"] for node in environment.nodes] == ["a"]
+    assert environment.versions["torch"] == str(torch.__version__)
+    assert environment.variables["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environment.set_by_study == ["CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS"], "GLOO_SOCKET_IFNAME is ours"
+    assert all(facts["affinity"] == sorted(os.sched_getaffinity(0)) for facts in environment.ranks)
 
 
 def test_each_rank_says_when_the_parts_of_its_start_were_over(served: list[InMemory]) -> None:
     [environment] = served[0].environments
-    assert len(environment["startup"]) == 2
-    for startup in environment["startup"]:
+    assert len(environment.startup) == 2
+    for startup in environment.startup:
         names = ("process_began", "loop_began", "imported", "context", "grouped", "rehearsed")
         assert list(startup) == [f"{name}_at" for name in names]
         assert sorted(startup.values()) == list(startup.values())
@@ -227,7 +232,7 @@ def serve_a_training_twice(rank: int) -> tuple[InMemory, InMemory]:
     first = serve_jobs(rank, [job("training", TRAINED), job("timing", PAIR)], ("a", "a"))
     again = InMemory([job("training", TRAINED)] if rank == 0 else [])
     again.checkpoints = dict(first.checkpoints)
-    serve(Layout(ProcessKind.of(PAIR), ("a", "a"), (1, 2)), "a", "handle", CPU, again)
+    serve(Layout(ProcessKind.of(PAIR), ("a", "a"), (1, 2)), "a", "process", CPU, KeeperProxy(again, "group"))
     return first, again
 
 
@@ -249,7 +254,7 @@ def test_a_training_brings_its_epochs_and_steps_once_for_all_ranks(trained: list
     assert set(steps["window"].to_pylist()) == {"train"}
     assert steps["epoch"].to_pylist() == [epoch for epoch in (1, 2, 3) for _ in range(10)]
     assert None not in steps["learning_rate"].to_pylist()
-    assert all(payload["evidence"]["before"].keys() == payload["evidence"]["after"].keys() for payload in payloads)
+    assert all(payload.evidence.before.keys() == payload.evidence.after.keys() for payload in payloads)
 
 
 def test_epochs_are_told_as_they_end_and_kept_by_rank_0_alone(trained: list[tuple[InMemory, InMemory]]) -> None:
@@ -283,7 +288,7 @@ def users_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def users_job(job_id: str, spec: str, world_size: int, source: str | None = None) -> dict[str, Any]:
+def users_job(job_id: str, spec: str, world_size: int, source: str | None = None) -> Job:
     fields = {"world_size": world_size, "batch_per_gpu": 4, "warmup_steps": 2, "steps": 2, "account_steps": 0}
     return job(job_id, Trial.model_validate({"workload": spec} | fields), source)
 
@@ -304,30 +309,29 @@ def test_a_failing_rank_says_where_and_why_and_ends(users_file: str) -> None:
     ]
     first, second = on_ranks(2, serve_jobs, jobs, ("a", "a"))
     assert list(first.results) == ["sound", "from text"], "nothing is served after a failure"
-    failure = second.failures.pop("wrong")
-    assert second.failures == {}
-    assert failure["line"] == second.raised == "ArithmeticError: these targets are wrong"
-    assert (failure["rank"], failure["node_id"], failure["out_of_memory"]) == (1, "a", False)
-    assert f'File "{users_file}"' in failure["traceback"]
-    assert "and this is the second line" in failure["traceback"]
+    [failure] = second.failures
+    assert failure.line == second.raised == "ArithmeticError: these targets are wrong"
+    assert (failure.rank, failure.node_id, failure.out_of_memory) == (1, "a", False)
+    assert f'File "{users_file}"' in failure.traceback
+    assert "and this is the second line" in failure.traceback
     assert first.raised is not None, "the other rank's collective breaks"
-    assert set(first.failures) == {"wrong"}
+    assert len(first.failures) == 1
 
 
 def test_a_trial_that_runs_out_of_memory_is_told_from_other_failures(users_file: str) -> None:
     [reports] = on_ranks(1, serve_alone, [users_job("large", f"{users_file}:too_large", 1)])
-    failure = reports.failures["large"]
-    assert failure["out_of_memory"]
-    assert failure["rank"] == 0
-    assert failure["line"].startswith("RuntimeError: ")
-    assert "\n" not in failure["line"]
+    [failure] = reports.failures
+    assert failure.out_of_memory
+    assert failure.rank == 0
+    assert failure.line.startswith("RuntimeError: ")
+    assert "\n" not in failure.line
 
 
-def serve_alone(rank: int, jobs: list[dict[str, Any]]) -> InMemory:
+def serve_alone(rank: int, jobs: list[Job]) -> InMemory:
     """A group of one rank, whose layout knows trials of one rank only."""
     reports = InMemory(jobs)
     try:
-        serve(Layout(ProcessKind.of(ALONE), ("a",), (1,)), "a", None, CPU, reports)
+        serve(Layout(ProcessKind.of(ALONE), ("a",), (1,)), "a", None, CPU, KeeperProxy(reports, "group"))
     except Exception as error:  # noqa: BLE001
         reports.raised = first_line(error)
     return reports
@@ -383,13 +387,8 @@ def test_a_failure_keeps_the_whole_traceback_with_its_causes() -> None:
             raise ValueError("outer") from inner
     except ValueError as outer:
         failure = describe_failure(3, "b", outer)
-    assert {name: failure[name] for name in ("rank", "node_id", "out_of_memory", "line")} == {
-        "rank": 3,
-        "node_id": "b",
-        "out_of_memory": False,
-        "line": "ValueError: outer",
-    }
-    assert "KeyError: 'inner'" in failure["traceback"]
+    assert failure == Failure(3, "b", out_of_memory=False, line="ValueError: outer", traceback=failure.traceback)
+    assert "KeyError: 'inner'" in failure.traceback
 
 
 # ----------------------------------------------------------------------------------------------- the helper itself

@@ -363,9 +363,7 @@ def test_no_file_of_a_results_folder_or_its_report_holds_a_secret(planted: dict[
         failure = describe_failure(1, "node", error)
     store.save(result_of(Trial(), environment=environment))
     store.save(
-        result_of(
-            Trial(repeat=1), "failed", reason=f"{failure['line']} {everything}", log=failure["traceback"] + everything
-        )
+        result_of(Trial(repeat=1), "failed", reason=f"{failure.line} {everything}", log=failure.traceback + everything)
     )
     write_report(tmp_path / "results")
     files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
@@ -379,8 +377,8 @@ def test_no_file_of_a_results_folder_or_its_report_holds_a_secret(planted: dict[
 
 def test_what_a_rank_says_of_its_failure_holds_no_secret_of_its_own_environment(planted: dict[str, str]) -> None:
     failure = describe_failure(0, "node", ValueError(f"bad key {planted['AWS_SECRET_ACCESS_KEY']}"))
-    assert failure["line"] == "ValueError: bad key ***"
-    assert planted["AWS_SECRET_ACCESS_KEY"] not in failure["traceback"]
+    assert failure.line == "ValueError: bad key ***"
+    assert planted["AWS_SECRET_ACCESS_KEY"] not in failure.traceback
 
 
 def test_only_variables_of_the_allow_list_are_recorded(

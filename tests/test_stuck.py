@@ -7,7 +7,7 @@ import pytest
 
 from study import stuck
 from study.capacity import NodeCapacity
-from study.layout import layouts, relaid
+from study.layout import layouts, relocate
 from trainables.trial import Trial
 
 WAITS = [("/study/rank.py", 90, "serve"), ("/site/torch/distributed/distributed_c10d.py", 3, "all_reduce")]
@@ -40,10 +40,10 @@ def test_ranks_that_all_answer_and_all_wait_are_kept_apart_by_what_is_between_th
 
 
 def test_the_log_holds_every_ranks_calls() -> None:
-    assert stuck.told(0, LOADS[:2]) == (
+    assert stuck.calls_as_text(0, LOADS[:2]) == (
         "rank 0 at the time limit\n  /study/rank.py:90 serve\n  /home/me/mine.py:12 load\n"
     )
-    assert stuck.told(1, None) == "rank 1 at the time limit\n  does not answer\n"
+    assert stuck.calls_as_text(1, None) == "rank 1 at the time limit\n  does not answer\n"
 
 
 def serve(go: threading.Event) -> None:
@@ -74,8 +74,8 @@ TRIALS = [Trial(world_size=size, nodes=2) for size in (2, 4)]
 def test_a_layout_stays_where_its_nodes_are_and_else_moves_to_nodes_that_fit() -> None:
     (layout,) = layouts(TRIALS, nodes("a", "b", "c")).values()
     assert layout.node_ids == ("a", "a", "b", "b")
-    assert relaid(layout, nodes("a", "b")) is layout
-    moved = relaid(layout, nodes("a", "c"))
+    assert relocate(layout, nodes("a", "b")) is layout
+    moved = relocate(layout, nodes("a", "c"))
     assert moved.node_ids == ("a", "a", "c", "c")
     assert (moved.kind, moved.world_sizes) == (layout.kind, layout.world_sizes)
 
@@ -83,4 +83,4 @@ def test_a_layout_stays_where_its_nodes_are_and_else_moves_to_nodes_that_fit() -
 def test_a_layout_that_fits_nowhere_says_what_it_needs() -> None:
     (layout,) = layouts(TRIALS, nodes("a", "b")).values()
     with pytest.raises(ValueError, match=re.escape("2 nodes with 2 ranks of 1 CPUs each are needed; 1 fit")):
-        relaid(layout, nodes("a"))
+        relocate(layout, nodes("a"))

@@ -16,8 +16,9 @@ import ray
 
 from study import checkpoints
 from study.cluster import Cluster, connect
+from study.protocol import Event
 from study.store import Store
-from study.tuning import Event, run_trials
+from study.tuning import run_trials
 from tests.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 

@@ -20,8 +20,10 @@ from ray.util.state import list_actors
 
 from analysis.measures import PHASES
 from study.cluster import Cluster, connect
+from study.driver import grid_of
+from study.protocol import Event
 from study.store import Store
-from study.tuning import Event, run_trials, tune_grid
+from study.tuning import run_trials, tune_grid
 from tests.faulty_workloads import HANGS, TOO_LARGE_BATCH
 from tests.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
@@ -52,7 +54,9 @@ class Grid:
         watcher = threading.Thread(target=self._watch_metrics_port, args=(over,))
         watcher.start()
         blocks = [self.trials[:4], self.trials[4:]]
-        self.frame: pd.DataFrame = tune_grid("test", blocks, self.store, cluster, on_event=self.see).get_dataframe()
+        self.frame: pd.DataFrame = tune_grid(
+            "test", grid_of(blocks, isolate=False), self.store, cluster, on_event=self.see
+        ).get_dataframe()
         over.set()
         watcher.join()
 
