@@ -17,7 +17,7 @@ import torch
 from study import rank as rank_side
 from study import tuning, worker_group
 from study.capacity import NodeCapacity
-from trainables.run import Measurement
+from trainables.rank import CHECKPOINT_EVERY_S, RankOutput, RankSetup
 from trainables.trial import Trial
 
 GPUS_PER_NODE = 8
@@ -40,8 +40,9 @@ def fake_trial(ranks: int, **fields: Any) -> Trial:
     return Trial(device="cuda", model="resnet50", world_size=ranks, nodes=nodes, cpus_per_rank=1, **fields)
 
 
-def fake_measurement(trial: Trial, *, rank: int, **_: Any) -> Measurement:
+def fake_measurement(trial: Trial, setup: RankSetup) -> RankOutput:
     """As many rows as a rank hands in for such a trial, with numbers that mean nothing."""
+    rank = setup.rank
     windows = {
         "warmup": trial.warmup_steps,
         "plain": trial.window_steps,
@@ -77,7 +78,9 @@ def fake_measurement(trial: Trial, *, rank: int, **_: Any) -> Measurement:
     state = {"throttle_reasons": [], "load_average_1min": 1.0}
     swept = sweep if trial.world_size > 1 else []
     energy = [{"energy_j": 1.0, "at": 1.0}]
-    return Measurement(rank, rows, 0.0, 1.0, buckets, swept, None, [state, state], [energy, energy], None, None, None)
+    unknown = dict.fromkeys(("peak_memory_by_device_bytes", "step_flops", "dataset_samples"))
+    evidence = {"before": state, "after": state, "plain_window": {"before": energy, "after": energy}}
+    return RankOutput({"steps": rows, "buckets": buckets, "sweep": swept}, evidence | unknown, (0.0, 1.0))
 
 
 class Calls:
@@ -151,4 +154,5 @@ def fake_payload(trial: Trial, rank: int) -> dict[str, Any]:
     """What a rank hands in, from a fake measurement."""
     with mock.patch.object(rank_side, "run", fake_measurement):
         job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": None}
+        job["checkpoint_every_s"] = CHECKPOINT_EVERY_S
         return rank_side.measure(job, rank, torch.device("cpu"), None, None, reports=None)  # type: ignore[arg-type]  # no training

@@ -35,8 +35,9 @@ from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
 from study.tables import SCHEMAS, packed
 from trainables.process import rehearse, release_memory
-from trainables.run import Measurement, run
-from trainables.train import Trained, train
+from trainables.rank import RankSetup
+from trainables.run import run
+from trainables.train import train
 from trainables.trial import Trial
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
@@ -163,44 +164,27 @@ def measure(
 
     trial = Trial.model_validate(job["trial"])
     before_bytes = allocated_bytes()
-    ranks = {"rank": trial_rank, "device": device, "group": group, "control": control, "source": job["source"]}
-    measured: Measurement | Trained
-    rows: dict[str, Sequence[dict[str, Any]]]
-    own: dict[str, Any]
-    if trial.epochs:
-        measured = trained = train(
-            trial,
-            **ranks,
-            checkpoints=_Checkpoints(reports, job["id"]),
-            on_epoch=lambda row: reports.epoch_ended(job["id"], row),
-            observe=lambda: readings(device),
-            checkpoint_every_s=job["checkpoint_every_s"],
-        )
-        rows = {"steps": trained.steps, "epochs": trained.epochs}
-        span = {"began_at": trained.began_at, "ended_at": trained.ended_at}
-        own = {"noise_ratio": trained.noise_ratio}
-        trace = None
-    else:
-        measured = timed = run(trial, **ranks, observe=lambda: readings(device), read_energy=energies)
-        rows = {"steps": timed.rows, "buckets": timed.buckets, "sweep": timed.sweep}
-        span = {"began_at": timed.warmup_began_at, "ended_at": timed.windows_ended_at}
-        own = {"plain_window": dict(zip(("before", "after"), timed.energies, strict=True))}
-        trace = timed.trace
-    before, after = measured.observations
+    setup = RankSetup(
+        trial_rank,
+        device,
+        group,
+        control,
+        source=job["source"],
+        observe=lambda: readings(device),
+        read_energy=energies,
+        on_epoch=lambda row: reports.epoch_ended(job["id"], row),
+        checkpoints=_Checkpoints(reports, job["id"]),
+        checkpoint_every_s=job["checkpoint_every_s"],
+    )
+    output = (train if trial.epochs else run)(trial, setup)
+    began_at, ended_at = output.span
+    memory = {"before_bytes": before_bytes, "after_bytes": allocated_bytes()}
     return {
-        **{name: packed(name, rows.get(name, ())) for name in SCHEMAS},
-        "trace": trace,
-        **span,
-        "evidence": {
-            "before": before,
-            "after": after,
-            "memory": {"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
-            "threads": trial.cpus_per_rank,
-            "peak_memory_by_device_bytes": measured.peak_memory_by_device_bytes,
-            "step_flops": measured.step_flops,
-            "dataset_samples": measured.dataset_samples,
-        }
-        | own,
+        **{name: packed(name, output.tables.get(name, ())) for name in SCHEMAS},
+        "trace": output.trace,
+        "began_at": began_at,
+        "ended_at": ended_at,
+        "evidence": {**output.evidence, "memory": memory, "threads": trial.cpus_per_rank},
     }
 
 
