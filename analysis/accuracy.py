@@ -79,8 +79,7 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     Columns beside the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
     samples_trained, train_s; throughput_samples_per_s (samples / train_s, validation left out); noise_trace and
     noise_norm2 (means over its epochs), noise_batch (their ratio, NaN where either is not positive) with `_first` and
-    `_last` (of single epochs); side_by_side (the most trainings of a host at a time, itself included; NaN if not noted);
-    noise_ratio (seconds of a step with the noise scale / without; NaN where none is watched).
+    `_last` (of single epochs); side_by_side (the most trainings of a host at a time, itself included; NaN if not noted).
     """
     rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
     rows = rows[rows["trial_id"].isin(epochs["trial_id"])]
@@ -102,8 +101,7 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     rows = rows.join(last, on="trial_id")
     rows["global_batch"] = rows["world_size"] * rows["batch_per_gpu"] * rows["accumulation_steps"]
     rows["throughput_samples_per_s"] = rows["samples_trained"] / rows["train_s"]
-    for name in ("side_by_side", "noise_ratio"):
-        rows[name] = [_noted(environment, name) for environment in rows["environment"]]
+    rows["side_by_side"] = [_noted(environment, "side_by_side") for environment in rows["environment"]]
     return rows
 
 

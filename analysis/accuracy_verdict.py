@@ -5,7 +5,6 @@ import pandas as pd
 
 from analysis.accuracy import Accuracy, goodput
 from analysis.accuracy_tables import COURSE_EPOCH, fifth_epoch_rows
-from analysis.communication_tables import AUDIT_BUDGET
 from analysis.formatting import join, number, percent, with_interval
 from analysis.remedies import NOTHING
 from analysis.scaling import Analysis
@@ -47,10 +46,6 @@ def trust(analysis: Analysis) -> list[str]:
             f"Up to {number(beside, 0)} trainings ran side by side on a host, each on a device of its own: accuracies are not touched by it, "
             "times may be."
         )
-    if len(ratios := found.runs["noise_ratio"].dropna()):
-        cost = f"Watching the gradient noise scale lengthens a step by {percent(ratios.median() - 1, 1)} (median of {len(ratios)} trainings that watch it)"
-        dear = ratios.median() > 1 + AUDIT_BUDGET
-        lines.append(f"{cost}: take times from trainings without it." if dear else f"{cost}.")
     if bad := int(found.epochs["non_finite_steps"].fillna(0).sum()):
         trials = found.epochs.loc[found.epochs["non_finite_steps"] > 0, "trial_id"].nunique()
         lines.append(f"{bad} steps of {trials} trainings had a loss or gradient that was not finite.")

@@ -24,6 +24,7 @@ SMALL: dict[str, str] = {
     "coverage": "--studies 200",
     "cpu_ranks": "--small --seconds 60",
     "growth": "--small",
+    "noise_scale_cost": "--device cpu --small --seconds 60",
     "overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
     "peers": "--device cpu --small --seconds 60",
     "prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",

@@ -16,17 +16,15 @@ from benchmarks.bare_loop import timed_s, training
 from benchmarks.common import abba_ratio, ratio_interval
 from benchmarks.ranks import Clock, Place
 from trainables.data.loader import endless_batches
-from trainables.execution import capture, stream_for
-from trainables.parallel import Strategy
-from trainables.precision import Precision
+from trainables.execution import stream_for
 from trainables.process import drop_buckets, settings_for
-from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.rank import RankSetup, build_context
+from trainables.registry import PRECISIONS, load
 from trainables.run import CAPTURED_WARMUP
 from trainables.step import training_step
 from trainables.timing import Step, clock_for, no_mark, without_garbage_collection
 from trainables.trial import Trial
 from trainables.windows import plain_window
-from trainables.workload import build_workload, on_device
 
 Timed = Callable[[int], float]
 """(steps) -> wall seconds of this rank"""
@@ -60,18 +58,16 @@ def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
     """
     group = place.groups[trial.processes][0]
     control = place.groups[meeting or trial.processes][1]
-    precision: Precision = load(PRECISIONS[trial.precision])
-    strategy: Strategy = load(PARALLEL[trial.parallel])
     clock = clock_for(place.device)
-    workload = on_device(build_workload(trial, place.device), trial, precision, place.device)
-    batches = endless_batches(trial, workload, place.rank)
-    model = strategy.wrapped(workload.model, trial, group)
+    context = build_context(trial, RankSetup(place.rank, place.device, group))
+    batches = endless_batches(trial, context.workload, place.rank)
+    model = context.strategy.wrapped(context.workload.model, trial, group)
     initial = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
-    step = training_step(trial, workload, model, precision, strategy, group)
+    step = training_step(context, model)
     for _ in range(trial.settling_steps):
         step(next(batches), no_mark)
     if trial.captured:
-        step = capture(step, next(batches), place.device, workload.resident)
+        step = context.capture(step, next(batches))
         for _ in range(CAPTURED_WARMUP):
             step(next(batches), no_mark)
 

@@ -38,6 +38,7 @@ from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil
 from trainables.data.image_sets import open_folder
 from trainables.data.loader import endless_batches
 from trainables.image_sets import storages_in, stored_side
+from trainables.rank import RankSetup
 from trainables.registry import AHEAD_DECODERS, DATASETS, DECODERS, ON_DEVICE_DECODERS, STORAGES, modules
 from trainables.run import run
 from trainables.trial import Trial
@@ -180,8 +181,8 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
 
 def measure(trial: Trial, device: torch.device) -> Rows:
     """Samples/s of training, and of the path's parts alone, with the medians of the step's phases in seconds."""
-    measured = run(trial, rank=0, device=device)
-    summary = summarise(unpacked([packed("steps", measured.rows)]).to_pandas())
+    measured = run(trial, RankSetup(rank=0, device=device))
+    summary = summarise(unpacked([packed("steps", measured.tables["steps"])]).to_pandas())
     names = ("load_wait_s", "host_to_device_s", "forward_s", "backward_s", "step_s", "host_to_device_bytes_per_s")
     phases = {name: summary[name] for name in names}
     training = {"kind": "training", "samples_per_s": summary["throughput_samples_per_s"], **phases}

@@ -24,8 +24,9 @@ from torch import nn
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from trainables.data.fashion_mnist import sample
-from trainables.data.loader import EndlessBatches, endless_batches
-from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.data.loader import endless_batches
+from trainables.data.sampler import RankSampler
+from trainables.rank import RankSetup, build_context
 from trainables.step import training_step
 from trainables.trial import Trial
 from trainables.workload import Workload, build_workload
@@ -94,7 +95,7 @@ def _distributed(length: int, ranks: int, set_epoch: bool) -> list[Batches]:
 
 def _endless(length: int, ranks: int, set_epoch: bool) -> list[Batches]:
     """The same of this project's, whose batches run on across the end of an epoch."""
-    batches = iter(EndlessBatches(length, BATCH, 0, ranks, 0, set_epoch=set_epoch))
+    batches = iter(RankSampler(Trial(batch_per_gpu=BATCH, world_size=ranks, set_epoch=set_epoch), length, 0))
     return [list(islice(batches, length // ranks // BATCH)) for _ in range(EPOCHS)]
 
 
@@ -115,11 +116,14 @@ def _rank(rank: int, folder: str, function: Any, arguments: Sequence[Any]) -> No
 
 def _made(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
     """The trial's workload, its model under its strategy, a step of training, and this rank's batches."""
-    workload = build_workload(trial, torch.device("cpu"))
-    strategy = load(PARALLEL[trial.parallel])
-    model = strategy.wrapped(workload.model.train(), trial, None)
-    step = training_step(trial, workload, model, load(PRECISIONS[trial.precision]), strategy)
-    return workload, model, step, endless_batches(trial, workload, dist.get_rank())
+    context = build_context(trial, RankSetup(dist.get_rank(), torch.device("cpu")))
+    model = context.strategy.wrapped(context.workload.model.train(), trial, None)
+    return (
+        context.workload,
+        model,
+        training_step(context, model),
+        endless_batches(trial, context.workload, context.rank),
+    )
 
 
 def _sent(trials: Sequence[Trial]) -> dict[str, float]:

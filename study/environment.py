@@ -125,18 +125,30 @@ def git_state() -> dict[str, Any]:
 
 
 def measuring_code(root: Path = TRAINABLES) -> str:
-    """Digest of the modules that ranks run: where it is the same, so is what was timed, whatever the commit.
+    """Return a digest of the modules that ranks run: if it is the same, so is what was timed, whatever the commit.
 
-    Comments, documentation and layout of the text count for nothing, and so cannot part trials that ran the same.
+    Comments, documentation, layout of the text and the paths of the modules do not count.
     """
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        tree = ast.parse(file.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                node.body = [part for part in node.body if not _is_text(part)]
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + ast.unparse(tree).encode() + b"\0")
-    return digest.hexdigest()[:12]
+    modules = sorted(_code_of(file.read_text(), f"{root.name}.") for file in root.rglob("*.py"))
+    return hashlib.sha256("\0".join(modules).encode()).hexdigest()[:12]
+
+
+def _code_of(text: str, package: str) -> str:
+    """Return a module's code without documentation and without the paths of modules in `package` ("trainables.")."""
+    tree = ast.parse(text)
+    imported: list[str] = []
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                setattr(node, name, [part for part in statements if not _is_text(part)])
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(package):
+            imported += map(ast.unparse, node.names)
+            node.module, node.names = package, []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(package):
+            node.value = node.value.rpartition(".")[2]
+    lines = [line for line in ast.unparse(tree).splitlines() if line.strip() != f"from {package} import"]
+    return "\n".join([*lines, *sorted(imported)])
 
 
 def _is_text(statement: ast.stmt) -> bool:

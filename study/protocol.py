@@ -34,7 +34,7 @@ class Job:
 class Evidence:
     """State of one rank around its windows. See `study.environment.readings` for `before` and `after`.
 
-    `measured` holds what only one kind of trial has: `plain_window` (timed windows), `noise_ratio` (trainings).
+    plain_window: energy readings before and after the plain window; None for trainings, which have none.
     """
 
     before: JSON
@@ -44,11 +44,11 @@ class Evidence:
     peak_memory_by_device_bytes: list[int] | None
     step_flops: float | None
     dataset_samples: int | None
-    measured: JSON = field(default_factory=dict)
+    plain_window: JSON | None = None
 
     def record(self) -> JSON:
         """Return the evidence as trial.json holds it for each rank."""
-        return _shallow(self, leave_out="measured") | self.measured
+        return _shallow(self, leave_out="plain_window" if self.plain_window is None else "")
 
 
 @dataclass(frozen=True)

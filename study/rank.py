@@ -36,8 +36,9 @@ from study.layout import Layout, ProcessKind, members
 from study.protocol import Environment, Evidence, Job, KeeperProxy, Payload, RankFacts
 from study.tables import SCHEMAS, packed
 from trainables.process import rehearse, release_memory
-from trainables.run import Measurement, run
-from trainables.train import Trained, train
+from trainables.rank import RankSetup
+from trainables.run import run
+from trainables.train import train
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent)
 LOADER_MODULES = ["torch", "pyarrow.dataset", "trainables.batch"]
@@ -72,45 +73,30 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
     before_bytes = allocated_bytes()
-    ranks: dict[str, Any] = vars(trial_rank) | {"source": job.source}
-    measured: Measurement | Trained
-    rows: dict[str, Sequence[dict[str, Any]]]
-    own: dict[str, Any]
-    if trial.epochs:
-        measured = trained = train(
-            trial,
-            **ranks,
-            checkpoints=keeper,
-            on_epoch=keeper.epoch_ended,
-            observe=lambda: readings(device),
-            checkpoint_every_s=job.checkpoint_every_s,
-        )
-        rows = {"steps": trained.steps, "epochs": trained.epochs}
-        span = trained.began_at, trained.ended_at
-        own = {"noise_ratio": trained.noise_ratio}
-        trace = None
-    else:
-        measured = timed = run(trial, **ranks, observe=lambda: readings(device), read_energy=energies)
-        rows = {"steps": timed.rows, "buckets": timed.buckets, "sweep": timed.sweep}
-        span = timed.warmup_began_at, timed.windows_ended_at
-        own = {"plain_window": dict(zip(("before", "after"), timed.energies, strict=True))}
-        trace = timed.trace
-    before, after = measured.observations
+    setup = RankSetup(
+        trial_rank.rank,
+        device,
+        trial_rank.group,
+        trial_rank.control,
+        source=job.source,
+        observe=lambda: readings(device),
+        read_energy=energies,
+        on_epoch=keeper.epoch_ended,
+        checkpoints=keeper,
+        checkpoint_every_s=job.checkpoint_every_s,
+    )
+    output = (train if trial.epochs else run)(trial, setup)
+    started_at, ended_at = output.span
     return Payload(
-        tables={name: packed(name, rows.get(name, ())) for name in SCHEMAS},
+        tables={name: packed(name, output.tables.get(name, ())) for name in SCHEMAS},
         evidence=Evidence(
-            before=before,
-            after=after,
             memory={"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
             threads=trial.cpus_per_rank,
-            peak_memory_by_device_bytes=measured.peak_memory_by_device_bytes,
-            step_flops=measured.step_flops,
-            dataset_samples=measured.dataset_samples,
-            measured=own,
+            **output.evidence,
         ),
-        started_at=span[0],
-        ended_at=span[1],
-        trace=trace,
+        started_at=started_at,
+        ended_at=ended_at,
+        trace=output.trace,
     )
 
 

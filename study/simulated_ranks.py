@@ -112,7 +112,7 @@ def simulated_payload(trial: Trial, rank: int) -> Payload:
     return payload_of(trial, rows)
 
 
-def payload_of(trial: Trial, rows: Mapping[str, Rows], **measured: Any) -> Payload:
+def payload_of(trial: Trial, rows: Mapping[str, Rows]) -> Payload:
     """Return a payload of these rows by the table's name, with evidence that says little."""
     state = {"throttle_reasons": [], "load_average_1min": 1.0}
     energy = [{"energy_j": 1.0, "at": 1.0}]
@@ -124,7 +124,7 @@ def payload_of(trial: Trial, rows: Mapping[str, Rows], **measured: Any) -> Paylo
         peak_memory_by_device_bytes=None,
         step_flops=None,
         dataset_samples=None,
-        measured=measured or {"plain_window": {"before": energy, "after": energy}},
+        plain_window={"before": energy, "after": energy},
     )
     return Payload({name: packed(name, rows.get(name, ())) for name in SCHEMAS}, evidence, started_at=0.0, ended_at=1.0)
 

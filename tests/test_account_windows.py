@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.gloo import on_ranks
 from trainables.communication import Account, averaging_hook, bucket_bytes, with_account
 from trainables.parallel import ddp
-from trainables.run import PROFILE_STEPS, Measurement, run
+from trainables.rank import RankOutput, RankSetup
+from trainables.run import PROFILE_STEPS, run
 from trainables.sweep import REPETITIONS, sweep_sizes
 from trainables.timing import CpuClock, no_mark
 from trainables.trial import Trial
@@ -37,20 +38,20 @@ GRADIENT_BYTES = 4 * 11_175_370
 """parameters of a ResNet-18 with ten classes and one input channel, its first filters 7 x 7, in fp32"""
 
 
-def measured(rank: int, trial: Trial) -> Measurement:
+def measured(rank: int, trial: Trial) -> RankOutput:
     def observe(devices: Any = None) -> dict[str, Any]:
         return {"rank": rank, "devices": devices, "at_s": time.perf_counter()}
 
-    return run(trial, rank=rank, device=CPU, observe=observe, read_energy=observe)
+    return run(trial, RankSetup(rank=rank, device=CPU, observe=observe, read_energy=observe))
 
 
 @pytest.fixture(scope="module")
-def pair() -> list[Measurement]:
+def pair() -> list[RankOutput]:
     return on_ranks(2, measured, PAIR)
 
 
-def steps_of(measurement: Measurement, window: str) -> list[dict[str, Any]]:
-    return [row for row in measurement.rows if row["window"] == window]
+def steps_of(measurement: RankOutput, window: str) -> list[dict[str, Any]]:
+    return [row for row in measurement.tables["steps"] if row["window"] == window]
 
 
 # ------------------------------------------------------------------------------------------------------- averaging
@@ -103,35 +104,37 @@ def test_only_ddp_has_buckets_to_account_for() -> None:
 # --------------------------------------------------------------------------------------------------------- windows
 
 
-def test_every_bucket_of_every_step_is_there(pair: list[Measurement]) -> None:
-    for measurement in pair:
+def test_every_bucket_of_every_step_is_there(pair: list[RankOutput]) -> None:
+    for rank, measurement in enumerate(pair):
         for window in ("communication", "profile"):
             numbers = [row["step"] for row in steps_of(measurement, window)]
-            rows = [row for row in measurement.buckets if row["window"] == window]
+            rows = [row for row in measurement.tables["buckets"] if row["window"] == window]
             assert sorted({row["step"] for row in rows}) == numbers
             for number in numbers:
                 buckets = [row for row in rows if row["step"] == number]
                 assert [row["bucket"] for row in buckets] == list(range(len(buckets)))
                 assert sum(row["bytes"] for row in buckets) == GRADIENT_BYTES
                 assert len(buckets) > 1
-        assert {row["rank"] for row in measurement.buckets} == {measurement.rank}
+        assert {row["rank"] for row in measurement.tables["buckets"]} == {rank}
 
 
-def test_a_bucket_is_ready_in_the_step_and_ends_in_it(pair: list[Measurement]) -> None:
+def test_a_bucket_is_ready_in_the_step_and_ends_in_it(pair: list[RankOutput]) -> None:
     for measurement in pair:
-        length = {row["step"]: row["step_s"] for row in measurement.rows if "step_s" in row}
-        last = {row["step"]: row["last_gradient_s"] for row in measurement.rows if row.get("last_gradient_s")}
-        for row in measurement.buckets:
+        length = {row["step"]: row["step_s"] for row in measurement.tables["steps"] if "step_s" in row}
+        last = {
+            row["step"]: row["last_gradient_s"] for row in measurement.tables["steps"] if row.get("last_gradient_s")
+        }
+        for row in measurement.tables["buckets"]:
             assert 0 < row["ready_s"] < row["end_s"] < length[row["step"]]
         for number, last_s in last.items():
-            ready = [row["ready_s"] for row in measurement.buckets if row["step"] == number]
+            ready = [row["ready_s"] for row in measurement.tables["buckets"] if row["step"] == number]
             assert not ready or max(ready[:-1]) < last_s == ready[-1], "the last gradient makes the last bucket ready"
 
 
-def test_steps_with_and_without_communication_alternate(pair: list[Measurement]) -> None:
-    order = [row["window"] for row in pair[0].rows if row["window"] in ("synchronised", "no_sync")]
+def test_steps_with_and_without_communication_alternate(pair: list[RankOutput]) -> None:
+    order = [row["window"] for row in pair[0].tables["steps"] if row["window"] in ("synchronised", "no_sync")]
     assert order == ["synchronised", "no_sync", "no_sync", "synchronised"] * 2
-    assert all(row["step_s"] > 0 for row in pair[0].rows if row["window"] in ("synchronised", "no_sync"))
+    assert all(row["step_s"] > 0 for row in pair[0].tables["steps"] if row["window"] in ("synchronised", "no_sync"))
 
 
 def drift(rank: int) -> list[bool]:
@@ -160,12 +163,13 @@ def test_the_second_wrapper_mends_the_drift_of_steps_without_communication() -> 
 
 
 def test_observations_come_before_the_warm_up_and_after_the_phases_and_energies_around_the_plain_window(
-    pair: list[Measurement],
+    pair: list[RankOutput],
 ) -> None:
     for rank, measurement in enumerate(pair):
-        assert {found["rank"] for found in (*measurement.observations, *measurement.energies)} == {rank}
-        assert [found["devices"] for found in measurement.energies] == [[CPU]] * 2
-        (first, last), (before, after) = measurement.observations, measurement.energies
+        first, last = measurement.evidence["before"], measurement.evidence["after"]
+        before, after = measurement.evidence["plain_window"]["before"], measurement.evidence["plain_window"]["after"]
+        assert {found["rank"] for found in (first, last, before, after)} == {rank}
+        assert [found["devices"] for found in (before, after)] == [[CPU]] * 2
         assert before["at_s"] - first["at_s"] > sum(row["step_s"] for row in steps_of(measurement, "warmup"))
         assert after["at_s"] - before["at_s"] > steps_of(measurement, "plain")[0]["window_s"]
         assert last["at_s"] - after["at_s"] > steps_of(measurement, "phases")[0]["window_s"]
@@ -181,27 +185,27 @@ def test_sweep_sizes_are_powers_of_four_the_largest_and_the_buckets() -> None:
     assert all(size % 4 == 0 for size in sweep_sizes(1001, [1002, 7]))
 
 
-def test_the_sweep_holds_every_size_on_every_rank(pair: list[Measurement]) -> None:
-    for measurement in pair:
-        buckets = {row["bytes"] for row in measurement.buckets}
-        sizes = [row["bytes"] for row in measurement.sweep]
+def test_the_sweep_holds_every_size_on_every_rank(pair: list[RankOutput]) -> None:
+    for rank, measurement in enumerate(pair):
+        buckets = {row["bytes"] for row in measurement.tables["buckets"]}
+        sizes = [row["bytes"] for row in measurement.tables["sweep"]]
         assert set(sizes) == set(sweep_sizes(PAIR.sweep_bytes, buckets)) > buckets
         assert sizes == sorted(sizes)
-        assert {row["repetition"] for row in measurement.sweep} == set(range(REPETITIONS))
-        assert all(row["seconds"] > 0 and row["rank"] == measurement.rank for row in measurement.sweep)
+        assert {row["repetition"] for row in measurement.tables["sweep"]} == set(range(REPETITIONS))
+        assert all(row["seconds"] > 0 and row["rank"] == rank for row in measurement.tables["sweep"])
 
 
 def test_without_account_steps_there_is_neither_account_nor_sweep() -> None:
     trial = Trial(model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=2, account_steps=0)
     for measurement in on_ranks(2, measured, trial):
-        assert (measurement.buckets, measurement.sweep, measurement.trace) == ([], [], None)
-        assert {row["window"] for row in measurement.rows} == {"warmup", "plain", "phases"}
+        assert (measurement.tables["buckets"], measurement.tables["sweep"], measurement.trace) == ([], [], None)
+        assert {row["window"] for row in measurement.tables["steps"]} == {"warmup", "plain", "phases"}
 
 
 # ----------------------------------------------------------------------------------------------------------- trace
 
 
-def test_only_chosen_ranks_keep_a_trace_and_it_names_the_parts_of_each_step(pair: list[Measurement]) -> None:
+def test_only_chosen_ranks_keep_a_trace_and_it_names_the_parts_of_each_step(pair: list[RankOutput]) -> None:
     assert pair[0].trace is None
     assert pair[1].trace is not None
     events = json.loads(gzip.decompress(pair[1].trace))["traceEvents"]
@@ -215,10 +219,10 @@ def test_only_chosen_ranks_keep_a_trace_and_it_names_the_parts_of_each_step(pair
 
 def test_a_single_rank_may_keep_a_trace_too() -> None:
     trial = Trial(model="mlp", parallel="none", batch_per_gpu=4, warmup_steps=2, steps=2, profile_ranks="all")
-    measurement = run(trial, rank=0, device=CPU)
+    measurement = run(trial, RankSetup(rank=0, device=CPU))
     assert measurement.trace is not None
-    assert measurement.buckets == []
-    assert [row["window"] for row in measurement.rows][-3:] == ["profile"] * 3
+    assert measurement.tables["buckets"] == []
+    assert [row["window"] for row in measurement.tables["steps"]][-3:] == ["profile"] * 3
 
 
 def test_averaging_hook_is_the_one_that_ddp_calls() -> None:
@@ -228,7 +232,7 @@ def test_averaging_hook_is_the_one_that_ddp_calls() -> None:
 # ---------------------------------------------------------------------------------------------------------- graphs
 
 
-def traced_graph(rank: int) -> Measurement:
+def traced_graph(rank: int) -> RankOutput:
     """A trial whose step is a graph, with a stand-in for CUDA's: it remembers a step of the capture and makes none again."""
 
     def captured(step: Any, example: Any, device: Any, resident: Any, non_blocking: Any, context: Any = None) -> Any:
@@ -242,9 +246,9 @@ def traced_graph(rank: int) -> Measurement:
         return replay
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainables.run.capture", captured)
+        patch.setattr("trainables.rank.capture", captured)
         patch.setattr("trainables.run.GraphClock", lambda device: CpuClock())
-        patch.setattr("trainables.run.stream_for", lambda trial, device: contextlib.nullcontext())
+        patch.setattr("trainables.rank.stream_for", lambda trial, device: contextlib.nullcontext())
         return measured(rank, PAIR.but(model="mlp", execution="graph", image_size=28, profile_ranks="0"))
 
 

@@ -253,19 +253,6 @@ def test_the_answer_says_where_accuracy_fails_and_what_mends_it(known: Analysis)
     assert any(line.startswith("Up to 4 trainings ran side by side on a host") for line in trust(known))
 
 
-def test_trust_says_what_the_noise_scale_costs_and_warns_where_that_is_dear(known: Analysis) -> None:
-    assert known.accuracy is not None
-    assert not any("Watching" in line for line in trust(known))
-    line = "Watching the gradient noise scale lengthens a step by {}\u00a0% (median of 1 trainings that watch it)"
-    for ratio, told in (
-        (1.004, line.format("0.4") + "."),
-        (1.5, line.format("50.0") + ": take times from trainings without it."),
-    ):
-        noted = known.accuracy.runs.assign(noise_ratio=np.nan)
-        noted.loc[noted.index[0], "noise_ratio"] = ratio
-        assert told in trust(replace(known, accuracy=replace(known.accuracy, runs=noted)))
-
-
 def test_the_best_for_time_to_accuracy_is_the_one_that_reaches_it_soonest(known: Analysis) -> None:
     assert best(known, "time-to-accuracy").startswith(
         "Best for time to accuracy: 91.1\u00a0% is reached soonest with linear + grad"

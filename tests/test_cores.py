@@ -2,16 +2,15 @@
 
 import multiprocessing
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainables import cores
-from trainables.cores import own_cores
 from trainables.precision import fp32
-from trainables.process import settings_for
+from trainables.process import own_cores, settings_for
 from trainables.requirements import unmet
 from trainables.trial import Trial
 
@@ -19,7 +18,7 @@ from trainables.trial import Trial
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Other tests of this host lock their own files."""
-    monkeypatch.setattr(cores.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path
 
 
@@ -39,7 +38,7 @@ def test_all_threads_of_a_process_go_to_its_cores_and_back() -> None:
 
 
 def hold(folder: str, answer: Any, end: Any) -> None:
-    cores.tempfile.gettempdir = lambda: folder
+    tempfile.gettempdir = lambda: folder
     with own_cores(1) as own:
         answer.send(own)
         end.recv()

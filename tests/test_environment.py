@@ -196,3 +196,22 @@ def test_comments_and_documentation_are_no_measuring_code(tmp_path: Path) -> Non
         folder.mkdir()
         (folder / "windows.py").write_text(text)
     assert measuring_code(first) == measuring_code(second) != measuring_code(third)
+
+
+def test_moving_modules_leaves_the_measuring_code_the_same(tmp_path: Path) -> None:
+    flat, packages, other = (tmp_path / name / "trainables" for name in "abc")
+    timing = "def seconds(first, second):\n    return second - first\n"
+    windows = (
+        "import time\nfrom trainables.{0}timing import seconds\nfrom trainables.trial import Trial\n"
+        'MODEL = "trainables.{0}mlp:mlp"\n\ndef window():\n    return seconds(0, time.time())\n'
+    )
+    for root, package in ((flat, ""), (packages, "step."), (other, "")):
+        folder = root / package.strip(".")
+        folder.mkdir(parents=True)
+        (folder / "timing.py").write_text(timing if root != other else timing.replace("-", "+"))
+        (root / "windows.py").write_text(windows.format(package))
+    moved = "from trainables.rules.trial import Trial\n" + windows.format("step.").replace(
+        "from trainables.trial import Trial\n", ""
+    )
+    (packages / "windows.py").write_text(moved)
+    assert measuring_code(flat) == measuring_code(packages) != measuring_code(other)

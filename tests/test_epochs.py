@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.data import DataError
-from trainables.epochs import Taken, epochs_of, rank_steps, steps_per_epoch
-from trainables.train_step import weights
+from trainables.data.sampler import rank_steps, steps_per_epoch
+from trainables.epochs import StepBatch, epochs_of
+from trainables.rank import RankSetup, build_context
+from trainables.step import weighted_parts
 from trainables.trial import Trial
-from trainables.workload import build_workload
 
 CPU = torch.device("cpu")
 TRIAL = Trial(model="mlp", batch_per_gpu=4, epochs=2, resident_data=True)
@@ -83,18 +84,22 @@ def test_a_data_set_smaller_than_a_global_batch_is_refused() -> None:
 )  # fmt: skip
 def test_a_short_batch_weighs_its_samples_as_the_trial_says(loss_mean: str, expected: list[float]) -> None:
     trial = TRIAL.but(world_size=2, loss_mean=loss_mean)
-    assert weights(trial, Taken([], [3, 2], samples=11, whole=False)) == pytest.approx(expected)
+    assert weights(trial, StepBatch(["a", "b"], [3, 2], samples=11, whole=False)) == pytest.approx(expected)
     for parts in (1, 4):
-        whole = Taken([], [4] * parts, samples=8 * parts, whole=True)
+        whole = StepBatch(["a"] * parts, [4] * parts, samples=8 * parts, whole=True)
         assert weights(trial.but(accumulation_steps=parts), whole) == [1 / parts] * parts
+
+
+def weights(trial: Trial, batch: StepBatch) -> list[float]:
+    return [weight for _, _, weight in weighted_parts(trial, batch)]
 
 
 def test_resident_data_and_loaders_deliver_the_same_batches() -> None:
     found = []
     for trial in (TRIAL.but(batch_per_gpu=3000), TRIAL.but(batch_per_gpu=3000, resident_data=False)):
-        workload = build_workload(trial, CPU)
-        epochs = epochs_of(trial, workload, 0, CPU, 1)
-        found.append([(taken.sizes, workload.select(taken.parts[0])) for taken in next(epochs)])
+        context = build_context(trial, RankSetup(0, CPU))
+        epochs = epochs_of(context, 1)
+        found.append([(batch.sizes, context.workload.select(batch.parts[0])) for batch in next(epochs)])
         assert next(epochs, None) is None
     resident, loaded = found
     assert [sizes for sizes, _ in resident] == [[3000], [3000], [3000], [1000]]

@@ -9,6 +9,7 @@ from study.capacity import NodeCapacity
 from study.plan import plan_trials
 from study.studies import STUDIES
 from tests.gloo import on_ranks
+from trainables.rank import RankOutput, RankSetup
 from trainables.registry import (
     DECODERS,
     EXECUTIONS,
@@ -20,7 +21,7 @@ from trainables.registry import (
     PRECISIONS,
     STORAGES,
 )
-from trainables.run import Measurement, run
+from trainables.run import run
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,8 +41,8 @@ UNEXPLAINED = {"parallel none", "parallel ddp_delayed", "parallel fsdp2"}
 """strategies without gradient buckets that a hook could watch"""
 
 
-def measure_all(rank: int, trials: dict[str, Trial]) -> dict[str, Measurement]:
-    return {case: run(trial, rank=rank, device=torch.device("cpu")) for case, trial in trials.items()}
+def measure_all(rank: int, trials: dict[str, Trial]) -> dict[str, RankOutput]:
+    return {case: run(trial, RankSetup(rank=rank, device=torch.device("cpu"))) for case, trial in trials.items()}
 
 
 def test_every_registered_name_trains_or_is_infeasible_and_strategies_say_what_their_step_was_made_of() -> None:
@@ -64,14 +65,14 @@ def test_every_registered_name_trains_or_is_infeasible_and_strategies_say_what_t
             for case, measurement in found.items():
                 _assert_explained(case, asked[case], measurement)
             if size == 2:
-                losses = [[row["loss"] for row in found[case].rows] for case in ("plain", "static")]
+                losses = [[row["loss"] for row in found[case].tables["steps"]] for case in ("plain", "static")]
                 assert losses[0] == losses[1], "options of DDP change where gradients lie, not what they are"
 
 
-def _assert_explained(case: str, trial: Trial, measurement: Measurement) -> None:
-    assert {"warmup", "plain", "phases"} <= {row["window"] for row in measurement.rows}, case
-    assert all(math.isfinite(row["loss"]) and row["loss"] > 0 for row in measurement.rows), case
-    phases = [row for row in measurement.rows if row["window"] == "phases"]
+def _assert_explained(case: str, trial: Trial, measurement: RankOutput) -> None:
+    assert {"warmup", "plain", "phases"} <= {row["window"] for row in measurement.tables["steps"]}, case
+    assert all(math.isfinite(row["loss"]) and row["loss"] > 0 for row in measurement.tables["steps"]), case
+    phases = [row for row in measurement.tables["steps"] if row["window"] == "phases"]
     assert len(phases) == trial.steps, case
     assert {row["samples"] for row in phases} == {trial.samples_per_step}
     reduced = [row.get("reduce_s") for row in phases]
@@ -80,4 +81,4 @@ def _assert_explained(case: str, trial: Trial, measurement: Measurement) -> None
     for row in phases:
         assert sum(row[key] or 0 for key in parts) == pytest.approx(row["step_s"], abs=1e-9)
     explained = trial.account_steps > 0 and trial.world_size > 1 and case not in UNEXPLAINED
-    assert bool(measurement.buckets) == bool(measurement.sweep) == explained, case
+    assert bool(measurement.tables["buckets"]) == bool(measurement.tables["sweep"]) == explained, case

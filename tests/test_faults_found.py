@@ -19,7 +19,8 @@ from benchmarks.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
 from study.tables import packed, unpacked
 from tests.gloo import on_ranks
 from tests.system import NETWORK, needs
-from trainables.run import Measurement, run
+from trainables.rank import RankOutput, RankSetup
+from trainables.run import run
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
@@ -34,13 +35,17 @@ PAIR = Trial(
 )  # fmt: skip
 
 
-def measured(rank: int, *trials: Trial) -> list[Measurement]:
-    return [run(trial, rank=rank, device=CPU) for trial in trials]
+def measured(rank: int, *trials: Trial) -> list[RankOutput]:
+    return [run(trial, RankSetup(rank=rank, device=CPU)) for trial in trials]
 
 
-def findings(trial: Trial, ranks: list[Measurement]) -> pd.Series:
+def findings(trial: Trial, ranks: list[RankOutput]) -> pd.Series:
     """The account of one trial, its summary, and the rate in bytes/s of the largest all-reduce of its sweep."""
-    rows = {"steps": [r.rows for r in ranks], "buckets": [r.buckets for r in ranks], "sweep": [r.sweep for r in ranks]}
+    rows = {
+        "steps": [r.tables["steps"] for r in ranks],
+        "buckets": [r.tables["buckets"] for r in ranks],
+        "sweep": [r.tables["sweep"] for r in ranks],
+    }
     steps, buckets, sweep = (
         unpacked(packed(name, of_rank) for of_rank in each).to_pandas().assign(trial_id=trial.trial_id)
         for name, each in rows.items()
@@ -103,7 +108,7 @@ def slow_wire() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
-def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial: Trial) -> Measurement:
+def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial: Trial) -> RankOutput:
     """Leaves the default group and meets the other rank again over the wire between their namespaces."""
     dist.barrier()  # the other rank may be on its way into the group that this one leaves
     dist.destroy_process_group()
@@ -113,7 +118,7 @@ def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial
             raise OSError(ctypes.get_errno(), "setns")
     os.environ["GLOO_SOCKET_IFNAME"] = WIRE
     dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
-    return run(trial, rank=rank, device=CPU)
+    return run(trial, RankSetup(rank=rank, device=CPU))
 
 
 @needs(*NETWORK)

@@ -25,8 +25,10 @@ from trainables.data.augment import RATIO, SCALE, crop_and_flip, random_resized_
 from trainables.data.decode import as_baseline, centre_square, nvjpeg, pil, torchvision
 from trainables.data.device_jpeg import NvImageCodec, decode_jpegs, decoder_of
 from trainables.data.image_folder import source
-from trainables.data.loader import EndlessBatches, endless_batches
+from trainables.data.loader import endless_batches
+from trainables.data.sampler import RankSampler
 from trainables.process import release_memory
+from trainables.rank import RankSetup
 from trainables.run import run
 from trainables.trial import Trial
 from trainables.workload import OnHost, build_workload
@@ -281,7 +283,7 @@ def test_a_trial_whose_images_are_decoded_ahead_is_as_fast_as_decoding_where_tha
 
     monkeypatch.setattr(decode, "decode_jpegs", slow)
     asked = trial(photos, decode="nvjpeg_ahead", augment="device", parallel="none", warmup_steps=2, steps=2)
-    plain = [row for row in run(asked, rank=0, device=CPU).rows if row["window"] == "plain"]
+    plain = [row for row in run(asked, RankSetup(rank=0, device=CPU)).tables["steps"] if row["window"] == "plain"]
     assert plain[0]["window_s"] / len(plain) == pytest.approx(0.2, rel=0.2)
     assert all(math.isfinite(row["loss"]) for row in plain)
 
@@ -457,9 +459,14 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], told
 # ------------------------------------------------------------------------------------------------------- order
 
 
+def endless(numbered: bool = False, **fields: Any) -> RankSampler:
+    """Batches of 5 of one of two ranks, 20 samples in all."""
+    return RankSampler(Trial(model="mlp", batch_per_gpu=5, world_size=2, **fields), 20, 1, numbered=numbered)
+
+
 def epochs(count: int, **fields: Any) -> list[list[int]]:
     """The indices of the first epochs of one of two ranks, 20 samples in all, batches of 5."""
-    batches = list(islice(EndlessBatches(20, 5, 1, 2, 0, **fields), 2 * count))
+    batches = list(islice(endless(**fields), 2 * count))
     return [batches[2 * k] + batches[2 * k + 1] for k in range(count)]
 
 
@@ -471,9 +478,9 @@ def test_without_set_epoch_every_epoch_repeats_the_first_and_with_it_none_does()
     repeated, another = epochs(4, set_epoch=False), epochs(4)
     assert repeated == [another[0]] * 4
     assert len({tuple(epoch) for epoch in another}) == 4
-    batches = list(islice(EndlessBatches(20, 5, 1, 2, 0, set_epoch=False), 8))
+    batches = list(islice(endless(set_epoch=False), 8))
     assert sum(batches[k] in batches[:k] for k in range(2, 8)) / 6 == 1.0, "every batch is one of the first epoch"
-    batches = list(islice(EndlessBatches(20, 5, 1, 2, 0), 8))
+    batches = list(islice(endless(), 8))
     assert sum(batches[k] in batches[:k] for k in range(2, 8)) == 0
 
 

@@ -217,7 +217,7 @@ def trained(stops_after: Callable[[Job], int] = lambda job: 4, epoch_s: float = 
             keeper.save(str(number).encode())
         steps = [{"rank": 0, "window": "train", "step": 0, "samples": 256, "epoch": 1, "loss": 1.0}]
         epochs = [epoch(number) for number in range(1, job.trial.epochs + 1)]
-        return [payload_of(job.trial, {"steps": steps, "epochs": epochs}, noise_ratio=None)]
+        return [payload_of(job.trial, {"steps": steps, "epochs": epochs})]
 
     return play
 

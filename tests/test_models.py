@@ -12,8 +12,7 @@ from torch.nn import functional
 from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
 from trainables.models.mlstm import MultiplicativeLSTM
-from trainables.parallel import ddp
-from trainables.precision import fp32
+from trainables.rank import RankSetup, build_context
 from trainables.registry import IMAGE_MODELS, MODELS, SMALLEST_IMAGES, TEXT_MODELS, load
 from trainables.run import run
 from trainables.step import training_step
@@ -229,9 +228,10 @@ def test_a_batch_of_another_size_has_no_state_to_go_on_from() -> None:
 def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     trial = text_trial(world_size=2, learning_rate=1.0)
     torch.manual_seed(rank)  # DDP gives every rank the weights of rank 0
-    workload = build_workload(trial, CPU)
+    context = build_context(trial, RankSetup(rank, CPU))
+    workload = context.workload
     model: Any = workload.model
-    step = training_step(trial, workload, ddp.wrapped(model, trial, None), fp32, ddp)
+    step = training_step(context, context.strategy.wrapped(model, trial, None))
     alone = copy.deepcopy(model)  # reads the same rows with the same weights, and no wrapper touches its state
     for inputs, targets in islice(endless_batches(trial, workload, rank), 3):
         alone.load_state_dict(model.state_dict())
@@ -291,7 +291,7 @@ def learn(rank: int, model: str, learning_rate: float) -> list[float]:
     trial = text_trial(
         model=model, world_size=2, batch_per_gpu=8, learning_rate=learning_rate, steps=20, account_steps=4, sweep_bytes=4096
     )  # fmt: skip
-    return [row["loss"] for row in run(trial, rank=rank, device=CPU).rows]
+    return [row["loss"] for row in run(trial, RankSetup(rank=rank, device=CPU)).tables["steps"]]
 
 
 @pytest.mark.parametrize(("model", "learning_rate"), [("mlstm64", 1.0), ("transformer_tiny", 0.1)])

@@ -14,12 +14,11 @@ from tests.test_parallel import trained
 from trainables.data.loader import endless_batches
 from trainables.optimizers import TRUST_COEFFICIENT, correct_momentum, make_optimizer, set_learning_rate
 from trainables.precision import Updater, fp16, fp16_master
-from trainables.process import settings_for
-from trainables.registry import OPTIMIZERS, PARALLEL, PRECISIONS, load
+from trainables.rank import RankSetup, rank_context
+from trainables.registry import OPTIMIZERS
 from trainables.step import training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial, explain
-from trainables.workload import build_workload, on_device
 
 STEPS = 4
 RATES = (0.5, 0.5, 0.25, 1.0)
@@ -263,9 +262,7 @@ def test_sharded_optimizers_train_as_whole_ones() -> None:
 )
 def test_every_optimizer_trains_the_shipped_sample(name: str, rate: float) -> None:
     trial = Trial(model="mlp", parallel="none", batch_per_gpu=64, optimizer=name, learning_rate=rate)
-    precision = load(PRECISIONS["fp32"])
-    with settings_for(trial, precision):
-        workload = on_device(build_workload(trial, torch.device("cpu")), trial, precision, torch.device("cpu"))
-        step = training_step(trial, workload, workload.model, precision, load(PARALLEL["none"]))
-        losses = [float(step(batch, no_mark).loss) for batch in islice(endless_batches(trial, workload, 0), 60)]
+    with rank_context(trial, RankSetup(0, torch.device("cpu"))) as context:
+        step = training_step(context, context.workload.model)
+        losses = [float(step(batch, no_mark).loss) for batch in islice(endless_batches(trial, context.workload, 0), 60)]
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]

@@ -13,12 +13,11 @@ from tests.gloo import on_ranks
 from trainables.communication import Account, with_account
 from trainables.data.loader import endless_batches
 from trainables.parallel import ddp_bf16, ddp_fp16
-from trainables.process import settings_for
-from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.rank import RankSetup, build_context, rank_context
+from trainables.registry import PARALLEL, load
 from trainables.step import training_step
 from trainables.timing import CpuClock, no_mark
 from trainables.trial import Trial
-from trainables.workload import build_workload, on_device
 
 CPU = torch.device("cpu")
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, account_steps=4, sweep_bytes=64)
@@ -32,13 +31,12 @@ COMPRESSED = {"ddp_fp16": 2e-3, "ddp_bf16": 2e-2}
 def trained(trial: Trial, rank: int, group: Any, steps: int = 3) -> dict[str, list[torch.Tensor]]:
     """Gradients of the first step, weights after all of them: whole, in fp32."""
     gradients: list[torch.Tensor] = []
-    precision, strategy = load(PRECISIONS[trial.precision]), load(PARALLEL[trial.parallel])
-    with settings_for(trial, precision):
-        workload = on_device(build_workload(trial, CPU), trial, precision, CPU)
-        model = strategy.wrapped(workload.model, trial, group)
+    with rank_context(trial, RankSetup(rank, CPU, group)) as context:
+        workload = context.workload
+        model = context.strategy.wrapped(workload.model, trial, group)
         held = list(model.parameters())
 
-        step = training_step(trial, workload, model, precision, strategy, group)
+        step = training_step(context, model)
         update = torch.optim.Optimizer.zero_grad
 
         def noted(optimizer: Any, set_to_none: bool = True) -> None:
@@ -123,12 +121,11 @@ def test_accumulation_communicates_once_a_step() -> None:
 
 def reductions(rank: int, trial: Trial) -> list[int]:
     """All-reduces of each of two steps."""
-    precision, strategy = load(PRECISIONS["fp32"]), load(PARALLEL["ddp"])
     account = Account(CpuClock(), None)
-    workload = on_device(build_workload(trial, CPU), trial, precision, CPU)
-    model = with_account(strategy.wrapped(workload.model, trial, None, bare=True), account)
-    step = training_step(trial, workload, model, precision, strategy)
-    for batch in islice(endless_batches(trial, workload, rank), 2):
+    context = build_context(trial, RankSetup(rank, CPU))
+    model = with_account(context.strategy.wrapped(context.workload.model, trial, None, bare=True), account)
+    step = training_step(context, model)
+    for batch in islice(endless_batches(trial, context.workload, rank), 2):
         with account.step():
             step(batch, no_mark)
     return [len(buckets) for buckets in account.steps]

@@ -13,15 +13,15 @@ from torch import nn
 from tests.gloo import on_ranks
 from trainables.data.fashion_mnist import SAMPLE, read_sample
 from trainables.data.loader import endless_batches
-from trainables.data_parallel import in_callers_autocast
+from trainables.parallel import in_callers_autocast
 from trainables.precision import Precision, Updater, cast_model, fp16, fp16_master, fp16_pure
 from trainables.process import settings_for
-from trainables.registry import PARALLEL, PRECISIONS, load
+from trainables.rank import RankSetup, build_context
+from trainables.registry import PRECISIONS, load
 from trainables.run import run
 from trainables.step import training_step
 from trainables.timing import no_mark
 from trainables.trial import Trial
-from trainables.workload import build_workload, on_device
 
 CPU = torch.device("cpu")
 TRAINING = Trial(model="mlp", parallel="none", batch_per_gpu=64, learning_rate=0.05)
@@ -32,8 +32,9 @@ STEPS, ACCURACY = 200, 0.75
 def accuracy_after_training(trial: Trial) -> float:
     precision: Precision = load(PRECISIONS[trial.precision])
     with settings_for(trial, precision):
-        workload = on_device(build_workload(trial, CPU), trial, precision, CPU)
-        step = training_step(trial, workload, workload.model, precision, load(PARALLEL["none"]))
+        context = build_context(trial, RankSetup(0, CPU))
+        workload = context.workload
+        step = training_step(context, workload.model)
         for batch in islice(endless_batches(trial, workload, 0), STEPS):
             step(batch, no_mark)
         images, labels = read_sample(str(SAMPLE), "test")
@@ -121,7 +122,7 @@ def spoiled(rank: int, folder: str, precision: str) -> list[dict[str, Any]]:
     trial = Trial(
         workload=f"{folder}/spoiled_{precision}.py:build", parallel="none", precision=precision, warmup_steps=2, steps=4
     )
-    return run(trial, rank=0, device=CPU).rows
+    return run(trial, RankSetup(rank=0, device=CPU)).tables["steps"]
 
 
 def test_a_loss_that_is_not_finite_is_null_and_the_step_is_skipped_with_half_the_scale(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from study.tables import STEPS_SCHEMA
 from tests.gloo import on_ranks, preload_loader_processes
 from trainables.batch import byte_size, to_device
 from trainables.data.loader import endless_batches
-from trainables.process import settings_for
-from trainables.registry import PARALLEL, PRECISIONS, load
-from trainables.run import Measurement, run
+from trainables.rank import RankOutput, RankSetup, rank_context
+from trainables.registry import PRECISIONS, load
+from trainables.run import run
 from trainables.step import training_step
 from trainables.stopping import loaders_kept_up
 from trainables.timing import no_mark
@@ -75,27 +75,26 @@ def measure_all(rank: int) -> dict[str, Any]:
         start_forkserver([])
     alone: Any = dist.new_group([0])
     found: dict[str, Any] = {
-        "pair": run(PAIR, rank=rank, device=CPU),
-        "learning": run(LEARNING, rank=rank, device=CPU),
+        "pair": run(PAIR, RankSetup(rank=rank, device=CPU)),
+        "learning": run(LEARNING, RankSetup(rank=rank, device=CPU)),
         "steps together": gradients_and_weights(PAIR, rank, None),
     }
     if rank == 0:
-        found["cold"] = run(CONVOLUTIONS, rank=0, device=CPU, group=alone)
-        found["unlike"] = run(UNLIKE, rank=0, device=CPU, group=alone)
+        found["cold"] = run(CONVOLUTIONS, RankSetup(rank=0, device=CPU, group=alone))
+        found["unlike"] = run(UNLIKE, RankSetup(rank=0, device=CPU, group=alone))
         found["loaders left"] = loader_processes()
-        found["warm"] = run(CONVOLUTIONS, rank=0, device=CPU, group=alone)
-        found["repeat"] = run(CONVOLUTIONS.but(repeat=1), rank=0, device=CPU, group=alone)
+        found["warm"] = run(CONVOLUTIONS, RankSetup(rank=0, device=CPU, group=alone))
+        found["repeat"] = run(CONVOLUTIONS.but(repeat=1), RankSetup(rank=0, device=CPU, group=alone))
         found["steps alone"] = gradients_and_weights(ALONE, 0, alone)
-    found["pair again"] = run(PAIR, rank=rank, device=CPU)
+    found["pair again"] = run(PAIR, RankSetup(rank=rank, device=CPU))
     return found
 
 
 def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list[torch.Tensor]]:
     """The gradients of each of three steps and the weights after them, in fp32."""
     gradients: list[torch.Tensor] = []
-    with settings_for(trial, load(PRECISIONS[trial.precision])):
-        precision, strategy = load(PRECISIONS[trial.precision]), load(PARALLEL[trial.parallel])
-        workload = on_device(build_workload(trial, CPU), trial, precision, CPU)
+    with rank_context(trial, RankSetup(rank, CPU, group)) as context:
+        workload = context.workload
 
         def recording(parameters: Any) -> torch.optim.Optimizer:
             optimizer = workload.optimizer(parameters)
@@ -103,8 +102,8 @@ def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list
             optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in held))
             return optimizer
 
-        model = strategy.wrapped(workload.model, trial, group)
-        step = training_step(trial, replace(workload, optimizer=recording), model, precision, strategy, group)
+        model = context.strategy.wrapped(workload.model, trial, group)
+        step = training_step(replace(context, workload=replace(workload, optimizer=recording)), model)
         for batch in islice(endless_batches(trial, workload, rank), 3):
             step(batch, no_mark)
         return {"gradients": gradients, "weights": [p.detach().clone() for p in workload.model.parameters()]}
@@ -115,16 +114,16 @@ def visit() -> list[dict[str, Any]]:
     return on_ranks(2, measure_all)
 
 
-def losses(measurement: Measurement) -> list[float]:
-    return [row["loss"] for row in measurement.rows]
+def losses(measurement: RankOutput) -> list[float]:
+    return [row["loss"] for row in measurement.tables["steps"]]
 
 
 # ----------------------------------------------------------------------------------------------------------- rows
 
 
-def windows(measurement: Measurement) -> dict[str, list[dict[str, Any]]]:
+def windows(measurement: RankOutput) -> dict[str, list[dict[str, Any]]]:
     kept: dict[str, list[dict[str, Any]]] = {}
-    for row in measurement.rows:
+    for row in measurement.tables["steps"]:
         kept.setdefault(row["window"], []).append(row)
     return kept
 
@@ -137,10 +136,9 @@ def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: st
         measurement = visit[rank][name]
         plain = len(windows(measurement)["plain"])  # with loader processes it lasts until they are seen to keep up
         assert plain == trial.steps if not trial.loader_workers else trial.steps <= plain <= trial.window_steps
-        assert measurement.rank == rank
-        assert {row["rank"] for row in measurement.rows} == {rank}
-        assert {row["samples"] for row in measurement.rows} == {trial.batch_per_gpu}
-        assert [row["step"] for row in measurement.rows] == list(range(len(measurement.rows)))
+        assert {row["rank"] for row in measurement.tables["steps"]} == {rank}
+        assert {row["samples"] for row in measurement.tables["steps"]} == {trial.batch_per_gpu}
+        assert [row["step"] for row in measurement.tables["steps"]] == list(range(len(measurement.tables["steps"])))
         assert [(window, len(rows)) for window, rows in windows(measurement).items()] == [
             ("warmup", trial.warmup_steps),
             ("plain", plain),
@@ -150,9 +148,9 @@ def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: st
 
 
 def test_rows_fit_the_stores_schema(visit: list[dict[str, Any]]) -> None:
-    for row in visit[0]["pair"].rows:
+    for row in visit[0]["pair"].tables["steps"]:
         assert set(row) <= set(STEPS_SCHEMA.names)
-    pa.Table.from_pylist(visit[0]["pair"].rows, schema=STEPS_SCHEMA).validate(full=True)
+    pa.Table.from_pylist(visit[0]["pair"].tables["steps"], schema=STEPS_SCHEMA).validate(full=True)
 
 
 def test_phases_add_up_to_the_step_and_steps_to_the_window(visit: list[dict[str, Any]]) -> None:
@@ -182,7 +180,7 @@ def test_the_plain_window_carries_no_instruments(visit: list[dict[str, Any]]) ->
 
 
 def test_what_a_cpu_does_not_have_is_null(visit: list[dict[str, Any]]) -> None:
-    for row in visit[0]["pair"].rows:
+    for row in visit[0]["pair"].tables["steps"]:
         for name in ("host_to_device_s", "host_to_device_bytes", "previous_step_done", "peak_memory_bytes"):
             assert row.get(name) is None
         assert not any(name.endswith("launch_s") for name in row)
@@ -190,10 +188,11 @@ def test_what_a_cpu_does_not_have_is_null(visit: list[dict[str, Any]]) -> None:
 
 def test_a_measurement_says_when_its_windows_lay(visit: list[dict[str, Any]]) -> None:
     first, second = visit[0]["pair"], visit[0]["learning"]
-    assert first.warmup_began_at < first.windows_ended_at < second.warmup_began_at < time.time()
-    lasted_s = first.windows_ended_at - first.warmup_began_at
+    began_at, ended_at = first.span
+    assert began_at < ended_at < second.span[0] < time.time()
+    lasted_s = ended_at - began_at
     spent_s = sum(windows(first)[name][0]["window_s"] for name in ("plain", "phases", "communication"))
-    assert spent_s < lasted_s < second.warmup_began_at - first.warmup_began_at
+    assert spent_s < lasted_s < second.span[0] - began_at
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -281,21 +280,21 @@ def users_trial(spec: str) -> Trial:
 
 
 def test_a_model_is_freed_when_its_trial_ends(users_file: str) -> None:
-    run(users_trial(f"{users_file}:build"), rank=0, device=CPU)
+    run(users_trial(f"{users_file}:build"), RankSetup(rank=0, device=CPU))
     assert [model() for model in sys.modules["users_models"].models] == [None]
 
 
 def test_a_loss_that_is_not_finite_is_null(users_file: str) -> None:
-    measurement = run(users_trial(f"{users_file}:diverging"), rank=0, device=CPU)
+    measurement = run(users_trial(f"{users_file}:diverging"), RankSetup(rank=0, device=CPU))
     assert [number for number, loss in enumerate(losses(measurement)) if loss is None] == [0, 3]
 
 
 def test_a_step_that_raises_leaves_the_process_clean(users_file: str) -> None:
     with pytest.raises(ArithmeticError, match="^step 0$"):
-        run(users_trial(f"{users_file}:raising"), rank=0, device=CPU)
+        run(users_trial(f"{users_file}:raising"), RankSetup(rank=0, device=CPU))
     assert gc.isenabled()
     assert torch.is_grad_enabled()
-    measurement = run(users_trial(f"{users_file}:build"), rank=0, device=CPU)
+    measurement = run(users_trial(f"{users_file}:build"), RankSetup(rank=0, device=CPU))
     assert all(loss is not None for loss in losses(measurement))
 
 
@@ -349,7 +348,7 @@ def test_a_window_ends_early_where_loaders_keep_up_and_outlasts_their_queue_wher
     path = tmp_path / "loaded_models.py"
     path.write_text(LOADED)
     trial = users_trial(f"{path}:{name}").but(warmup_steps=4, loader_workers=1, prefetch_batches=4)
-    measured = windows(run(trial, rank=0, device=CPU))
+    measured = windows(run(trial, RankSetup(rank=0, device=CPU)))
     assert len(measured["plain"]) == plain
     if name == "falls_behind":  # what can last is the loader's pace, whatever lay ready when the window began
         assert measured["plain"][0]["window_s"] / plain == pytest.approx(0.05, rel=0.2)

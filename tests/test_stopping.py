@@ -16,6 +16,7 @@ from scipy import stats
 from benchmarks.stopping import generated
 from tests.gloo import on_ranks
 from trainables import stopping
+from trainables.rank import RankSetup
 from trainables.run import run
 from trainables.stopping import (
     CONFIDENCE,
@@ -158,7 +159,7 @@ def measured(rank: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
     # what a rank sees differs from what another does; only rank 0's word counts
     if fields.pop("only_rank_0_is_content"):
         stopping.relative_width = lambda block_step_s: 0.0 if rank == 0 else math.inf
-    return run(Trial.model_validate(fields), rank=rank, device=torch.device("cpu")).rows
+    return run(Trial.model_validate(fields), RankSetup(rank=rank, device=torch.device("cpu"))).tables["steps"]
 
 
 def test_all_ranks_stop_at_the_block_at_which_rank_0_has_seen_enough() -> None:

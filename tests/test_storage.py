@@ -29,6 +29,7 @@ from trainables.data.image_folder import source
 from trainables.data.image_sets import open_folder
 from trainables.data.loader import endless_batches
 from trainables.image_sets import MANIFEST, storages_in
+from trainables.rank import RankSetup
 from trainables.registry import STORAGES
 from trainables.run import run
 from trainables.trial import Trial
@@ -117,8 +118,8 @@ def test_the_formats_side_by_side_are_found_and_a_single_one_is_enough(sets: Pat
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_whole_trial_runs_from_every_format(sets: Path, storage: str) -> None:
-    measured = run(trial(sets, storage, parallel="none", steps=2, augment="device"), rank=0, device=CPU)
-    losses = [row["loss"] for row in measured.rows]
+    measured = run(trial(sets, storage, parallel="none", steps=2, augment="device"), RankSetup(rank=0, device=CPU))
+    losses = [row["loss"] for row in measured.tables["steps"]]
     assert len(losses) >= 7 and all(loss is not None for loss in losses)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from trainables.data.augment import padded_crop_and_flip
 from trainables.optimizers import zero_momentum
 from trainables.precision import Updater, fp16_master, fp32
-from trainables.rehearsal import taken_back
+from trainables.trainee import taken_back
 from trainables.trial import Trial
 from trainables.validation import right
 from trainables.workload import build_workload

@@ -13,8 +13,9 @@ from torch.utils.data import TensorDataset
 
 from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
+from trainables.rank import RankOutput, RankSetup
 from trainables.registry import MODELS, TEXT_MODELS, load
-from trainables.run import Measurement, run
+from trainables.run import run
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError, build_workload, load_user_workload
 
@@ -62,19 +63,19 @@ def test_the_example_is_a_workload_in_under_forty_lines() -> None:
     assert workload.loss(workload.model(inputs), targets).shape == ()
 
 
-def train_the_example(rank: int, workers: int) -> Measurement:
+def train_the_example(rank: int, workers: int) -> RankOutput:
     from study.rank import start_forkserver
 
     start_forkserver([])
     trial = Trial(
         workload=f"{EXAMPLE}:tiny", world_size=2, batch_per_gpu=32, learning_rate=0.003, steps=20, loader_workers=workers
     )  # fmt: skip
-    return run(trial, rank=rank, device=CPU)
+    return run(trial, RankSetup(rank=rank, device=CPU))
 
 
 def test_the_example_learns_on_two_ranks_with_loader_processes() -> None:
     for measurement in on_ranks(2, train_the_example, 1):
-        losses = [row["loss"] for row in measurement.rows]
+        losses = [row["loss"] for row in measurement.tables["steps"]]
         assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 

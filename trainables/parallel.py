@@ -13,9 +13,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, gather, parallel_apply, replicate
+from torch.nn.parallel.scatter_gather import scatter
 
-from trainables.data_parallel import forward_over_devices
 from trainables.precision import MakeOptimizer
 from trainables.timing import Begin
 from trainables.trial import Trial
@@ -203,6 +203,64 @@ def _fsdp_no_sync(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
+
+
+def device_indices(model: nn.Module) -> list[int]:
+    """The GPUs of a data-parallel model: its own and those after it, `model.replicas` of them."""
+    first = next(model.parameters()).device.index
+    return list(range(first, first + int(model.replicas)))  # type: ignore[arg-type]
+
+
+def forward_over_devices(model: nn.Module, prepare: Callable[[Any], Any], inputs: Any, begin: Begin) -> Any:
+    """The outputs for a batch on the first GPU, gathered there, as torch.nn.DataParallel computes them (Paszke et al. 2019).
+
+    DataParallel's forward pass in its parts, so that each can be timed: one process, k GPUs, a thread a replica.
+    Scatter the batch, broadcast the weights, run a replica on each GPU in a thread of its own, gather the outputs. In the
+    backward pass the weights' broadcast turns into the sum of the replicas' gradients, which begins when all replicas are
+    done: that is the part `reduce`.
+    """
+    devices = device_indices(model)
+    begin("scatter")
+    scattered = [
+        _prepared(prepare, part, device) for part, device in zip(scatter(inputs, devices), devices, strict=False)
+    ]
+    begin("replicate")
+    replicas = replicate(model, devices[: len(scattered)])
+    _when_gradients_are_summed(replicas, lambda: begin("reduce"))
+    begin("forward")
+    computing = [in_callers_autocast(replica, "cuda") for replica in replicas]
+    outputs = parallel_apply(computing, [(part,) for part in scattered], None, devices[: len(scattered)])
+    begin("gather")
+    return gather(outputs, devices[0])
+
+
+def in_callers_autocast(function: Callable[..., Any], device_type: str) -> Any:
+    """The function, in whichever thread it runs, under the autocast of the thread that calls this.
+
+    Autocast's state is a thread's own. `parallel_apply` hands on whether it is on, but not its type: its threads would
+    compute in fp16 where bf16 was asked for (PyTorch, "Automatic Mixed Precision examples", DataParallel).
+    """
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+    def run(*given: Any) -> Any:
+        with torch.autocast(device_type, dtype, enabled):
+            return function(*given)
+
+    return run
+
+
+def _prepared(prepare: Callable[[Any], Any], part: Any, device: int) -> Any:
+    with torch.cuda.device(device):
+        return prepare(part)
+
+
+def _when_gradients_are_summed(replicas: list[nn.Module], tell: Callable[[], None]) -> None:
+    formers: Iterator[dict[str, torch.Tensor]] = (
+        vars(module)["_former_parameters"] for module in replicas[0].modules()
+    )
+    broadcast = next(weight for former in formers for weight in former.values()).grad_fn
+    if broadcast is not None:
+        broadcast.register_prehook(lambda gradients: tell())
 
 
 none = Strategy(_as_it_is)

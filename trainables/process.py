@@ -4,19 +4,23 @@ A rank serves trial after trial. Whatever one of them leaves behind (seeds, thre
 cached memory) would make the next one's numbers depend on the order of the grid.
 """
 
+import contextlib
+import fcntl
 import gc
+import os
 import random
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trainables.cores import own_cores
 from trainables.precision import Precision
 from trainables.trial import Trial
 
@@ -124,3 +128,45 @@ def _set_fp32_arithmetic(kind: str) -> None:
     backends.mkldnn.matmul.fp32_precision = "tf32" if kind == "tf32" else "none"
     for operation in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         operation.fp32_precision = kind
+
+
+@contextmanager
+def own_cores(count: int) -> Iterator[set[int]]:
+    """This process on `count` cores on which no other process within `own_cores` is; gives their numbers.
+
+    All its threads go there, and threads that it starts meanwhile; processes that exist already, loaders among them, stay
+    where they are. A core is held by a lock on a file, which ends with the process that holds it, so that ranks need not
+    know of each other. Raises RuntimeError where too few cores are free.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    with ExitStack() as held:
+        own: set[int] = set()
+        for core in allowed:
+            if len(own) < count and _lock(core, held):
+                own.add(core)
+        if len(own) < count:
+            raise RuntimeError(
+                f"pin_cores needs {count} cores for each rank, and {len(own)} of the {len(allowed)} that this process "
+                "may use are free: run fewer ranks or trials at a time, or lower cpus_per_rank"
+            )
+        _move(own)
+        try:
+            yield own
+        finally:
+            _move(set(allowed))
+
+
+def _lock(core: int, held: ExitStack) -> bool:
+    path = Path(tempfile.gettempdir()) / f"scaling-study-core-{os.getuid()}-{core}"
+    file: IO[bytes] = held.enter_context(path.open("ab"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _move(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)

@@ -3,93 +3,57 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trainables.checkpoint import Progress, pack, rank_state, restore, unpack
-from trainables.epochs import Taken, seed_of, steps_per_epoch
-from trainables.execution import capture
-from trainables.flops import step_flops
+from trainables.data.sampler import seed_of, steps_per_epoch
+from trainables.epochs import StepBatch
 from trainables.noise_scale import NoiseScale
 from trainables.optimizers import correct_momentum, set_learning_rate, zero_momentum
-from trainables.parallel import Strategy, broadcast_from_first
-from trainables.precision import INITIAL_LOSS_SCALE, Precision
+from trainables.parallel import broadcast_from_first
+from trainables.precision import INITIAL_LOSS_SCALE, Updater
 from trainables.process import set_seeds
-from trainables.rehearsal import taken_back
+from trainables.rank import RankContext
 from trainables.rows import read_numbers
 from trainables.schedule import learning_rate
-from trainables.step import updater_for
+from trainables.step import CorrectSamples, Counters, training_step, updater_for
 from trainables.timing import Begin, Row, Step, Stepped, no_mark
-from trainables.train_step import Counts, train_step
-from trainables.trial import Trial
 from trainables.validation import Judged, judge
-from trainables.workload import Workload
 
 
-@dataclass
 class Trainee:
     """A model in training on this rank, and how far it is."""
 
-    trial: Trial
-    rank: int
-    device: torch.device
-    group: dist.ProcessGroup | None
-    control: dist.ProcessGroup | None
-    precision: Precision
-    strategy: Strategy
-    workload: Workload
-    progress: Progress = field(default_factory=Progress)
-    replay: Step | None = None
-    """a whole step of these parts, once it is compiled or captured"""
-    flops: float | None = None
-    sample: Taken | None = None
-    """the first step's batches, kept where the noise scale is watched, to time steps with"""
-
-    def __post_init__(self) -> None:
-        self.length = len(self.workload.dataset)  # type: ignore[arg-type]
-        self.rates = learning_rate(self.trial, steps_per_epoch(self.trial, self.length))
-        self.build(self.trial.noise_scale)
-
-    def build(self, watches_noise: bool) -> None:
-        """The model under its strategy, what updates it, and the step."""
-        trial, workload = self.trial, self.workload
-        self.model: nn.Module = self.strategy.wrapped(workload.model, trial, self.group, bare=watches_noise)
-        self.noise = NoiseScale(trial, self.model, self.group) if watches_noise else None
+    def __init__(self, context: RankContext):
+        trial, workload = context.trial, context.workload
+        self.context, self.trial, self.workload = context, trial, workload
+        self.rates = learning_rate(trial, steps_per_epoch(trial, len(workload.dataset)))  # type: ignore[arg-type]
+        self.model: nn.Module = context.strategy.wrapped(workload.model, trial, context.group, bare=trial.noise_scale)
+        self.noise = NoiseScale(trial, self.model, context.group) if trial.noise_scale else None
         if self.noise:
             self.noise.attach(self.model)
-        self.updater = updater_for(workload, self.model, self.precision, self.strategy, self.group)
+        self.updater = updater_for(context, self.model)
         zero_momentum(self.updater.own)
-        self.counts = Counts(self.device)
-        self.step = train_step(
-            trial,
-            workload,
-            self.model,
-            self.precision,
-            self.strategy,
-            self.updater,
-            self.counts,
-            self.noise,
-            self.group,
-        )
-
-    def leave_out_noise(self) -> None:
-        """Lets go of the noise scale, and of the model's wrapper that has its hook; `build` is to follow."""
-        self.replay = self.noise = None
-        self.model = self.workload.model
-        del self.step, self.updater
+        self.correct = CorrectSamples(context.device)
+        self.step = training_step(context, self.model, self.updater, Counters(self.correct, self.noise))
+        self.progress = Progress()
+        self.replay: Step | None = None
+        """a whole step of these parts, once it is compiled or captured"""
+        self.flops: float | None = None
 
     # ------------------------------------------------------------------------------------------------ an epoch
 
-    def epoch(self, epochs: Iterator[Iterator[Taken]]) -> Row:
+    def epoch(self, epochs: Iterator[Iterator[StepBatch]]) -> Row:
         """Trains the next epoch and validates. Gives its row, the same on all ranks."""
         progress = self.progress
-        set_seeds(seed_of(self.trial, "epoch", progress.epoch, self.rank))
-        self.barrier()
+        set_seeds(seed_of(self.trial, "epoch", progress.epoch, self.context.rank))
+        self.context.barrier()
         began_s = time.perf_counter()
         steps = next(epochs)
         first = next(steps)
@@ -101,12 +65,12 @@ class Trainee:
             given.append(self.advance(taken))
             sizes.append(taken.samples)
         losses, scales = read_numbers([each.loss for each in given]), self.scales(given)  # waits for the device
-        mine = {"losses": losses, "right": self.counts.read(), "train_s": time.perf_counter() - began_s}
-        row = self.trained(sizes, self.gathered(mine), scales) | self.validated()
+        mine = {"losses": losses, "right": self.correct.read(), "train_s": time.perf_counter() - began_s}
+        row = self.trained(sizes, self.context.gathered(mine), scales) | self.validated()
         progress.epoch += 1
         return {"epoch": progress.epoch} | row
 
-    def advance(self, taken: Taken) -> Stepped:
+    def advance(self, taken: StepBatch) -> Stepped:
         """One optimizer step. A short batch is neither compiled for nor captured: it comes once an epoch."""
         if taken.whole and self.replay is not None:
             return self.replay(taken.parts, no_mark)
@@ -122,15 +86,11 @@ class Trainee:
             correct_momentum(self.updater.optimizer, self.rates(step - 1), rate)
         set_learning_rate(self.updater.optimizer, rate)
 
-    def prepared(self, first: Taken) -> float:
+    def prepared(self, first: StepBatch) -> float:
         """What must be there before the first step of all: compiled code, a captured graph. Gives the seconds it took."""
         trial = self.trial
-        if self.noise and self.sample is None:
-            self.sample = first
-        if self.device.type == "cuda" and self.flops is None:
-            inputs, _ = self.workload.select(first.parts[0])
-            flops = step_flops(self.workload.blueprint, inputs, trial.model, trial.image_size)
-            self.flops = None if flops is None else flops * trial.accumulation_steps
+        if self.flops is None and self.context.device.type == "cuda":
+            self.flops = self.context.step_flops(self.workload.select(first.parts[0])[0])
         if self.replay is not None or trial.workload or not (trial.compiled or trial.captured):
             return 0.0
         began_s = time.perf_counter()
@@ -142,11 +102,11 @@ class Trainee:
         with taken_back(self.workload.model, self.updater, self.noise):
             for _ in range(trial.settling_steps):
                 step(first.parts, no_mark)
-            self.replay = capture(step, first.parts, self.device, False, trial.non_blocking) if trial.captured else step
+            self.replay = self.context.capture(step, first.parts) if trial.captured else step
             self.replay(first.parts, no_mark)
-        self.counts.read()
-        set_seeds(seed_of(trial, "epoch", self.progress.epoch, self.rank))
-        self.barrier()
+        self.correct.read()
+        set_seeds(seed_of(trial, "epoch", self.progress.epoch, self.context.rank))
+        self.context.barrier()
         return time.perf_counter() - began_s
 
     def scales(self, given: list[Stepped]) -> list[float]:
@@ -190,9 +150,9 @@ class Trainee:
             return dict.fromkeys(names)
         began_s = time.perf_counter()
         if self.trial.processes > 1:  # running statistics are each rank's own; rank 0's are the model's
-            broadcast_from_first(list(self.workload.model.buffers()), self.group)
-        everyone: list[Judged] = self.gathered(
-            judge(self.trial, self.workload, held, self.precision, self.device, self.rank)
+            broadcast_from_first(list(self.workload.model.buffers()), self.context.group)
+        everyone: list[Judged] = self.context.gathered(
+            judge(self.trial, self.workload, held, self.context.precision, self.context.device, self.context.rank)
         )
         samples = sum(each.samples for each in everyone)
         if samples != len(held.dataset):  # type: ignore[arg-type]
@@ -218,7 +178,7 @@ class Trainee:
     def resume(self, content: bytes) -> None:
         """Goes on from a checkpoint."""
         found = unpack(self.trial, content)
-        restore(found, self.workload.model, self.updater, self.rank)
+        restore(found, self.workload.model, self.updater, self.context.rank)
         if self.noise:
             self.noise.load_state_dict(found["noise"])
         self.progress = found["progress"]
@@ -226,9 +186,9 @@ class Trainee:
     def packed(self) -> bytes:
         """A checkpoint, on rank 0; all ranks call it."""
         state = rank_state(self.updater)
-        states = self.gathered(state) if self.trial.parallel == "zero1" else [state]
+        states = self.context.gathered(state) if self.trial.parallel == "zero1" else [state]
         noise = self.noise.state_dict() if self.noise else None
-        return pack(self.trial, self.progress, self.workload.model, states, noise) if self.rank == 0 else b""
+        return pack(self.trial, self.progress, self.workload.model, states, noise) if self.context.rank == 0 else b""
 
     def step_rows(self) -> list[Row]:
         """A row for each optimizer step so far."""
@@ -245,28 +205,37 @@ class Trainee:
             for number, (epoch, samples, loss, rate) in enumerate(self.progress.steps)
         ]
 
-    # ---------------------------------------------------------------------------------------------- ranks
 
-    def barrier(self) -> None:
-        if self.trial.processes > 1:
-            dist.barrier(self.control)
+@contextmanager
+def taken_back(model: nn.Module, updater: Updater, noise: NoiseScale | None) -> Iterator[None]:
+    """Whatever is trained inside: weights, buffers, the optimizer's state and the noise scale are put back afterwards,
+    into the same memory.
 
-    def gathered(self, value: Any) -> list[Any]:
-        """The ranks' values, on every rank, in the order of ranks."""
-        if self.trial.processes == 1:
-            return [value]
-        values: list[Any] = [None] * self.trial.processes
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+    A buffer that the optimizer made on the way becomes zero, where all optimizers of the registry begin.
+    """
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    masters = [master.detach().clone() for master in updater.masters]
+    states = {id(value): (value, value.clone()) for value in _states(updater.own)}
+    scaler = updater.scaler.state_dict() if updater.scaler else None
+    remembered = {name: value.clone() for name, value in noise.state_dict().items()} if noise else None
+    yield
+    model.load_state_dict(before)
+    with torch.no_grad():
+        for master, kept in zip(updater.masters, masters, strict=True):
+            master.copy_(kept)
+        for value in _states(updater.own):
+            if id(value) in states:
+                value.copy_(states[id(value)][1])
+            else:
+                value.zero_()
+    if updater.scaler and scaler is not None:
+        updater.scaler.load_state_dict(scaler)
+    if noise and remembered is not None:
+        noise.load_state_dict(remembered)
 
-    def from_first(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
-        if self.trial.processes == 1:
-            return value
-        values = [value]
-        ranks: Any = self.control or dist.group.WORLD
-        dist.broadcast_object_list(values, src=dist.get_global_rank(ranks, 0), group=self.control)
-        return values[0]
+
+def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def _sum(values: list[float | None]) -> float | None:

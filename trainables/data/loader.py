@@ -6,63 +6,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
 
 from trainables.batch import to_device
-from trainables.data import DataError
 from trainables.data.ahead import made_ahead
 from trainables.data.resident import device_of
+from trainables.data.sampler import RankSampler
 from trainables.trial import Trial
 from trainables.workload import Workload
-
-
-class EndlessBatches(Sampler[list[int]]):
-    """Index batches of one rank, epoch after epoch without a pause.
-
-    Every epoch is one order shared by all ranks: a shuffle (seed + epoch, as DistributedSampler's set_epoch does; seed
-    alone where `set_epoch` is False, so that every epoch repeats the first), or the data set's own order with
-    `order="in_order"`. Rank r takes each world_size-th index from r, and the few left over are dropped. Batches run on
-    across the end of an epoch, so that loader processes never drain and every batch has the same size.
-
-    With `numbered` the epoch is told too: epoch * length + index in place of the index.
-    """
-
-    def __init__(
-        self,
-        length: int,
-        batch: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        *,
-        order: str = "shuffled",
-        set_epoch: bool = True,
-        numbered: bool = False,
-    ):
-        if length < world_size:
-            raise DataError(
-                f"the data set has {length} samples, fewer than its {world_size} ranks; use a larger one or fewer ranks"
-            )
-        self.length, self.batch, self.rank, self.world_size, self.seed = length, batch, rank, world_size, seed
-        self.order, self.set_epoch, self.numbered = order, set_epoch, numbered
-
-    def __iter__(self) -> Iterator[list[int]]:
-        batch: list[int] = []
-        even = self.length - self.length % self.world_size
-        for epoch in itertools.count():
-            first = epoch * self.length if self.numbered else 0
-            for index in self._order(epoch)[self.rank : even : self.world_size].tolist():
-                batch.append(first + index)
-                if len(batch) == self.batch:
-                    yield batch
-                    batch = []
-
-    def _order(self, epoch: int) -> torch.Tensor:
-        """All indices in the order of an epoch."""
-        if self.order == "in_order":
-            return torch.arange(self.length)
-        generator = torch.Generator().manual_seed(self.seed + (epoch if self.set_epoch else 0))
-        return torch.randperm(self.length, generator=generator)
 
 
 def endless_batches(
@@ -77,7 +28,7 @@ def endless_batches(
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
-    indices = (workload.batch_indices or partial(_shuffled, trial, workload))(rank)
+    indices = (workload.batch_indices or partial(sampler, trial, workload))(rank)
     batches = loader(trial, workload, workload.dataset, indices, trial.seed, delivered)
     return _accumulated(beside_the_step(trial, workload, iter(batches), made), trial.accumulation_steps)
 
@@ -145,15 +96,7 @@ def _accumulated(batches: Iterator[Any], count: int) -> Iterator[Any]:
     return batches if count == 1 else zip(*[batches] * count, strict=True)
 
 
-def _shuffled(trial: Trial, workload: Workload, rank: int) -> EndlessBatches:
-    length = len(workload.dataset)  # type: ignore[arg-type]
-    return EndlessBatches(
-        length,
-        trial.batch_per_process,
-        rank,
-        trial.processes,
-        trial.seed,
-        order=trial.order,
-        set_epoch=trial.set_epoch,
-        numbered=getattr(workload.dataset, "numbers_epochs", False),
-    )
+def sampler(trial: Trial, workload: Workload, rank: int, first_epoch: int = 0) -> RankSampler:
+    """Return the rank's index batches of the workload's data set."""
+    numbered = getattr(workload.dataset, "numbers_epochs", False)
+    return RankSampler(trial, len(workload.dataset), rank, first_epoch=first_epoch, numbered=numbered)  # type: ignore[arg-type]
