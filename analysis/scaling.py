@@ -5,18 +5,12 @@ ranks (and the nodes that hold them) and, in strong scaling, in the batch per ra
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from analysis.accuracy import Accuracy, accuracy
-from analysis.checks import findings
-from analysis.communication import Communication, communication
-from analysis.environments import by_environment, comparable, difference
-from analysis.finding import Finding, data
-from analysis.measures import MEASURES, summaries
-from analysis.results import OUTCOME_COLUMNS, Results
+from analysis.measures import MEASURES
+from analysis.results import OUTCOME_COLUMNS
 from analysis.statistics import intervals, log_estimates, ratios
 from analysis.windows import require
 
@@ -45,58 +39,6 @@ HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profil
 _LAYOUT = ("world_size", "nodes")
 _LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
-
-
-@dataclass(frozen=True, eq=False)
-class Analysis:
-    """The trials of one environment, computed: what every table, figure and sentence of the report is made from.
-
-    results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
-    that vary among configurations, or among trainings where nothing else is done. fixed: fields that do not, with their value. environment: the fingerprint that all
-    done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
-    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found. accuracy: of trials that were
-    trained to an accuracy (see `accuracy.Accuracy`), which have no plain window and are in none of the others; None
-    where there are none.
-    """
-
-    results: Results
-    configurations: pd.DataFrame
-    scaling: pd.DataFrame
-    axes: tuple[str, ...]
-    fixed: dict[str, Any]
-    environment: dict[str, str]
-    measured: pd.DataFrame
-    communication: Communication
-    findings: tuple[Finding, ...]
-    accuracy: Accuracy | None
-
-
-def analyses(results: Results) -> list[Analysis]:
-    """An analysis of each environment, that with most done trials first. Raises ValueError naming a missing column."""
-    return [analyse(part) for part in by_environment(results)]
-
-
-def analyse(results: Results) -> Analysis:
-    """Everything that the report compares, of trials that ran under one environment.
-
-    Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
-    """
-    rows = summaries(results.trials, results.windows)
-    rows = rows.drop(columns=derived_lengths(rows))
-    seen = list(comparable(rows).values())
-    environment = seen[0] if seen else {}
-    if unlike := next((other for other in seen if other != environment), None):
-        raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")
-    fields = trial_fields(rows)
-    found = configurations(rows)
-    trained = accuracy(results)
-    shown = trained.runs if trained and found.empty else found
-    varying = tuple(name for name in fields if name != "repeat" and shown[name].nunique(dropna=False) > 1)
-    fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
-    scaling = scaling_rows(found)
-    traffic = communication(results, found, scaling)
-    odd = findings(data(found, rows, results.shapes, results.windows))
-    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
 
 
 OLDER = {"gradient_as_bucket_view": False}
