@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.accuracy import Accuracy, by_precision
 from analysis.measures import configuration_of
 from analysis.scaling import RESULT_COLUMNS, throughput_estimates, trial_fields
-from analysis.statistics import ratios
+from analysis.statistics import ratios_to_reference
 
 COLUMNS = ["configuration", "reference", "against", "ratio", "ratio_low", "ratio_high"]
 
@@ -21,7 +21,7 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
     this one is equal; a group's first value is its reference. Null values of `field` are left out. Rows lie group by group, in that order.
 
     Columns: configuration and reference (index into `found`), against (the reference's value of `field`), ratio without
-    unit with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios`), null for the reference itself.
+    unit with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios_to_reference`), null for the reference itself.
     """
     if found.empty or field not in found or found[field].nunique() < 2:
         return pd.DataFrame(columns=COLUMNS)
@@ -39,8 +39,7 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
         return pd.DataFrame(columns=COLUMNS)
     members = members.sort_values(["group", "place"], kind="stable")
     first = members.index.to_series().groupby(members["group"]).transform("first")
-    ratio = ratios(throughput_estimates(members), throughput_estimates(found.loc[first]).set_axis(members.index))
-    ratio.loc[first == members.index, ["low", "high"]] = float("nan")
+    ratio = ratios_to_reference(throughput_estimates(found), first)
     return pd.DataFrame(
         {
             "configuration": members.index,

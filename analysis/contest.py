@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.scaling import HOW_MEASURED, throughput_estimates
-from analysis.statistics import ratios
+from analysis.statistics import ratios_to_reference
 
 WORK = ("model", "workload", "dataset", "image_size", "sequence_length")
 """Fields that say what is computed: configurations that differ in one of them do other work."""
@@ -67,6 +67,6 @@ def _contest(axes: Sequence[str], work: Mapping[str, Any], rows: pd.DataFrame, s
         return Contest(work, first, None, float("nan"), float("nan"), float("nan"))
     second = int(others.index[0])
     estimates = throughput_estimates(rows).assign(log_mean=lambda frame: frame["log_mean"] + np.log(scale))
-    between = ratios(estimates.loc[[first]], estimates.loc[[second]].set_axis([first])).iloc[0]
+    between = ratios_to_reference(estimates, pd.Series({first: second})).iloc[0]
     ratio = float(value[first] / value[second])
     return Contest(work, first, second, ratio, float(between["low"]), float(between["high"]))

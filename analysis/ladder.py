@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.accuracy import Accuracy, by_precision
-from analysis.statistics import log_estimates, ratios
+from analysis.statistics import log_estimates, ratios_to_reference
 from analysis.study_record import ReferenceLadder, StudyRecord
 
 BATCHES = 300
@@ -62,8 +62,7 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
         frame[f"trained_percent{end}"] = 100 * frame["precision"].map(reached[f"top1{end}"]).astype(float)
     before = pd.Series(frame.index, index=frame.index).shift().fillna(frame.index[0]).astype(int)
     for name, reference in (("step", before), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
-        ratio = ratios(estimates, estimates.loc[reference].set_axis(estimates.index))
-        ratio.loc[reference == frame.index, ["low", "high"]] = float("nan")
+        ratio = ratios_to_reference(estimates, reference)
         frame[[f"{name}_ratio", f"{name}_ratio_low", f"{name}_ratio_high"]] = ratio[["ratio", "low", "high"]]
     frame.loc[frame.index[0], "step_ratio"] = float("nan")  # nothing is before it
     return pd.concat([frame.reset_index(drop=True), reference_rows(record.reference_ladders)], ignore_index=True)[

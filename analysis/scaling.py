@@ -4,14 +4,14 @@ A configuration is a trial without its repeat. A series is a set of configuratio
 ranks (and the nodes that hold them) and, in strong scaling, in the batch per rank that keeps the global batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from analysis.measures import MEASURES
 from analysis.results import OUTCOME_COLUMNS
-from analysis.statistics import intervals, log_estimates, ratios
+from analysis.statistics import intervals, log_estimates, ratios_to_reference
 from analysis.windows import require
 
 RESULT_COLUMNS = (
@@ -137,7 +137,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
         borrowed = {number: one for number, rows in by_series if (one := one_rank(rows, found, keys)) is not None}
         reference = members["series"].map(borrowed).fillna(first).astype(int)
         several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(borrowed))
-        part = _against_reference(members[several], found.loc[reference[several]])
+        part = _against_reference(members[several], found, reference[several])
         part["series"] = part.groupby("series", sort=False).ngroup() + first_series
         first_series += part["series"].nunique()
         parts.append(part.assign(scaling=label))
@@ -151,28 +151,36 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
 
 
-def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str]) -> int | None:
-    """The configuration on one rank that a series lacks: the same over any interconnect, for one rank uses none, however timed.
+def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str]) -> int | None:
+    """The configuration on one rank that a series lacks.
 
-    rows: the series, of configurations that are alike in `keys`. None where it has one rank itself, or no configuration of
-    `found` is like it.
+    rows: the series, of configurations that are alike in `keys`. The one that is alike in all of them comes first, then one
+    measured over another interconnect, of which one rank uses none, or timed in another way. None if the series has one rank
+    itself, or no configuration of `found` is like it.
     """
     if (rows["world_size"] == 1).any():
         return None
     first = rows.iloc[0]
-    like = found[found["world_size"] == 1]
-    for name in keys:
-        if name not in ("interconnect", *HOW_MEASURED):
-            like = like[(like[name] == first[name]) | (like[name].isna() & pd.isna(first[name]))]
+    alone = found[found["world_size"] == 1]
+    exact = alone[_alike(alone, first, keys)]
+    if len(exact):
+        return int(exact.index[0])
+    like = alone[_alike(alone, first, [name for name in keys if name not in ("interconnect", *HOW_MEASURED)])]
     return None if like.empty else int(like["n"].sort_values(kind="stable").index[-1])
 
 
-def _against_reference(members: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
-    """Ratios of each member to its reference, the row at its place; both are indexed by configuration."""
-    first = reference.index
-    reference = reference.set_axis(members.index)
-    ratio = ratios(throughput_estimates(members), throughput_estimates(reference))
-    ratio.loc[first == members.index, ["low", "high"]] = float("nan")
+def _alike(rows: pd.DataFrame, one: pd.Series, keys: Sequence[str]) -> pd.Series:
+    """True for each of `rows` that is equal to `one` in all `keys`; null equals null."""
+    equal = pd.Series(True, index=rows.index)
+    for name in keys:
+        equal &= (rows[name] == one[name]) | (rows[name].isna() & pd.isna(one[name]))
+    return equal
+
+
+def _against_reference(members: pd.DataFrame, found: pd.DataFrame, first: pd.Series) -> pd.DataFrame:
+    """Ratios of each member to its reference, whose configuration `first` gives."""
+    reference = found.loc[first].set_axis(members.index)
+    ratio = ratios_to_reference(throughput_estimates(found), first)
     ideal = members["world_size"] / reference["world_size"]
     return pd.DataFrame(
         {

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.scaling import STRONG, WEAK, one_rank, throughput_estimates
-from analysis.statistics import ratios
+from analysis.statistics import ratios_to_reference
 
 
 def speed_up_rows(found: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[Hashable, float]) -> pd.DataFrame:
@@ -29,7 +29,7 @@ def speed_up_rows(found: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[H
             strategy = larger.iloc[0].get("parallel", "none")
             for kind in dict.fromkeys([strategy, "none"]):
                 wanted = larger.assign(parallel=kind) if "parallel" in found else larger
-                base = _on_one_rank(wanted, found, keys)
+                base = one_rank(wanted, found, keys)
                 if base is not None:
                     row: dict[Hashable, Any] = larger.iloc[0][[*fields, "global_batch"]].to_dict()
                     members = pd.concat([found.loc[[base]], larger])
@@ -37,18 +37,10 @@ def speed_up_rows(found: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[H
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["scaling", "baseline", "trial_ids", "n"])
 
 
-def _on_one_rank(larger: pd.DataFrame, found: pd.DataFrame, keys: list[str]) -> int | None:
-    """The configuration on one rank that is alike in all `keys`, else that of `one_rank`, which scaling tables borrow too."""
-    wanted = larger.iloc[0][keys]
-    alone = found[found["world_size"] == 1]
-    own = alone[((alone[keys] == wanted) | (alone[keys].isna() & wanted.isna())).all(axis=1)]
-    return int(own.index[0]) if len(own) else one_rank(larger, found, keys)
-
-
 def _against_first(members: pd.DataFrame, epoch_s: Mapping[Hashable, float]) -> dict[Hashable, Any]:
     """One row's columns for each number of ranks: the configurations `members`, of which the first has one rank."""
     estimates = throughput_estimates(members)
-    ratio = ratios(estimates, estimates.iloc[[0] * len(estimates)].set_axis(estimates.index))
+    ratio = ratios_to_reference(estimates, pd.Series(estimates.index[0], index=estimates.index))
     row: dict[Hashable, Any] = {
         "trial_ids": tuple(trial for ids in members["trial_ids"] for trial in ids),
         "n": members["n"].min(),
