@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.remedies import LAYOUT, remedies
-from analysis.results import OUTCOME_COLUMNS, Results
+from analysis.results import Results
 from analysis.statistics import mean_interval, welch_difference
 
 TARGET_SHARE = 0.99
@@ -121,11 +121,6 @@ def by_precision(found: Accuracy | None) -> pd.DataFrame:
     data = "a workload" if run.get("workload") else f"{run['model']} on {run['dataset']}"
     frame = found.cells.set_index(found.cells["remedy"].map(formats["first"]))
     return frame.assign(trained=f"{data}, {run['epochs']} epochs at global batch {run['global_batch']:.0f}")[columns]
-
-
-def training_fields(runs: pd.DataFrame, trials: pd.DataFrame) -> list[str]:
-    """The columns of `runs` that are fields of a trial."""
-    return [name for name in runs.columns if name in trials and name not in OUTCOME_COLUMNS]
 
 
 def _ratio(numerator: pd.Series, denominator: pd.Series) -> pd.Series:

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from analysis.accuracy import Accuracy
 from analysis.drawing import INK, MARKERS, STYLE, TEXT, legend, wrapped
-from analysis.scaling import Analysis
+from analysis.study import Analysis
 
 _MOST_COLUMNS = 4
 

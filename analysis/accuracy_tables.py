@@ -1,18 +1,13 @@
-"""Tables of trainings: accuracy over the batch, where it fails, time to a target, throughput that counts, the fifth epoch."""
+"""Tables of trainings: accuracy over the batch, where it fails, time to a target, throughput that counts, one epoch."""
 
 import numpy as np
 import pandas as pd
 
 from analysis.accuracy import RELEVANT_LOSS, Accuracy, goodput
-from analysis.columns import study_ranks
 from analysis.formatting import number, percent
-from analysis.hardware_tables import price_per_gpu_hour
-from analysis.scaling import Analysis
-from analysis.statistics import mean_interval, welch_difference
+from analysis.report_epoch import EPOCH_COLUMNS, report_epoch_rows
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
-
-COURSE_EPOCH = 5
-"""the epoch that a course asks about"""
 
 _REMEDY = Column("remedy", "remedy", "what differs from the plain training besides batch and seed.")
 _BATCH = Column("global_batch", "global batch", "samples of one optimizer step.", decimals=0)
@@ -105,7 +100,7 @@ def time_to_target(analysis: Analysis) -> Table:
     found = analysis.accuracy
     ranks = study_ranks(analysis)
     frame = _cells(found)
-    price = price_per_gpu_hour(analysis.results.study)
+    price = analysis.record.price_per_gpu_hour
     frame["reached_text"] = [f"{row['reached']} of {row['runs']}" for _, row in frame.iterrows()]
     frame["money_to_target"] = frame["hours_to_target"] * (np.nan if price is None else price)
     currency = "currency of --price-per-gpu-hour" if price is None else f"{ranks[0]}-hours at {price:g} each"
@@ -164,68 +159,26 @@ _GOODPUT = (
 )  # fmt: skip
 
 
-def fifth_epoch(analysis: Analysis) -> Table:
-    """Mean training loss and accuracy of the fifth epoch: the largest batch of all ranks against the reference batch."""
-    frame = fifth_epoch_rows(analysis.accuracy) if analysis.accuracy else pd.DataFrame(columns=_FIFTH)
-    frame = _percent(frame, "course_top1", "course_top1_difference")
+def report_epoch(analysis: Analysis) -> Table:
+    """Training loss and accuracy at the study's report epoch: the largest batch on all ranks against the reference batch."""
+    epoch, found = analysis.record.report_epoch, analysis.accuracy
+    frame = pd.DataFrame(columns=EPOCH_COLUMNS) if found is None or epoch is None else report_epoch_rows(found, epoch)
+    frame = _percent(frame, "epoch_top1", "epoch_top1_difference")
     return Table(
-        f"Epoch {COURSE_EPOCH}: the largest batch on all {study_ranks(analysis)[1]} against the reference batch",
+        f"Epoch {epoch}: the largest batch on all {study_ranks(analysis)[1]} against the reference batch",
         (
             _REMEDY,
             _BATCH,
             _MADE_OF,
-            Column("course_loss", "training loss", f"mean over the steps of epoch {COURSE_EPOCH}, mean of the seeds [95 % interval].", decimals=3, interval=True),
-            Column("course_loss_difference", "difference", "to the reference batch [95 % interval, Welch's t].", decimals=3, interval=True),
-            Column("course_top1_percent", "training accuracy (%)", f"of the samples of epoch {COURSE_EPOCH} as they were trained on.", 1, 2, True),
-            Column("course_top1_difference_percent", "difference (points)", "the same.", 1, 2, True),
+            Column("epoch_loss", "training loss", f"mean over the steps of epoch {epoch}, mean of the seeds [95 % interval].", decimals=3, interval=True),
+            Column("epoch_loss_difference", "difference", "to the reference batch [95 % interval, Welch's t].", decimals=3, interval=True),
+            Column("epoch_top1_percent", "training accuracy (%)", f"of the samples of epoch {epoch} as they were trained on.", 1, 2, True),
+            Column("epoch_top1_difference_percent", "difference (points)", "the same.", 1, 2, True),
             _SEEDS,
         ),
         frame,
         blocks=("global_batch",),
     )  # fmt: skip
-
-
-_FIFTH = [
-    "remedy", "global_batch", "made_of", "n", "trial_ids",
-    *(f"{name}{end}" for name in ("course_loss", "course_loss_difference", "course_top1", "course_top1_difference")
-      for end in ("", "_low", "_high")),
-]  # fmt: skip
-
-
-def fifth_epoch_rows(found: Accuracy) -> pd.DataFrame:
-    """The plain reference and every cell with the largest batch per rank on the most ranks, at `COURSE_EPOCH`.
-
-    Columns: those of a cell, and course_loss and course_top1 (means over seeds) with their differences to the plain
-    reference, each with `_low` and `_high`. Empty where no training came so far.
-    """
-    at = found.epochs[found.epochs["epoch"] == COURSE_EPOCH].set_index("trial_id")
-    shown = found.cells
-    reference = shown[shown["is_reference"] & (shown["remedy"] == found.plain)]
-    above = shown[~shown["is_reference"] & (shown["global_batch"] > shown["reference_batch"])]
-    above = above[above["world_size"] == above["world_size"].max()]
-    above = above[above["batch_per_gpu"] == above["batch_per_gpu"].max()]
-    above = above[above["accumulation_steps"] == above["accumulation_steps"].min()]
-    if reference.empty or above.empty:
-        return pd.DataFrame(columns=_FIFTH)
-    base = at.reindex(list(reference["trial_ids"].iloc[0]))
-    rows = []
-    for i, cell in (
-        pd.concat([reference.iloc[:1], above.sort_values("remedy_number", kind="stable")]).reset_index().iterrows()
-    ):
-        own = at.reindex(list(cell["trial_ids"]))
-        row = {name: cell[name] for name in ("remedy", "global_batch", "made_of", "trial_ids")}
-        for name, column, most in (("course_loss", "train_loss", np.inf), ("course_top1", "train_top1", 1.0)):
-            values = own[column].dropna()
-            row |= {name: values.mean(), "n": len(values)}
-            row[f"{name}_low"], row[f"{name}_high"] = mean_interval(values, least=0, most=most)
-            nothing = (np.nan,) * 3
-            found_difference = welch_difference(values, base[column].dropna(), most) if i else nothing
-            row |= dict(
-                zip([f"{name}_difference{end}" for end in ("", "_low", "_high")], found_difference, strict=True)
-            )
-        rows.append(row)
-    frame = pd.DataFrame(rows)
-    return frame[frame["n"] > 0].reindex(columns=_FIFTH)
 
 
 def _cells(found: Accuracy | None) -> pd.DataFrame:
@@ -289,12 +242,3 @@ def _target_note(found: Accuracy | None) -> str:
         f"Measured, at the end of epochs. No target was asked for, so it is {percent(found.target, 2)}: 99 % of the mean accuracy of the "
         f"plain training at the reference batch, chosen after the fact (--target-accuracy asks for another)."
     )
-
-
-ACCURACY_TABLES = {
-    "accuracy": accuracy_table,
-    "elbow": elbow,
-    "time_to_target": time_to_target,
-    "goodput": goodput_table,
-    "fifth_epoch": fifth_epoch,
-}

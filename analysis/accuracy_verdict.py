@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.accuracy import Accuracy, goodput
-from analysis.accuracy_tables import COURSE_EPOCH, fifth_epoch_rows
 from analysis.formatting import join, number, percent, with_interval
 from analysis.remedies import NOTHING
-from analysis.scaling import Analysis
+from analysis.report_epoch import report_epoch_rows
 from analysis.statistics import welch_difference
+from analysis.study import Analysis
 
 
 def sentences(analysis: Analysis) -> list[str]:
@@ -17,7 +17,7 @@ def sentences(analysis: Analysis) -> list[str]:
     if found is None:
         return []
     said = (
-        reference(found), at_one_batch(found), at_course_epoch(found), failure(found), mended(found), critical(found), soonest(found),
+        reference(found), at_one_batch(found), at_report_epoch(found, analysis.record.report_epoch), failure(found), mended(found), critical(found), soonest(found),
         most_goodput(found),
     )  # fmt: skip
     return [sentence for sentence in said if sentence]
@@ -85,16 +85,16 @@ def _beside_plain(row: pd.Series) -> str:
     )
 
 
-def at_course_epoch(found: Accuracy) -> str | None:
-    """Training loss and accuracy of the largest batch and the reference, where trainings end with the epoch that the course asks for."""
-    rows = fifth_epoch_rows(found)
-    if len(rows) < 2 or found.epochs["epoch"].max() != COURSE_EPOCH:
+def at_report_epoch(found: Accuracy, epoch: int | None) -> str | None:
+    """Training loss and accuracy of the largest batch and the reference at the study's report epoch."""
+    rows = pd.DataFrame() if epoch is None else report_epoch_rows(found, epoch)
+    if len(rows) < 2:
         return None
-    said = [
-        f"{number(row['course_loss'], 3)} and {number(100 * row['course_top1'], 1)}\u00a0% with {label(row)}"
+    listed = [
+        f"{number(row['epoch_loss'], 3)} and {number(100 * row['epoch_top1'], 1)}\u00a0% with {label(row)}"
         for _, row in rows.iterrows()
     ]
-    return f"In epoch {COURSE_EPOCH} mean training loss and accuracy are {join(said)}."
+    return f"In epoch {epoch} mean training loss and accuracy are {join(listed)}."
 
 
 def failure(found: Accuracy) -> str | None:

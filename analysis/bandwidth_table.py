@@ -1,42 +1,16 @@
 """The bandwidth that training reaches, from the bytes, the ranks and the time that it is made of."""
 
-import pandas as pd
-
-from analysis.ceiling import bus_factor
-from analysis.columns import GB, MIB, N_COLUMN, axis_columns, blocks, study_ranks
-from analysis.scaling import Analysis
+from analysis.columns import GB, MIB, N_COLUMN, axis_columns, blocks
+from analysis.communication_cost import bandwidth_rows
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
-
-
-def bandwidth_rows(analysis: Analysis) -> pd.DataFrame:
-    """A row for each configuration with an account of its all-reduces, indexed like `Analysis.configurations`.
-
-    Bus bandwidth = S / t · 2(N-1)/N for S bytes on N ranks (NVIDIA nccl-tests, doc/PERFORMANCE.md), with three t:
-    wire_s, the transfer of all buckets (see `communication.step_rows`); course_s, what the step takes longer than on one
-    rank; ceiling_s, the same buckets one after another in the same trials' sweep. course_bus_bytes_per_s is null where the
-    step did not take longer. utilisation = ceiling_s / wire_s summed over the buckets.
-    """
-    found = analysis.configurations
-    exposed, buckets = analysis.communication.exposed, analysis.communication.buckets
-    columns = ["gradient_bytes", "buckets", "wire_s", "course_s"]
-    frame = exposed[columns].astype(float).join(found[["world_size", "n", "trial_ids"]])
-    sums = buckets.groupby("configuration")[["wire_s", "ceiling_s"]].sum(min_count=1).astype(float)
-    complete = ~buckets["ceiling_s"].isna().groupby(buckets["configuration"]).any()
-    sums["ceiling_s"] = sums["ceiling_s"].where(complete)
-    frame["ceiling_s"] = sums["ceiling_s"]
-    frame["utilisation"] = sums["ceiling_s"] / sums["wire_s"]
-    moved = frame["gradient_bytes"] * bus_factor(frame["world_size"].astype(float))
-    frame["algorithm_bytes_per_s"] = frame["gradient_bytes"] / frame["wire_s"]
-    for name in ("wire", "ceiling", "course"):
-        frame[f"{name}_bus_bytes_per_s"] = moved / frame[f"{name}_s"].where(frame[f"{name}_s"] > 0)
-    return frame
 
 
 def bandwidth(analysis: Analysis) -> Table:
     """Bandwidth and utilisation of the all-reduces of a step."""
     axes = axis_columns(analysis)
     fields = [column.name for column in axes if column.name != "world_size"]
-    frame = bandwidth_rows(analysis).join(analysis.configurations[fields])
+    frame = bandwidth_rows(analysis.configurations, analysis.communication).join(analysis.configurations[fields])
     one, several = study_ranks(analysis)
     return Table(
         "Bandwidth of the all-reduces and its utilisation",

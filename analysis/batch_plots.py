@@ -10,12 +10,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.batch_tables import batch_curve
-from analysis.columns import study_ranks
 from analysis.drawing import GRID, INK, MARKERS, STYLE, TEXT, facet_fields, grid_of_axes, legend, outer_labels, wrapped
 from analysis.formatting import configuration_label, field_label, value_label
-from analysis.ladder import OURS, ladder_rows
-from analysis.scaling import Analysis
+from analysis.ladder import OURS
+from analysis.study import Analysis, study_ranks
 
 _LINES = ("precision", "execution", "parallel", "storage", "memory_format")
 """Fields that a line of the batch figure may stand for: the first that varies."""
@@ -23,7 +21,7 @@ _LINES = ("precision", "execution", "parallel", "storage", "memory_format")
 
 def batch_size(analysis: Analysis) -> Figure | None:
     """Throughput of one rank over its batch, with 95 % intervals, up to the end of memory: a cross on the axis marks a batch that ran out of it."""
-    curve = batch_curve(analysis)
+    curve = analysis.batch_curve
     if curve.empty or curve["throughput_samples_per_s"].isna().all():
         return None
     ranks = study_ranks(analysis)
@@ -74,7 +72,7 @@ def batch_size(analysis: Analysis) -> Figure | None:
 
 def ladder(analysis: Analysis) -> Figure | None:
     """The acceleration ladder as a waterfall: time of a sample at each rung (dark), what the rung saved (light), and the speed-up over the first; this study's rungs, and published ones of another machine."""
-    rows = ladder_rows(analysis)
+    rows = analysis.ladder
     if rows.empty:
         return None
     machines = list(rows.groupby("machine", sort=False))

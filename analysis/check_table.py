@@ -3,10 +3,9 @@
 import pandas as pd
 
 from analysis.checks import CHECKS
-from analysis.evidence import MOST_NAMED, named
 from analysis.finding import FALSE_ALARM, MATTERS
-from analysis.formatting import join, percent
-from analysis.scaling import Analysis
+from analysis.formatting import MOST_NAMED, join, named, percent
+from analysis.study import Analysis
 from analysis.table import Column, Table
 
 

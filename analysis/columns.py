@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from analysis.formatting import field_label, rank_noun
-from analysis.scaling import Analysis
+from analysis.formatting import field_label
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column
 
 GIB, MIB = 2**30, 2**20
@@ -55,12 +55,6 @@ def characters_per_s(found: pd.DataFrame) -> pd.Series:
 
 def _exact(frame: pd.DataFrame, name: str) -> int | None:
     return 0 if name in frame and pd.api.types.is_integer_dtype(frame[name]) else None
-
-
-def study_ranks(analysis: Analysis) -> tuple[str, str]:
-    """What this study's ranks are called, one and several."""
-    trials = analysis.results.trials
-    return rank_noun(trials["device"].dropna() if "device" in trials else ())
 
 
 def blocks(axes: list[Column]) -> tuple[str, ...]:

@@ -11,9 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from analysis.ceiling import KEYS
-from analysis.columns import GB, study_ranks
+from analysis.columns import GB
 from analysis.communication import SLOWDOWN_PARTS
-from analysis.communication_tables import SLOWDOWN_LABELS
 from analysis.drawing import (
     INK,
     MARKERS,
@@ -26,8 +25,8 @@ from analysis.drawing import (
     stacked_bars,
     wrapped,
 )
-from analysis.formatting import configuration_label, size
-from analysis.scaling import Analysis
+from analysis.formatting import SLOWDOWN_LABELS, configuration_label, size
+from analysis.study import Analysis, study_ranks
 
 VISIBLE_SPAN = 10_000
 """Largest bus bandwidth / smallest that the figure shows."""

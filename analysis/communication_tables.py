@@ -7,22 +7,12 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.columns import GB, MIB, N_COLUMN, axis_columns, blocks, study_ranks
+from analysis.columns import GB, MIB, N_COLUMN, axis_columns, blocks
 from analysis.communication import SLOWDOWN_PARTS
-from analysis.formatting import decimals_for, field_label
-from analysis.scaling import Analysis
+from analysis.communication_cost import AUDIT_BUDGET, flagged_trials
+from analysis.formatting import SLOWDOWN_LABELS, decimals_for, field_label
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
-
-AUDIT_BUDGET = 0.02
-"""Cost of a trial's instruments, as a share of its plain step, from which the trial is flagged."""
-
-SLOWDOWN_LABELS = {
-    "exposed_wire_s": "exposed wire",
-    "exposed_wait_s": "exposed wait",
-    "host_work_s": "host work",
-    "load_s": "load",
-    "remainder_s": "remainder",
-}
 
 _MS = 1e3
 
@@ -229,7 +219,7 @@ def sweep(analysis: Analysis) -> Table:
 
 def audit(analysis: Analysis) -> Table:
     """Trials whose instruments cost more than the budget."""
-    flagged = flagged_trials(analysis)
+    flagged = flagged_trials(analysis.measured)
     return Table(
         f"Trials whose instruments cost more than {AUDIT_BUDGET:.0%}".replace("%", " %"),
         (
@@ -246,14 +236,6 @@ def audit(analysis: Analysis) -> Table:
         flagged,
         "Wall time of the slowest rank each, windows of one trial after another: noise of the machine counts too.",
     )  # fmt: skip
-
-
-def flagged_trials(analysis: Analysis) -> pd.DataFrame:
-    """The rows of `Analysis.measured` whose instruments cost more than `AUDIT_BUDGET`, the dearest first."""
-    columns = ["instruments_ratio", "communication_ratio"]
-    worst = analysis.measured[columns].astype(float).max(axis=1)
-    order = worst[worst > 1 + AUDIT_BUDGET].sort_values(ascending=False, kind="stable").index
-    return analysis.measured.loc[order].astype(dict.fromkeys(columns, float))
 
 
 def _by_configuration(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,11 +2,10 @@
 
 from collections.abc import Hashable
 
-from analysis.columns import study_ranks
 from analysis.communication import SLOWDOWN_PARTS, step_of_account_s
-from analysis.communication_tables import AUDIT_BUDGET, SLOWDOWN_LABELS, flagged_trials
-from analysis.formatting import configuration_label, join, number, percent, value_label
-from analysis.scaling import Analysis
+from analysis.communication_cost import AUDIT_BUDGET, flagged_trials
+from analysis.formatting import SLOWDOWN_LABELS, configuration_label, join, number, percent, value_label
+from analysis.study import Analysis, study_ranks
 
 _WORTH_A_WORD = 0.02
 """Share of a step below which nothing is said of it, and of a slowdown below which a part goes unnamed."""
@@ -94,7 +93,7 @@ def utilisation(analysis: Analysis) -> str | None:
 
 def audit(analysis: Analysis) -> str | None:
     """How many trials' instruments cost more than the budget."""
-    flagged = flagged_trials(analysis)
+    flagged = flagged_trials(analysis.measured)
     if flagged.empty:
         return None
     worst = flagged[["instruments_ratio", "communication_ratio"]].max().max() - 1

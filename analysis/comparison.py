@@ -1,11 +1,14 @@
 """What one field changes where all others are equal: each of its values against a reference, with an interval."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
+from analysis.accuracy import Accuracy, by_precision
+from analysis.measures import configuration_of
 from analysis.scaling import RESULT_COLUMNS, throughput_estimates, trial_fields
-from analysis.statistics import ratios
+from analysis.statistics import ratios_to_reference
 
 COLUMNS = ["configuration", "reference", "against", "ratio", "ratio_low", "ratio_high"]
 
@@ -18,7 +21,7 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
     this one is equal; a group's first value is its reference. Null values of `field` are left out. Rows lie group by group, in that order.
 
     Columns: configuration and reference (index into `found`), against (the reference's value of `field`), ratio without
-    unit with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios`), null for the reference itself.
+    unit with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios_to_reference`), null for the reference itself.
     """
     if found.empty or field not in found or found[field].nunique() < 2:
         return pd.DataFrame(columns=COLUMNS)
@@ -36,8 +39,7 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
         return pd.DataFrame(columns=COLUMNS)
     members = members.sort_values(["group", "place"], kind="stable")
     first = members.index.to_series().groupby(members["group"]).transform("first")
-    ratio = ratios(throughput_estimates(members), throughput_estimates(found.loc[first]).set_axis(members.index))
-    ratio.loc[first == members.index, ["low", "high"]] = float("nan")
+    ratio = ratios_to_reference(throughput_estimates(found), first)
     return pd.DataFrame(
         {
             "configuration": members.index,
@@ -48,3 +50,89 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
             "ratio_high": ratio["high"],
         }
     ).reset_index(drop=True)
+
+
+COMPARED: Mapping[str, tuple[object, ...]] = {
+    "storage": ("jpeg", "lmdb", "arrow_jpeg", "arrow_raw"),
+    "precision": ("fp32", "tf32", "bf16", "fp16", "fp16_master", "fp16_pure"),
+    "parallel": ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2", "horovod"),
+    "execution": ("eager", "compile", "graph", "compile_graph"),
+    "interconnect": ("auto", "no_p2p", "socket"),
+}
+"""Fields with a table of their own, and their values from the reference on."""
+
+SETTINGS: Mapping[str, tuple[object, ...]] = {
+    "loader_workers": (),
+    "prefetch_batches": (),
+    "pin_memory": (False, True),
+    "non_blocking": (False, True),
+    "copy_ahead": (False, True),
+    "storage_place": ("disk", "shared_memory"),
+    "page_cache": ("as_is", "cold", "warm"),
+    "order": ("shuffled", "in_order"),
+    "decode": ("pil", "torchvision", "nvjpeg", "nvjpeg_ahead"),
+    "augment": ("none", "cpu", "device"),
+    "memory_format": ("contiguous", "channels_last"),
+    "sync_batch_norm": (False, True),
+    "broadcast_buffers": (True, False),
+    "bucket_mb": (25.0,),
+    "gradient_as_bucket_view": (True, False),
+    "static_graph": (False, True),
+    "pin_cores": (False, True),
+    "accumulation_steps": (1,),
+    "cpus_per_rank": (),
+    "sequence_length": (),
+    "image_size": (),
+}
+"""Fields that no table of their own compares, and their values from the reference on."""
+
+
+def trained(found: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:
+    """What trainings in a configuration's number format reached, in percent with interval; indexed like `found`."""
+    reached = by_precision(accuracy)
+    formats = found.get("precision", pd.Series(dtype=object))
+    return pd.DataFrame(
+        {
+            f"trained_percent{end}": 100 * formats.map(reached[f"top1{end}"]).astype(float)
+            for end in ("", "_low", "_high")
+        }
+    )
+
+
+def losses(found: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """What a configuration's losses say, indexed like `found`.
+
+    steps: the losses of `Results`.
+
+    final_loss: mean over all ranks and the last tenth of the plain window's steps (at least one), median over repeats.
+    skipped_steps: steps of rank 0 whose loss scale is lower than that of the step before, which is what
+    torch.amp.GradScaler does where gradients are not finite; null without a loss scale. unfinite_losses: rows without a
+    loss in windows that note one (a loss that is not finite is kept as null); null where no step of the study has a loss.
+    """
+    configuration = configuration_of(found)
+    noted = bool(steps.loc[steps["trial_id"].isin(configuration.index), "loss"].notna().any())
+    each = steps.groupby("trial_id", observed=True)
+    rows = {name: _of_trial(part, noted) for name, part in each if name in configuration.index}
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=_OF_TRIAL, dtype=float)
+    grouped = frame.groupby(configuration.reindex(frame.index))
+    result = grouped[["skipped_steps", "unfinite_losses"]].sum(min_count=1)
+    result.insert(0, "final_loss", frame["final_loss"].groupby(configuration.reindex(frame.index)).median())
+    return result
+
+
+_FIRST_LOSS_SCALE = 65536.0
+"""before the first step, and kept with each after it (torch.amp.GradScaler's own)"""
+
+
+_OF_TRIAL = ["final_loss", "skipped_steps", "unfinite_losses"]
+
+
+def _of_trial(steps: pd.DataFrame, noted: bool) -> list[float]:
+    """`_OF_TRIAL` from the losses of one trial; `noted`: some trial of the study has a loss."""
+    plain = steps[steps["window"] == "plain"]
+    first, last = plain["step"].min(), plain["step"].max()
+    final = plain.loc[plain["step"] > last - max(1, (last - first + 1) // 10), "loss"].mean(skipna=False)
+    scales = steps["loss_scale"].dropna()
+    before = scales.shift(fill_value=_FIRST_LOSS_SCALE)
+    skipped = (scales < before).sum() if len(scales) else np.nan
+    return [final, skipped, steps["unfinite_losses"].sum() if noted else np.nan]

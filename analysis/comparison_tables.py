@@ -1,17 +1,13 @@
 """Tables that compare the values of one field at a time: storage, precision, strategy, execution, interconnect, settings."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
-from analysis.accuracy import by_precision
-from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
-from analysis.comparison import against_reference
+from analysis.columns import GIB, N_COLUMN, axis_columns
+from analysis.comparison import COMPARED, SETTINGS, against_reference, losses, trained
 from analysis.formatting import configuration_label, field_label, field_value
-from analysis.measures import configuration_of
-from analysis.scaling import Analysis
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
 
 _STEP = Column("step_s", "step time (ms)", "plain step, without instruments; median of the repeats.", 1e3)
@@ -34,23 +30,21 @@ _AGAINST = Column("against", "against", "the value that a row is held against: t
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A field, its values from the reference on, and what is shown beside the ratio."""
+    """A field of `COMPARED`, and what is shown beside the ratio."""
 
     title: str
     field: str
-    order: tuple[str, ...]
     beside: tuple[Column, ...]
     note: str = ""
 
 
 _STORAGE = _Comparison(
-    "Storage formats", "storage", ("jpeg", "lmdb", "arrow_jpeg", "arrow_raw"), (_STEP, _LOAD),
+    "Storage formats", "storage", (_STEP, _LOAD),
     "How samples lie on disk. Where loaders keep ahead of the step, load wait is near zero and no format can be faster.",
 )  # fmt: skip
 _PRECISION = _Comparison(
     "Precision: speed and loss",
     "precision",
-    ("fp32", "tf32", "bf16", "fp16", "fp16_master", "fp16_pure"),
     (
         _STEP,
         _MEMORY,
@@ -62,47 +56,16 @@ _PRECISION = _Comparison(
     "A format that is fast and does not learn is not faster: read speed beside the loss.",
 )  # fmt: skip
 _PARALLEL = _Comparison(
-    "Parallel strategies", "parallel",
-    ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2", "horovod"), (_STEP, _EXPOSED, _MEMORY),
+    "Parallel strategies", "parallel", (_STEP, _EXPOSED, _MEMORY),
 )  # fmt: skip
 _EXECUTION = _Comparison(
-    "Execution modes", "execution", ("eager", "compile", "graph", "compile_graph"), (_STEP, _HOST, _BUSY, _MEMORY),
+    "Execution modes", "execution", (_STEP, _HOST, _BUSY, _MEMORY),
     "Compilation makes fewer and larger kernels; a CUDA graph spares the host from issuing them one by one.",
 )  # fmt: skip
 _INTERCONNECT = _Comparison(
-    "Interconnects", "interconnect", ("auto", "no_p2p", "socket"), (_STEP, _EXPOSED),
+    "Interconnects", "interconnect", (_STEP, _EXPOSED),
     "Slow interconnects are emulated on this machine, by forbidding NCCL its faster ways; no other hardware was measured.",
 )  # fmt: skip
-
-COMPARED: Mapping[str, tuple[object, ...]] = {
-    comparison.field: comparison.order for comparison in (_STORAGE, _PRECISION, _PARALLEL, _EXECUTION, _INTERCONNECT)
-}
-"""Fields with a table of their own, and their values from the reference on."""
-
-SETTINGS: Mapping[str, tuple[object, ...]] = {
-    "loader_workers": (),
-    "prefetch_batches": (),
-    "pin_memory": (False, True),
-    "non_blocking": (False, True),
-    "copy_ahead": (False, True),
-    "storage_place": ("disk", "shared_memory"),
-    "page_cache": ("as_is", "cold", "warm"),
-    "order": ("shuffled", "in_order"),
-    "decode": ("pil", "torchvision", "nvjpeg", "nvjpeg_ahead"),
-    "augment": ("none", "cpu", "device"),
-    "memory_format": ("contiguous", "channels_last"),
-    "sync_batch_norm": (False, True),
-    "broadcast_buffers": (True, False),
-    "bucket_mb": (25.0,),
-    "gradient_as_bucket_view": (True, False),
-    "static_graph": (False, True),
-    "pin_cores": (False, True),
-    "accumulation_steps": (1,),
-    "cpus_per_rank": (),
-    "sequence_length": (),
-    "image_size": (),
-}
-"""Fields that no table of their own compares, and their values from the reference on."""
 
 
 def storage(analysis: Analysis) -> Table:
@@ -112,7 +75,13 @@ def storage(analysis: Analysis) -> Table:
 
 def precision(analysis: Analysis) -> Table:
     """Each number format against fp32: speed, and whether it learns."""
-    return _table(analysis, _PRECISION, losses(analysis).join(trained(analysis)))
+    return _table(
+        analysis,
+        _PRECISION,
+        losses(analysis.configurations, analysis.results.losses).join(
+            trained(analysis.configurations, analysis.accuracy)
+        ),
+    )
 
 
 def parallel(analysis: Analysis) -> Table:
@@ -163,7 +132,7 @@ def settings(analysis: Analysis) -> Table:
 
 
 def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | None = None) -> Table:
-    rows = against_reference(analysis.configurations, comparison.field, comparison.order)
+    rows = against_reference(analysis.configurations, comparison.field, COMPARED[comparison.field])
     axes = [column for column in axis_columns(analysis) if column.name != comparison.field]
     frame = _joined(analysis, rows, axes)
     exposed = analysis.communication.exposed["exposed_s"].reindex(frame["configuration"]).astype(float)
@@ -217,52 +186,3 @@ def _joined(analysis: Analysis, rows: pd.DataFrame, axes: list[Column]) -> pd.Da
     return rows.astype({"configuration": int, "ratio": float, "ratio_low": float, "ratio_high": float}).join(
         found[new], on="configuration"
     )
-
-
-def trained(analysis: Analysis) -> pd.DataFrame:
-    """What trainings in a configuration's number format reached, in percent with interval; indexed like the configurations."""
-    reached = by_precision(analysis.accuracy)
-    formats = analysis.configurations.get("precision", pd.Series(dtype=object))
-    return pd.DataFrame(
-        {
-            f"trained_percent{end}": 100 * formats.map(reached[f"top1{end}"]).astype(float)
-            for end in ("", "_low", "_high")
-        }
-    )
-
-
-def losses(analysis: Analysis) -> pd.DataFrame:
-    """What a configuration's losses say, indexed like `Analysis.configurations`.
-
-    final_loss: mean over all ranks and the last tenth of the plain window's steps (at least one), median over repeats.
-    skipped_steps: steps of rank 0 whose loss scale is lower than that of the step before, which is what
-    torch.amp.GradScaler does where gradients are not finite; null without a loss scale. unfinite_losses: rows without a
-    loss in windows that note one (a loss that is not finite is kept as null); null where no step of the study has a loss.
-    """
-    configuration = configuration_of(analysis.configurations)
-    steps = analysis.results.losses
-    noted = bool(steps.loc[steps["trial_id"].isin(configuration.index), "loss"].notna().any())
-    each = steps.groupby("trial_id", observed=True)
-    rows = {name: _of_trial(part, noted) for name, part in each if name in configuration.index}
-    frame = pd.DataFrame.from_dict(rows, orient="index", columns=_OF_TRIAL, dtype=float)
-    grouped = frame.groupby(configuration.reindex(frame.index))
-    result = grouped[["skipped_steps", "unfinite_losses"]].sum(min_count=1)
-    result.insert(0, "final_loss", frame["final_loss"].groupby(configuration.reindex(frame.index)).median())
-    return result
-
-
-_FIRST_LOSS_SCALE = 65536.0
-"""before the first step, and kept with each after it (torch.amp.GradScaler's own)"""
-
-_OF_TRIAL = ["final_loss", "skipped_steps", "unfinite_losses"]
-
-
-def _of_trial(steps: pd.DataFrame, noted: bool) -> list[float]:
-    """`_OF_TRIAL` from the losses of one trial; `noted`: some trial of the study has a loss."""
-    plain = steps[steps["window"] == "plain"]
-    first, last = plain["step"].min(), plain["step"].max()
-    final = plain.loc[plain["step"] > last - max(1, (last - first + 1) // 10), "loss"].mean(skipna=False)
-    scales = steps["loss_scale"].dropna()
-    before = scales.shift(fill_value=_FIRST_LOSS_SCALE)
-    skipped = (scales < before).sum() if len(scales) else np.nan
-    return [final, skipped, steps["unfinite_losses"].sum() if noted else np.nan]

@@ -1,14 +1,14 @@
 """The best configuration for a goal and the next, among those that are alternatives to each other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.scaling import HOW_MEASURED, Analysis, throughput_estimates
-from analysis.statistics import ratios
+from analysis.scaling import HOW_MEASURED, throughput_estimates
+from analysis.statistics import ratios_to_reference
 
 WORK = ("model", "workload", "dataset", "image_size", "sequence_length")
 """Fields that say what is computed: configurations that differ in one of them do other work."""
@@ -40,26 +40,25 @@ class Contest:
         return None if pd.isna(self.low) else bool(self.low <= 1 <= self.high)
 
 
-def contests(analysis: Analysis, scale: pd.Series | None = None) -> list[Contest]:
+def contests(found: pd.DataFrame, axes: Sequence[str], scale: pd.Series | None = None) -> list[Contest]:
     """One contest for each kind of work, in the order of configurations; none where none was measured.
 
-    scale: what a configuration's throughput is multiplied by to give the value that counts, indexed like
-    `analysis.configurations`; left out: 1. Emulated interconnects take part only where nothing else was measured, for
+    found: see `scaling.configurations`. axes: fields that vary among them. scale: what a configuration's throughput is multiplied by to give the value that counts, indexed like
+    `found`; left out: 1. Emulated interconnects take part only where nothing else was measured, for
     nobody would choose one.
     """
-    found = analysis.configurations
     scale = pd.Series(1.0, index=found.index) if scale is None else scale
     if "interconnect" in found:
         chosen = found["interconnect"].isna() | (found["interconnect"] == "auto")
         found = found[chosen] if chosen.any() else found
-    work = [name for name in WORK if name in analysis.axes]
+    work = [name for name in WORK if name in axes]
     parts = found.groupby(work, dropna=False, sort=False) if work else [((), found)]
-    return [_contest(analysis, dict(zip(work, key, strict=True)), rows, scale) for key, rows in parts]
+    return [_contest(axes, dict(zip(work, key, strict=True)), rows, scale) for key, rows in parts]
 
 
-def _contest(analysis: Analysis, work: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series) -> Contest:
+def _contest(axes: Sequence[str], work: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series) -> Contest:
     value = (rows["throughput_samples_per_s"] * scale).reindex(rows.index).sort_values(ascending=False)
-    telling = [name for name in analysis.axes if name not in HOW_MEASURED]
+    telling = [name for name in axes if name not in HOW_MEASURED]
     first = int(value.index[0])
     values = rows[telling].astype(object).where(rows[telling].notna(), None)
     alike = [tuple(row) == tuple(values.loc[first]) for row in values.to_numpy()]
@@ -68,6 +67,6 @@ def _contest(analysis: Analysis, work: Mapping[str, Any], rows: pd.DataFrame, sc
         return Contest(work, first, None, float("nan"), float("nan"), float("nan"))
     second = int(others.index[0])
     estimates = throughput_estimates(rows).assign(log_mean=lambda frame: frame["log_mean"] + np.log(scale))
-    between = ratios(estimates.loc[[first]], estimates.loc[[second]].set_axis([first])).iloc[0]
+    between = ratios_to_reference(estimates, pd.Series({first: second})).iloc[0]
     ratio = float(value[first] / value[second])
     return Contest(work, first, second, ratio, float(between["low"]), float(between["high"]))

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.formatting import configuration_label, percent, value_label
-from analysis.scaling import Analysis
+from analysis.study import Analysis
 
 INK, GRID = "#2a2f36", "#c9ced6"
 """Colours of text and of grid lines; the report puts its own, light or dark, in their place."""

@@ -14,6 +14,9 @@ import pandas as pd
 from analysis.formatting import join
 from analysis.results import Results, device_name
 
+WHEN = ("before", "after")
+"""When ranks read the state of their host and GPU: before their windows, and after them."""
+
 NONE = "none"
 
 MEASURING_CODE = "measuring code"
@@ -125,3 +128,20 @@ def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 def _joined(values: Any) -> str | None:
     return " + ".join(sorted({str(value) for value in values if value})) or None
+
+
+def done_environments(trials: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+    """Trial and environment of each trial with a result."""
+    done = trials[trials["status"] == "done"]
+    return list(zip(done["trial_id"], done["environment"], strict=True))
+
+
+def reading(rank: dict[str, Any], when: str, name: str) -> Any:
+    """What a rank read before or after its windows; None where it did not, as in results older than such readings."""
+    return (rank.get(when) or {}).get(name)
+
+
+def slowed_by(rank: dict[str, Any]) -> list[str] | None:
+    """What slowed the rank's GPU down when it was looked at; None where nobody could look."""
+    seen = [reasons for when in WHEN if (reasons := reading(rank, when, "throttle_reasons")) is not None]
+    return sorted({str(reason) for reasons in seen for reason in reasons}) if seen else None

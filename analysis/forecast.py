@@ -9,13 +9,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.fitting import Spread
-from analysis.formatting import join
+from analysis.formatting import join, value_label
 from analysis.hardware import training_power_w
 from analysis.laws import Link
-from analysis.prediction import ROW_COLUMNS, WIDEST, Model, models, pooled_spread, predict, with_throughput, without
+from analysis.prediction import ROW_COLUMNS, WIDEST, Model, pooled_spread, predict, with_throughput, without
+from analysis.report_inputs import ReportInputs
 from analysis.results import nothing_timed
-from analysis.scaling import Analysis
+from analysis.scaling import STRONG
 from analysis.series import Links
+from analysis.study import Analysis
 
 _STATED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)")
 
@@ -40,7 +42,7 @@ class Forecast:
 
 
 def forecast(
-    analysis: Analysis,
+    analysis: ReportInputs,
     sizes: Sequence[int],
     interconnect: str | None = None,
     price_per_gpu_hour: float | None = None,
@@ -102,11 +104,11 @@ def _largest(analysis: Analysis, model: Model) -> list[str]:
     return list(analysis.configurations.loc[model.series.points["configuration"].iloc[-1], "trial_ids"])
 
 
-def _asked(analysis: Analysis, interconnect: str | None, name: str) -> list[Model]:
+def _asked(analysis: ReportInputs, interconnect: str | None, name: str) -> list[Model]:
     """The models that a forecast is made of, or what is lacking."""
     if analysis.configurations.empty:
         raise PredictionError(f"{name}: nothing to predict from: {nothing_timed(analysis.results.trials)}")
-    found = models(analysis)
+    found = analysis.models
     if not found:
         sizes = sorted(analysis.configurations["world_size"].astype(int).unique())
         if len(sizes) == 1:
@@ -248,3 +250,12 @@ def _notes(
             f"{shown} was measured, and leaving it out leaves one number of ranks, from which nothing can be predicted."
         )
     return notes
+
+
+AHEAD = (2, 4)
+"""Numbers of ranks of the report, in multiples of the largest that was measured."""
+
+
+def held_batch(model: Model, ranks: tuple[str, str]) -> str:
+    name = "global_batch" if model.series.scaling == STRONG else "batch_per_gpu"
+    return value_label(name, round(model.series.base_batch), ranks)

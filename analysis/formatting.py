@@ -125,3 +125,22 @@ def percent(share: float, decimals: int = 0) -> str:
 def join(parts: list[str], last: str = "and") -> str:
     """`a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}" if parts else ""
+
+
+SLOWDOWN_LABELS = {
+    "exposed_wire_s": "exposed wire",
+    "exposed_wait_s": "exposed wait",
+    "host_work_s": "host work",
+    "load_s": "load",
+    "remainder_s": "remainder",
+}
+
+
+MOST_NAMED = 3
+"""trials by their names in one sentence"""
+
+
+def named(trial_ids: Sequence[str]) -> str:
+    """Trials by their names, of many the first."""
+    first, more = list(trial_ids[:MOST_NAMED]), len(trial_ids) - MOST_NAMED
+    return join([*first, f"{more} more"] if more > 0 else first)

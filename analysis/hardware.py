@@ -202,3 +202,15 @@ def _evidence(environment: Mapping[str, Any]) -> dict[str, float | None]:
 def _sum(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def peak_bytes(measured: pd.DataFrame, windows: pd.DataFrame) -> dict[str, list[float]]:
+    """Peak bytes on each device of a trial: of one rank's devices if it drives several, else of its ranks."""
+    by_rank = windows.dropna(subset="peak_memory_bytes").groupby(["trial_id", "rank"])["peak_memory_bytes"].max()
+    found = {str(trial_id): [float(v) for v in values] for trial_id, values in by_rank.groupby(level="trial_id")}
+    for trial_id, environment in zip(measured["trial_id"], measured["environment"], strict=True):
+        ranks = environment.get("ranks") or []
+        devices = [rank.get("peak_memory_by_device_bytes") for rank in ranks]
+        if len(devices) == 1 and devices[0]:
+            found[str(trial_id)] = [float(value) for value in devices[0]]
+    return found

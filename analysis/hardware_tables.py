@@ -1,21 +1,18 @@
 """Tables on what training makes of the GPUs: floating-point rate, energy, GPU-hours, money, and memory on each of them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import pandas as pd
 
-from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, older_peaks, study_ranks
+from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, older_peaks
 from analysis.formatting import number
-from analysis.hardware import LEAST_SHARE, LEAST_SPAN_S, PEAKS, USE_COLUMNS, use
+from analysis.hardware import LEAST_SHARE, LEAST_SPAN_S, PEAKS, USE_COLUMNS, peak_bytes, use
 from analysis.measures import configuration_of
-from analysis.scaling import Analysis
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
 
 
 def hardware(analysis: Analysis) -> Table:
     """Floating-point utilisation, energy, GPU-hours and money of every configuration on GPUs."""
-    price = price_per_gpu_hour(analysis.results.study)
+    price = analysis.record.price_per_gpu_hour
     found = analysis.configurations
     nothing = pd.DataFrame(columns=list(USE_COLUMNS))
     of_trial = use(analysis.measured, analysis.results.windows, price) if len(found) else nothing
@@ -56,15 +53,6 @@ _IMPOSSIBLE = (
 )
 
 
-def price_per_gpu_hour(study: Mapping[str, Any]) -> float | None:
-    """What --price-per-gpu-hour said when the study ran; None where it said nothing."""
-    configuration = study.get("configuration")
-    if not isinstance(configuration, dict):
-        return None
-    price = configuration.get("price-per-gpu-hour", configuration.get("price_per_gpu_hour"))
-    return float(price) if isinstance(price, int | float) and not isinstance(price, bool) else None
-
-
 def _peaks(analysis: Analysis) -> str:
     """The peaks that utilisation is held against, with their source."""
     names = sorted(set(analysis.measured["device_name"].dropna()))
@@ -83,7 +71,7 @@ def memory_balance(analysis: Analysis) -> Table:
     """Peak memory of each GPU, and how evenly it is spread."""
     found = analysis.configurations
     rows = []
-    peaks = _peak_bytes(analysis)
+    peaks = peak_bytes(analysis.measured, analysis.results.windows)
     for index, trial_ids in found["trial_ids"].items():
         of_repeats = [peaks[trial_id] for trial_id in trial_ids if trial_id in peaks]
         if len({len(each) for each in of_repeats}) != 1 or len(of_repeats[0]) < 2:
@@ -120,20 +108,3 @@ def memory_balance(analysis: Analysis) -> Table:
         f"Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats. {older_peaks(analysis)}".rstrip(),
         blocks=blocks(axes),
     )  # fmt: skip
-
-
-def _peak_bytes(analysis: Analysis) -> dict[str, list[float]]:
-    """Peak bytes on each device of a trial: of one rank's devices where it drives several, else of its ranks."""
-    by_rank = (
-        analysis.results.windows.dropna(subset="peak_memory_bytes")
-        .groupby(["trial_id", "rank"])["peak_memory_bytes"]
-        .max()
-    )
-    found = {str(trial_id): [float(v) for v in values] for trial_id, values in by_rank.groupby(level="trial_id")}
-    measured = analysis.measured
-    for trial_id, environment in zip(measured["trial_id"], measured["environment"], strict=True):
-        ranks = environment.get("ranks") or []
-        devices = [rank.get("peak_memory_by_device_bytes") for rank in ranks]
-        if len(devices) == 1 and devices[0]:
-            found[str(trial_id)] = [float(value) for value in devices[0]]
-    return found

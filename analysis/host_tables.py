@@ -5,7 +5,7 @@ from dataclasses import replace
 from analysis.columns import N_COLUMN, PHASE_LABELS, axis_columns, blocks
 from analysis.host import issue_ratio
 from analysis.measures import BUSY, HOST_BOUND_LAUNCH_RATIO, LAUNCHED, LAUNCHES
-from analysis.scaling import Analysis
+from analysis.study import Analysis
 from analysis.table import Column, Table
 
 _OLDER = (

@@ -1,10 +1,8 @@
 """Figures: speed-up with its ideal, efficiency, and where a step's time goes.
 
-To add a figure: a function from `Analysis` to a matplotlib figure (None where there is nothing to draw), and a line in
-`PLOTS`. Colours are seaborn's colour-blind palette; text is one ink, so that a page can show it on light and dark.
+Colours are seaborn's colour-blind palette; text is one ink, so that a page can show it on light and dark.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,10 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-from analysis.accuracy_plots import accuracy_batch, lr_schedules, training_curves
-from analysis.batch_plots import batch_size, ladder
-from analysis.columns import PHASE_LABELS, study_ranks
-from analysis.communication_plots import bus_bandwidth, slowdown
+from analysis.columns import PHASE_LABELS
 from analysis.drawing import (
     INK,
     MARKERS,
@@ -32,9 +27,8 @@ from analysis.drawing import (
     wrapped,
 )
 from analysis.formatting import configuration_label, field_label, value_label
-from analysis.prediction_tables import prediction_fan
-from analysis.scaling import STRONG, WEAK, Analysis
-from analysis.step_plots import loss, timeline
+from analysis.scaling import STRONG, WEAK
+from analysis.study import Analysis, study_ranks
 from analysis.windows import OPTIONAL_PHASES, PHASES
 
 _LAYOUT = ["world_size", "nodes"]
@@ -146,27 +140,3 @@ def phases(analysis: Analysis) -> Figure | None:
     # Colours follow this order: those of parts that nearly every strategy has come first.
     labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
     return stacked_bars(found, values[drawn], labels, names, ranks, "time of a step (ms)")
-
-
-PLOTS: Mapping[str, Callable[[Analysis], Figure | None]] = {
-    "accuracy_batch": accuracy_batch,
-    "training_curves": training_curves,
-    "lr_schedules": lr_schedules,
-    "speed_up_weak": speed_up_weak,
-    "efficiency_weak": efficiency_weak,
-    "speed_up_strong": speed_up_strong,
-    "efficiency_strong": efficiency_strong,
-    "batch_size": batch_size,
-    "phases": phases,
-    "timeline": timeline,
-    "slowdown": slowdown,
-    "bus_bandwidth": bus_bandwidth,
-    "ladder": ladder,
-    "loss": loss,
-    "prediction_fan": prediction_fan,
-}
-
-
-def caption(name: str) -> str:
-    """What a figure shows, in one sentence."""
-    return (PLOTS[name].__doc__ or "").strip()

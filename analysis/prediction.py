@@ -9,7 +9,6 @@ smallest number of ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -19,9 +18,10 @@ from analysis.averaging import akaike_weights, averaged_interval
 from analysis.fitting import Fit, NotIdentifiable, Spread, fit
 from analysis.laws import LAWS, Array, Points
 from analysis.run_spread import pooled_spread, run_spread
-from analysis.scaling import WEAK, Analysis
+from analysis.scaling import WEAK
 from analysis.series import Links, Series, pooled, series_of
 from analysis.statistics import CONFIDENCE
+from analysis.study import Analysis
 
 Fits = Mapping[str, Fit | NotIdentifiable]
 
@@ -95,7 +95,6 @@ class Model:
         return abs(self.held_out_error) < abs(self.naive_error)
 
 
-@lru_cache(maxsize=8)
 def models(analysis: Analysis) -> list[Model]:
     """A model of every series that some law can be fitted to; empty where no two numbers of ranks compare."""
     return models_of(series_of(analysis), pooled_spread(analysis))

@@ -1,28 +1,20 @@
-"""Tables and a figure of what was predicted, each labelled so: nothing in them was measured where it says predicted."""
+"""Tables of what was predicted, each labelled so: nothing in them was measured where it says predicted."""
 
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from analysis.advice import best, next_trial, sentence
-from analysis.columns import axis_columns, study_ranks
-from analysis.drawing import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
+from analysis.columns import axis_columns
 from analysis.fitting import Fit
-from analysis.forecast import forecast
-from analysis.formatting import configuration_label, decimals_for, field_label, field_value, value_label, with_interval
-from analysis.prediction import WIDEST, Model, models, predict
-from analysis.scaling import STRONG, Analysis
+from analysis.forecast import AHEAD, forecast, held_batch
+from analysis.formatting import decimals_for, field_value, with_interval
+from analysis.prediction import WIDEST, Model
+from analysis.report_inputs import ReportInputs
 from analysis.series import alike_but_for_timing
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
-
-AHEAD = (2, 4)
-"""Numbers of ranks of the report, in multiples of the largest that was measured."""
 
 _SYMBOLS = (
     "of N ranks, where the batch per rank is held; where the global batch is, what is computed shrinks with it. T₁: step on one "
@@ -44,9 +36,9 @@ _KINDER = (
 )
 
 
-def predictions(analysis: Analysis) -> Table:
+def predictions(analysis: ReportInputs) -> Table:
     """Twice and four times the ranks of each series."""
-    found = models(analysis)
+    found = analysis.models
     if not found:
         return forecast_table(analysis, found, pd.DataFrame())
     largest = max(model.series.sizes[-1] for model in found)
@@ -115,7 +107,7 @@ def _labelled(analysis: Analysis, found: list[Model], rows: pd.DataFrame, ranks:
     series = [by_number[number] for number in frame["series"]]
     for name in {name for model in found for name in model.series.fields if name not in frame}:
         frame[name] = [model.series.fields.get(name) for model in series]
-    frame["held"] = [_held(model, ranks) for model in series]
+    frame["held"] = [held_batch(model, ranks) for model in series]
     frame["trial_ids"] = [_trial_ids(analysis, [model]) for model in series]
     frame["link"] = [
         link if link.startswith("stated") else field_value("interconnect", link) for link in frame["interconnect"]
@@ -138,14 +130,9 @@ def _trial_ids(analysis: Analysis, members: list[Model]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(analysis.configurations.loc[points, "trial_ids"].explode()))
 
 
-def _held(model: Model, ranks: tuple[str, str]) -> str:
-    name = "global_batch" if model.series.scaling == STRONG else "batch_per_gpu"
-    return value_label(name, round(model.series.base_batch), ranks)
-
-
-def laws(analysis: Analysis) -> Table:
+def laws(analysis: ReportInputs) -> Table:
     """Every law that was tried, with its error on held-out points: also those that were not chosen."""
-    found = models(analysis)
+    found = analysis.models
     rows: list[dict[str, Any]] = []
     keys = dict.fromkeys((model.series.interconnect, model.series.scaling) for model in found)
     for interconnect, scaling in keys:
@@ -203,15 +190,15 @@ def laws(analysis: Analysis) -> Table:
     return Table("Laws tried for the predictions", columns, frame, blocks=("interconnect", "scaling"))
 
 
-def law_parameters(analysis: Analysis) -> Table:
+def law_parameters(analysis: ReportInputs) -> Table:
     """The law of each series with its parameters, fitted to all of its points."""
-    found = models(analysis)
+    found = analysis.models
     ranks = study_ranks(analysis)
     rows = [
         model.series.fields
         | {
             "series": model.number,
-            "held": _held(model, ranks),
+            "held": held_batch(model, ranks),
             "sizes": ", ".join(map(str, model.series.sizes)),
             "law": model.chosen.law.title,
             "parameters": parameters_text(model),
@@ -244,81 +231,3 @@ def parameters_text(model: Model) -> str:
         decimals = min(4, decimals_for(pd.Series([value * scale]))) if value else 0
         parts.append(f"{parameter.name} {with_interval(value * scale, low * scale, high * scale, decimals)}{unit}")
     return "; ".join(parts)
-
-
-def next_steps(analysis: Analysis) -> list[str]:
-    """What to run next, and what is best for cost (the answer says it of throughput); empty where nothing can be predicted."""
-    if not models(analysis):
-        return []
-    return [sentence(analysis, next_trial(analysis)), best(analysis, "cost")]
-
-
-def prediction_fan(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval, shaded as far as it is narrow enough to use (a factor of 2 either way) and cut off at the frame."""
-    found = models(analysis)
-    if not found:
-        return None
-    ranks = study_ranks(analysis)
-    aside = (*alike_but_for_timing([model.series for model in found]), "world_size", "nodes", "batch_per_gpu")
-    rest = [name for name in analysis.axes if name not in aside and name in found[0].series.fields]
-    panels: dict[tuple[Any, ...], list[Model]] = {}
-    for model in found:
-        panels.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
-    labels = list(dict.fromkeys(_held(model, ranks) for model in sorted(found, key=lambda m: m.series.base_batch)))
-    colours = dict(zip(labels, sns.color_palette("colorblind", len(labels)), strict=True))
-    markers = {label: MARKERS[i % len(MARKERS)] for i, label in enumerate(labels)}
-    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
-        figure, axes = grid_of_axes(len(panels), sharey=True)
-        smallest = min(model.series.sizes[0] for model in found)
-        largest = max(AHEAD) * max(model.series.sizes[-1] for model in found)
-        ends_early = False
-        for axis, (key, members) in zip(axes, panels.items(), strict=False):
-            axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
-            for model in members:
-                label = _held(model, ranks)
-                ends_early |= _fan(axis, analysis, model, largest, colours[label], markers[label])
-            axis.set_xscale("log", base=2)
-            sizes = [2**k for k in range(int(np.log2(largest)) + 1) if 2**k >= smallest]
-            axis.set_xticks(sizes, [str(size) for size in sizes])
-            axis.minorticks_off()
-            axis.set_xlim(smallest / 1.2, largest * 1.2)
-            axis.set_ylim(0, 130)
-            fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
-            title = configuration_label(fields, fields, ranks)
-            axis.set_title(wrapped(title, min(4, len(panels))))
-        outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
-        handles = [
-            Line2D([], [], color=colours[label], marker=markers[label], markersize=5, label=label) for label in labels
-        ]
-        handles.append(
-            Line2D(
-                [], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="predicted, not measured (shaded: 95 %)"
-            )
-        )
-        if ends_early:
-            handles.append(Line2D([], [], linestyle="none", label="where no shade: interval too wide to use"))
-        legend(figure, handles)
-    return figure
-
-
-def _fan(axis: Any, analysis: Analysis, model: Model, largest: int, colour: Any, marker: str) -> bool:
-    """Draws a series; whether its shade ends where the interval becomes too wide to use."""
-    sizes = model.series.sizes
-    rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
-    rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
-    first = model.series.points.iloc[0]
-    measured = model.series.points["throughput_samples_per_s"] / first["throughput_samples_per_s"]
-    percent = 100 * measured * first["world_size"] / model.series.points["world_size"]
-    axis.plot(sizes, percent, linestyle="none", marker=marker, color=colour, markersize=5, markeredgewidth=0)
-    for _, row in rows.dropna(subset="efficiency_low").iterrows():
-        axis.vlines(
-            row["world_size"], 100 * row["efficiency_low"], 100 * row["efficiency_high"], color=colour, linewidth=1
-        )
-    for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
-        x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # there is nothing between two numbers of ranks
-        curve = predict(model, x.tolist())
-        axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
-    narrow = curve[~curve["too_wide"] & curve["efficiency_low"].notna()]
-    low, high = 100 * narrow["efficiency_low"], 100 * narrow["efficiency_high"]
-    axis.fill_between(narrow["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
-    return bool(curve["too_wide"].any())

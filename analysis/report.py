@@ -13,24 +13,24 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
-import pandas as pd
 import pyarrow as pa
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
-from analysis.columns import study_ranks
+from analysis.advice import next_steps
 from analysis.communication_verdict import sentences
 from analysis.drawing import GRID, INK, render
 from analysis.environments import commit, difference
-from analysis.figure_data import data_csv
 from analysis.formatting import field_label, field_value, join, text, value_label
 from analysis.parquet import ResultsError, line
-from analysis.plots import PLOTS, caption
-from analysis.prediction_tables import next_steps
+from analysis.report_inputs import ReportInputs, report_inputs
 from analysis.results import Results, filesystem, load_reduced
-from analysis.scaling import Analysis, analyses, derived_lengths
+from analysis.scaling import derived_lengths
+from analysis.sections import PLOTS, SECTIONS, TABLES
+from analysis.study import Analysis, study_ranks
+from analysis.study_record import StudyRecord
+from analysis.summary import Summary, left_out, summary
 from analysis.table import Table
-from analysis.tables import TABLES
 from analysis.verdict import answer, limits, trust
 
 _STATUSES = {
@@ -41,6 +41,14 @@ _STATUSES = {
     "pruned": "pruned",
     "infeasible": "infeasible",
 }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written: the path of its index.html, and the study in a few lines."""
+
+    path: str
+    summary: Summary
 
 
 @dataclass(frozen=True)
@@ -75,18 +83,25 @@ class _Figure:
 
 def write_report(
     results_dir: str | os.PathLike[str], out_dir: str | os.PathLike[str] | None = None, *, partial: bool = False
-) -> str:
-    """Writes the report of `results_dir` into `out_dir` (left out: its folder `report`); returns the path of index.html.
+) -> Report:
+    """Writes the report of `results_dir` into `out_dir` (left out: its folder `report`).
 
     partial: the study was interrupted, and the report says so. Raises ResultsError where the results cannot be read.
     """
     results = load_reduced(results_dir)
-    first, *others = analyses(results)
+    first, *others = report_inputs(results)
     target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
     system, root = filesystem(target)
     parts = [_part(first), *(_part(other, number, first) for number, other in enumerate(others, 2))]
     figures = _figures(first, parts[0]["tables"])
-    context = _context(results, first, others, partial) | {"figures": figures, "first": parts[0], "others": parts[1:]}
+    context = _context(results, first, others, partial) | {
+        "figures": figures,
+        "first": parts[0],
+        "others": parts[1:],
+        "sections": [
+            (section.name, [figure.name for figure in section.figures]) for section in SECTIONS if not section.at_end
+        ],
+    }
     files: dict[str, bytes] = {}
     for part in parts:
         for name, table in part["tables"].items():
@@ -107,40 +122,21 @@ def write_report(
         raise ResultsError(
             f"{target}: the report cannot be written ({line(error)}); mend that, then: python -m study.scaling report DIR"
         ) from None
-    return f"{target.rstrip('/')}/index.html"
+    return Report(f"{target.rstrip('/')}/index.html", summary(first, others))
 
 
-def summary_table(results_dir: str | os.PathLike[str]) -> tuple[list[str], list[tuple[str, ...]], str | None]:
-    """The study in a few columns for a terminal: heads, a row of strings for each configuration, and a line on the rest.
-
-    The rows are of one environment, that with most done trials; the line says what ran under others (None: nothing).
-    Raises ResultsError where the results cannot be read.
-    """
-    analysis, *others = analyses(load_reduced(results_dir))
-    if analysis.configurations.empty and analysis.accuracy:
-        cells = TABLES["accuracy"](analysis).cells()
-        return list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)], left_out(analysis, others)
-    table = TABLES["throughput"](analysis)
-    names = {*analysis.axes, "world_size", "throughput_samples_per_s", "step_s", "n"}
-    cells = Table(table.title, tuple(column for column in table.columns if column.name in names), table.frame).cells()
-    weak = analysis.scaling[analysis.scaling["scaling"] == "weak"].set_index("configuration")["efficiency"]
-    shown = (100 * weak.reindex(analysis.configurations.index)).map(
-        lambda value: text(value if pd.isna(value) else f"{value:.1f}")
-    )
-    cells.insert(len(cells.columns) - 1, "weak efficiency (%)", shown.to_numpy())
-    return list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)], left_out(analysis, others)
+def _figures(inputs: ReportInputs, tables: Mapping[str, Table]) -> list[_Figure]:
+    drawn = []
+    for section in SECTIONS:
+        for figure in section.figures:
+            drawing = figure.draw(inputs)
+            if drawing is not None:
+                data = figure.data_csv(inputs, tables.get(section.name))
+                drawn.append(_Figure(figure.name, figure.caption, *render(drawing), data))
+    return drawn
 
 
-def _figures(analysis: Analysis, tables: Mapping[str, Table]) -> list[_Figure]:
-    found = []
-    for name, draw in PLOTS.items():
-        figure = draw(analysis)
-        if figure is not None:
-            found.append(_Figure(name, caption(name), *render(figure), data_csv(name, analysis, tables)))
-    return found
-
-
-def _part(analysis: Analysis, number: int = 1, first: Analysis | None = None) -> dict[str, Any]:
+def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None) -> dict[str, Any]:
     """What the report says of the trials of one environment; `number` keeps its ids and files apart from other parts'.
 
     Where the part is not the `first`, its title says what differs from that; trials without a result are all in the first.
@@ -170,27 +166,14 @@ def _part(analysis: Analysis, number: int = 1, first: Analysis | None = None) ->
     }
 
 
-def left_out(first: Analysis, others: Sequence[Analysis]) -> str | None:
-    """A line on the trials of other environments, which are not in the numbers of the first; None where there are none."""
-    if not others:
-        return None
-    listed = [
-        f"{len(other.results.trials)} with {difference(other.environment, first.environment)}" for other in others
-    ]
-    return (
-        f"Trials also ran under {'another environment' if len(others) == 1 else 'other environments'}, and are not mixed "
-        f"with these: {'; '.join(listed)}."
-    )
-
-
 def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
     """What both the page and the Markdown say besides tables and figures."""
     ranks = study_ranks(analysis)
     runs = analysis.accuracy.runs if analysis.accuracy and analysis.configurations.empty else analysis.configurations
     return {
-        "name": results.study.get("name") or "study",
-        "question": results.study.get("question") or "",
-        "command": results.study.get("command") or "",
+        "name": analysis.record.name,
+        "question": analysis.record.question,
+        "command": analysis.record.command,
         "partial": partial,
         "left_out": left_out(analysis, others),
         "counts": status_counts(results),
@@ -221,10 +204,9 @@ def status_counts(results: Results) -> list[tuple[str, int]]:
     seen = results.trials["status"].value_counts()
     counts = [(label, int(seen.get(status, 0))) for status, label in _STATUSES.items()]
     counts += [(str(status), int(count)) for status, count in seen.items() if status not in _STATUSES]
-    configuration = results.study.get("configuration")
-    planned = configuration.get("planned_trials") if isinstance(configuration, dict) else None
-    if isinstance(planned, list):
-        counts.append(("missing", len(set(map(str, planned)) - set(results.trials["trial_id"]))))
+    planned = StudyRecord.of(results.study).planned_trials
+    if planned is not None:
+        counts.append(("missing", len(set(planned) - set(results.trials["trial_id"]))))
     return counts
 
 

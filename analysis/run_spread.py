@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.fitting import UNKNOWN, Fit, NotIdentifiable, Spread, leaves_more, pool
-from analysis.scaling import Analysis
 from analysis.series import Series, pooled
+from analysis.study import Analysis
 
 ENOUGH = 3
 """Degrees of freedom from which repeats of a series stand for it alone; with fewer, Student's t is above 4."""

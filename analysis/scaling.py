@@ -4,20 +4,14 @@ A configuration is a trial without its repeat. A series is a set of configuratio
 ranks (and the nodes that hold them) and, in strong scaling, in the batch per rank that keeps the global batch.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from analysis.accuracy import Accuracy, accuracy
-from analysis.checks import findings
-from analysis.communication import Communication, communication
-from analysis.environments import by_environment, comparable, difference
-from analysis.finding import Finding, data
-from analysis.measures import MEASURES, summaries
-from analysis.results import OUTCOME_COLUMNS, Results
-from analysis.statistics import intervals, log_estimates, ratios
+from analysis.measures import MEASURES
+from analysis.results import OUTCOME_COLUMNS
+from analysis.statistics import intervals, log_estimates, ratios_to_reference
 from analysis.windows import require
 
 RESULT_COLUMNS = (
@@ -45,58 +39,6 @@ HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profil
 _LAYOUT = ("world_size", "nodes")
 _LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
-
-
-@dataclass(frozen=True, eq=False)
-class Analysis:
-    """The trials of one environment, computed: what every table, figure and sentence of the report is made from.
-
-    results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
-    that vary among configurations, or among trainings where nothing else is done. fixed: fields that do not, with their value. environment: the fingerprint that all
-    done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
-    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found. accuracy: of trials that were
-    trained to an accuracy (see `accuracy.Accuracy`), which have no plain window and are in none of the others; None
-    where there are none.
-    """
-
-    results: Results
-    configurations: pd.DataFrame
-    scaling: pd.DataFrame
-    axes: tuple[str, ...]
-    fixed: dict[str, Any]
-    environment: dict[str, str]
-    measured: pd.DataFrame
-    communication: Communication
-    findings: tuple[Finding, ...]
-    accuracy: Accuracy | None
-
-
-def analyses(results: Results) -> list[Analysis]:
-    """An analysis of each environment, that with most done trials first. Raises ValueError naming a missing column."""
-    return [analyse(part) for part in by_environment(results)]
-
-
-def analyse(results: Results) -> Analysis:
-    """Everything that the report compares, of trials that ran under one environment.
-
-    Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
-    """
-    rows = summaries(results.trials, results.windows)
-    rows = rows.drop(columns=derived_lengths(rows))
-    seen = list(comparable(rows).values())
-    environment = seen[0] if seen else {}
-    if unlike := next((other for other in seen if other != environment), None):
-        raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")
-    fields = trial_fields(rows)
-    found = configurations(rows)
-    trained = accuracy(results)
-    shown = trained.runs if trained and found.empty else found
-    varying = tuple(name for name in fields if name != "repeat" and shown[name].nunique(dropna=False) > 1)
-    fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
-    scaling = scaling_rows(found)
-    traffic = communication(results, found, scaling)
-    odd = findings(data(found, rows, results.shapes, results.windows))
-    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
 
 
 OLDER = {"gradient_as_bucket_view": False}
@@ -195,7 +137,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
         borrowed = {number: one for number, rows in by_series if (one := one_rank(rows, found, keys)) is not None}
         reference = members["series"].map(borrowed).fillna(first).astype(int)
         several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(borrowed))
-        part = _against_reference(members[several], found.loc[reference[several]])
+        part = _against_reference(members[several], found, reference[several])
         part["series"] = part.groupby("series", sort=False).ngroup() + first_series
         first_series += part["series"].nunique()
         parts.append(part.assign(scaling=label))
@@ -209,28 +151,36 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
 
 
-def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str]) -> int | None:
-    """The configuration on one rank that a series lacks: the same over any interconnect, for one rank uses none, however timed.
+def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str]) -> int | None:
+    """The configuration on one rank that a series lacks.
 
-    rows: the series, of configurations that are alike in `keys`. None where it has one rank itself, or no configuration of
-    `found` is like it.
+    rows: the series, of configurations that are alike in `keys`. The one that is alike in all of them comes first, then one
+    measured over another interconnect, of which one rank uses none, or timed in another way. None if the series has one rank
+    itself, or no configuration of `found` is like it.
     """
     if (rows["world_size"] == 1).any():
         return None
     first = rows.iloc[0]
-    like = found[found["world_size"] == 1]
-    for name in keys:
-        if name not in ("interconnect", *HOW_MEASURED):
-            like = like[(like[name] == first[name]) | (like[name].isna() & pd.isna(first[name]))]
+    alone = found[found["world_size"] == 1]
+    exact = alone[_alike(alone, first, keys)]
+    if len(exact):
+        return int(exact.index[0])
+    like = alone[_alike(alone, first, [name for name in keys if name not in ("interconnect", *HOW_MEASURED)])]
     return None if like.empty else int(like["n"].sort_values(kind="stable").index[-1])
 
 
-def _against_reference(members: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
-    """Ratios of each member to its reference, the row at its place; both are indexed by configuration."""
-    first = reference.index
-    reference = reference.set_axis(members.index)
-    ratio = ratios(throughput_estimates(members), throughput_estimates(reference))
-    ratio.loc[first == members.index, ["low", "high"]] = float("nan")
+def _alike(rows: pd.DataFrame, one: pd.Series, keys: Sequence[str]) -> pd.Series:
+    """True for each of `rows` that is equal to `one` in all `keys`; null equals null."""
+    equal = pd.Series(True, index=rows.index)
+    for name in keys:
+        equal &= (rows[name] == one[name]) | (rows[name].isna() & pd.isna(one[name]))
+    return equal
+
+
+def _against_reference(members: pd.DataFrame, found: pd.DataFrame, first: pd.Series) -> pd.DataFrame:
+    """Ratios of each member to its reference, whose configuration `first` gives."""
+    reference = found.loc[first].set_axis(members.index)
+    ratio = ratios_to_reference(throughput_estimates(found), first)
     ideal = members["world_size"] / reference["world_size"]
     return pd.DataFrame(
         {

@@ -20,7 +20,8 @@ from analysis.laws import (
     ring_s,
     two_level_s,
 )
-from analysis.scaling import HOW_MEASURED, STRONG, WEAK, Analysis, one_rank, trial_fields
+from analysis.scaling import HOW_MEASURED, STRONG, WEAK, one_rank, trial_fields
+from analysis.study import Analysis
 
 _LAYOUT = ("world_size", "nodes")
 _POINTS = [

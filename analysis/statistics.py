@@ -97,6 +97,17 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
     return result
 
 
+def ratios_to_reference(estimates: pd.DataFrame, reference: pd.Series) -> pd.DataFrame:
+    """Ratio of medians of each row to its reference: columns ratio, low, high as in `ratios`.
+
+    estimates: from `log_estimates`. reference: index label of each row's reference in `estimates`, indexed by the rows that
+    are compared. A row that is its own reference has ratio 1 by definition and no interval.
+    """
+    result = ratios(estimates.loc[reference.index], estimates.loc[reference].set_axis(reference.index))
+    result.loc[reference == reference.index, ["low", "high"]] = float("nan")
+    return result
+
+
 def _t_interval(center: pd.Series, variance: pd.Series, degrees: pd.Series) -> pd.DataFrame:
     known = (variance.notna() & (degrees > 0)).to_numpy()
     t = np.where(known, stdtrit(np.where(known, degrees, 1.0).astype(float), 0.5 + CONFIDENCE / 2), np.nan)

@@ -1,7 +1,6 @@
 """Figures of steps: one step over its ranks, from the account of the all-reduces; and losses over the steps of a trial."""
 
 import textwrap
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,12 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis.columns import study_ranks
-from analysis.communication import WINDOW, bucket_rows
 from analysis.drawing import INK, LINE_INCHES, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
 from analysis.formatting import configuration_label, number, value_label
-from analysis.measures import configuration_of
-from analysis.scaling import Analysis
+from analysis.study import Analysis, study_ranks
 
 _SPAN_LABELS = {
     "compute": "load wait, forward, backward",
@@ -28,8 +24,6 @@ _SPAN_LABELS = {
     "wait": "wait for a later rank",
 }
 
-TIMELINE_COLUMNS = ["trial_id", "step", "rank", "lane", "bucket", "kind", "begin_s", "end_s"]
-
 MOST_RANKS = 16
 """Ranks of the timeline; of more, the first are drawn."""
 
@@ -38,52 +32,6 @@ _MOST_CUTS = 3
 
 _EDGED_POINTS = 5.0
 """Width, of a point in 72 to an inch, from which a bar of the timeline has an edge."""
-
-
-@lru_cache(maxsize=8)
-def timeline_rows(analysis: Analysis) -> pd.DataFrame:
-    """What one step of each rank is made of: `TIMELINE_COLUMNS`, seconds from the begin of the rank's own step.
-
-    The step is the one of median length of rank 0 in the communication window of the first trial of the fastest
-    configuration with the most ranks. lane: "compute" (to the last local gradient, then from the last all-reduce to the
-    end of the step) or "all-reduce", whose kinds are those of `_SPAN_LABELS`: a bucket waits first and transfers last.
-    """
-    empty = pd.DataFrame(columns=TIMELINE_COLUMNS)
-    exposed = analysis.communication.exposed
-    if exposed.empty:
-        return empty
-    found = analysis.configurations.loc[exposed.index]
-    best = found.sort_values(["world_size", "throughput_samples_per_s"]).iloc[-1]
-    results = analysis.results
-    trial = results.trials[results.trials["trial_id"] == best["trial_ids"][0]]
-    own = results.steps[(results.steps["trial_id"] == best["trial_ids"][0]) & (results.steps["window"] == WINDOW)]
-    buckets = bucket_rows(results.buckets, own, trial)
-    of_first = own[own["rank"] == own["rank"].min()].sort_values("step_s")
-    if buckets.empty or of_first.empty or own["last_gradient_s"].isna().all():
-        return empty
-    step = of_first.iloc[(len(of_first) - 1) // 2]["step"]
-    rows: list[dict[str, object]] = []
-    buckets = buckets[buckets["step"] == step]
-    for row in own[own["step"] == step].sort_values("rank").itertuples():
-        mine = buckets[buckets["rank"] == row.rank]
-        common = {"trial_id": row.trial_id, "step": step, "rank": row.rank}
-        end_s = max([row.last_gradient_s, *mine["end_s"]])
-        rows.append(common | {"lane": "compute", "kind": "compute", "begin_s": 0.0, "end_s": row.last_gradient_s})
-        rows.append(common | {"lane": "compute", "kind": "optimizer", "begin_s": end_s, "end_s": row.step_s})
-        for bucket in mine.itertuples():
-            wire_from_s = bucket.end_s - bucket.wire_s
-            cut_s = min(max(wire_from_s, row.last_gradient_s), bucket.end_s)
-            parts = (
-                ("wait", bucket.start_s, wire_from_s),
-                ("hidden", wire_from_s, cut_s),
-                ("exposed", cut_s, bucket.end_s),
-            )
-            rows += [
-                common | {"lane": "all-reduce", "bucket": bucket.bucket, "kind": kind, "begin_s": begin, "end_s": end}
-                for kind, begin, end in parts
-                if end > begin
-            ]
-    return pd.DataFrame(rows, columns=TIMELINE_COLUMNS)
 
 
 def communication_spans(rows: pd.DataFrame) -> list[tuple[float, float]]:
@@ -114,7 +62,7 @@ def communication_spans(rows: pd.DataFrame) -> list[tuple[float, float]]:
 
 def timeline(analysis: Analysis) -> Figure | None:
     """One step over its ranks, the part of it in which gradients are reduced: computing above, the all-reduces of the gradient buckets below, each rank from the begin of its own step, for clocks of ranks are never compared. Long times without an all-reduce are left out between the panels, which share one scale."""
-    rows = timeline_rows(analysis)
+    rows = analysis.timeline
     if not (rows["lane"] == "all-reduce").any():
         return None
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
@@ -188,25 +136,9 @@ _LEARNING = (
 """Fields that change what is learnt, and so the panel; configurations that differ in others lie over each other."""
 
 
-@lru_cache(maxsize=8)
-def loss_rows(analysis: Analysis) -> pd.DataFrame:
-    """Loss over the steps of the warm-up, plain and phases windows: columns configuration, step and loss.
-
-    Mean over ranks, null where one's is not finite; median over repeats.
-    """
-    configuration = configuration_of(analysis.configurations)
-    mean = analysis.results.losses
-    mean = mean.loc[mean["trial_id"].isin(configuration.index), ["trial_id", "step", "loss"]]
-    if mean["loss"].isna().all():
-        return pd.DataFrame(columns=["configuration", "step", "loss"])
-    each = mean.groupby(mean["trial_id"].map(configuration).astype(int))  # by both at once needs more memory
-    curves = {index: part.groupby("step")["loss"].median() for index, part in each}
-    return pd.concat(curves, names=["configuration"]).reset_index()
-
-
 def loss(analysis: Analysis) -> Figure | None:
     """Training loss over the steps of a trial (warm-up, plain and phases windows), mean over ranks and median over repeats; a line has a gap where the loss is not finite."""
-    rows = loss_rows(analysis)
+    rows = analysis.losses
     if rows["loss"].isna().all():
         return None
     ranks = study_ranks(analysis)

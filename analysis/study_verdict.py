@@ -5,14 +5,12 @@ Each sentence is None where the study has nothing to say about it.
 
 import pandas as pd
 
-from analysis.batch_tables import batch_curve
-from analysis.columns import GIB, study_ranks
-from analysis.comparison import against_reference
-from analysis.comparison_tables import COMPARED
+from analysis.columns import GIB
+from analysis.comparison import COMPARED, against_reference
 from analysis.formatting import configuration_label, join, number, percent, value_label
-from analysis.ladder import OURS, ladder_rows
+from analysis.ladder import OURS
 from analysis.measures import PHASES
-from analysis.scaling import Analysis
+from analysis.study import Analysis, study_ranks
 
 WORTH_A_WORD = 0.05
 """share of a step below which nothing is said of loading and copying"""
@@ -23,7 +21,7 @@ MOST_VALUES, MOST_CURVES = 4, 3
 
 def climbed(analysis: Analysis) -> str | None:
     """What the rungs of a ladder bring together, which brings most, and which slow it down."""
-    rows = ladder_rows(analysis)
+    rows = analysis.ladder
     rows = rows[rows["machine"] == OURS]
     if len(rows) < 2:
         return None
@@ -45,7 +43,7 @@ def climbed(analysis: Analysis) -> str | None:
 
 def compared(analysis: Analysis) -> str | None:
     """How many times as fast the values of each compared field are as its reference, at otherwise equal fields."""
-    if not ladder_rows(analysis).empty:
+    if not analysis.ladder.empty:
         return None  # its rungs are such comparisons
     ranks, said = study_ranks(analysis), []
     for field in [name for name in COMPARED if name in analysis.axes]:
@@ -75,7 +73,7 @@ def _beyond_noise(intervals: pd.DataFrame) -> str:
 
 def memory(analysis: Analysis) -> str | None:
     """From what to what peak memory goes over the batch, and the largest batch that fits where that is known."""
-    rows = batch_curve(analysis)
+    rows = analysis.batch_curve
     rows = rows[rows["peak_memory_bytes"].notna()]
     one, _ = study_ranks(analysis)
     names = [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]

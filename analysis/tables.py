@@ -1,48 +1,15 @@
-"""The study's tables: what was measured and compared.
+"""The study's own tables: throughput, scaling, phases of a step, and trials without a result."""
 
-To add a table: a function from `Analysis` to `Table`, and a line in `TABLES`.
-"""
-
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pandas as pd
 
-from analysis.accuracy_tables import ACCURACY_TABLES
-from analysis.bandwidth_table import bandwidth
-from analysis.batch_tables import batch_size, epoch_seconds, speed_up_strong_table, speed_up_weak_table
-from analysis.check_table import data_checks
-from analysis.columns import (
-    GIB,
-    N_COLUMN,
-    PHASE_LABELS,
-    axis_columns,
-    blocks,
-    characters_per_s,
-    older_peaks,
-    study_ranks,
-)
-from analysis.communication_tables import (
-    audit,
-    bucket_utilisation,
-    ceiling,
-    communication,
-    exposed_cost,
-    slowdown,
-    sweep,
-)
-from analysis.comparison_tables import execution, interconnects, parallel, precision, settings, storage
-from analysis.evidence import gpus, hosts, ranks
+from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, characters_per_s, older_peaks
 from analysis.formatting import decimals_for
-from analysis.hardware_tables import hardware, memory_balance
-from analysis.host_tables import host, transfer
-from analysis.ladder import ladder
 from analysis.measures import PHASES
-from analysis.prediction_tables import law_parameters, laws, predictions
-from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.scaling import STRONG, WEAK
+from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
-from analysis.trace_table import trace
-from analysis.trials_table import trials
 
 
 def throughput(analysis: Analysis) -> Table:
@@ -173,7 +140,7 @@ def phases(analysis: Analysis) -> Table:
     frame = found.assign(**{f"{name}_share": found[name].astype(float) / step_s for name in PHASES})
     account = analysis.communication.exposed.reindex(found.index)
     frame = frame.assign(**{name: account[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
-    frame["epoch_s"] = pd.Series(epoch_seconds(analysis), dtype=float)
+    frame["epoch_s"] = pd.Series(analysis.epoch_s, dtype=float)
     frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - frame["load_wait_s_share"].fillna(0.0))
     meanings = {
         "load_wait_s": "the step waits for its batch.",
@@ -249,44 +216,3 @@ def failures(analysis: Analysis) -> Table:
         blocks=("status",),
         empty="Every trial has a result.",
     )
-
-
-TABLES: Mapping[str, Callable[[Analysis], Table]] = {
-    "ladder": ladder,
-    **ACCURACY_TABLES,
-    "throughput": throughput,
-    "weak_scaling": weak_scaling,
-    "strong_scaling": strong_scaling,
-    "speed_up_weak": speed_up_weak_table,
-    "speed_up_strong": speed_up_strong_table,
-    "batch_size": batch_size,
-    "phases": phases,
-    "host": host,
-    "transfer": transfer,
-    "slowdown": slowdown,
-    "exposed_cost": exposed_cost,
-    "bandwidth": bandwidth,
-    "communication": communication,
-    "bucket_utilisation": bucket_utilisation,
-    "ceiling": ceiling,
-    "sweep": sweep,
-    "parallel": parallel,
-    "precision": precision,
-    "execution": execution,
-    "storage": storage,
-    "interconnects": interconnects,
-    "settings": settings,
-    "memory_balance": memory_balance,
-    "hardware": hardware,
-    "predictions": predictions,
-    "laws": laws,
-    "law_parameters": law_parameters,
-    "data_checks": data_checks,
-    "trace": trace,
-    "audit": audit,
-    "failures": failures,
-    "hosts": hosts,
-    "gpus": gpus,
-    "ranks": ranks,
-    "trials": trials,
-}

@@ -2,7 +2,7 @@
 
 from analysis.columns import axis_columns
 from analysis.formatting import join
-from analysis.scaling import Analysis
+from analysis.study import Analysis
 from analysis.table import Column, Table
 from analysis.trace import check
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from analysis.columns import axis_columns
 from analysis.formatting import text
-from analysis.scaling import OLDER, Analysis, trial_fields
+from analysis.scaling import OLDER, trial_fields
+from analysis.study import Analysis
 from analysis.table import Column, Table
 
 _OPTIONS = {

@@ -9,15 +9,24 @@ import pandas as pd
 from analysis import accuracy_verdict, study_verdict
 from analysis.advice import best as best_for
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
-from analysis.columns import PHASE_LABELS, characters_per_s, study_ranks
+from analysis.columns import PHASE_LABELS, characters_per_s
 from analysis.communication_verdict import audit, slowdown
 from analysis.contest import MOST_WORKS, Contest, contests
-from analysis.evidence import doubts, named
-from analysis.formatting import configuration_label, join, number, percent, telling_fields, value_label, with_interval
-from analysis.goals import goal_of
-from analysis.host import advice, fewer_launches
+from analysis.doubts import doubts
+from analysis.formatting import (
+    configuration_label,
+    join,
+    named,
+    number,
+    percent,
+    telling_fields,
+    value_label,
+    with_interval,
+)
+from analysis.host import fewer_launches, issue_ratio
 from analysis.measures import PHASES
-from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK, Analysis
+from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK
+from analysis.study import Analysis, study_ranks
 
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
@@ -65,7 +74,7 @@ def limits(analysis: Analysis) -> list[str]:
     """Sentences on what holds the study's configurations back; empty where no trial is done or no phase is known."""
     if analysis.configurations.empty:
         return []
-    found = (study_verdict.parts(analysis), bounds(analysis), advice(analysis), growth(analysis))
+    found = (study_verdict.parts(analysis), bounds(analysis), host_bound(analysis), growth(analysis))
     return [sentence for sentence in found if sentence]
 
 
@@ -115,14 +124,14 @@ def _series_label(analysis: Analysis, row: pd.Series, label: str) -> str:
 
 def wanted(analysis: Analysis) -> list[str | None]:
     """The highest throughput, and after it the best configuration for another goal that the study was run with."""
-    goal = goal_of(analysis.results.study)
+    goal = analysis.record.goal
     told = goal in (None, "throughput") or (goal == "time-to-accuracy" and analysis.accuracy is not None)
     return [best(analysis), None if told else best_for(analysis, str(goal))]
 
 
 def best(analysis: Analysis) -> str | None:
     """The highest throughput of each kind of work, and whether the next differs beyond noise."""
-    found = contests(analysis)
+    found = contests(analysis.configurations, analysis.axes)
     if len(found) > MOST_WORKS:
         return f"Its models, data sets or sizes of samples make {len(found)} kinds of work, so none of them is the fastest."
     return " ".join(_best(analysis, contest) for contest in found)
@@ -165,7 +174,7 @@ def bounds(analysis: Analysis) -> str | None:
     if known.empty:
         return None
     fastest, text = None, []
-    if len(contests(analysis)) == 1:
+    if len(contests(analysis.configurations, analysis.axes)) == 1:
         fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
         if of["bound"].iloc[fastest] is None:
             return None
@@ -336,3 +345,28 @@ def trust(analysis: Analysis) -> list[str]:
             f"{alone} of {len(found)} configurations are neither weak nor strong scaling: nothing like them ran on other sizes."
         )
     return lines
+
+
+def host_bound(analysis: Analysis) -> str | None:
+    """How many configurations the host limits, by how much where the GPU is idle most, and what to do; None for none."""
+    found = analysis.configurations
+    limited = found[[value is True for value in found["host_bound"]]]
+    if limited.empty:
+        return None
+    ratio = issue_ratio(limited)
+    idle = 1 - limited["busy_fraction"].astype(float)
+    by = idle if idle.notna().any() else limited["step_launch_s"].astype(float)
+    place = int(by.fillna(0.0).to_numpy().argmax())
+    worst = limited.iloc[place]
+    names = telling_fields(found, worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"])
+    label = configuration_label(worst, names, study_ranks(analysis))
+    issue = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to issue a step"
+    if pd.notna(ratio.iloc[place]):
+        issue += (
+            f" whose kernels take the GPU {number(1e3 * worst['busy_s'], 1)} ms, {number(ratio.iloc[place], 1)} times as long, and the "
+            f"GPU is busy for {percent(worst['busy_fraction'])} of the step"
+        )
+    return (
+        f"The host limits {len(limited)} of {len(found)} configurations{', most' if len(limited) > 1 else ''} with {label}: {issue}. "
+        f"There {fewer_launches(worst)} can help: more work for each launch, or fewer of them."
+    )

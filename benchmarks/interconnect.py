@@ -21,7 +21,7 @@ from typing import Any
 from analysis.ceiling import ceilings, fits
 from analysis.communication import account, bucket_rows
 from analysis.results import load
-from analysis.scaling import analyse
+from analysis.study import analyse
 from benchmarks.common import RESULTS, command, figure, write_summary
 from tests.hosts import ROOT, Hosts, start_ray
 

@@ -22,8 +22,9 @@ import numpy as np
 
 from analysis.prediction import models_of, pooled_spread, predict
 from analysis.results import load
-from analysis.scaling import HOW_MEASURED, analyses
+from analysis.scaling import HOW_MEASURED
 from analysis.series import Series, series_of
+from analysis.study import analyses
 from benchmarks.common import figure, write_summary
 
 SEEN, ASKED = [1, 2], 4

@@ -10,16 +10,16 @@ import re
 from pathlib import Path
 
 from analysis.report import environment_rows, status_counts
+from analysis.report_inputs import report_inputs
 from analysis.results import load_reduced
-from analysis.scaling import analyses
-from analysis.tables import TABLES
+from analysis.sections import TABLES
 from analysis.verdict import answer, limits, trust
 
 
 def page(results_folder: str, names: list[str]) -> str:
     """The page as Markdown. Raises ResultsError for what is no results folder, KeyError for an unknown table."""
     results = load_reduced(results_folder)
-    first = analyses(results)[0]
+    first = report_inputs(results)[0]
     where = first.environment.get("device") or ", ".join(map(str, results.trials["device_name"].dropna().unique()))
     data = ", ".join(sorted(map(str, results.trials["dataset"].dropna().unique())))
     parts = [

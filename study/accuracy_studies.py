@@ -69,6 +69,7 @@ def fifth_epoch(capacity: Capacity) -> Study:
             "largest batch, linear + gradual warm-up": largest | _WARMED,
             "largest batch, LARS": largest | dict(REMEDIES["+ LARS"]),
         },
+        report={"report_epoch": 5},
     )
 
 

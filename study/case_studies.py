@@ -123,6 +123,19 @@ def forum_phases(capacity: Capacity) -> Study:
     )
 
 
+_SOURCE = "a published study, another machine, one GPU"
+PUBLISHED_LADDERS = [
+    {"machine": "another machine's, batch 256", "samples": 256, "batches_s": [336.5, 88.0, 70.1], "source": _SOURCE},
+    {
+        "machine": "another machine's, batch 512",
+        "samples": 512,
+        "batches_s": [161.0, 81.7, 60.2, 41.6, 38.8, 22.1],
+        "source": _SOURCE,
+    },
+]
+"""Acceleration ladders measured elsewhere, not here: seconds of 300 batches per rung."""
+
+
 def acceleration_ladder(capacity: Capacity) -> Study:
     """One improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
     on_gpus = gpus(capacity) > 0
@@ -176,6 +189,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         repeats=3,
         cases=cases,
         ladder=True,
+        report={"reference_ladders": PUBLISHED_LADDERS},
         beside={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
     )
 
@@ -242,6 +256,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
         },
         repeats=3,
         cases={"timed": {}, "trained": training},
+        report={"report_epoch": training["epochs"]},
     )
 
 

@@ -26,6 +26,7 @@ class Study:
     combination's, where it comes to the same as a simpler one. ladder: the cases are rungs, each compared with the one before. A skip rule looks at one
     combination and gives the reason why it means nothing, or None. beside: named sets of all fields that matter to a
     trial, which answer a part of the question that the axes do not: they are not crossed, and asking changes none.
+    report: entries that study.json keeps for the report, such as report_epoch (see `analysis.study_record.StudyRecord`).
     """
 
     name: str
@@ -38,6 +39,7 @@ class Study:
     ladder: bool = False
     simplify: Callable[[Fields], Fields] = dict
     beside: Mapping[str, Fields] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
 
     def asking(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
         """This study with other values on some axes. The batch is per GPU or global: asking for one drops the other."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advice import best, next_trial, sentence
+from analysis.advice import best, sentence
 from analysis.forecast import Forecast, forecast
-from analysis.goals import GOALS, goal_of
-from analysis.hardware_tables import price_per_gpu_hour as price_of
+from analysis.goals import GOALS
+from analysis.next_trial import next_trial
 from analysis.prediction import Model
 from analysis.prediction_tables import forecast_table, law_parameters, laws
-from analysis.report import left_out
+from analysis.report_inputs import ReportInputs, report_inputs
 from analysis.results import load
-from analysis.scaling import Analysis, analyses
+from analysis.summary import left_out
 from study.messages import ConfigurationError
 
 
@@ -40,9 +40,9 @@ def outlook(
         raise ConfigurationError(f"--goal {goal!r} is not known; allowed: {', '.join(GOALS)}")
     if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < math.inf:
         raise ConfigurationError(f"--price-per-gpu-hour {price_per_gpu_hour:g}: allowed: 0 or more")
-    analysis, *others = analyses(load(directory))
-    study = analysis.results.study
-    goal, price = goal or goal_of(study), price_of(study) if price_per_gpu_hour is None else price_per_gpu_hour
+    analysis, *others = report_inputs(load(directory))
+    goal = goal or analysis.record.goal
+    price = analysis.record.price_per_gpu_hour if price_per_gpu_hour is None else price_per_gpu_hour
     found = forecast(analysis, sizes, interconnect, price, directory)
     trial = next_trial(analysis, found.models, max(sizes))
     advice = [
@@ -67,7 +67,7 @@ def _sizes(gpus: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _as_json(analysis: Analysis, found: Forecast, trial: Any, advice: list[str]) -> dict[str, Any]:
+def _as_json(analysis: ReportInputs, found: Forecast, trial: Any, advice: list[str]) -> dict[str, Any]:
     return {
         "label": "predicted, not measured",
         "series": [_series(model) for model in found.models],

@@ -107,7 +107,7 @@ def report(
     """Write tables, figures and report again, from the results alone."""
     from analysis.report import write_report
 
-    print(write_report(directory, out))
+    print(write_report(directory, out).path)
 
 
 @app.command()

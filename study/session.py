@@ -297,7 +297,10 @@ def _open(prepared: Prepared, command: str) -> "Store":
         prepared.configuration.out,
         name=prepared.study.name,
         question=prepared.study.question,
-        configuration=yaml.safe_load(prepared.yaml) | {"planned_trials": planned} | marked,
+        configuration=yaml.safe_load(prepared.yaml)
+        | {"planned_trials": planned}
+        | marked
+        | dict(prepared.study.report),
         versions=package_versions(),
         command=command,
     )
@@ -317,26 +320,25 @@ def _open(prepared: Prepared, command: str) -> "Store":
 
 def _finish(prepared: Prepared, store: "Store", interrupted: bool, quiet: bool) -> int:
     """Writes the report, prints the summary and the report's path; gives the exit code."""
-    from analysis.report import summary_table, write_report
+    from analysis.report import write_report
     from study.display import print_summary
 
     out = prepared.configuration.out
     records = store.records()
     statuses = statuses_of(records)
     left = ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
-    path = write_report(out, partial=interrupted and "missing" in left)
+    report = write_report(out, partial=interrupted and "missing" in left)
     if not quiet:
-        columns, rows, left_out = summary_table(out)
-        print_summary(columns, rows)
-        if left_out:
-            say(left_out)
+        print_summary(report.summary.columns, report.summary.rows)
+        if report.summary.left_out:
+            say(report.summary.left_out)
         say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
     for record in records:
         if record["status"] in ("failed", "timeout"):
             say(
                 f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"
             )
-    print(path)
+    print(report.path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(left) else DONE
 
 

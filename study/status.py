@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from analysis.study_record import StudyRecord
+
 if TYPE_CHECKING:
     from study.store import Store
 
@@ -33,9 +35,7 @@ def status_of(directory: str) -> dict[str, Any]:
     store = Store.at(directory)
     study, (records, damaged) = store.study(), store.scan()
     known = {record["trial_id"] for record in records}
-    configuration = study.get("configuration")
-    planned = configuration.get("planned_trials") if isinstance(configuration, dict) else None
-    names = [name for name in planned if isinstance(name, str)] if isinstance(planned, list) else []
+    planned = StudyRecord.of(study).planned_trials or ()
     return {
         "study": study["name"],
         "question": study.get("question"),
@@ -50,7 +50,7 @@ def status_of(directory: str) -> dict[str, Any]:
             for record in records
             if record["status"] in ("failed", "timeout")
         ],
-        "left": [trial_id for trial_id in names if trial_id not in known],
+        "left": [trial_id for trial_id in planned if trial_id not in known],
         "damaged": damaged,
         "command": study.get("command"),
     }

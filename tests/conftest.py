@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,4 +88,6 @@ def results_folder(tmp_path: Any) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are made without their figures, which take most of the time."""
-    monkeypatch.setattr("analysis.report.PLOTS", {})
+    from analysis.sections import SECTIONS
+
+    monkeypatch.setattr("analysis.report.SECTIONS", [replace(section, figures=()) for section in SECTIONS])

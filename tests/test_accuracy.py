@@ -11,16 +11,16 @@ import pandas as pd
 import pytest
 
 from analysis.accuracy import by_precision, goodput
-from analysis.accuracy_verdict import at_course_epoch
+from analysis.accuracy_verdict import at_report_epoch
 from analysis.advice import best
 from analysis.drawing import render
 from analysis.parquet import ResultsError
-from analysis.plots import PLOTS
-from analysis.report import summary_table, write_report
+from analysis.report import write_report
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load, load_reduced
-from analysis.scaling import Analysis, analyse
+from analysis.sections import PLOTS, TABLES
 from analysis.statistics import mean_interval, welch_difference
-from analysis.tables import TABLES
+from analysis.study import analyse
 from analysis.verdict import answer, trust
 from tests.frames import cpu_law, grid, record, steps, write_results, write_study, write_trial
 from tests.trainings import LARS, LINEAR, NOISE, NOTHING, TRAINING, WARMED, epochs, large_batch, write_training
@@ -34,18 +34,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def known(folder: Path) -> Analysis:
-    return analyse(load_reduced(folder))
+def known(folder: Path) -> ReportInputs:
+    return with_models(analyse(load_reduced(folder)))
 
 
-def made(directory: Path, *trainings: tuple[dict[str, Any], list[float]], **columns: Any) -> Analysis:
+def made(directory: Path, *trainings: tuple[dict[str, Any], list[float]], **columns: Any) -> ReportInputs:
     """A study of trainings, each with an accuracy for every seed; every step takes 10 ms."""
     write_study(directory)
     for remedy, accuracies in trainings:
         for seed, top1 in enumerate(accuracies):
             fields = TRAINING | remedy | {"seed": seed, "repeat": seed}
             write_training(directory, fields, epochs(fields, top1, **columns))
-    return analyse(load(directory))
+    return with_models(analyse(load(directory)))
 
 
 def test_a_mean_and_a_difference_have_the_intervals_of_students_and_welchs_t() -> None:
@@ -84,7 +84,7 @@ def test_cells_hold_what_can_be_worked_out_by_hand(tmp_path: Path) -> None:
     assert np.isnan(small["time_to_target_s"]), "one that reached it must not stand for both"
 
 
-def test_an_elbow_is_found_where_it_was_put(known: Analysis) -> None:
+def test_an_elbow_is_found_where_it_was_put(known: ReportInputs) -> None:
     assert known.accuracy is not None
     rows = known.accuracy.elbows.set_index("remedy")
     lars = "square root + gradual warm-up + LARS"
@@ -99,7 +99,7 @@ def test_an_elbow_is_found_where_it_was_put(known: Analysis) -> None:
     assert rows["failing_difference"].tolist()[:3] == pytest.approx([-0.06] * 3, abs=0.003)
 
 
-def test_a_noise_scale_that_was_put_in_lies_in_its_interval(known: Analysis) -> None:
+def test_a_noise_scale_that_was_put_in_lies_in_its_interval(known: ReportInputs) -> None:
     assert known.accuracy is not None
     row = known.accuracy.elbows.iloc[0]
     assert row["critical_batch_low"] < 1500 < row["critical_batch_high"]
@@ -186,14 +186,17 @@ def test_one_seed_leaves_the_elbow_open(tmp_path: Path) -> None:
     )
 
 
-def test_the_fifth_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ranks(tmp_path: Path) -> None:
+def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ranks(tmp_path: Path) -> None:
     """Epoch 5 of 6 lies 0.05 below the end; training accuracy is 0.02 above, the loss 2 (1 - accuracy)."""
     largest = {"world_size": 2, "batch_per_gpu": 512}
     analysis = made(
         tmp_path / "results", (NOTHING, [0.90, 0.92]), ({"batch_per_gpu": 512}, [0.7, 0.7]), (largest, [0.80, 0.82]),
         (largest | WARMED, [0.88, 0.90]), (largest | LARS, [0.86, 0.88]),
     )  # fmt: skip
-    table = TABLES["fifth_epoch"](analysis)
+    assert TABLES["report_epoch"](analysis).frame.empty, "the study asks for no epoch"
+    study = analysis.results.study | {"configuration": {"report_epoch": 5}}
+    analysis = replace(analysis, results=replace(analysis.results, study=study))
+    table = TABLES["report_epoch"](analysis)
     cells = table.cells()
     assert table.title == "Epoch 5: the largest batch on all GPUs against the reference batch"
     assert cells[["remedy", "global batch", "made of", "n"]].to_numpy().tolist() == [
@@ -203,13 +206,13 @@ def test_the_fifth_epoch_is_compared_with_the_largest_batch_per_rank_on_all_rank
         ["square root + gradual warm-up + LARS", "1,024", "2 × 512", "2"],
     ]
     frame = table.frame
-    assert frame["course_loss"].tolist() == pytest.approx([0.28, 0.48, 0.32, 0.36])
-    assert frame["course_top1"].tolist() == pytest.approx([0.88, 0.78, 0.86, 0.84])
-    assert frame["course_top1_difference"].tolist()[1:] == pytest.approx([-0.10, -0.02, -0.04])
-    assert np.isnan(frame["course_top1_difference"].iloc[0])
-    assert analysis.accuracy is not None and at_course_epoch(analysis.accuracy) is None, "it went on to epoch 6"
-    ended = replace(analysis.accuracy, epochs=analysis.accuracy.epochs[analysis.accuracy.epochs["epoch"] <= 5])
-    assert at_course_epoch(ended) == (
+    assert frame["epoch_loss"].tolist() == pytest.approx([0.28, 0.48, 0.32, 0.36])
+    assert frame["epoch_top1"].tolist() == pytest.approx([0.88, 0.78, 0.86, 0.84])
+    assert frame["epoch_top1_difference"].tolist()[1:] == pytest.approx([-0.10, -0.02, -0.04])
+    assert np.isnan(frame["epoch_top1_difference"].iloc[0])
+    assert analysis.accuracy is not None and at_report_epoch(analysis.accuracy, None) is None
+    assert at_report_epoch(analysis.accuracy, 7) is None, "no training came so far"
+    assert at_report_epoch(analysis.accuracy, 5) == (
         "In epoch 5 mean training loss and accuracy are 0.280 and 88.0\u00a0% with no remedy at batch 128, 0.480 and 78.0\u00a0% with no "
         "remedy at batch 1,024, 0.320 and 86.0\u00a0% with linear + gradual warm-up at batch 1,024 and 0.360 and 84.0\u00a0% with square "
         "root + gradual warm-up + LARS at batch 1,024."
@@ -222,7 +225,7 @@ def test_time_to_a_target_that_was_asked_for_counts_whole_epochs_and_money(tmp_p
     write_study(directory, configuration={"price-per-gpu-hour": 3.0})
     fields = TRAINING | {"target_accuracy": 0.75}
     write_training(directory, fields, epochs(fields, 0.90))
-    table = TABLES["time_to_target"](analyse(load(directory)))
+    table = TABLES["time_to_target"](with_models(analyse(load(directory))))
     assert table.note == "Measured, at the end of epochs. Target: 75.00\u00a0% of the held-out samples."
     row = table.frame.iloc[0]
     assert row[["steps_to_target", "samples_to_target", "time_to_target_s"]].tolist() == pytest.approx(
@@ -232,7 +235,7 @@ def test_time_to_a_target_that_was_asked_for_counts_whole_epochs_and_money(tmp_p
     assert row["money_to_target"] == pytest.approx(3 * 14.07 / 3600)
 
 
-def test_the_answer_says_where_accuracy_fails_and_what_mends_it(known: Analysis) -> None:
+def test_the_answer_says_where_accuracy_fails_and_what_mends_it(known: ReportInputs) -> None:
     said = answer(known)
     assert len(said) == 6
     assert said[0].startswith("The plain training at global batch 128 reaches 9")
@@ -253,7 +256,7 @@ def test_the_answer_says_where_accuracy_fails_and_what_mends_it(known: Analysis)
     assert any(line.startswith("Up to 4 trainings ran side by side on a host") for line in trust(known))
 
 
-def test_the_best_for_time_to_accuracy_is_the_one_that_reaches_it_soonest(known: Analysis) -> None:
+def test_the_best_for_time_to_accuracy_is_the_one_that_reaches_it_soonest(known: ReportInputs) -> None:
     assert best(known, "time-to-accuracy").startswith(
         "Best for time to accuracy: 91.1\u00a0% is reached soonest with linear + grad"
     )
@@ -262,11 +265,11 @@ def test_the_best_for_time_to_accuracy_is_the_one_that_reaches_it_soonest(known:
 
 def test_trainings_stay_out_of_the_timing_tables(tmp_path: Path) -> None:
     timed = grid({}, world_size=[1, 2], repeat=range(2))
-    alone = analyse(load(write_results(tmp_path / "alone", timed, cpu_law)))
+    alone = with_models(analyse(load(write_results(tmp_path / "alone", timed, cpu_law))))
     mixed = write_results(tmp_path / "mixed", timed, cpu_law)
     fields = TRAINING | {"device": "cpu"}
     write_training(mixed, fields, epochs(fields, 0.9))
-    both = analyse(load(mixed))
+    both = with_models(analyse(load(mixed)))
     assert both.axes == alone.axes
     names = ("throughput", "weak_scaling", "phases")
     for name in names:
@@ -276,21 +279,21 @@ def test_trainings_stay_out_of_the_timing_tables(tmp_path: Path) -> None:
     assert [PLOTS[name](alone) for name in FIGURES] == [None] * 3
 
 
-def test_a_study_of_trainings_alone_has_a_report_without_empty_timing_tables(folder: Path, known: Analysis) -> None:
+def test_a_study_of_trainings_alone_has_a_report_without_empty_timing_tables(folder: Path, known: ReportInputs) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name in FIGURES:
             figure = PLOTS[name](known)
             assert figure is not None
             render(figure)
-    page = Path(write_report(folder)).read_text()
+    page = Path(write_report(folder).path).read_text()
     written = {path.stem for path in (folder / "report" / "tables").glob("*.csv")}
-    assert {"accuracy", "elbow", "time_to_target", "goodput", "fifth_epoch", "trials"} <= written
-    assert not {"throughput", "phases", "weak_scaling"} & written
+    assert {"accuracy", "elbow", "time_to_target", "goodput", "trials"} <= written
+    assert not {"report_epoch", "throughput", "phases", "weak_scaling"} & written
     assert "No trial is done yet" not in page
-    heads, rows, _ = summary_table(folder)
-    assert heads[:4] == ["remedy", "global batch", "made of", "accuracy (%)"]
-    assert len(rows) == 21
+    found = write_report(folder).summary
+    assert found.columns[:4] == ["remedy", "global batch", "made of", "accuracy (%)"]
+    assert len(found.rows) == 21
 
 
 def test_trainings_of_one_batch_alone_are_answered_without_an_elbow(tmp_path: Path) -> None:

@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from analysis.advice import (
-    NARROWER,
-    THIRD_SIZE,
-    NextTrial,
-    best,
-    expected,
-    next_trial,
-    sentence,
-    steps_of_a_trial,
-)
+from analysis.advice import best, sentence
 from analysis.fitting import Spread, fit
 from analysis.goals import GOALS
 from analysis.laws import LAWS, Points, ring_factor
+from analysis.next_trial import NARROWER, THIRD_SIZE, NextTrial, expected, next_trial, steps_of_a_trial
 from analysis.prediction import LawError, Model, models, models_of
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
+from analysis.study import analyse
 from analysis.verdict import answer
 from study.outlook import outlook
 from tests.frames import grid, write_results, write_study
@@ -151,7 +144,7 @@ def test_the_sentence_says_what_is_gained(tmp_path: Path) -> None:
 
 def measured(
     directory: Path, steps_s: dict[tuple[int, int], float], repeats: int = 3, spread: float = 0.002
-) -> Analysis:
+) -> ReportInputs:
     """Steps by number of GPUs and batch."""
     trials = [
         fields
@@ -162,7 +155,7 @@ def measured(
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": steps_s[fields["world_size"], fields["batch_per_gpu"]]}
 
-    return analyse(load(write_results(directory, trials, law, spread=spread)))
+    return with_models(analyse(load(write_results(directory, trials, law, spread=spread))))
 
 
 def test_the_best_for_throughput_and_for_cost_are_not_the_same(tmp_path: Path) -> None:
@@ -194,14 +187,16 @@ def test_one_configuration_has_no_second(tmp_path: Path) -> None:
     )
 
 
-def of_fields(directory: Path, step_s: dict[str, float], field: str, **base: Any) -> Analysis:
+def of_fields(directory: Path, step_s: dict[str, float], field: str, **base: Any) -> ReportInputs:
     """One GPU, three repeats without noise: steps by the value of a field."""
     trials = [
         trial
         for i, value in enumerate(step_s)
         for trial in grid(GPU | base | {field: value}, repeat=range(3 * i, 3 * i + 3))
     ]
-    return analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s[fields[field]]}, spread=0.0)))
+    return with_models(
+        analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s[fields[field]]}, spread=0.0)))
+    )
 
 
 def test_another_model_is_no_alternative(tmp_path: Path) -> None:
@@ -255,7 +250,11 @@ def test_the_answer_and_predict_go_by_the_goal_and_the_price_that_the_study_was_
     def answered(**asked: Any) -> tuple[list[str], list[str], float]:
         write_study(folder, configuration={"repeats": 2} | asked)
         told = outlook(str(folder), "8", None, None, None)
-        return answer(analyse(load(folder))), told.lines, told.as_json["predictions"][0]["cost_per_million_samples"]
+        return (
+            answer(with_models(analyse(load(folder)))),
+            told.lines,
+            told.as_json["predictions"][0]["cost_per_million_samples"],
+        )
 
     plain, plain_lines, plain_cost = answered()
     said, lines, cost = answered(goal="cost", **{"price-per-gpu-hour": 2.0})

@@ -12,7 +12,7 @@ from analysis.formatting import telling_fields
 from analysis.host import fewer_launches
 from analysis.measures import HOST_BOUND_STEP_SHARE, PHASES, summarise
 from analysis.results import load
-from analysis.scaling import analyse
+from analysis.study import analyse
 from analysis.verdict import bounds, growth, without_throughput
 from tests.frames import grid, record, steps, trial_id, write_results, write_study, write_trial
 

@@ -13,8 +13,8 @@ from analysis.check_table import data_checks
 from analysis.checks import CHECKS, findings
 from analysis.finding import FALSE_ALARM, Data, Finding
 from analysis.results import load
-from analysis.scaling import analyse
 from analysis.step_shape import step_shapes
+from analysis.study import analyse
 from analysis.verdict import trust
 from analysis.windows import REQUIRED_COLUMNS, windows
 from tests.frames import gpu_law, grid, write_results

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.communication import SLOWDOWN_PARTS, account, bucket_rows, step_rows
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
+from analysis.study import Analysis, analyse
 from tests.frames import MIB, grid, write_results
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}

@@ -11,11 +11,11 @@ import pytest
 
 from analysis.communication_verdict import audit, sentences
 from analysis.formatting import number, size, value_label
-from analysis.plots import PLOTS
 from analysis.report import write_report
+from analysis.report_inputs import with_models
 from analysis.results import ResultsError, load
-from analysis.scaling import analyse
-from analysis.tables import TABLES
+from analysis.sections import PLOTS, TABLES
+from analysis.study import analyse
 from analysis.verdict import limits, trust
 from tests.frames import MIB, grid, record, trial_id, write_results
 
@@ -35,7 +35,7 @@ def late(directory: Path, base: dict[str, Any] = GPU, **axes: Any) -> Path:
 
 
 def test_the_rank_that_was_late_and_the_slowdown_are_put_into_words(tmp_path: Path) -> None:
-    found = analyse(load(late(tmp_path / "results")))
+    found = with_models(analyse(load(late(tmp_path / "results"))))
     assert sentences(found) == [
         (
             "The largest slowdown: a step takes 25.0\u00a0ms longer on 2 GPUs than on 1 GPU, of which 20.0\u00a0ms exposed wait, "
@@ -58,7 +58,7 @@ def test_a_series_without_an_account_that_loses_most_is_explained_by_its_phases(
         return {"step_s": 0.2} if fields["parallel"] == "dp" else {"step_s": 0.125, "account": LATE_RANK}
 
     trials = grid(GPU, world_size=[1, 2], parallel=["ddp", "dp"])
-    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))
     assert sentences(found)[0].startswith("The largest slowdown (ddp)")
     assert limits(found)[-1] == (
         "Where weak scaling loses most (dp), a step takes 100.4 ms longer on 2 GPUs; the phase that grows most is backward, by 60.2 ms."
@@ -69,7 +69,7 @@ def test_a_late_rank_that_waits_for_its_batch_is_called_that(tmp_path: Path) -> 
     results = load(late(tmp_path / "results"))
     slow = (results.steps["window"] == "phases") & (results.steps["rank"] == 1)
     results.steps.loc[slow, "load_wait_s"] += 0.020
-    text = " ".join(sentences(analyse(results)))
+    text = " ".join(sentences(with_models(analyse(results))))
     assert (
         "the other waited for it 20.0\u00a0ms at one bucket, and 20.0\u00a0ms a step after the last gradient; it waits 20.0\u00a0ms longer for its batch."
         in text
@@ -77,7 +77,7 @@ def test_a_late_rank_that_waits_for_its_batch_is_called_that(tmp_path: Path) -> 
 
 
 def test_the_reason_for_the_course_s_larger_number_is_named(tmp_path: Path) -> None:
-    cells = TABLES["exposed_cost"](analyse(load(late(tmp_path / "results")))).cells()
+    cells = TABLES["exposed_cost"](with_models(analyse(load(late(tmp_path / "results"))))).cells()
     (row,) = cells.to_dict("records")
     assert row["live (ms)"] == row["by difference (ms)"] == "11.1"
     assert row["N minus 1 GPU (ms)"] == "25.0"
@@ -86,10 +86,10 @@ def test_the_reason_for_the_course_s_larger_number_is_named(tmp_path: Path) -> N
 
 def test_an_interconnect_that_is_not_nccl_s_own_choice_is_labelled_emulated_everywhere(tmp_path: Path) -> None:
     directory = late(tmp_path / "results", GPU | {"interconnect": "socket"}, batch_per_gpu=[32, 64])
-    table = TABLES["ceiling"](analyse(load(directory)))
+    table = TABLES["ceiling"](with_models(analyse(load(directory))))
     assert table.cells()["interconnect"].tolist() == ["socket (emulated)"]
     assert value_label("interconnect", "no_p2p", RANKS) == "no_p2p (emulated)"
-    page = Path(write_report(directory)).read_text()
+    page = Path(write_report(directory).path).read_text()
     texts = [
         page,
         *(path.read_text() for path in (directory / "report").rglob("*") if path.suffix in (".md", ".csv", ".tex")),
@@ -107,7 +107,9 @@ def test_interconnects_side_by_side_are_told_apart_in_every_table(tmp_path: Path
     fast, slow = (grid(GPU | {"interconnect": name}, world_size=[1, 2]) for name in ("auto", "socket"))
     slow = [fields | {"model": "vgg"} for fields in slow]  # so that ids of trials differ
     law = {"step_s": 0.1, "account": {"last_gradient_s": 0.08}}
-    analysis = analyse(load(write_results(tmp_path / "results", [*fast, *slow], lambda _: dict(law), spread=0.0)))
+    analysis = with_models(
+        analyse(load(write_results(tmp_path / "results", [*fast, *slow], lambda _: dict(law), spread=0.0)))
+    )
     for name in OURS:
         assert set(TABLES[name](analysis).cells()["interconnect"]) == {"auto", "socket (emulated)"}
 
@@ -121,18 +123,18 @@ def test_one_rank_and_old_folders_have_no_section_on_communication(tmp_path: Pat
     old = write_results(tmp_path / "old", grid(base | {"steps": 4}, world_size=[1, 2]), law)
     alone = late(tmp_path / "one", base | {"steps": 4}, world_size=[1])
     for directory in (old, alone):
-        page = Path(write_report(directory)).read_text()
+        page = Path(write_report(directory).path).read_text()
         written = {path.stem for path in (directory / "report").rglob("*.*")}
         assert not OURS & written
         assert not any(f'id="{name}"' in page for name in OURS)
-        assert sentences(analyse(load(directory))) == []
+        assert sentences(with_models(analyse(load(directory)))) == []
 
 
 def test_all_sections_are_there_for_ranks_on_cpus_too(tmp_path: Path) -> None:
     directory = late(tmp_path / "results", {"steps": 4})
-    page = Path(write_report(directory)).read_text()
+    page = Path(write_report(directory).path).read_text()
     assert all(f'id="{name}"' in page for name in OURS)
-    assert "queueing" not in TABLES["communication"](analyse(load(directory))).cells()
+    assert "queueing" not in TABLES["communication"](with_models(analyse(load(directory)))).cells()
     assert {"slowdown.svg", "bus_bandwidth.svg"} <= {path.name for path in (directory / "report/figures").iterdir()}
 
 
@@ -149,7 +151,7 @@ def test_buckets_are_drawn_at_the_place_where_they_ran(tmp_path: Path) -> None:
     other = results.trials.index[results.trials["batch_per_gpu"] == 64][0]
     elsewhere = json.dumps(results.trials.at[other, "environment"]).replace("GPU-0-", "GPU-1-")
     results.trials.at[other, "environment"] = json.loads(elsewhere)
-    figure = PLOTS["bus_bandwidth"](analyse(results))
+    figure = PLOTS["bus_bandwidth"](with_models(analyse(results)))
     assert figure is not None
     crosses = [
         [np.asarray(line.get_xdata()).tolist() for line in axis.lines if line.get_marker() == "x"]
@@ -162,7 +164,7 @@ def test_buckets_are_drawn_at_the_place_where_they_ran(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["slowdown", "bus_bandwidth"])
 def test_without_an_account_there_is_no_figure(tmp_path: Path, name: str) -> None:
     directory = late(tmp_path / "results", world_size=[1])
-    assert PLOTS[name](analyse(load(directory))) is None
+    assert PLOTS[name](with_models(analyse(load(directory)))) is None
 
 
 def test_trials_whose_instruments_cost_more_than_two_percent_are_listed(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_trials_whose_instruments_cost_more_than_two_percent_are_listed(tmp_path
         return {"step_s": 0.1, "instruments": 1.0, "account": measured}
 
     trials = grid(GPU, world_size=[2], repeat=range(2))
-    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))
     table = TABLES["audit"](found)
     assert table.frame["trial_id"].tolist() == [trial_id(trials[1])]
     assert table.cells()["communication / plain"].tolist() == ["1.030"]

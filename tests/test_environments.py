@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from analysis.environments import comparable, difference, fingerprint
-from analysis.report import summary_table, write_report
+from analysis.report import write_report
+from analysis.report_inputs import report_inputs, with_models
 from analysis.results import load
-from analysis.scaling import analyse, analyses
+from analysis.study import analyse
 from tests.frames import FIELDS, environment, record, steps, write_study, write_trial
 
 GPU = FIELDS | {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -109,7 +110,7 @@ def test_threads_that_follow_from_the_cpus_of_a_rank_make_no_difference() -> Non
 
 
 def test_each_environment_is_an_analysis_that_with_most_trials_first(tmp_path: Path) -> None:
-    first, second = analyses(load(mixed(tmp_path / "results")))
+    first, second = report_inputs(load(mixed(tmp_path / "results")))
     assert [first.environment["torch"], second.environment["torch"]] == ["2.11.0", "2.12.0"]
     assert first.configurations["step_s"].tolist() == pytest.approx([0.1, 0.1])
     assert second.configurations["step_s"].tolist() == pytest.approx([0.05])
@@ -121,7 +122,7 @@ def test_each_environment_is_an_analysis_that_with_most_trials_first(tmp_path: P
 
 
 def test_trials_without_a_result_are_all_in_the_first_analysis(tmp_path: Path) -> None:
-    first, second = analyses(load(mixed(tmp_path / "results")))
+    first, second = report_inputs(load(mixed(tmp_path / "results")))
     assert first.results.trials["status"].tolist().count("failed") == 1
     assert set(second.results.trials["status"]) == {"done"}
 
@@ -130,13 +131,13 @@ def test_one_analysis_of_two_environments_is_refused_and_says_why(tmp_path: Path
     with pytest.raises(
         ValueError, match=r"^these trials ran under unlike environments: torch 2\.12\.0 instead of 2\.11\.0$"
     ):
-        analyse(load(mixed(tmp_path / "results")))
+        with_models(analyse(load(mixed(tmp_path / "results"))))
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_the_report_keeps_environments_in_sections_and_files_of_their_own(tmp_path: Path) -> None:
     directory = mixed(tmp_path / "results")
-    page = Path(write_report(directory)).read_text()
+    page = Path(write_report(directory).path).read_text()
     markdown = (directory / "report/report.md").read_text()
     title = "Trials under another environment: torch 2.12.0 instead of 2.11.0"
     notice = (
@@ -169,14 +170,14 @@ def test_tables_of_an_environment_that_is_gone_are_removed(tmp_path: Path) -> No
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
-    page = Path(write_report(directory)).read_text()
+    page = Path(write_report(directory).path).read_text()
     assert "another environment" not in page
     assert {path.name for path in (directory / "report/tables").glob("*-2.*")} == {"mine-2.csv"}
 
 
 def test_the_terminal_shows_one_environment_and_mentions_the_other(tmp_path: Path) -> None:
-    _, rows, left_out = summary_table(mixed(tmp_path / "results"))
-    assert [row[0] for row in rows] == ["1", "2"]
-    assert left_out == (
+    found = write_report(mixed(tmp_path / "results")).summary
+    assert [row[0] for row in found.rows] == ["1", "2"]
+    assert found.left_out == (
         "Trials also ran under another environment, and are not mixed with these: 2 with torch 2.12.0 instead of 2.11.0."
     )

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.evidence import _as_ranges, commits, doubts
+from analysis.doubts import commits, doubts
+from analysis.evidence import _as_ranges
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
-from analysis.tables import TABLES
+from analysis.sections import TABLES
+from analysis.study import analyse
 from tests.frames import grid, record, steps, trial_id, write_study, write_trial
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -21,14 +23,14 @@ GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 
 def analysed(
     directory: Path, change: Callable[[int, dict[str, Any]], None] = lambda n, e: None, **fields: Any
-) -> Analysis:
+) -> ReportInputs:
     """1 and 2 GPUs, each once; `change(world_size, environment)` alters what a trial says of its environment."""
     write_study(directory)
     for trial in grid(GPU | fields, world_size=[1, 2]):
         content = record(trial)
         change(trial["world_size"], content["environment"])
         write_trial(directory, content, steps(trial, 0.1))
-    return analyse(load(directory))
+    return with_models(analyse(load(directory)))
 
 
 def slow_down(world_size: int, environment: dict[str, Any]) -> None:
@@ -143,7 +145,7 @@ def test_of_many_slowed_trials_the_first_are_named(tmp_path: Path) -> None:
         content = record(trial)
         slow_down(2, content["environment"])
         write_trial(directory, content, steps(trial, 0.1))
-    told = [line for line in doubts(analyse(load(directory))) if "slowed down" in line]
+    told = [line for line in doubts(with_models(analyse(load(directory)))) if "slowed down" in line]
     assert len(told) == 1 and told[0].startswith("In 5 of 5 trials") and told[0].endswith(" and 2 more.")
     assert sum(trial_id(trial) in told[0] for trial in grid(GPU, world_size=[2], repeat=range(5))) == 3
 
@@ -225,7 +227,7 @@ def on_two_nodes(directory: Path, change: Callable[[list[dict[str, Any]]], None]
     content = record(trial)
     change(content["environment"]["nodes"])
     write_trial(directory, content, steps(trial, 0.1))
-    return doubts(analyse(load(directory)))
+    return doubts(with_models(analyse(load(directory))))
 
 
 def test_nodes_that_differ_are_named_with_what_differs(tmp_path: Path) -> None:

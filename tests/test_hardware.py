@@ -8,9 +8,10 @@ import pytest
 
 from analysis.hardware import PEAKS, use
 from analysis.measures import summaries
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
-from analysis.tables import TABLES
+from analysis.sections import TABLES
+from analysis.study import analyse
 from tests.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
 
 GPU = FIELDS | {"device": "cuda", "precision": "bf16", "batch_per_gpu": 100, "steps": 40, "warmup_steps": 4}
@@ -45,8 +46,8 @@ def study(
     return directory
 
 
-def analysed(*arguments: Any, **more: Any) -> Analysis:
-    return analyse(load(study(*arguments, **more)))
+def analysed(*arguments: Any, **more: Any) -> ReportInputs:
+    return with_models(analyse(load(study(*arguments, **more))))
 
 
 def test_peaks_are_dense_and_those_of_the_data_sheet() -> None:
@@ -201,7 +202,7 @@ def power_of(directory: Path, fields: dict[str, Any], **of_rank: Any) -> float |
 
 def test_cpu_ranks_have_no_such_table(tmp_path: Path) -> None:
     write_trial(write_study(tmp_path / "results"), record(FIELDS), steps(FIELDS, 0.1))
-    table = TABLES["hardware"](analyse(load(tmp_path / "results")))
+    table = TABLES["hardware"](with_models(analyse(load(tmp_path / "results"))))
     assert (len(table.frame), table.empty) == (0, "")
 
 
@@ -214,7 +215,7 @@ def test_memory_is_compared_over_ranks_and_over_one_ranks_devices(tmp_path: Path
         trial["environment"]["ranks"][0] | {"peak_memory_by_device_bytes": [3 * 2**30, 2**30]}
     ]
     write_trial(directory, trial, uneven[uneven["rank"] == 0])
-    cells = TABLES["memory_balance"](analyse(load(directory))).cells()
+    cells = TABLES["memory_balance"](with_models(analyse(load(directory)))).cells()
     assert cells.to_dict("list") == {
         "parallel": ["ddp", "dp"],
         "GPUs": ["2", "2"],

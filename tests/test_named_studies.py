@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load_reduced
-from analysis.scaling import Analysis, analyse
-from analysis.tables import TABLES
+from analysis.sections import TABLES
+from analysis.study import analyse
 from analysis.verdict import answer
 
 pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(900)]
@@ -19,7 +20,7 @@ DP = "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain p
 TWO_NODES = "needs 2 nodes; there is 1"
 
 
-def studied(name: str, address: str, out: Path) -> Analysis:
+def studied(name: str, address: str, out: Path) -> ReportInputs:
     command = [
         sys.executable,
         "-m",
@@ -39,10 +40,10 @@ def studied(name: str, address: str, out: Path) -> Analysis:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
     assert ended.returncode == 0, ended.stderr
     assert Path(ended.stdout.strip()) == out / "report" / "index.html"
-    return analyse(load_reduced(out))
+    return with_models(analyse(load_reduced(out)))
 
 
-def reasons(found: Analysis) -> set[str]:
+def reasons(found: ReportInputs) -> set[str]:
     """Why trials have no result; asserts that these alone have none."""
     trials = found.results.trials
     assert set(trials["status"]) <= {"done", "infeasible"}

@@ -12,9 +12,11 @@ from matplotlib.patches import Rectangle
 
 from analysis.columns import PHASE_LABELS
 from analysis.drawing import COLOURS, MAX_FACETS, grid_of_axes, legend, render, stacked_bars
-from analysis.plots import PLOTS, phases, speed_up_weak
+from analysis.plots import phases, speed_up_weak
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
+from analysis.sections import PLOTS
+from analysis.study import analyse
 from tests.frames import cpu_study, gpu_study, grid, write_results, write_study
 
 TRAININGS = ("accuracy_batch", "training_curves", "lr_schedules")
@@ -22,17 +24,17 @@ TRAININGS = ("accuracy_batch", "training_curves", "lr_schedules")
 
 
 @pytest.fixture(scope="module")
-def cpu(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    return analyse(load(cpu_study(tmp_path_factory.mktemp("cpu") / "results")))
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
+    return with_models(analyse(load(cpu_study(tmp_path_factory.mktemp("cpu") / "results"))))
 
 
 @pytest.fixture(scope="module")
-def gpu(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    return analyse(load(gpu_study(tmp_path_factory.mktemp("gpu") / "results")))
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
+    return with_models(analyse(load(gpu_study(tmp_path_factory.mktemp("gpu") / "results"))))
 
 
 @pytest.mark.parametrize("name", [name for name in PLOTS if name not in ("ladder", *TRAININGS)])
-def test_a_large_grid_is_drawn_without_a_warning(gpu: Analysis, name: str) -> None:
+def test_a_large_grid_is_drawn_without_a_warning(gpu: ReportInputs, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = PLOTS[name](gpu)
@@ -43,11 +45,11 @@ def test_a_large_grid_is_drawn_without_a_warning(gpu: Analysis, name: str) -> No
 
 
 def test_a_study_without_results_has_no_figure(tmp_path: Path) -> None:
-    empty = analyse(load(write_study(tmp_path / "results")))
+    empty = with_models(analyse(load(write_study(tmp_path / "results"))))
     assert [draw(empty) for draw in PLOTS.values()] == [None] * len(PLOTS)
 
 
-def test_the_same_study_is_drawn_to_the_same_svg(cpu: Analysis) -> None:
+def test_the_same_study_is_drawn_to_the_same_svg(cpu: ReportInputs) -> None:
     first, second = (render(figure)[0] for _ in range(2) if (figure := speed_up_weak(cpu)) is not None)
     assert first == second
 
@@ -56,7 +58,7 @@ def test_speed_up_is_drawn_at_its_values_beside_the_ideal(tmp_path: Path) -> Non
     trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2, 4])
     law = {1: 0.1, 2: 0.125, 4: 0.2}
     directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": law[t["world_size"]]}, spread=0.0)
-    figure = speed_up_weak(analyse(load(directory)))
+    figure = speed_up_weak(with_models(analyse(load(directory))))
     assert figure is not None
     (axis,) = figure.axes
     drawn = [np.asarray(line.get_xydata()) for line in axis.lines]
@@ -66,7 +68,7 @@ def test_speed_up_is_drawn_at_its_values_beside_the_ideal(tmp_path: Path) -> Non
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("GPUs", "speed-up")
 
 
-def test_bars_of_phases_are_as_long_as_the_step(cpu: Analysis) -> None:
+def test_bars_of_phases_are_as_long_as_the_step(cpu: ReportInputs) -> None:
     figure = phases(cpu)
     assert figure is not None
     bars = [[bar for bar in axis.patches if isinstance(bar, Rectangle)] for axis in figure.axes]

@@ -16,11 +16,13 @@ from analysis.fitting import Spread
 from analysis.forecast import FORECAST_COLUMNS, PredictionError, forecast, stated_link
 from analysis.laws import LAWS, Link, expected_largest, ring_factor, ring_s, two_level_s
 from analysis.prediction import models, models_of, predict, without
-from analysis.prediction_tables import law_parameters, laws, prediction_fan, predictions
+from analysis.prediction_plots import prediction_fan
+from analysis.prediction_tables import law_parameters, laws, predictions
 from analysis.report import write_report
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
 from analysis.series import Links, Series, series_of
+from analysis.study import analyse
 from study.scaling import main
 from tests.frames import MIB, grid, record, steps, trial_id, write_results, write_study, write_trial
 
@@ -36,9 +38,9 @@ def ring_law(fields: dict[str, Any]) -> dict[str, Any]:
     return {"step_s": 0.010 + 0.0002 * fields["batch_per_gpu"] + 0.003 * float(ring_factor(fields["world_size"]))}
 
 
-def study(directory: Path, law: Callable[[dict[str, Any]], dict[str, Any]] = ring_law, **axes: Any) -> Analysis:
+def study(directory: Path, law: Callable[[dict[str, Any]], dict[str, Any]] = ring_law, **axes: Any) -> ReportInputs:
     axes = {"world_size": [1, 2, 4], "batch_per_gpu": [32, 128], "repeat": range(3)} | axes
-    return analyse(load(write_results(directory, grid(GPU, **axes), law, spread=0.004)))
+    return with_models(analyse(load(write_results(directory, grid(GPU, **axes), law, spread=0.004))))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> Analysis:
-    return analyse(load(folder))
+def plain(folder: Path) -> ReportInputs:
+    return with_models(analyse(load(folder)))
 
 
 def series(
@@ -85,7 +87,7 @@ def test_a_series_holds_the_batch_or_else_the_global_batch(tmp_path: Path) -> No
     assert [(s.scaling, s.base_batch, s.sizes) for s in weak] == [("weak", 32, [1, 2, 4]), ("weak", 128, [1, 2, 4])]
     trials = [{"world_size": size, "batch_per_gpu": 128 // size} for size in (1, 2, 4)]
     grids = [fields for trial in trials for fields in grid(GPU | trial, repeat=range(2))]
-    strong = series_of(analyse(load(write_results(tmp_path / "strong", grids, ring_law))))
+    strong = series_of(with_models(analyse(load(write_results(tmp_path / "strong", grids, ring_law)))))
     assert [(s.scaling, s.base_batch, s.sizes) for s in strong] == [("strong", 128, [1, 2, 4])]
     assert strong[0].at([8]).batch_per_gpu.tolist() == [16]
 
@@ -98,7 +100,7 @@ def test_series_over_an_emulated_interconnect_borrow_the_one_rank_that_has_none(
         name = f"{trial_id(fields)}-{fields['interconnect']}"
         slow = 5.0 if fields["interconnect"] == "socket" else 1.0
         write_trial(tmp_path, record(fields) | {"trial_id": name}, steps(fields, slow * ring_law(fields)["step_s"]))
-    found = series_of(analyse(load(tmp_path)))
+    found = series_of(with_models(analyse(load(tmp_path))))
     assert [(s.interconnect, s.sizes) for s in found] == [("auto", [1, 2, 4]), ("socket", [1, 2, 4])]
     assert found[1].points["step_s"].iloc[0] == pytest.approx(ring_law(trials[0])["step_s"])
 
@@ -301,7 +303,7 @@ def test_a_study_with_trials_that_failed_gives_back_its_law(tmp_path: Path) -> N
     write_results(tmp_path, [t for t in trials if t not in missing], ring_law, spread=0.003, noise=0.002)
     write_trial(tmp_path, record(missing[0], "failed", "rank 1 died"))
     write_trial(tmp_path, record(grid(GPU, world_size=[4], batch_per_gpu=[512])[0], "out_of_memory", "rank 0"))
-    found = models(analyse(load(tmp_path)))
+    found = models(with_models(analyse(load(tmp_path))))
     assert [model.law for model in found] == ["ring", "ring"]
     for model, alone in zip(found, (0.0164, 0.0356), strict=True):
         (low, high), (cost_low, cost_high) = model.chosen.intervals()
@@ -316,13 +318,13 @@ def test_a_strong_series_is_predicted_at_the_batch_that_is_left(tmp_path: Path) 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": 0.0002 * fields["batch_per_gpu"] + 0.003 * float(ring_factor(fields["world_size"]))}
 
-    found = analyse(load(write_results(tmp_path, grids, law, spread=0.001)))
+    found = with_models(analyse(load(write_results(tmp_path, grids, law, spread=0.001))))
     row = forecast(found, [8]).rows.iloc[0]
     assert (row["batch_per_gpu"], row["global_batch"], row["law"]) == (32, 256, "ring")
     assert row["step_s"] == pytest.approx(0.0002 * 32 + 0.003 * 1.75, rel=0.02)
 
 
-def test_cost_follows_from_time(plain: Analysis) -> None:
+def test_cost_follows_from_time(plain: ReportInputs) -> None:
     row = forecast(plain, [8], price_per_gpu_hour=3.0).rows.iloc[0]
     assert row["cost_per_million_samples"] == pytest.approx(3.0 * 8 * 1e6 / row["throughput_samples_per_s"] / 3600)
     assert np.isnan(forecast(plain, [8]).rows.iloc[0]["cost_per_million_samples"])
@@ -338,7 +340,7 @@ def test_energy_follows_from_the_power_of_training_and_is_null_where_a_gpu_was_n
                 "before": [{"energy_j": 0.0, "at": 0.0}],
                 "after": [{"energy_j": joules, "at": 4.1}],
             }
-    found = forecast(analyse(results), [8])
+    found = forecast(with_models(analyse(results)), [8])
     row = found.rows.iloc[0]
     assert row["power_w_per_rank"] == pytest.approx(612.0)
     hours = 8 * 1e6 / row["throughput_samples_per_s"] / 3600
@@ -346,7 +348,7 @@ def test_energy_follows_from_the_power_of_training_and_is_null_where_a_gpu_was_n
     assert "Energy: from the mean power of a GPU in training on the most ranks measured." in found.notes
     for environment in results.trials["environment"]:
         del environment["ranks"][1:]
-    first_alone = forecast(analyse(results), [8])
+    first_alone = forecast(with_models(analyse(results)), [8])
     assert first_alone.rows["energy_wh_per_million_samples"].isna().all()
     assert "No energy: the power of training was not measured on the most ranks." in first_alone.notes
 
@@ -362,7 +364,7 @@ def test_a_law_that_does_not_beat_throughput_times_n_says_so(tmp_path: Path) -> 
     ) in forecast(found, [8]).notes
 
 
-def test_more_gpus_than_a_node_holds_are_predicted_with_a_warning(plain: Analysis) -> None:
+def test_more_gpus_than_a_node_holds_are_predicted_with_a_warning(plain: ReportInputs) -> None:
     notes = forecast(plain, [16]).notes
     assert (
         "A node here holds 8 GPUs, and no interconnect between nodes was measured: 16 are predicted as if all were linked like "
@@ -433,7 +435,9 @@ def test_across_nodes_the_stated_interconnect_is_the_one_between_them(tmp_path: 
         ),
     ],
 )
-def test_an_interconnect_that_nothing_is_known_of_is_refused(interconnect: str, message: str, plain: Analysis) -> None:
+def test_an_interconnect_that_nothing_is_known_of_is_refused(
+    interconnect: str, message: str, plain: ReportInputs
+) -> None:
     with pytest.raises(PredictionError) as refused:
         forecast(plain, [8], interconnect, name="DIR")
     assert str(refused.value) == message
@@ -459,7 +463,7 @@ def test_an_interval_beyond_a_factor_of_2_is_called_too_wide_in_tables_figure_an
     assert max(path.get_extents().x1 for path in shade.get_paths()) < 8
 
 
-def test_an_interval_that_is_narrow_enough_is_shown_with_its_ends(plain: Analysis) -> None:
+def test_an_interval_that_is_narrow_enough_is_shown_with_its_ends(plain: ReportInputs) -> None:
     assert predictions(plain).cells()["step time (ms)"].str.fullmatch(r"[0-9.]+ \[[0-9.]+, [0-9.]+\]").all()
     fan = prediction_fan(plain)
     assert fan is not None
@@ -470,7 +474,7 @@ def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for made in figure.legends for text in made.get_texts()]
 
 
-def test_every_row_of_the_report_says_that_it_is_predicted(plain: Analysis) -> None:
+def test_every_row_of_the_report_says_that_it_is_predicted(plain: ReportInputs) -> None:
     table = predictions(plain)
     assert table.title == "Predictions: predicted, not measured"
     cells = table.cells()
@@ -482,7 +486,7 @@ def test_every_row_of_the_report_says_that_it_is_predicted(plain: Analysis) -> N
     assert "kind" in table.to_csv().splitlines()[0].split(",")
 
 
-def test_no_law_is_hidden(plain: Analysis) -> None:
+def test_no_law_is_hidden(plain: ReportInputs) -> None:
     table = laws(plain)
     assert sorted(table.frame["law"]) == sorted([*(law.title for law in LAWS.values()), "naive"])
     shown = table.cells().set_index("law")
@@ -503,13 +507,13 @@ def test_a_study_of_one_number_of_ranks_has_no_prediction_in_its_report(tmp_path
     found = study(tmp_path, world_size=[2])
     assert [len(make(found).frame) for make in (predictions, laws, law_parameters)] == [0, 0, 0]
     assert prediction_fan(found) is None
-    page = Path(write_report(tmp_path)).read_text()
+    page = Path(write_report(tmp_path).path).read_text()
     assert "predicted, not measured" not in page
     assert not list((tmp_path / "report").rglob("*prediction*"))
 
 
 def test_the_report_shows_the_fan_the_laws_and_what_to_do_next(folder: Path) -> None:
-    page = Path(write_report(folder)).read_text()
+    page = Path(write_report(folder).path).read_text()
     assert 'id="predictions"' in page
     assert 'id="laws"' in page
     assert "predicted, not measured (shaded: 95 %)" in page
@@ -596,7 +600,7 @@ def test_an_empty_folder_and_a_folder_without_a_done_trial_are_told(
 
 def test_configurations_that_differ_in_more_than_ranks_are_nothing_to_predict_from(tmp_path: Path) -> None:
     trials = [*grid(GPU, world_size=[1], batch_per_gpu=[32]), *grid(GPU, world_size=[2], batch_per_gpu=[128])]
-    found = analyse(load(write_results(tmp_path, trials, ring_law)))
+    found = with_models(analyse(load(write_results(tmp_path, trials, ring_law))))
     with pytest.raises(PredictionError) as refused:
         forecast(found, [8], name="DIR")
     assert str(refused.value) == (

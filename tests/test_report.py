@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from analysis.bounds import regions
-from analysis.plots import PLOTS
-from analysis.report import status_counts, summary_table, write_report
+from analysis.report import status_counts, write_report
+from analysis.report_inputs import with_models
 from analysis.results import load
-from analysis.scaling import analyse
+from analysis.sections import PLOTS, TABLES
+from analysis.study import analyse
 from analysis.table import Column, Table
-from analysis.tables import TABLES
 from analysis.verdict import answer, limits, trust
 from tests.frames import FIELDS, cpu_study, gpu_study, grid, record, steps, write_results, write_study, write_trial
 from tests.test_plots import TRAININGS
@@ -53,12 +53,12 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpu_page(gpu: Path) -> Page:
-    return Page(write_report(gpu))
+    return Page(write_report(gpu).path)
 
 
 @pytest.fixture(scope="module")
 def cpu_page(cpu: Path) -> Page:
-    return Page(write_report(cpu))
+    return Page(write_report(cpu).path)
 
 
 def small(directory: Path, **more: Any) -> Path:
@@ -69,7 +69,7 @@ def small(directory: Path, **more: Any) -> Path:
 
 def test_all_files_are_there_and_nothing_half_written(gpu: Path, gpu_page: Page) -> None:
     written = {str(path.relative_to(gpu / "report")) for path in (gpu / "report").rglob("*") if path.is_file()}
-    analysis = analyse(load(gpu))
+    analysis = with_models(analyse(load(gpu)))
     made = {name: make(analysis) for name, make in TABLES.items()}
     tables = [name for name, table in made.items() if len(table.frame) or table.empty]
     assert {"phases", "host", "transfer", "hosts", "gpus", "ranks"} < set(tables)
@@ -82,7 +82,7 @@ def test_all_files_are_there_and_nothing_half_written(gpu: Path, gpu_page: Page)
 
 
 def test_every_row_of_numbers_names_the_trials_that_it_comes_from(gpu: Path) -> None:
-    analysis = analyse(load(gpu))
+    analysis = with_models(analyse(load(gpu)))
     known = set(analysis.results.trials["trial_id"])
     named = []
     for name, make in TABLES.items():
@@ -129,7 +129,7 @@ def test_every_string_is_escaped(tmp_path: Path) -> None:
     write_trial(directory, record(other) | {"trial_id": "other"}, steps(other, 0.1))
     failed = record(FIELDS | GPU | {"repeat": 7}, "failed", evil) | {"trial_id": "<b>id</b>", "log": evil}
     write_trial(directory, failed | {"trial_id": "b-id"})
-    page = Path(write_report(directory)).read_text()
+    page = Path(write_report(directory).path).read_text()
     assert page.count("<script") == 1  # the report's own, which sorts and filters
     assert "<script>alert" not in page
     assert page.count("&lt;script&gt;") >= 8
@@ -147,7 +147,7 @@ def left_of(latex: str) -> str:
 def test_every_table_is_latex_without_a_special_or_non_ascii_character_left(
     study: str, request: pytest.FixtureRequest
 ) -> None:
-    analysis = analyse(load(request.getfixturevalue(study)))
+    analysis = with_models(analyse(load(request.getfixturevalue(study))))
     shown = {name: table for name, make in TABLES.items() if len((table := make(analysis)).frame)}
     assert {"throughput", "speed_up_weak", "laws", "law_parameters", "sweep", "hosts", "trials"} <= set(shown)
     for name, table in shown.items():
@@ -196,16 +196,16 @@ def test_missing_trials_are_counted_where_the_plan_is_known(tmp_path: Path) -> N
     known = [folder.name for folder in (directory / "trials").iterdir()]
     write_study(directory, configuration={"planned_trials": [*known, "one-more", "another"]})
     assert dict(status_counts(load(directory)))["missing"] == 2
-    assert "2 missing" in " ".join(Page(write_report(directory)).text.split())
+    assert "2 missing" in " ".join(Page(write_report(directory).path).text.split())
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_partial_report_says_so(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
-    page = Page(write_report(directory, partial=True))
+    page = Page(write_report(directory, partial=True).path)
     assert "Partial: the study was interrupted" in page.text
     assert "**Partial: the study was interrupted." in (directory / "report" / "report.md").read_text()
-    assert "artial" not in Page(write_report(directory)).text
+    assert "artial" not in Page(write_report(directory).path).text
 
 
 def test_cpu_ranks_are_never_called_gpus(cpu: Path, cpu_page: Page) -> None:
@@ -217,9 +217,9 @@ def test_cpu_ranks_are_never_called_gpus(cpu: Path, cpu_page: Page) -> None:
 @pytest.mark.usefixtures("no_figures")
 def test_a_study_without_a_done_trial_still_has_a_clear_page(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
-    assert "No trial is done yet" in Page(write_report(directory)).text
+    assert "No trial is done yet" in Page(write_report(directory).path).text
     write_trial(directory, record(FIELDS, "failed", "no such file: weights.bin"))
-    page = Page(write_report(directory))
+    page = Page(write_report(directory).path)
     assert "No trial is done yet" in page.text
     assert "no such file: weights.bin" in page.text
 
@@ -240,31 +240,31 @@ def test_figures_that_no_longer_apply_go_and_foreign_files_stay(tmp_path: Path) 
 
 def test_the_report_goes_where_it_is_told(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
-    assert write_report(directory, tmp_path / "elsewhere") == f"{tmp_path}/elsewhere/index.html"
+    assert write_report(directory, tmp_path / "elsewhere").path == f"{tmp_path}/elsewhere/index.html"
     assert not (directory / "report").exists()
 
 
 def test_the_terminal_gets_a_row_for_each_configuration(tmp_path: Path) -> None:
-    columns, rows, left_out = summary_table(small(tmp_path / "results"))
-    assert columns == ["GPUs", "throughput (samples/s)", "step time (ms)", "weak efficiency (%)", "n"]
-    assert rows == [("1", "320", "100", "100.0", "1"), ("2", "640", "100", "100.0", "1")]
-    assert left_out is None
+    found = write_report(small(tmp_path / "results")).summary
+    assert found.columns == ["GPUs", "throughput (samples/s)", "step time (ms)", "weak efficiency (%)", "n"]
+    assert found.rows == [("1", "320", "100", "100.0", "1"), ("2", "640", "100", "100.0", "1")]
+    assert found.left_out is None
 
 
 def test_an_empty_study_has_an_empty_summary(tmp_path: Path) -> None:
-    assert summary_table(write_study(tmp_path / "results"))[1] == []
+    assert write_report(write_study(tmp_path / "results")).summary.rows == []
 
 
 def test_the_answer_counts_what_has_no_result_by_reason(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
-    assert not any("no result" in sentence for sentence in answer(analyse(load(directory))))
+    assert not any("no result" in sentence for sentence in answer(with_models(analyse(load(directory)))))
     why = "CUDA graphs exist on GPUs only"
     for batch, status, reason in (
         (1, "infeasible", why), (2, "infeasible", why), (4, "out_of_memory", "rank 1: 80 GiB"), (8, "pruned", "4 did not fit"),
         (16, "failed", "x" * 500),
     ):  # fmt: skip
         write_trial(directory, record(FIELDS | GPU | {"batch_per_gpu": batch, "repeat": 3}, status, reason))
-    assert answer(analyse(load(directory)))[1] == (
+    assert answer(with_models(analyse(load(directory))))[1] == (
         f"Of 7 trials 5 have no result: {why} (2); more memory than there is (2); {'x' * 120} (1)."
     )
 
@@ -273,7 +273,7 @@ def test_the_answer_names_the_commonest_reasons_only(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     for batch in range(1, 12):
         write_trial(directory, record(FIELDS | GPU | {"batch_per_gpu": batch}, "infeasible", f"reason {batch}"))
-    (sentence,) = answer(analyse(load(directory)))
+    (sentence,) = answer(with_models(analyse(load(directory))))
     assert sentence.startswith("Of 11 trials 11 have no result: ")
     assert sentence.count("reason ") == 8
     assert sentence.endswith("; and 3 more reasons.")
@@ -292,7 +292,7 @@ def test_the_answer_gives_efficiency_the_fastest_and_its_bound(tmp_path: Path) -
             "busy_ratio": 0.5 if small_batch else 0.95,
         }
 
-    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))
     assert answer(found) == [
         (
             "With the batch per GPU held (weak scaling), 2 GPUs reach 1.96 times the throughput of 1 GPU at best, an efficiency of "
@@ -330,7 +330,7 @@ def test_waiting_for_data_is_named_as_the_bound(tmp_path: Path) -> None:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": 0.1, "shares": (0.25, 0.05, 0.25, 0.05, 0.3, 0.1)}
 
-    found = analyse(load(write_results(tmp_path / "results", grid(GPU, world_size=[1]), law, spread=0.0)))
+    found = with_models(analyse(load(write_results(tmp_path / "results", grid(GPU, world_size=[1]), law, spread=0.0))))
     assert regions(found.configurations, found.communication)["bound"].tolist() == ["load"]
     assert limits(found) == [
         (
@@ -344,7 +344,7 @@ def test_waiting_for_data_is_named_as_the_bound(tmp_path: Path) -> None:
 def test_a_difference_within_noise_is_called_that(tmp_path: Path) -> None:
     trials = grid(GPU, loader_workers=[1, 2], repeat=range(3))
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.03)
-    assert answer(analyse(load(directory)))[0].endswith("slower, which is within noise.")
+    assert answer(with_models(analyse(load(directory))))[0].endswith("slower, which is within noise.")
 
 
 def test_trust_names_lone_repeats_and_costly_instruments(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_trust_names_lone_repeats_and_costly_instruments(tmp_path: Path) -> None
     for repeat, size in ((0, 1), (1, 1), (0, 2)):
         fields = FIELDS | GPU | {"repeat": repeat, "world_size": size}
         write_trial(directory, record(fields), steps(fields, 0.1, instruments=1.05))
-    lines = trust(analyse(load(directory)))
+    lines = trust(with_models(analyse(load(directory))))
     assert lines[0] == "1 of 2 configurations ran once, so they have no interval: run the study with more repeats."
     assert any(line.startswith("In 3 of 3 trials the instruments cost more than") for line in lines)
     assert not any("which only noise can do" in line for line in lines)
@@ -365,7 +365,7 @@ def test_weak_scaling_that_is_better_than_ideal_is_doubted(tmp_path: Path) -> No
         folder = write_results(
             tmp_path / name, trials, lambda fields: {"step_s": law[fields["world_size"]]}, spread=0.002
         )
-        return [line for line in trust(analyse(load(folder))) if "better than ideal" in line]
+        return [line for line in trust(with_models(analyse(load(folder)))) if "better than ideal" in line]
 
     [line] = doubted("faster on two", 0.08)
     assert line.startswith("In 1 place weak scaling is better than ideal, at best 125.")
@@ -376,7 +376,7 @@ def test_weak_scaling_that_is_better_than_ideal_is_doubted(tmp_path: Path) -> No
 def test_a_calm_study_is_given_its_spread_and_no_warning(tmp_path: Path) -> None:
     trials = grid(GPU, world_size=[1, 2], repeat=range(5))
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.002)
-    (line,) = trust(analyse(load(directory)))
+    (line,) = trust(with_models(analyse(load(directory))))
     assert line.startswith("5 repeats of each configuration; the middle one's 95\u00a0% interval of throughput is ±0.")
     assert line.endswith("None is wider than ±5\u00a0%.")
 
@@ -385,4 +385,4 @@ def test_a_calm_study_is_given_its_spread_and_no_warning(tmp_path: Path) -> None
 def test_a_done_trial_whose_throughput_is_unknown_is_left_out(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     write_trial(directory, record(FIELDS), steps(FIELDS, 0.1).assign(window_s=float("nan")))
-    assert "No trial is done yet" in Page(write_report(directory)).text
+    assert "No trial is done yet" in Page(write_report(directory).path).text

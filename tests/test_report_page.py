@@ -16,9 +16,10 @@ from urllib.parse import unquote
 import pytest
 
 from analysis.report import write_report
+from analysis.report_inputs import with_models
 from analysis.results import load
-from analysis.scaling import analyse
-from analysis.tables import TABLES
+from analysis.sections import TABLES
+from analysis.study import analyse
 from tests.frames import grid, write_results
 from tests.system import needs, program
 
@@ -81,7 +82,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(results: Path) -> str:
-    return Path(write_report(results)).read_text()
+    return Path(write_report(results).path).read_text()
 
 
 def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def test_each_figure_carries_the_numbers_that_it_draws(page: str, results: Path)
     data = {name: list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text, name in links}
     assert set(data) == set(re.findall(r'<a href="figures/(\w+)\.svg">', page))
     assert {"batch_size", "loss", "timeline", "phases", "speed_up_weak"} <= set(data)
-    curve = TABLES["batch_size"](analyse(load(results))).frame
+    curve = TABLES["batch_size"](with_models(analyse(load(results)))).frame
     drawn = [float(row["throughput_samples_per_s"]) for row in data["batch_size"]]
     assert drawn == pytest.approx(curve["throughput_samples_per_s"].tolist())
     assert {row["kind"] for row in data["timeline"]} >= {"compute", "hidden", "optimizer"}

@@ -6,15 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from analysis.plots import PLOTS
 from analysis.report import write_report
 from analysis.results import ResultsError, load
+from analysis.sections import SECTIONS
 from study.failures import describe_failure
 from study.redaction import redacted
 from study.scaling import main
@@ -237,7 +238,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     failed = record(FIELDS | GPU | {"repeat": 7}, "failed", evil) | {"log": evil, "trial_id": "b<b onclick=pwned(8)>"}
     write_trial(directory, failed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("analysis.report.PLOTS", {name: PLOTS[name] for name in ("phases", "batch_size")})
+        shown = [
+            replace(section, figures=tuple(f for f in section.figures if f.name in ("phases", "batch_size")))
+            for section in SECTIONS
+        ]
+        patch.setattr("analysis.report.SECTIONS", shown)
         write_report(directory)
     return directory
 

@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.batch_tables import batch_curve
 from analysis.formatting import decimals_for, with_interval
 from analysis.report import write_report
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
+from analysis.sections import TABLES
+from analysis.study import analyse
 from analysis.table import Column, Table
-from analysis.tables import TABLES
 from tests.frames import FIELDS, gpu_study, grid, record, steps, write_results, write_study, write_trial
 
 BASE = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -22,23 +22,23 @@ BASE = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 
 def analysis_of(
     directory: Path, trials: list[dict[str, Any]], step_ms: dict[tuple[int, int], float], **more: Any
-) -> Analysis:
+) -> ReportInputs:
     """A study whose step takes `step_ms[world_size, batch_per_gpu]`, without noise."""
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": step_ms[fields["world_size"], fields["batch_per_gpu"]] / 1e3}
 
-    return analyse(load(write_results(directory, trials, law, spread=0.0, **more)))
+    return with_models(analyse(load(write_results(directory, trials, law, spread=0.0, **more))))
 
 
-def rows(analysis: Analysis, label: str) -> pd.DataFrame:
+def rows(analysis: ReportInputs, label: str) -> pd.DataFrame:
     found = analysis.scaling[analysis.scaling["scaling"] == label]
     batches = analysis.configurations[["batch_per_gpu", "nodes", "precision"]]
     return found.join(batches, on="configuration").reset_index(drop=True)
 
 
 @pytest.fixture
-def exact(tmp_path: Path) -> Analysis:
+def exact(tmp_path: Path) -> ReportInputs:
     """1, 2 and 4 GPUs with batches of 8 and 16, two repeats; only batch 16 on 1 GPU is comparable at global batch 16."""
     step_ms = {(1, 8): 100.0, (2, 8): 125.0, (4, 8): 160.0, (1, 16): 180.0}
     trials = [t for t in grid(BASE, world_size=[1, 2, 4], batch_per_gpu=[8, 16], repeat=[0, 1])]
@@ -47,10 +47,10 @@ def exact(tmp_path: Path) -> Analysis:
         key = (fields["world_size"], fields["batch_per_gpu"])
         if key in step_ms:
             write_trial(directory, record(fields), steps(fields, step_ms[key] / 1e3))
-    return analyse(load(directory))
+    return with_models(analyse(load(directory)))
 
 
-def test_weak_scaling_holds_the_batch_per_gpu(exact: Analysis) -> None:
+def test_weak_scaling_holds_the_batch_per_gpu(exact: ReportInputs) -> None:
     found = rows(exact, "weak")
     assert found[["batch_per_gpu", "world_size"]].to_numpy().tolist() == [[8, 1], [8, 2], [8, 4]]
     assert found["speed_up"].tolist() == pytest.approx([1.0, 2 * 100 / 125, 4 * 100 / 160])
@@ -58,7 +58,7 @@ def test_weak_scaling_holds_the_batch_per_gpu(exact: Analysis) -> None:
     assert found["ideal"].tolist() == [1, 2, 4]
 
 
-def test_strong_scaling_holds_the_global_batch(exact: Analysis) -> None:
+def test_strong_scaling_holds_the_global_batch(exact: ReportInputs) -> None:
     found = rows(exact, "strong")
     assert found[["batch_per_gpu", "world_size"]].to_numpy().tolist() == [[16, 1], [8, 2]]
     assert found["speed_up"].tolist() == pytest.approx([1.0, 180 / 125])
@@ -76,7 +76,7 @@ def test_slow_links_are_held_against_the_one_rank_that_uses_none(tmp_path: Path)
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": step_s[fields["interconnect"], fields["world_size"]]}
 
-    found = analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0)))
+    found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))
     weak = found.scaling.join(found.configurations["interconnect"], on="configuration")
     weak = weak[weak["interconnect"] == "socket"]
     assert weak["scaling"].tolist() == ["weak", "weak"]
@@ -114,10 +114,10 @@ def test_windows_of_an_epoch_each_part_no_series(tmp_path: Path) -> None:
     found = analysis_of(tmp_path / "results", trials, {(1, 8): 100.0, (2, 8): 125.0, (1, 16): 180.0, (2, 16): 200.0})
     assert rows(found, "weak")["speed_up"].tolist() == pytest.approx([1.0, 1.6, 1.0, 1.8])
     assert rows(found, "strong")["speed_up"].tolist() == pytest.approx([1.0, 180 / 125])
-    curve = batch_curve(found)
+    curve = found.batch_curve
     assert curve["series"].tolist() == [0, 0]
     assert curve["batch_per_gpu"].tolist() == [8, 16]
-    page = Path(write_report(tmp_path / "results")).with_name("report.md").read_text()
+    page = Path(write_report(tmp_path / "results").path).with_name("report.md").read_text()
     assert "\n- steps: 2 to 8, as the other fields have it" in page
     assert "warmup steps: 8 to 16, as the other fields have it" in page
 
@@ -126,7 +126,7 @@ def test_steps_that_were_chosen_part_series(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     for number, fields in enumerate(grid(BASE, world_size=[1, 2], steps=[4, 8])):
         write_trial(directory, record(fields) | {"trial_id": str(number)}, steps(fields, 0.1))
-    found = analyse(load(directory))
+    found = with_models(analyse(load(directory)))
     assert found.axes == ("world_size", "steps")
     weak = found.scaling[found.scaling["scaling"] == "weak"]
     assert weak["world_size"].tolist() == [1, 2, 1, 2]
@@ -147,7 +147,7 @@ def test_nodes_may_differ_within_a_series(tmp_path: Path) -> None:
         fields = FIELDS | BASE | {"world_size": size, "nodes": nodes}
         trial = record(fields) | {"trial_id": f"n{nodes}x{size}"}
         write_trial(directory, trial, steps(fields, step_s))
-    found = rows(analyse(load(directory)), "weak")
+    found = rows(with_models(analyse(load(directory))), "weak")
     assert found[["world_size", "nodes"]].to_numpy().tolist() == [[1, 1], [2, 1], [2, 2], [4, 2]]
     assert found["efficiency"].tolist() == pytest.approx([1.0, 0.1 / 0.11, 0.8, 0.5])
 
@@ -155,7 +155,7 @@ def test_nodes_may_differ_within_a_series(tmp_path: Path) -> None:
 def test_a_reference_with_one_repeat_leaves_its_series_without_intervals(tmp_path: Path) -> None:
     trials = [FIELDS | BASE, *grid(BASE, world_size=[2], repeat=range(4))]
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.01)
-    found = rows(analyse(load(directory)), "weak")
+    found = rows(with_models(analyse(load(directory))), "weak")
     assert found["n"].tolist() == [1, 4]
     assert found["reference_n"].tolist() == [1, 1]
     assert found[["speed_up_low", "speed_up_high", "efficiency_low"]].isna().all(axis=None)
@@ -170,7 +170,7 @@ def test_a_known_law_lies_inside_the_intervals(tmp_path: Path) -> None:
         return {"step_s": 0.01 * fields["batch_per_gpu"] * lost[fields["world_size"]]}
 
     directory = write_results(tmp_path / "results", trials, law, spread=0.01)
-    found = rows(analyse(load(directory)), "weak").query("ideal > 1")
+    found = rows(with_models(analyse(load(directory))), "weak").query("ideal > 1")
     true = 1 / found["world_size"].map(lost)
     inside = (found["efficiency_low"] <= true) & (true <= found["efficiency_high"])
     assert len(found) == 14
@@ -178,7 +178,7 @@ def test_a_known_law_lies_inside_the_intervals(tmp_path: Path) -> None:
     assert (found["speed_up_high"] / found["speed_up_low"]).between(1.005, 1.2).all()
 
 
-def test_the_weak_table_reads_as_worked_out_by_hand(exact: Analysis) -> None:
+def test_the_weak_table_reads_as_worked_out_by_hand(exact: ReportInputs) -> None:
     text = TABLES["weak_scaling"](exact).to_markdown()
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in (table[0], *table[2:])] == [
@@ -189,7 +189,7 @@ def test_the_weak_table_reads_as_worked_out_by_hand(exact: Analysis) -> None:
     ]
 
 
-def test_csv_holds_plain_values_and_the_trials_behind_them(exact: Analysis) -> None:
+def test_csv_holds_plain_values_and_the_trials_behind_them(exact: ReportInputs) -> None:
     found = list(csv.DictReader(io.StringIO(TABLES["strong_scaling"](exact).to_csv())))
     assert float(found[1]["speed_up"]) == pytest.approx(1.44, rel=1e-12)
     assert found[0]["speed_up_low"] == ""
@@ -207,7 +207,7 @@ def test_columns_without_any_value_are_not_shown(tmp_path: Path) -> None:
     assert not any("GPU" in head for table in shown for head in table.cells().columns)
 
 
-def test_shares_of_phases_are_of_their_sum(exact: Analysis) -> None:
+def test_shares_of_phases_are_of_their_sum(exact: ReportInputs) -> None:
     cells = TABLES["phases"](exact).cells()
     first = cells.iloc[0]
     assert first["forward (ms)"] == "28.1 (28\u00a0%)"
@@ -220,14 +220,14 @@ def test_results_older_than_the_loss_phase_show_it_within_the_forward_pass(tmp_p
     directory = write_study(tmp_path / "results")
     old = steps(fields, 0.1, (0.02, 0.01, 0.3, 0.0, 0.6, 0.07)).drop(columns=["loss_s", "loss_launch_s"])
     write_trial(directory, record(fields), old[~old["window"].isin(["busy", "transfer_synced"])])
-    table = TABLES["phases"](analyse(load(directory)))
+    table = TABLES["phases"](with_models(analyse(load(directory))))
     assert "loss (ms)" not in table.cells()
     assert table.cells().iloc[0]["forward (ms)"] == "30.1 (30\u00a0%)"
     assert dict(table.definitions())["forward (ms)"] == "forward pass and loss."
 
 
 def test_failures_come_with_reason_and_log(tmp_path: Path) -> None:
-    found = TABLES["failures"](analyse(load(gpu_study(tmp_path / "results")))).cells()
+    found = TABLES["failures"](with_models(analyse(load(gpu_study(tmp_path / "results"))))).cells()
     assert found["status"].value_counts().to_dict() == {"pruned": 9, "failed": 3, "out of memory": 3, "infeasible": 1}
     assert found.iloc[0].tolist() == [
         "resnet50-fp32-1-512-8-1", "failed", "rank 2: RuntimeError: <b>loader</b> died & left",
@@ -267,7 +267,7 @@ def test_tables_say_which_peaks_of_memory_hold_the_warm_up(tmp_path: Path) -> No
     fields = grid(BASE, world_size=[1], batch_per_gpu=[8, 16])
     for trial, began in zip(fields, (1795271040.0, 1795444793.0), strict=True):
         write_trial(directory, record(trial) | {"started_at": began}, steps(trial, 0.1))
-    found = analyse(load(directory))
+    found = with_models(analyse(load(directory)))
     note = (
         "Peaks of memory of 1 of the 2 trials, which began before 23 November 2026, hold the warm-up too, with the workspaces "
         "in which cuDNN tried its algorithms: a run of today shows less."
@@ -275,4 +275,4 @@ def test_tables_say_which_peaks_of_memory_hold_the_warm_up(tmp_path: Path) -> No
     assert [TABLES[name](found).note for name in ("throughput", "batch_size")] == [note, note]
     newer = write_study(tmp_path / "newer")
     write_trial(newer, record(fields[0]) | {"started_at": 1795444793.0}, steps(fields[0], 0.1))
-    assert TABLES["throughput"](analyse(load(newer))).note == ""
+    assert TABLES["throughput"](with_models(analyse(load(newer)))).note == ""

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
+from analysis.sections import TABLES
+from analysis.study import analyse
 from analysis.study_verdict import climbed, compared, memory, parts
-from analysis.tables import TABLES
 from analysis.verdict import best
 from tests.frames import grid, record, steps, trial_id, write_results, write_study, write_trial
 
@@ -20,7 +21,7 @@ def test_a_ladder_is_told_as_a_whole_with_its_best_rung_and_those_that_slow_it(t
     directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
     for name, trial in trials.items():
         write_trial(directory, record(trial), steps(trial, step_s[name]))
-    found = analyse(load(directory))
+    found = with_models(analyse(load(directory)))
     assert climbed(found) == (
         "From fp32 on, 4 further rungs make training up to 2.50 times as fast (fp16); tf32 brings most, 2.00 times the rung "
         "before; slower than the rung before is bf16 (0.80)."
@@ -28,9 +29,11 @@ def test_a_ladder_is_told_as_a_whole_with_its_best_rung_and_those_that_slow_it(t
     assert compared(found) is None
 
 
-def made(directory: Path, trials: list[dict[str, Any]], step_s: Any, **more: Any) -> Analysis:
+def made(directory: Path, trials: list[dict[str, Any]], step_s: Any, **more: Any) -> ReportInputs:
     law = {"step_s": 0.1} | more
-    return analyse(load(write_results(directory, trials, lambda trial: law | {"step_s": step_s(trial)}, spread=0.0)))
+    return with_models(
+        analyse(load(write_results(directory, trials, lambda trial: law | {"step_s": step_s(trial)}, spread=0.0)))
+    )
 
 
 def test_values_of_a_compared_field_are_told_by_the_span_of_their_ratios(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_of_ratios_with_intervals_it_is_told_how_many_differ_beyond_noise(tmp_pa
     def law(trial: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": step_s[trial["parallel"], trial["batch_per_gpu"]]}
 
-    found = analyse(load(write_results(tmp_path, trials, law, spread=0.02)))
+    found = with_models(analyse(load(write_results(tmp_path, trials, law, spread=0.02))))
     said = compared(found)
     assert said is not None
     assert said.startswith("Against ddp, all else equal, dp is 0.5")
@@ -68,7 +71,7 @@ def test_peak_memory_is_told_from_the_smallest_batch_to_the_largest_that_fits(tm
         else:
             frame = steps(trial, 0.1).assign(peak_memory_bytes=trial["batch_per_gpu"] * 2**30)
             write_trial(directory, record(trial), frame)
-    assert memory(analyse(load(directory))) == (
+    assert memory(with_models(analyse(load(directory)))) == (
         "On one GPU peak memory goes from 8.0 GiB at batch 8 to 16.0 at 16, the largest tried that fits."
     )
 

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from analysis.comparison_tables import COMPARED
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load_reduced
-from analysis.scaling import Analysis, analyse
+from analysis.sections import TABLES
+from analysis.study import analyse
 from analysis.table import Column, Table
-from analysis.tables import TABLES
 from tests.frames import grid, write_results
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
@@ -18,11 +19,11 @@ STUDIES = ("account", "hpml-lab4", "large-batch", "acceleration-ladder-1gpu", "e
 
 
 @cache
-def committed(study: str) -> Analysis:
-    return analyse(load_reduced(RESULTS / study))
+def committed(study: str) -> ReportInputs:
+    return with_models(analyse(load_reduced(RESULTS / study)))
 
 
-def undefined(table: Table, analysis: Analysis) -> list[str]:
+def undefined(table: Table, analysis: ReportInputs) -> list[str]:
     """Columns that neither are an axis of the study nor have a definition; those of optional columns without a value too."""
     axes = {*analysis.axes, "world_size"}
     compared = () if len(table.frame) else (*COMPARED, "batch_per_gpu")  # a table of axes, were they varied
@@ -61,6 +62,8 @@ def test_shares_of_phases_are_of_the_step_that_stands_beside_them() -> None:
 
 def test_the_held_out_error_says_that_the_law_was_chosen_by_it(tmp_path: Path) -> None:
     trials = grid({}, world_size=[1, 2, 4], repeat=range(2))
-    analysis = analyse(load_reduced(write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1})))
+    analysis = with_models(
+        analyse(load_reduced(write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1})))
+    )
     for table, column in (("predictions", "held-out error (%)"), ("laws", "mean error (%)")):
         assert "The law is chosen by this very error" in dict(TABLES[table](analysis).definitions())[column]

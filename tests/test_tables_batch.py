@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from analysis.batch_plots import batch_size as batch_figure
+from analysis.report_inputs import with_models
 from analysis.results import load
-from analysis.scaling import analyse
-from analysis.tables import TABLES
+from analysis.sections import TABLES
+from analysis.study import analyse
 from tests.frames import FIELDS, environment, grid, record, steps, write_results, write_study, write_trial
 
 GPU = FIELDS | {"device": "cuda", "steps": 4}
@@ -28,7 +29,7 @@ def test_the_batch_grows_to_the_end_of_memory(tmp_path: Path) -> None:
     directory = measured_batches(tmp_path / "results", {64: 0.064, 128: 0.08, 256: 0.15})
     write_trial(directory, record(GPU | {"batch_per_gpu": 512}, "out_of_memory", "rank 0: out of memory"))
     write_trial(directory, record(GPU | {"batch_per_gpu": 1024}, "pruned", "batch 512 ran out of memory before"))
-    analysis = analyse(load(directory))
+    analysis = with_models(analyse(load(directory)))
     assert TABLES["batch_size"](analysis).cells().to_dict("list") == {
         "batch per GPU": ["64", "128", "256", "512", "1,024"],
         "throughput (samples/s)": ["1,000", "1,600", "1,707", "–", "–"],
@@ -49,12 +50,12 @@ def test_the_batch_grows_to_the_end_of_memory(tmp_path: Path) -> None:
 
 
 def test_without_a_batch_too_large_nothing_is_called_the_largest_that_fits(tmp_path: Path) -> None:
-    analysis = analyse(load(measured_batches(tmp_path / "results", {64: 0.064, 128: 0.08})))
+    analysis = with_models(analyse(load(measured_batches(tmp_path / "results", {64: 0.064, 128: 0.08}))))
     assert TABLES["batch_size"](analysis).cells()["outcome"].tolist() == ["measured", "measured"]
 
 
 def test_one_batch_alone_has_neither_table_nor_figure(tmp_path: Path) -> None:
-    analysis = analyse(load(measured_batches(tmp_path / "results", {64: 0.064})))
+    analysis = with_models(analyse(load(measured_batches(tmp_path / "results", {64: 0.064}))))
     assert TABLES["batch_size"](analysis).frame.empty
     assert batch_figure(analysis) is None
 
@@ -75,7 +76,7 @@ def strategies(directory: Path, samples: int | None = None, batches: tuple[int, 
 
 
 def test_speed_up_is_given_against_both_baselines_on_one_gpu(tmp_path: Path) -> None:
-    table = TABLES["speed_up_weak"](analyse(load(strategies(tmp_path / "results"))))
+    table = TABLES["speed_up_weak"](with_models(analyse(load(strategies(tmp_path / "results")))))
     assert table.cells().to_dict("list") == {
         "parallel": ["ddp", "ddp"],
         "batch per GPU": ["100", "100"],
@@ -91,7 +92,9 @@ def test_speed_up_is_given_against_both_baselines_on_one_gpu(tmp_path: Path) -> 
 
 
 def test_where_the_data_s_length_is_known_times_are_those_of_an_epoch(tmp_path: Path) -> None:
-    cells = TABLES["speed_up_weak"](analyse(load(strategies(tmp_path / "results", samples=10_000)))).cells()
+    cells = TABLES["speed_up_weak"](
+        with_models(analyse(load(strategies(tmp_path / "results", samples=10_000))))
+    ).cells()
     assert cells[["1 GPU (s)", "2 GPUs (s)", "4 GPUs (s)"]].to_numpy().tolist() == [
         ["10.00", "6.25", "4.00"],
         ["8.00", "6.25", "4.00"],
@@ -99,7 +102,7 @@ def test_where_the_data_s_length_is_known_times_are_those_of_an_epoch(tmp_path: 
 
 
 def test_an_epoch_is_told_with_and_without_what_waits_for_batches(tmp_path: Path) -> None:
-    analysis = analyse(load(strategies(tmp_path / "results", samples=10_000)))
+    analysis = with_models(analyse(load(strategies(tmp_path / "results", samples=10_000))))
     [row] = analysis.configurations.query("parallel == 'none'").to_dict("records")
     waits = row["load_wait_s"] / row["phases_step_s"]
     assert 0 < waits < 1
@@ -107,12 +110,12 @@ def test_an_epoch_is_told_with_and_without_what_waits_for_batches(tmp_path: Path
     [cell] = cells[cells["parallel"] == "none"].to_dict("records")
     assert cell["epoch (s)"] == "8.00"
     assert float(cell["without loading (s)"]) == pytest.approx(8 * (1 - waits), abs=0.01)
-    unknown = TABLES["phases"](analyse(load(strategies(tmp_path / "unknown")))).cells()
+    unknown = TABLES["phases"](with_models(analyse(load(strategies(tmp_path / "unknown"))))).cells()
     assert not {"epoch (s)", "without loading (s)"} & set(unknown.columns)
 
 
 def test_strong_scaling_compares_equal_global_batches(tmp_path: Path) -> None:
-    table = TABLES["speed_up_strong"](analyse(load(strategies(tmp_path / "results", batches=(100, 200)))))
+    table = TABLES["speed_up_strong"](with_models(analyse(load(strategies(tmp_path / "results", batches=(100, 200))))))
     cells = table.cells()
     # 200 samples: 200 ms on one GPU (none: 160), and 2 x 100 in 125 ms; 400 samples: nothing on one GPU
     assert cells.to_dict("list") == {
@@ -128,7 +131,7 @@ def test_strong_scaling_compares_equal_global_batches(tmp_path: Path) -> None:
 
 
 def test_times_beside_a_speed_up_have_three_digits_in_all_columns(tmp_path: Path) -> None:
-    cells = TABLES["speed_up_weak"](analyse(load(strategies(tmp_path / "results", samples=1000)))).cells()
+    cells = TABLES["speed_up_weak"](with_models(analyse(load(strategies(tmp_path / "results", samples=1000))))).cells()
     assert cells["1 GPU (s)"].tolist() == ["1.000", "0.800"]
     assert cells["4 GPUs (s)"].tolist() == ["0.400", "0.400"]
 
@@ -140,7 +143,7 @@ def test_a_speed_up_without_one_gpu_of_its_own_borrows_that_of_another_interconn
     for repeat, (interconnect, traced, world_size, step_s) in enumerate(ways):
         how = {"interconnect": interconnect, "profile_ranks": traced, "world_size": world_size, "repeat": repeat}
         write_trial(directory, record(GPU | how), steps(GPU | how, step_s))
-    analysis = analyse(load(directory))
+    analysis = with_models(analyse(load(directory)))
     table = TABLES["speed_up_weak"](analysis)
     cells = table.cells()[["profile ranks", "interconnect", "1 GPU (ms)", "2 GPUs (ms)", "speed-up on 2"]]
     assert cells.to_numpy().tolist() == [
@@ -159,7 +162,7 @@ def test_a_speed_up_is_against_its_own_one_gpu_where_there_is_one(tmp_path: Path
     for repeat, (interconnect, world_size, step_s) in enumerate(ways):
         how = {"interconnect": interconnect, "world_size": world_size, "repeat": repeat}
         write_trial(directory, record(GPU | how), steps(GPU | how, step_s))
-    cells = TABLES["speed_up_weak"](analyse(load(directory))).cells()
+    cells = TABLES["speed_up_weak"](with_models(analyse(load(directory)))).cells()
     assert cells["1 GPU (ms)"].tolist() == ["100", "110"]
 
 
@@ -168,7 +171,7 @@ def test_speed_up_has_an_interval_where_there_are_repeats(tmp_path: Path) -> Non
         return {"step_s": 0.1}
 
     directory = write_results(tmp_path / "results", grid(GPU, world_size=[1, 2], repeat=range(3)), law)
-    row = TABLES["speed_up_weak"](analyse(load(directory))).frame.iloc[0]
+    row = TABLES["speed_up_weak"](with_models(analyse(load(directory)))).frame.iloc[0]
     assert row["speed_up_2_low"] < row["speed_up_2"] < row["speed_up_2_high"]
     assert (row["n"], len(row["trial_ids"])) == (3, 6)
 
@@ -178,11 +181,11 @@ def test_gradient_accumulation_counts_in_the_global_batch(tmp_path: Path) -> Non
         return {"step_s": 0.1}
 
     directory = write_results(tmp_path / "results", grid(GPU | {"accumulation_steps": 4}, world_size=[1, 2]), law)
-    assert analyse(load(directory)).configurations["global_batch"].tolist() == [128, 256]
+    assert with_models(analyse(load(directory))).configurations["global_batch"].tolist() == [128, 256]
 
 
 def test_a_study_without_results_has_none_of_these_tables(tmp_path: Path) -> None:
-    empty = analyse(load(write_study(tmp_path / "results")))
+    empty = with_models(analyse(load(write_study(tmp_path / "results"))))
     for name in ("speed_up_weak", "speed_up_strong", "batch_size", "settings", "precision", "ladder", "bandwidth", "hardware",
                  "memory_balance", "trials"):  # fmt: skip
         table = TABLES[name](empty)

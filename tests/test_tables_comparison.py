@@ -14,16 +14,19 @@ from scipy.stats import ttest_ind
 
 from analysis.batch_plots import ladder as ladder_figure
 from analysis.comparison import against_reference
-from analysis.ladder import PUBLISHED, published_rows, rungs
+from analysis.ladder import reference_rows
+from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
-from analysis.scaling import Analysis, analyse
-from analysis.step_plots import communication_spans, timeline_rows
+from analysis.sections import TABLES
+from analysis.step_plots import communication_spans
 from analysis.step_plots import loss as loss_figure
 from analysis.step_plots import timeline as timeline_figure
-from analysis.tables import TABLES
+from analysis.study import analyse
+from analysis.study_record import StudyRecord
 from analysis.trials_table import again
 from analysis.verdict import answer
 from study.capacity import NodeCapacity
+from study.case_studies import PUBLISHED_LADDERS
 from study.configuration import resolve
 from study.plan import plan_trials
 from study.studies import STUDIES
@@ -34,9 +37,11 @@ GPU = FIELDS | {"device": "cuda", "steps": 20}
 BYTES = 50 * MIB
 
 
-def timed(directory: Path, trials: list[dict[str, Any]], step_s: Any) -> Analysis:
+def timed(directory: Path, trials: list[dict[str, Any]], step_s: Any) -> ReportInputs:
     """Trials whose plain steps take exactly `step_s(fields)`."""
-    return analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s(fields)}, spread=0.0)))
+    return with_models(
+        analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s(fields)}, spread=0.0)))
+    )
 
 
 # ------------------------------------------------------------------------------------------- one field at a time
@@ -124,7 +129,7 @@ def test_precision_shows_the_loss_skipped_steps_and_losses_that_are_not_finite(t
             frame.loc[frame["step"] == 10, "loss"] = None
         frame.loc[frame["step"].isin([20, 21]), "loss"] = [0.5, 0.7]  # the last tenth of 20 plain steps
         write_trial(directory, record(fields), frame)
-    analysis = analyse(load(directory))
+    analysis = with_models(analyse(load(directory)))
     cells = TABLES["precision"](analysis).cells()
     names = ["precision", "times as fast", "final loss", "skipped steps", "losses not finite", "n"]
     assert cells[names].to_numpy().tolist() == [
@@ -141,12 +146,11 @@ def test_precision_shows_the_loss_skipped_steps_and_losses_that_are_not_finite(t
 # ----------------------------------------------------------------------------------------------------- the ladder
 
 
+REFERENCES = StudyRecord.of({"configuration": {"reference_ladders": PUBLISHED_LADDERS}})
+
+
 def test_published_rungs_are_reproduced_and_called_another_machine_s() -> None:
-    rows = published_rows()
-    assert [ladder.seconds for ladder in PUBLISHED] == [
-        (336.5, 88.0, 70.1),
-        (161.0, 81.7, 60.2, 41.6, 38.8, 22.1),
-    ]
+    rows = reference_rows(REFERENCES.reference_ladders)
     assert rows["batches_s"].tolist() == [336.5, 88.0, 70.1, 161.0, 81.7, 60.2, 41.6, 38.8, 22.1]
     assert rows["machine"].tolist() == ["another machine's, batch 256"] * 3 + ["another machine's, batch 512"] * 6
     assert rows["cumulative_ratio"].round(2).tolist() == [1.0, 3.82, 4.8, 1.0, 1.97, 2.67, 3.87, 4.15, 7.29]
@@ -154,11 +158,11 @@ def test_published_rungs_are_reproduced_and_called_another_machine_s() -> None:
     assert rows[["cumulative_ratio_low", "n"]].isna().all(axis=None)
 
 
-def ladder_study(directory: Path, listed: Any) -> Analysis:
+def ladder_study(directory: Path, listed: Any) -> ReportInputs:
     seconds = {"fp32": 0.2, "tf32": 0.1, "bf16": 0.04}
     trials = grid(GPU, precision=list(seconds), repeat=range(2))
     found = timed(directory, trials, lambda t: seconds[t["precision"]])
-    configuration = {"rungs": listed}
+    configuration = {"rungs": listed, "reference_ladders": PUBLISHED_LADDERS}
     return replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
 
 
@@ -177,7 +181,8 @@ def test_each_rung_is_held_against_the_one_before_and_the_first(tmp_path: Path) 
         ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]", "2"],
         ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "5.00 [5.00, 5.00]", "2"],
     ]
-    assert cells["machine"].tolist()[3:] == published_rows()["machine"].tolist()
+    assert cells["machine"].tolist()[3:] == reference_rows(REFERENCES.reference_ladders)["machine"].tolist()
+    assert "published study" in TABLES["ladder"](found).note
     figure = ladder_figure(found)
     assert figure is not None
     bars = [patch.get_width() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
@@ -191,7 +196,7 @@ def test_a_rung_shows_what_trainings_in_its_number_format_reached(tmp_path: Path
     for precision, top1 in (("fp32", 0.90), ("bf16", 0.85)):
         fields = TRAINING | {"precision": precision}
         write_training(directory, fields, epochs(fields, top1))
-    found = analyse(load(directory))
+    found = with_models(analyse(load(directory)))
     configuration = {"rungs": listed}
     found = replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
     table = TABLES["ladder"](found)
@@ -208,7 +213,7 @@ def test_a_rung_shows_what_trainings_in_its_number_format_reached(tmp_path: Path
 
 @pytest.mark.parametrize("listed", [None, [], "rungs", [{"name": "x"}], [3]])
 def test_without_rungs_of_its_own_a_study_has_no_ladder(tmp_path: Path, listed: Any) -> None:
-    assert rungs({"configuration": {"rungs": listed}}) == []
+    assert StudyRecord.of({"configuration": {"rungs": listed}}).rungs == ()
     found = ladder_study(tmp_path / "results", listed)
     assert TABLES["ladder"](found).frame.empty
     assert ladder_figure(found) is None
@@ -217,7 +222,7 @@ def test_without_rungs_of_its_own_a_study_has_no_ladder(tmp_path: Path, listed: 
 # ------------------------------------------------------------------------------------ communication and bandwidth
 
 
-def communicating(directory: Path) -> Analysis:
+def communicating(directory: Path) -> ReportInputs:
     """One bucket of 50 MiB, ready when the gradient is: 10 ms alone, 12.5 ms in training; 100 ms alone, 125 ms on two."""
     measured = {
         "last_gradient_s": 0.1,
@@ -230,7 +235,7 @@ def communicating(directory: Path) -> Analysis:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "account": measured}
 
-    return analyse(load(write_results(directory, grid(GPU, world_size=[1, 2]), law, spread=0.0)))
+    return with_models(analyse(load(write_results(directory, grid(GPU, world_size=[1, 2]), law, spread=0.0))))
 
 
 def test_bandwidth_says_what_its_bytes_ranks_and_time_were(tmp_path: Path) -> None:
@@ -267,7 +272,7 @@ def test_compute_and_communication_are_told_apart_three_times(tmp_path: Path) ->
 
 def test_the_timeline_shows_each_rank_s_step_from_its_own_begin(tmp_path: Path) -> None:
     found = communicating(tmp_path / "results")
-    rows = timeline_rows(found)
+    rows = found.timeline
     first = rows[rows["rank"] == 0]
     assert first[["lane", "kind"]].to_numpy().tolist() == [
         ["compute", "compute"],
@@ -302,7 +307,7 @@ def test_phases_of_one_process_on_several_gpus_have_their_columns(tmp_path: Path
         frame.loc[timed_rows, name] = i / 1000
     directory = write_study(tmp_path / "results")
     write_trial(directory, record(fields), frame)
-    cells = TABLES["phases"](analyse(load(directory))).cells()
+    cells = TABLES["phases"](with_models(analyse(load(directory)))).cells()
     assert [name for name in cells if "(ms)" in str(name)] == [
         "step (ms)", "load wait (ms)", "host to device (ms)", "scatter (ms)", "replicate (ms)", "forward (ms)", "gather (ms)",
         "loss (ms)", "backward (ms)", "reduce (ms)", "optimizer (ms)", "host (ms)",
@@ -317,7 +322,7 @@ def test_every_trial_is_listed_with_its_outcome_and_a_command(tmp_path: Path) ->
     directory = write_study(tmp_path / "results", name="weak")
     write_trial(directory, record(GPU), steps(GPU, 0.1))
     write_trial(directory, record(GPU | {"batch_per_gpu": 64, "world_size": 2}, "out_of_memory", "too large"))
-    cells = TABLES["trials"](analyse(load(directory))).cells()
+    cells = TABLES["trials"](with_models(analyse(load(directory)))).cells()
     *cells_of_first, command = cells.iloc[0].tolist()
     assert cells_of_first == ["1", "0", "done", "320", "100", "resnet18_small-fp32-1-32-0-0"]
     assert command.startswith("python -m study.scaling run default --gpus 1 --nodes 1 --batch-per-gpu 32 ")
@@ -347,7 +352,7 @@ def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path:
             record(FIELDS | fields) | {"trial_id": trial.trial_id, "trial": fields},
             steps(FIELDS | fields, 0.1),
         )
-    frame = TABLES["trials"](analyse(load(directory))).frame
+    frame = TABLES["trials"](with_models(analyse(load(directory)))).frame
     assert len(frame) == 8
     for row in frame.itertuples():
         options = _options(shlex.split(str(row.command))[4:])
@@ -378,7 +383,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 
 def test_ranks_on_cpus_have_the_same_tables_by_their_own_name(tmp_path: Path) -> None:
-    found = analyse(load(cpu_study(tmp_path / "results")))
+    found = with_models(analyse(load(cpu_study(tmp_path / "results"))))
     assert TABLES["speed_up_weak"](found).title == "Speed-up at each batch per CPU rank (weak scaling)"
     assert TABLES["batch_size"](found).title == "Batch size on one CPU rank"
     for name in ("speed_up_weak", "batch_size", "settings", "precision", "bandwidth", "exposed_cost"):

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.report import write_report
+from analysis.report_inputs import with_models
 from analysis.results import load
-from analysis.scaling import analyse
-from analysis.tables import TABLES
+from analysis.sections import TABLES
+from analysis.study import analyse
 from analysis.trace import (
     TraceError,
     check,
@@ -310,7 +311,7 @@ def traced_study(folder: Path, broken: bool = False) -> Path:
 
 
 def test_the_table_has_a_row_for_each_trial_with_traces(tmp_path: Path) -> None:
-    cells = TABLES["trace"](analyse(load(traced_study(tmp_path)))).cells()
+    cells = TABLES["trace"](with_models(analyse(load(traced_study(tmp_path))))).cells()
     expected = {
         "GPUs": "2",
         "ranks traced": "0 and 1",
@@ -333,7 +334,7 @@ def test_a_trace_that_cannot_be_used_is_a_row_with_its_problem(tmp_path: Path) -
     assert row["problem"].endswith(
         "rank1.json.gz: none of its 1 kernels begins with 'nccl', though 2 ranks communicate"
     )
-    [cells] = TABLES["trace"](analyse(load(directory))).cells().to_dict("records")
+    [cells] = TABLES["trace"](with_models(analyse(load(directory)))).cells().to_dict("records")
     assert (cells["holds"], cells["problem"]) == ("no", row["problem"])
 
 
@@ -345,10 +346,10 @@ def test_traces_are_found_where_the_results_are_named_by_a_uri(tmp_path: Path) -
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_report_has_the_section_where_there_are_traces(tmp_path: Path) -> None:
-    with_traces = write_report(traced_study(tmp_path / "traced"))
+    with_traces = write_report(traced_study(tmp_path / "traced")).path
     write_study(tmp_path / "plain")
     write_trial(tmp_path / "plain", record(FIELDS), steps(FIELDS, 0.1))
-    without = write_report(tmp_path / "plain")
+    without = write_report(tmp_path / "plain").path
     for name in ("index.html", "report.md"):
         assert "Live account against the trace" in Path(with_traces).with_name(name).read_text()
         assert "Live account against the trace" not in Path(without).with_name(name).read_text()
