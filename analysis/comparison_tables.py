@@ -63,7 +63,7 @@ _PRECISION = _Comparison(
 )  # fmt: skip
 _PARALLEL = _Comparison(
     "Parallel strategies", "parallel",
-    ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2", "horovod"), (_STEP, _EXPOSED, _MEMORY),
+    ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2"), (_STEP, _EXPOSED, _MEMORY),
 )  # fmt: skip
 _EXECUTION = _Comparison(
     "Execution modes", "execution", ("eager", "compile", "graph", "compile_graph"), (_STEP, _HOST, _BUSY, _MEMORY),

@@ -18,7 +18,7 @@ from trainables.process import settings_for
 from trainables.registry import OPTIMIZERS, PARALLEL, PRECISIONS, load
 from trainables.step import training_step
 from trainables.timing import no_mark
-from trainables.trial import Trial, explain
+from trainables.trial import Trial
 from trainables.workload import build_workload, on_device
 
 STEPS = 4
@@ -232,11 +232,8 @@ def test_optimizers_without_momentum_have_none_to_correct() -> None:
 
 
 def test_nesterov_without_momentum_is_refused() -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="optimizer 'nesterov' requires momentum > 0"):
         Trial(optimizer="nesterov", momentum=0)
-    assert explain(caught.value) == [  # type: ignore[arg-type]
-        "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
-    ]
 
 
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, decay_norm_and_bias=False, learning_rate=0.05)
