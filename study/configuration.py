@@ -10,52 +10,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from analysis.goals import GOALS
 from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
+from study.options import FILE_KEYS, OPTION_OF_FIELD, STUDY_OPTIONS
 from study.studies import STUDIES
 from study.user_files import data_dir_path, dataset_in, refuse_endless, storage_axis, workload_spec
 from trainables.fields import TrialFields, explain
 from trainables.registry import DATASETS, MODELS, PRECISIONS, SAMPLE_DATASETS, TEXT_MODELS, names_with
 
-AXIS_OPTIONS = {
-    "gpus": "world_size",
-    "nodes": "nodes",
-    "batch-per-gpu": "batch_per_gpu",
-    "global-batch": "global_batch",
-    "loader-workers": "loader_workers",
-    "precision": "precision",
-    "model": "model",
-    "interconnect": "interconnect",
-    "steps": "steps",
-    "epochs": "epochs",
-    "target-accuracy": "target_accuracy",
-    "seed": "seed",
-}
+AXIS_OPTIONS = {option.name: option.field for option in STUDY_OPTIONS if option.is_axis}
 """options that take a comma list, and the field of a trial that each sets"""
 
-PLAIN_OPTIONS = {
-    "study": "study",
-    "out": "out",
-    "repeats": "repeats",
-    "address": "address",
-    "isolate": "isolate",
-    "max-concurrent": "max_concurrent",
-    "trial-timeout": "trial_timeout_s",
-    "price-per-gpu-hour": "price_per_gpu_hour",
-    "goal": "goal",
-}
+PLAIN_OPTIONS = {option.name: option.setting for option in STUDY_OPTIONS if option.setting}
 """options with one value, and the field of `Configuration` that each sets"""
 
-OWN_OPTION = {
-    "repeat": "--repeats N",
-    "data_dir": "--data-dir DIR",
-    "workload": "--workload FILE.py:NAME",
-    "workload_digest": "--workload FILE.py:NAME",
-}
+OWN_OPTION = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
 """fields of a trial that --set does not set, and what does"""
 
 PROFILED_RANKS = ("0",)
 """what --profile stands for; --set profile_ranks names others"""
-
-_KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "profile", "set")
 
 
 def address_of(value: str | None) -> str | None:
@@ -147,9 +118,9 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
     for option, field in AXIS_OPTIONS.items():
         if field in fields:
             options[option] = fields.pop(field)
-    for option, field in (("data-dir", "data_dir"), ("workload", "workload")):
+    for field in ("data_dir", "workload"):
         if field in fields:
-            options[option] = fields.pop(field)[0]
+            options[OPTION_OF_FIELD[field].name] = fields.pop(field)[0]
     if fields:
         options["set"] = fields
     import yaml
@@ -322,11 +293,11 @@ def _read_yaml(path: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for key, value in content.items():
         option = key.replace("_", "-") if isinstance(key, str) else None
-        if option not in _KEYS:
+        if option not in FILE_KEYS:
             name = str(key).replace("-", "_")
             is_field = name in TrialFields.model_fields and name not in OWN_OPTION
-            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, _KEYS)
-            raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(_KEYS)}")
+            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, FILE_KEYS)
+            raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(FILE_KEYS)}")
         if option in options:
             raise ConfigurationError(f"{path}: {option} is given twice")
         options[option] = value
