@@ -16,7 +16,7 @@ from analysis.forecast import cores_per_node, ranks_per_node
 from analysis.formatting import configuration_label, number, percent, value_label
 from analysis.goals import GOALS
 from analysis.prediction import Model, half_width, models
-from analysis.scaling import HOW_MEASURED, Analysis
+from analysis.scaling import Analysis
 from analysis.statistics import CONFIDENCE
 
 THIRD_SIZE = "no law can be checked on two numbers of ranks, and a third one does"
@@ -137,7 +137,7 @@ def _of_one_work(analysis: Analysis, goal: str, scale: pd.Series, contest: Conte
 
 def _telling(analysis: Analysis, fields: Mapping[str, Any], first: tuple[str, ...]) -> list[str]:
     """Fields that tell a configuration from the others of its study; how a step is timed is none of them."""
-    aside = (*first, *HOW_MEASURED, "nodes")
+    aside = (*first, *analysis.fields.timing, "nodes")
     return [*first, *(name for name in analysis.axes if name not in aside and fields.get(name) not in (None, ""))]
 
 

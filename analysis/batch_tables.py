@@ -130,7 +130,7 @@ def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
             strategy = larger.iloc[0].get("parallel", "none")
             for kind in dict.fromkeys([strategy, "none"]):
                 wanted = larger.assign(parallel=kind) if "parallel" in found else larger
-                base = _on_one_rank(wanted, found, keys)
+                base = _on_one_rank(wanted, analysis, keys)
                 if base is not None:
                     row: dict[Hashable, Any] = larger.iloc[0][[*fields, "global_batch"]].to_dict()
                     members = pd.concat([found.loc[[base]], larger])
@@ -138,12 +138,12 @@ def speed_up_rows(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["scaling", "baseline", "trial_ids", "n"])
 
 
-def _on_one_rank(larger: pd.DataFrame, found: pd.DataFrame, keys: list[str]) -> int | None:
+def _on_one_rank(larger: pd.DataFrame, analysis: Analysis, keys: list[str]) -> int | None:
     """The configuration on one rank that is alike in all `keys`, else that of `one_rank`, which scaling tables borrow too."""
-    wanted = larger.iloc[0][keys]
+    wanted, found = larger.iloc[0][keys], analysis.configurations
     alone = found[found["world_size"] == 1]
     own = alone[((alone[keys] == wanted) | (alone[keys].isna() & wanted.isna())).all(axis=1)]
-    return int(own.index[0]) if len(own) else one_rank(larger, found, keys)
+    return int(own.index[0]) if len(own) else one_rank(larger, found, keys, analysis.fields)
 
 
 def _against_first(members: pd.DataFrame, epoch_s: dict[Hashable, float]) -> dict[Hashable, Any]:

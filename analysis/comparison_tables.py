@@ -1,6 +1,5 @@
 """Tables that compare the values of one field at a time: storage, precision, strategy, execution, interconnect, settings."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,23 +33,21 @@ _AGAINST = Column("against", "against", "the value that a row is held against: t
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A field, its values from the reference on, and what is shown beside the ratio."""
+    """A field, and what is shown beside the ratio."""
 
     title: str
     field: str
-    order: tuple[str, ...]
     beside: tuple[Column, ...]
     note: str = ""
 
 
 _STORAGE = _Comparison(
-    "Storage formats", "storage", ("jpeg", "lmdb", "arrow_jpeg", "arrow_raw"), (_STEP, _LOAD),
+    "Storage formats", "storage", (_STEP, _LOAD),
     "How samples lie on disk. Where loaders keep ahead of the step, load wait is near zero and no format can be faster.",
 )  # fmt: skip
 _PRECISION = _Comparison(
     "Precision: speed and loss",
     "precision",
-    ("fp32", "tf32", "bf16", "fp16", "fp16_master", "fp16_pure"),
     (
         _STEP,
         _MEMORY,
@@ -62,47 +59,16 @@ _PRECISION = _Comparison(
     "A format that is fast and does not learn is not faster: read speed beside the loss.",
 )  # fmt: skip
 _PARALLEL = _Comparison(
-    "Parallel strategies", "parallel",
-    ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2"), (_STEP, _EXPOSED, _MEMORY),
+    "Parallel strategies", "parallel", (_STEP, _EXPOSED, _MEMORY),
 )  # fmt: skip
 _EXECUTION = _Comparison(
-    "Execution modes", "execution", ("eager", "compile", "graph", "compile_graph"), (_STEP, _HOST, _BUSY, _MEMORY),
+    "Execution modes", "execution", (_STEP, _HOST, _BUSY, _MEMORY),
     "Compilation makes fewer and larger kernels; a CUDA graph spares the host from issuing them one by one.",
 )  # fmt: skip
 _INTERCONNECT = _Comparison(
-    "Interconnects", "interconnect", ("auto", "no_p2p", "socket"), (_STEP, _EXPOSED),
+    "Interconnects", "interconnect", (_STEP, _EXPOSED),
     "Slow interconnects are emulated on this machine, by forbidding NCCL its faster ways; no other hardware was measured.",
 )  # fmt: skip
-
-COMPARED: Mapping[str, tuple[object, ...]] = {
-    comparison.field: comparison.order for comparison in (_STORAGE, _PRECISION, _PARALLEL, _EXECUTION, _INTERCONNECT)
-}
-"""Fields with a table of their own, and their values from the reference on."""
-
-SETTINGS: Mapping[str, tuple[object, ...]] = {
-    "loader_workers": (),
-    "prefetch_batches": (),
-    "pin_memory": (False, True),
-    "non_blocking": (False, True),
-    "copy_ahead": (False, True),
-    "storage_place": ("disk", "shared_memory"),
-    "page_cache": ("as_is", "cold", "warm"),
-    "order": ("shuffled", "in_order"),
-    "decode": ("pil", "torchvision", "nvjpeg", "nvjpeg_ahead"),
-    "augment": ("none", "cpu", "device"),
-    "memory_format": ("contiguous", "channels_last"),
-    "sync_batch_norm": (False, True),
-    "broadcast_buffers": (True, False),
-    "bucket_mb": (25.0,),
-    "gradient_as_bucket_view": (True, False),
-    "static_graph": (False, True),
-    "pin_cores": (False, True),
-    "accumulation_steps": (1,),
-    "cpus_per_rank": (),
-    "sequence_length": (),
-    "image_size": (),
-}
-"""Fields that no table of their own compares, and their values from the reference on."""
 
 
 def storage(analysis: Analysis) -> Table:
@@ -134,15 +100,16 @@ def settings(analysis: Analysis) -> Table:
     """Every other field that varies, one at a time."""
     parts = []
     found = analysis.configurations
-    for field, order in SETTINGS.items():
-        rows = against_reference(found, field, order)
+    compared = analysis.fields.compared_in("settings")
+    for field in compared:
+        rows = against_reference(found, field, analysis.fields[field].order)
         shown = found[field].reindex(rows["configuration"]) if field in found else pd.Series(dtype=object)
         label = field_label(field, study_ranks(analysis))
         rows = rows.assign(setting=label, value=[field_value(field, value) for value in shown])
         parts.append(rows.assign(against=[field_value(field, value) for value in rows["against"]]))
     rows = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    axes = [column for column in axis_columns(analysis) if column.name not in SETTINGS]
-    others = [column for column in axis_columns(analysis) if column.name in SETTINGS]
+    axes = [column for column in axis_columns(analysis) if column.name not in compared]
+    others = [column for column in axis_columns(analysis) if column.name in compared]
     frame = _joined(analysis, rows, [*axes, *others])
     return Table(
         "Settings, one at a time",
@@ -163,7 +130,7 @@ def settings(analysis: Analysis) -> Table:
 
 
 def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | None = None) -> Table:
-    rows = against_reference(analysis.configurations, comparison.field, comparison.order)
+    rows = against_reference(analysis.configurations, comparison.field, analysis.fields[comparison.field].order)
     axes = [column for column in axis_columns(analysis) if column.name != comparison.field]
     frame = _joined(analysis, rows, axes)
     exposed = analysis.communication.exposed["exposed_s"].reindex(frame["configuration"]).astype(float)

@@ -7,12 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.scaling import HOW_MEASURED, Analysis, throughput_estimates
+from analysis.scaling import Analysis, throughput_estimates
 from analysis.statistics import ratios
-
-WORK = ("model", "workload", "dataset", "image_size", "sequence_length")
-"""Fields that say what is computed: configurations that differ in one of them do other work."""
-
 
 MOST_WORKS = 3
 """kinds of work whose best configurations are named one by one"""
@@ -22,7 +18,7 @@ MOST_WORKS = 3
 class Contest:
     """Configurations that do the same work (indices of `scaling.configurations`).
 
-    work: its values of those fields of `WORK` in which a study's configurations differ. first, second: the best and the
+    work: its values of those fields of kind workload in which a study's configurations differ. first, second: the best and the
     next that differs in more than how it was timed; second is None where there is none. ratio, low, high: first's value /
     second's, with its 95 % interval (Welch's t on logarithms; NaN for one repeat).
     """
@@ -52,14 +48,14 @@ def contests(analysis: Analysis, scale: pd.Series | None = None) -> list[Contest
     if "interconnect" in found:
         chosen = found["interconnect"].isna() | (found["interconnect"] == "auto")
         found = found[chosen] if chosen.any() else found
-    work = [name for name in WORK if name in analysis.axes]
+    work = [name for name in analysis.fields.of_kind("workload") if name in analysis.axes]
     parts = found.groupby(work, dropna=False, sort=False) if work else [((), found)]
     return [_contest(analysis, dict(zip(work, key, strict=True)), rows, scale) for key, rows in parts]
 
 
 def _contest(analysis: Analysis, work: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series) -> Contest:
     value = (rows["throughput_samples_per_s"] * scale).reindex(rows.index).sort_values(ascending=False)
-    telling = [name for name in analysis.axes if name not in HOW_MEASURED]
+    telling = [name for name in analysis.axes if name not in analysis.fields.timing]
     first = int(value.index[0])
     values = rows[telling].astype(object).where(rows[telling].notna(), None)
     alike = [tuple(row) == tuple(values.loc[first]) for row in values.to_numpy()]

@@ -33,11 +33,9 @@ from analysis.drawing import (
 )
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.prediction_tables import prediction_fan
-from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.scaling import LAYOUT, STRONG, WEAK, Analysis
 from analysis.step_plots import loss, timeline
 from analysis.windows import OPTIONAL_PHASES, PHASES
-
-_LAYOUT = ["world_size", "nodes"]
 
 
 def speed_up_weak(analysis: Analysis) -> Figure | None:
@@ -84,7 +82,7 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             shown = facet.assign(x=facet["world_size"] * facet[batch].map(nudge), y=scale * facet[value])
             _errors(axis, shown, value, scale, shown[batch].map(colours))
             sns.lineplot(
-                shown.sort_values(["series", *_LAYOUT]).drop_duplicates(["series", "world_size"]),
+                shown.sort_values(["series", *LAYOUT]).drop_duplicates(["series", "world_size"]),
                 x="x", y="y", hue=batch, palette=colours, style=batch, markers=markers, dashes=False, units="series",
                 estimator=None, linewidth=1.3, markersize=5.5, markeredgewidth=0, legend=False, ax=axis,
             )  # fmt: skip

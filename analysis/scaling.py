@@ -14,6 +14,7 @@ from analysis.accuracy import Accuracy, accuracy
 from analysis.checks import findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
+from analysis.fields import Fields
 from analysis.finding import Finding, data
 from analysis.measures import MEASURES, summaries
 from analysis.results import OUTCOME_COLUMNS, Results
@@ -39,10 +40,9 @@ SCALING_COLUMNS = [
     "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
 ]  # fmt: skip
 
-HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks", "median_width")
-"""Fields that say how a step is timed, not what it does."""
+LAYOUT = ("world_size", "nodes")
+"""Fields in which the members of a series differ."""
 
-_LAYOUT = ("world_size", "nodes")
 _LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
@@ -70,6 +70,11 @@ class Analysis:
     findings: tuple[Finding, ...]
     accuracy: Accuracy | None
 
+    @property
+    def fields(self) -> Fields:
+        """What the study says of the fields of its trials."""
+        return self.results.fields
+
 
 def analyses(results: Results) -> list[Analysis]:
     """An analysis of each environment, that with most done trials first. Raises ValueError naming a missing column."""
@@ -93,7 +98,7 @@ def analyse(results: Results) -> Analysis:
     shown = trained.runs if trained and found.empty else found
     varying = tuple(name for name in fields if name != "repeat" and shown[name].nunique(dropna=False) > 1)
     fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
-    scaling = scaling_rows(found)
+    scaling = scaling_rows(found, results.fields)
     traffic = communication(results, found, scaling)
     odd = findings(data(found, rows, results.shapes, results.windows))
     return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
@@ -135,9 +140,9 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))
     require(rows, _NEEDED, "the frame of trials")
     varying = [
-        name for name in fields if name not in ("batch_per_gpu", *_LAYOUT) and rows[name].nunique(dropna=False) > 1
+        name for name in fields if name not in ("batch_per_gpu", *LAYOUT) and rows[name].nunique(dropna=False) > 1
     ]
-    order = ["batch_per_gpu", *varying, *_LAYOUT]
+    order = ["batch_per_gpu", *varying, *LAYOUT]
     rows = rows.sort_values(order, kind="stable")
     rows = rows.assign(configuration=rows.groupby(fields, dropna=False, sort=False).ngroup())
     grouped = rows.groupby("configuration")
@@ -164,7 +169,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     return result
 
 
-def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
+def scaling_rows(found: pd.DataFrame, declared: Fields) -> pd.DataFrame:
     """Speed-up and efficiency of every configuration, once for each series that it belongs to.
 
     Columns: scaling ("weak" where the batch per rank is held, "strong" where the global batch is, "neither" where no
@@ -178,7 +183,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     per rank T(N₀) / T(N). The reference itself is 1 by definition and has no interval.
     """
     shared = [
-        name for name in trial_fields(found) if name in found and name not in RESULT_COLUMNS and name not in _LAYOUT
+        name for name in trial_fields(found) if name in found and name not in RESULT_COLUMNS and name not in LAYOUT
     ]
     held = {
         WEAK: shared,
@@ -189,10 +194,12 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
         if found.empty:
             break
         members = found.assign(series=found.groupby(keys, dropna=False, sort=False).ngroup())
-        members = members.sort_values(["series", *_LAYOUT], kind="stable")
+        members = members.sort_values(["series", *LAYOUT], kind="stable")
         by_series = members.groupby("series")
         first = members.index.to_series().groupby(members["series"]).transform("first")
-        borrowed = {number: one for number, rows in by_series if (one := one_rank(rows, found, keys)) is not None}
+        borrowed = {
+            number: one for number, rows in by_series if (one := one_rank(rows, found, keys, declared)) is not None
+        }
         reference = members["series"].map(borrowed).fillna(first).astype(int)
         several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(borrowed))
         part = _against_reference(members[several], found.loc[reference[several]])
@@ -209,7 +216,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
 
 
-def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str]) -> int | None:
+def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str], declared: Fields) -> int | None:
     """The configuration on one rank that a series lacks: the same over any interconnect, for one rank uses none, however timed.
 
     rows: the series, of configurations that are alike in `keys`. None where it has one rank itself, or no configuration of
@@ -220,7 +227,7 @@ def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Iterable[str]) -> in
     first = rows.iloc[0]
     like = found[found["world_size"] == 1]
     for name in keys:
-        if name not in ("interconnect", *HOW_MEASURED):
+        if name not in ("interconnect", *declared.timing):
             like = like[(like[name] == first[name]) | (like[name].isna() & pd.isna(first[name]))]
     return None if like.empty else int(like["n"].sort_values(kind="stable").index[-1])
 

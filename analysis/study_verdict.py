@@ -8,7 +8,6 @@ import pandas as pd
 from analysis.batch_tables import batch_curve
 from analysis.columns import GIB, study_ranks
 from analysis.comparison import against_reference
-from analysis.comparison_tables import COMPARED
 from analysis.formatting import configuration_label, join, number, percent, value_label
 from analysis.ladder import OURS, ladder_rows
 from analysis.measures import PHASES
@@ -48,8 +47,8 @@ def compared(analysis: Analysis) -> str | None:
     if not ladder_rows(analysis).empty:
         return None  # its rungs are such comparisons
     ranks, said = study_ranks(analysis), []
-    for field in [name for name in COMPARED if name in analysis.axes]:
-        rows = against_reference(analysis.configurations, field, COMPARED[field])
+    for field in [name for name in analysis.fields.compared_in("own") if name in analysis.axes]:
+        rows = against_reference(analysis.configurations, field, analysis.fields[field].order)
         rows = rows.assign(value=analysis.configurations[field].reindex(rows["configuration"]).to_numpy())
         for against, part in rows[rows["value"] != rows["against"]].groupby("against", sort=False):
             by_value = part.astype({"ratio": float}).groupby("value", sort=False)["ratio"].agg(["min", "max"])

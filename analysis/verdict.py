@@ -17,7 +17,7 @@ from analysis.formatting import configuration_label, join, number, percent, tell
 from analysis.goals import goal_of
 from analysis.host import advice, fewer_launches
 from analysis.measures import PHASES
-from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK, Analysis
+from analysis.scaling import NEITHER, STRONG, WEAK, Analysis
 
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
@@ -131,13 +131,13 @@ def best(analysis: Analysis) -> str | None:
 def _best(analysis: Analysis, contest: Contest) -> str:
     found, ranks = analysis.configurations, study_ranks(analysis)
     first = found.iloc[contest.first]
-    aside = (*contest.work, *HOW_MEASURED, "world_size")
+    aside = (*contest.work, *analysis.fields.timing, "world_size")
     names = [*(name for name in analysis.axes if name not in aside), "world_size"]
     value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
     shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
     work = configuration_label(contest.work, contest.work, ranks)
     text = f"The highest throughput{f' of {work}' if work else ''} is {shown} samples/s"
-    if pd.notna(characters := characters_per_s(found).iloc[contest.first]):
+    if pd.notna(characters := characters_per_s(found, analysis.fields).iloc[contest.first]):
         text += f", {number(characters, 0)} characters/s"
     if label := configuration_label(first, names, ranks):
         text += f", with {label}"

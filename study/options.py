@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
@@ -126,6 +126,33 @@ OPTION_OF_FIELD: Mapping[str, StudyOption] = {
     field: option for option in STUDY_OPTIONS for field in (option.field, *option.derived) if field
 }
 """fields of a trial with an option of their own"""
+
+
+def recorded_fields() -> dict[str, dict[str, Any]]:
+    """What results say of the fields of a trial, for reports: kind, default, and so on, see `analysis.fields.FieldFacts`."""
+    from trainables.fields import FIELD_FACTS, FieldKind, TrialFields, only_with, reference_order
+
+    kinds = get_args(FieldKind)
+    return {
+        name: {
+            "kind": facts.kind,
+            "default": TrialFields.model_fields[name].default,
+            "order": reference_order(name) if facts.table else [],
+            "table": facts.table,
+            "option": _option_of(name),
+            "only_with": only_with(name),
+        }
+        for name, facts in sorted(FIELD_FACTS.items(), key=lambda item: kinds.index(item[1].kind))
+    }
+
+
+def _option_of(field: str) -> str | None:
+    """The option that sets a field of a trial: its own, else `set`; None if the study sets it."""
+    option = OPTION_OF_FIELD.get(field)
+    if option is None:
+        return "set"
+    return option.name if field == option.field and not option.setting else None
+
 
 _SHARED = {"address": Address, "quiet": Quiet, "debug": Debug}
 """options that other commands have too"""

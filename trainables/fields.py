@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
 
 FieldKind = Literal[
-    "workload", "machine", "loading", "storage", "execution", "communication", "layout", "batch", "recipe", "training",
+    "loading", "storage", "execution", "communication", "layout", "batch", "machine", "workload", "recipe", "training",
     "timing", "run",
 ]  # fmt: skip
-"""What a field decides: what is computed, on which machine (or in which edition of the files), how batches reach the
-device, how samples are stored and read, how a step runs, what ranks exchange, how many ranks there are, how large a batch
-is, what is learned, how a training by epochs goes, how a step is timed, and which run of a configuration it is."""
+"""What a field decides: how batches reach the device, how samples are stored and read, how a step runs, what ranks
+exchange, how many ranks there are, how large a batch is, on which machine (or which edition of files) a trial runs, what is
+computed, what is learned, how a training by epochs goes, how a step is timed, and which run of a configuration it is.
+Reports compare fields in this order."""
 
 
 @dataclass(frozen=True)
