@@ -1,7 +1,7 @@
 """Two results folders side by side: the same configurations before and after a change, on two machines, in two versions."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +64,15 @@ def compare(
 ) -> Comparison:
     """Compares two results folders; their trials match where all fields but the repeat are equal.
 
-    A field that only one folder knows has its value in `defaults` in the other; one that is not there has the value
-    that all trials of the knowing folder share, if they do. Fields of kind machine, which say where a trial ran and not what it did, need not be equal where each
+    A field that only one folder knows has its value in `defaults` in the other, else the default that the knowing folder
+    describes, else the value that all its trials share. Fields of kind machine, which say where a trial ran and not what it did, need not be equal where each
     folder has one value of them. In a folder with several environments, that with most done trials counts.
 
     Raises ResultsError where a folder cannot be read, has no done trial, or the two have no configuration in common.
     """
     sides = [_measured(directory) for directory in (before, after)]
     frames = [frame for frame, _, _ in sides]
-    assumed = _take_as_equal(frames, defaults or {})
+    assumed = _take_as_equal(frames, [declared for _, declared, _ in sides], defaults or {})
     machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
     fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
     apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
@@ -120,14 +120,16 @@ def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, 
     return rows, results.fields, line
 
 
-def _take_as_equal(frames: list[pd.DataFrame], defaults: Mapping[str, Any]) -> list[str]:
+def _take_as_equal(frames: list[pd.DataFrame], declared: Sequence[Fields], defaults: Mapping[str, Any]) -> list[str]:
     """Gives each frame the fields that only the other knows, in place; a line on each."""
     lines = []
     known = [trial_fields(frame) for frame in frames]
     for lacking, knowing, side in ((0, 1, "A"), (1, 0, "B")):
         for name in [name for name in known[knowing] if name not in known[lacking]]:
             seen = frames[knowing][name]
-            value = defaults.get(name, seen.iloc[0] if seen.nunique(dropna=False) == 1 else None)
+            shared = seen.iloc[0] if seen.nunique(dropna=False) == 1 else None
+            value = declared[knowing].facts[name].default if name in declared[knowing].facts else shared
+            value = defaults.get(name, value)
             frames[lacking] = frames[lacking].assign(**{name: value})
             lines.append(f"{side} does not know {name}: its trials are taken to have {value!r}.")
     return lines
