@@ -58,7 +58,7 @@ def accuracy(results: Results) -> Accuracy | None:
     runs = training_runs(results.trials, results.epochs)
     if runs.empty:
         return None
-    runs, plain = remedies(runs)
+    runs, plain = remedies(runs, results.fields)
     asked = runs["target_accuracy"].dropna().unique() if "target_accuracy" in runs else np.array([])
     members = _members(runs)
     reference = members.get(_reference_of(members, plain, plain), runs.iloc[:0])

@@ -12,7 +12,6 @@ from analysis.formatting import configuration_label, number, percent, value_labe
 from analysis.goals import GOALS
 from analysis.next_trial import NARROWER, NextTrial, next_trial
 from analysis.report_inputs import ReportInputs
-from analysis.scaling import HOW_MEASURED
 from analysis.study import Analysis, study_ranks
 
 
@@ -55,7 +54,7 @@ def best(analysis: Analysis, goal: str) -> str:
     if found.empty:
         return f"Best for {goal}: not known, for no trial with timed windows is done."
     scale = pd.Series(1.0, index=found.index) if goal == "throughput" else 3600 / found["world_size"]
-    of_works = contests(found, analysis.axes, scale)
+    of_works = contests(found, analysis.axes, analysis.fields, scale)
     if len(of_works) > MOST_WORKS:
         return f"Best for {goal}: not one, for the models, data sets or sizes of samples make {len(of_works)} kinds of work."
     return " ".join(_of_one_work(analysis, goal, scale, contest) for contest in of_works)
@@ -83,7 +82,7 @@ def _of_one_work(analysis: Analysis, goal: str, scale: pd.Series, contest: Conte
 
 def _telling(analysis: Analysis, fields: Mapping[str, Any], first: tuple[str, ...]) -> list[str]:
     """Fields that tell a configuration from the others of its study; how a step is timed is none of them."""
-    aside = (*first, *HOW_MEASURED, "nodes")
+    aside = (*first, *analysis.fields.timing, "nodes")
     return [*first, *(name for name in analysis.axes if name not in aside and fields.get(name) not in (None, ""))]
 
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from analysis.fields import Fields
 from analysis.formatting import field_label
 from analysis.study import Analysis, study_ranks
 from analysis.table import Column
@@ -23,9 +24,6 @@ PHASE_LABELS = {
     "optimizer_s": "optimizer",
 }
 
-_TEXT_MODELS = ("mlstm", "transformer")
-"""how the names of models begin whose samples are `sequence_length` bytes of text"""
-
 N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; one repeat has no interval.", decimals=0)
 
 _PEAKS_WITHOUT_WARM_UP_S = 1795390483.0
@@ -45,11 +43,11 @@ def axis_columns(
     ]
 
 
-def characters_per_s(found: pd.DataFrame) -> pd.Series:
+def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
     """Bytes of text that all ranks take a second, of models that read bytes; NaN for others. found: see `configurations`."""
     if not {"model", "sequence_length"} <= {*found.columns}:
         return pd.Series(float("nan"), index=found.index)
-    of_text = found["model"].astype(str).str.startswith(_TEXT_MODELS)
+    of_text = found["model"].isin(fields.text_models)
     return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
 
 

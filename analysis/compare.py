@@ -1,13 +1,14 @@
 """Two results folders side by side: the same configurations before and after a change, on two machines, in two versions."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from analysis.environments import NONE, by_environment, fingerprint
+from analysis.fields import Fields
 from analysis.formatting import configuration_label, join, rank_noun, text
 from analysis.measures import PHASES, summaries
 from analysis.results import ResultsError, load_reduced, nothing_timed
@@ -16,9 +17,6 @@ from analysis.statistics import log_estimates, ratios
 
 MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
 """What is compared."""
-
-OF_THE_MACHINE = ("cpus_per_rank", "data_dir", "workload_digest")
-"""Fields that say where a trial ran or in which edition, not what it did: unlike ones are named and do not part trials."""
 
 SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "no interval"
 
@@ -66,17 +64,18 @@ def compare(
 ) -> Comparison:
     """Compares two results folders; their trials match where all fields but the repeat are equal.
 
-    A field that only one folder knows has its value in `defaults` in the other; one that is not there has the value
-    that all trials of the knowing folder share, if they do. Fields in `OF_THE_MACHINE` need not be equal where each
+    A field that only one folder knows has its value in `defaults` in the other, else the default that the knowing folder
+    describes, else the value that all its trials share. Fields of kind machine, which say where a trial ran and not what it did, need not be equal where each
     folder has one value of them. In a folder with several environments, that with most done trials counts.
 
     Raises ResultsError where a folder cannot be read, has no done trial, or the two have no configuration in common.
     """
     sides = [_measured(directory) for directory in (before, after)]
-    frames = [frame for frame, _ in sides]
-    assumed = _take_as_equal(frames, defaults or {})
+    frames = [frame for frame, _, _ in sides]
+    assumed = _take_as_equal(frames, [declared for _, declared, _ in sides], defaults or {})
+    machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
     fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
-    apart = [name for name in OF_THE_MACHINE if name in fields and all(f[name].nunique() == 1 for f in frames)]
+    apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
     keys = [name for name in fields if name not in apart]
     both = pd.concat([frame.assign(side=side) for frame, side in zip(frames, "ab", strict=True)], ignore_index=True)
     both["configuration"] = both.groupby(keys, dropna=False, sort=False).ngroup()
@@ -106,29 +105,31 @@ def compare(
         _unlike(
             [*_environment(frames), *((name, _values(frames[0][name]), _values(frames[1][name])) for name in apart)]
         ),
-        tuple(line for _, line in sides if line),
+        tuple(line for _, _, line in sides if line),
     )
 
 
-def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
-    """A row a done trial, and a line on those under another environment (empty where there are none)."""
+def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, str]:
+    """A row per done trial, what is said of their fields, and a line on those under another environment (empty where there are none)."""
     results, *others = by_environment(load_reduced(directory))
     rows = summaries(results.trials, results.windows).dropna(subset="throughput_samples_per_s")
     if rows.empty:
         raise ResultsError(f"{directory}: nothing to compare: {nothing_timed(results.trials)}")
     count = sum(len(other.trials) for other in others)
     line = f"{directory}: {count} trials under other environments of the same folder are left out." if count else ""
-    return rows, line
+    return rows, results.fields, line
 
 
-def _take_as_equal(frames: list[pd.DataFrame], defaults: Mapping[str, Any]) -> list[str]:
+def _take_as_equal(frames: list[pd.DataFrame], declared: Sequence[Fields], defaults: Mapping[str, Any]) -> list[str]:
     """Gives each frame the fields that only the other knows, in place; a line on each."""
     lines = []
     known = [trial_fields(frame) for frame in frames]
     for lacking, knowing, side in ((0, 1, "A"), (1, 0, "B")):
         for name in [name for name in known[knowing] if name not in known[lacking]]:
             seen = frames[knowing][name]
-            value = defaults.get(name, seen.iloc[0] if seen.nunique(dropna=False) == 1 else None)
+            shared = seen.iloc[0] if seen.nunique(dropna=False) == 1 else None
+            value = declared[knowing].facts[name].default if name in declared[knowing].facts else shared
+            value = defaults.get(name, value)
             frames[lacking] = frames[lacking].assign(**{name: value})
             lines.append(f"{side} does not know {name}: its trials are taken to have {value!r}.")
     return lines

@@ -1,6 +1,6 @@
 """What one field changes where all others are equal: each of its values against a reference, with an interval."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -50,41 +50,6 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
             "ratio_high": ratio["high"],
         }
     ).reset_index(drop=True)
-
-
-COMPARED: Mapping[str, tuple[object, ...]] = {
-    "storage": ("jpeg", "lmdb", "arrow_jpeg", "arrow_raw"),
-    "precision": ("fp32", "tf32", "bf16", "fp16", "fp16_master", "fp16_pure"),
-    "parallel": ("ddp", "none", "dp", "ddp_fp16", "ddp_bf16", "ddp_delayed", "zero1", "fsdp2", "horovod"),
-    "execution": ("eager", "compile", "graph", "compile_graph"),
-    "interconnect": ("auto", "no_p2p", "socket"),
-}
-"""Fields with a table of their own, and their values from the reference on."""
-
-SETTINGS: Mapping[str, tuple[object, ...]] = {
-    "loader_workers": (),
-    "prefetch_batches": (),
-    "pin_memory": (False, True),
-    "non_blocking": (False, True),
-    "copy_ahead": (False, True),
-    "storage_place": ("disk", "shared_memory"),
-    "page_cache": ("as_is", "cold", "warm"),
-    "order": ("shuffled", "in_order"),
-    "decode": ("pil", "torchvision", "nvjpeg", "nvjpeg_ahead"),
-    "augment": ("none", "cpu", "device"),
-    "memory_format": ("contiguous", "channels_last"),
-    "sync_batch_norm": (False, True),
-    "broadcast_buffers": (True, False),
-    "bucket_mb": (25.0,),
-    "gradient_as_bucket_view": (True, False),
-    "static_graph": (False, True),
-    "pin_cores": (False, True),
-    "accumulation_steps": (1,),
-    "cpus_per_rank": (),
-    "sequence_length": (),
-    "image_size": (),
-}
-"""Fields that no table of their own compares, and their values from the reference on."""
 
 
 def trained(found: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.columns import GIB, N_COLUMN, axis_columns
-from analysis.comparison import COMPARED, SETTINGS, against_reference, losses, trained
+from analysis.comparison import against_reference, losses, trained
 from analysis.formatting import configuration_label, field_label, field_value
 from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
@@ -30,7 +30,7 @@ _AGAINST = Column("against", "against", "the value that a row is held against: t
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A field of `COMPARED`, and what is shown beside the ratio."""
+    """A field, and what is shown beside the ratio."""
 
     title: str
     field: str
@@ -103,15 +103,16 @@ def settings(analysis: Analysis) -> Table:
     """Every other field that varies, one at a time."""
     parts = []
     found = analysis.configurations
-    for field, order in SETTINGS.items():
-        rows = against_reference(found, field, order)
+    compared = analysis.fields.compared_in("settings")
+    for field in compared:
+        rows = against_reference(found, field, analysis.fields[field].order)
         shown = found[field].reindex(rows["configuration"]) if field in found else pd.Series(dtype=object)
         label = field_label(field, study_ranks(analysis))
         rows = rows.assign(setting=label, value=[field_value(field, value) for value in shown])
         parts.append(rows.assign(against=[field_value(field, value) for value in rows["against"]]))
     rows = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    axes = [column for column in axis_columns(analysis) if column.name not in SETTINGS]
-    others = [column for column in axis_columns(analysis) if column.name in SETTINGS]
+    axes = [column for column in axis_columns(analysis) if column.name not in compared]
+    others = [column for column in axis_columns(analysis) if column.name in compared]
     frame = _joined(analysis, rows, [*axes, *others])
     return Table(
         "Settings, one at a time",
@@ -132,7 +133,7 @@ def settings(analysis: Analysis) -> Table:
 
 
 def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | None = None) -> Table:
-    rows = against_reference(analysis.configurations, comparison.field, COMPARED[comparison.field])
+    rows = against_reference(analysis.configurations, comparison.field, analysis.fields[comparison.field].order)
     axes = [column for column in axis_columns(analysis) if column.name != comparison.field]
     frame = _joined(analysis, rows, axes)
     exposed = analysis.communication.exposed["exposed_s"].reindex(frame["configuration"]).astype(float)

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.scaling import HOW_MEASURED, throughput_estimates
+from analysis.fields import Fields
+from analysis.scaling import throughput_estimates
 from analysis.statistics import ratios_to_reference
-
-WORK = ("model", "workload", "dataset", "image_size", "sequence_length")
-"""Fields that say what is computed: configurations that differ in one of them do other work."""
-
 
 MOST_WORKS = 3
 """kinds of work whose best configurations are named one by one"""
@@ -22,7 +19,7 @@ MOST_WORKS = 3
 class Contest:
     """Configurations that do the same work (indices of `scaling.configurations`).
 
-    work: its values of those fields of `WORK` in which a study's configurations differ. first, second: the best and the
+    work: its values of those fields of kind workload in which a study's configurations differ. first, second: the best and the
     next that differs in more than how it was timed; second is None where there is none. ratio, low, high: first's value /
     second's, with its 95 % interval (Welch's t on logarithms; NaN for one repeat).
     """
@@ -40,10 +37,10 @@ class Contest:
         return None if pd.isna(self.low) else bool(self.low <= 1 <= self.high)
 
 
-def contests(found: pd.DataFrame, axes: Sequence[str], scale: pd.Series | None = None) -> list[Contest]:
+def contests(found: pd.DataFrame, axes: Sequence[str], fields: Fields, scale: pd.Series | None = None) -> list[Contest]:
     """One contest for each kind of work, in the order of configurations; none where none was measured.
 
-    found: see `scaling.configurations`. axes: fields that vary among them. scale: what a configuration's throughput is multiplied by to give the value that counts, indexed like
+    found: see `scaling.configurations`. axes: fields that vary among them. fields: what the study says of them. scale: what a configuration's throughput is multiplied by to give the value that counts, indexed like
     `found`; left out: 1. Emulated interconnects take part only where nothing else was measured, for
     nobody would choose one.
     """
@@ -51,14 +48,14 @@ def contests(found: pd.DataFrame, axes: Sequence[str], scale: pd.Series | None =
     if "interconnect" in found:
         chosen = found["interconnect"].isna() | (found["interconnect"] == "auto")
         found = found[chosen] if chosen.any() else found
-    work = [name for name in WORK if name in axes]
+    work = [name for name in fields.of_kind("workload") if name in axes]
     parts = found.groupby(work, dropna=False, sort=False) if work else [((), found)]
-    return [_contest(axes, dict(zip(work, key, strict=True)), rows, scale) for key, rows in parts]
+    telling = [name for name in axes if name not in fields.timing]
+    return [_contest(telling, dict(zip(work, key, strict=True)), rows, scale) for key, rows in parts]
 
 
-def _contest(axes: Sequence[str], work: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series) -> Contest:
+def _contest(telling: list[str], work: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series) -> Contest:
     value = (rows["throughput_samples_per_s"] * scale).reindex(rows.index).sort_values(ascending=False)
-    telling = [name for name in axes if name not in HOW_MEASURED]
     first = int(value.index[0])
     values = rows[telling].astype(object).where(rows[telling].notna(), None)
     alike = [tuple(row) == tuple(values.loc[first]) for row in values.to_numpy()]

@@ -27,11 +27,9 @@ from analysis.drawing import (
     wrapped,
 )
 from analysis.formatting import configuration_label, field_label, value_label
-from analysis.scaling import STRONG, WEAK
+from analysis.scaling import LAYOUT, STRONG, WEAK
 from analysis.study import Analysis, study_ranks
 from analysis.windows import OPTIONAL_PHASES, PHASES
-
-_LAYOUT = ["world_size", "nodes"]
 
 
 def speed_up_weak(analysis: Analysis) -> Figure | None:
@@ -78,7 +76,7 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             shown = facet.assign(x=facet["world_size"] * facet[batch].map(nudge), y=scale * facet[value])
             _errors(axis, shown, value, scale, shown[batch].map(colours))
             sns.lineplot(
-                shown.sort_values(["series", *_LAYOUT]).drop_duplicates(["series", "world_size"]),
+                shown.sort_values(["series", *LAYOUT]).drop_duplicates(["series", "world_size"]),
                 x="x", y="y", hue=batch, palette=colours, style=batch, markers=markers, dashes=False, units="series",
                 estimator=None, linewidth=1.3, markersize=5.5, markeredgewidth=0, legend=False, ax=axis,
             )  # fmt: skip

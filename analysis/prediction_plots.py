@@ -23,7 +23,12 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     if not found:
         return None
     ranks = study_ranks(analysis)
-    aside = (*alike_but_for_timing([model.series for model in found]), "world_size", "nodes", "batch_per_gpu")
+    aside = (
+        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+        "world_size",
+        "nodes",
+        "batch_per_gpu",
+    )
     rest = [name for name in analysis.axes if name not in aside and name in found[0].series.fields]
     panels: dict[tuple[Any, ...], list[Model]] = {}
     for model in found:

@@ -50,7 +50,12 @@ def predictions(analysis: ReportInputs) -> Table:
 def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -> Table:
     """The rows of `forecast.Forecast` as people read them."""
     ranks = study_ranks(analysis)
-    aside = (*alike_but_for_timing([model.series for model in found]), "nodes", "batch_per_gpu", "interconnect")
+    aside = (
+        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+        "nodes",
+        "batch_per_gpu",
+        "interconnect",
+    )
     axes = [column for column in axis_columns(analysis) if column.name not in aside]
     columns = [
         _SERIES,
@@ -207,7 +212,12 @@ def law_parameters(analysis: ReportInputs) -> Table:
         }
         for model in found
     ]
-    aside = (*alike_but_for_timing([model.series for model in found]), "world_size", "nodes", "batch_per_gpu")
+    aside = (
+        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+        "world_size",
+        "nodes",
+        "batch_per_gpu",
+    )
     varying = [column for column in axis_columns(analysis, last=()) if column.name not in aside]
     columns = (
         _SERIES,

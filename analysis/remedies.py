@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.fields import Fields
 from analysis.formatting import value_label
 from analysis.results import OUTCOME_COLUMNS
 
@@ -16,11 +17,9 @@ LAYOUT = ("world_size", "batch_per_gpu", "accumulation_steps")
 RULE = ("lr_rule", "warmup", "warmup_epochs")
 """fields that change nothing at the reference batch"""
 
-ASIDE = {
-    *LAYOUT, "nodes", "seed", "repeat", "noise_scale", "reference_batch", "cpus_per_rank", "workload_digest", "profile_ranks",
-    "steps", "warmup_steps", "account_steps", "sweep_bytes", "loader_workers", "prefetch_batches", "interconnect",
-}  # fmt: skip
-"""fields that are no remedy, however they vary"""
+_NO_RECIPE_KINDS = ("loading", "layout", "batch", "machine", "timing", "run")
+_NO_RECIPE = ("noise_scale", "reference_batch", "interconnect")
+"""fields that are no part of a recipe, however they vary"""
 
 _RULES = {"linear": "linear", "sqrt": "square root"}
 _OPTIMIZERS = {"sgd": "SGD", "nesterov": "Nesterov momentum", "lars": "LARS", "lamb": "LAMB", "adamw": "AdamW"}
@@ -37,14 +36,15 @@ _WORDS = {
 }
 
 
-def remedies(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def remedies(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, str]:
     """`runs` with columns remedy (in words), remedy_number (of remedies, the plain one first) and rest (what tells references apart:
     all that varies but the rule); and the name of the plain remedy.
 
     The plain run has no learning-rate rule, and of what else varies the values that most runs without a rule have; of
     values that as many have, those in fp32.
     """
-    fields = [name for name in _fields(runs) if name not in (*ASIDE, *RULE)]
+    aside = {*declared.of_kind(*_NO_RECIPE_KINDS), *_NO_RECIPE, *RULE}
+    fields = [name for name in _fields(runs) if name not in aside]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
     rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
     ruled = runs["lr_rule"] != "none"

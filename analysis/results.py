@@ -20,6 +20,7 @@ import pyarrow.fs as pafs
 from pandas.api.types import union_categoricals
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from analysis.fields import Fields, fields_of
 from analysis.links import leads_outside
 from analysis.parquet import (
     BUCKET_SCHEMA,
@@ -54,7 +55,7 @@ _TRACE = re.compile(r"(.*)/traces/rank(\d+)\.json\.gz")
 class Results:
     """A study as measured.
 
-    `study` is study.json. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
+    `study` is study.json, and `fields` what it says of the fields of its trials. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
     `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
     `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and `epochs` those of `EPOCH_SCHEMA`; none has a row of a trial that has no such file.
 
@@ -71,6 +72,10 @@ class Results:
     read_shapes: pd.DataFrame | None = None
     read_losses: pd.DataFrame | None = None
     epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, EPOCH_SCHEMA))
+
+    @cached_property
+    def fields(self) -> Fields:
+        return fields_of(self.study)
 
     @cached_property
     def windows(self) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.fields import Fields
 from analysis.measures import MEASURES
 from analysis.results import OUTCOME_COLUMNS
 from analysis.statistics import intervals, log_estimates, ratios_to_reference
@@ -33,10 +34,9 @@ SCALING_COLUMNS = [
     "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
 ]  # fmt: skip
 
-HOW_MEASURED = ("steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks", "median_width")
-"""Fields that say how a step is timed, not what it does."""
+LAYOUT = ("world_size", "nodes")
+"""Fields in which the members of a series differ."""
 
-_LAYOUT = ("world_size", "nodes")
 _LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
@@ -77,9 +77,9 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))
     require(rows, _NEEDED, "the frame of trials")
     varying = [
-        name for name in fields if name not in ("batch_per_gpu", *_LAYOUT) and rows[name].nunique(dropna=False) > 1
+        name for name in fields if name not in ("batch_per_gpu", *LAYOUT) and rows[name].nunique(dropna=False) > 1
     ]
-    order = ["batch_per_gpu", *varying, *_LAYOUT]
+    order = ["batch_per_gpu", *varying, *LAYOUT]
     rows = rows.sort_values(order, kind="stable")
     rows = rows.assign(configuration=rows.groupby(fields, dropna=False, sort=False).ngroup())
     grouped = rows.groupby("configuration")
@@ -106,7 +106,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     return result
 
 
-def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
+def scaling_rows(found: pd.DataFrame, declared: Fields) -> pd.DataFrame:
     """Speed-up and efficiency of every configuration, once for each series that it belongs to.
 
     Columns: scaling ("weak" where the batch per rank is held, "strong" where the global batch is, "neither" where no
@@ -120,7 +120,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     per rank T(N₀) / T(N). The reference itself is 1 by definition and has no interval.
     """
     shared = [
-        name for name in trial_fields(found) if name in found and name not in RESULT_COLUMNS and name not in _LAYOUT
+        name for name in trial_fields(found) if name in found and name not in RESULT_COLUMNS and name not in LAYOUT
     ]
     held = {
         WEAK: shared,
@@ -131,10 +131,12 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
         if found.empty:
             break
         members = found.assign(series=found.groupby(keys, dropna=False, sort=False).ngroup())
-        members = members.sort_values(["series", *_LAYOUT], kind="stable")
+        members = members.sort_values(["series", *LAYOUT], kind="stable")
         by_series = members.groupby("series")
         first = members.index.to_series().groupby(members["series"]).transform("first")
-        borrowed = {number: one for number, rows in by_series if (one := one_rank(rows, found, keys)) is not None}
+        borrowed = {
+            number: one for number, rows in by_series if (one := one_rank(rows, found, keys, declared)) is not None
+        }
         reference = members["series"].map(borrowed).fillna(first).astype(int)
         several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(borrowed))
         part = _against_reference(members[several], found, reference[several])
@@ -151,7 +153,7 @@ def scaling_rows(found: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
 
 
-def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str]) -> int | None:
+def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str], declared: Fields) -> int | None:
     """The configuration on one rank that a series lacks.
 
     rows: the series, of configurations that are alike in `keys`. The one that is alike in all of them comes first, then one
@@ -165,7 +167,7 @@ def one_rank(rows: pd.DataFrame, found: pd.DataFrame, keys: Sequence[str]) -> in
     exact = alone[_alike(alone, first, keys)]
     if len(exact):
         return int(exact.index[0])
-    like = alone[_alike(alone, first, [name for name in keys if name not in ("interconnect", *HOW_MEASURED)])]
+    like = alone[_alike(alone, first, [name for name in keys if name not in ("interconnect", *declared.timing)])]
     return None if like.empty else int(like["n"].sort_values(kind="stable").index[-1])
 
 

@@ -20,10 +20,9 @@ from analysis.laws import (
     ring_s,
     two_level_s,
 )
-from analysis.scaling import HOW_MEASURED, STRONG, WEAK, one_rank, trial_fields
+from analysis.scaling import LAYOUT, STRONG, WEAK, one_rank, trial_fields
 from analysis.study import Analysis
 
-_LAYOUT = ("world_size", "nodes")
 _POINTS = [
     "configuration", "world_size", "nodes", "batch_per_gpu", "log_step", "step_s", "throughput_samples_per_s", "n", "variance",
     "degrees",
@@ -176,21 +175,21 @@ class Series:
         return self.points["log_step"].to_numpy(dtype=float)
 
 
-def alike_but_for_timing(series: Sequence[Series]) -> list[str]:
-    """Those of `HOW_MEASURED` that no series needs to be told from the others: all that differ in them differ in more."""
+def alike_but_for_timing(series: Sequence[Series], timing: Sequence[str]) -> list[str]:
+    """Those of the fields `timing` that no series needs to be told from the others: all that differ in them differ in more."""
 
     def rest(each: Series, name: str) -> str:
         kept = {key: value for key, value in each.fields.items() if key != name}
         return repr((each.scaling, each.base_batch, sorted(kept.items(), key=lambda item: item[0])))
 
     needed = set()
-    for name in HOW_MEASURED:
+    for name in timing:
         values: dict[str, set[str]] = {}
         for each in series:
             values.setdefault(rest(each, name), set()).add(repr(each.fields.get(name)))
         if any(len(seen) > 1 for seen in values.values()):
             needed.add(name)
-    return [name for name in HOW_MEASURED if name not in needed]
+    return [name for name in timing if name not in needed]
 
 
 def pooled(points: pd.DataFrame) -> Spread:
@@ -211,7 +210,7 @@ def series_of(analysis: Analysis) -> list[Series]:
     if found.empty:
         return []
     fields = [
-        name for name in trial_fields(analysis.results.trials) if name in found and name not in (*_LAYOUT, "repeat")
+        name for name in trial_fields(analysis.results.trials) if name in found and name not in (*LAYOUT, "repeat")
     ]
     groups = _numbers(found, [name for name in fields if name not in ("batch_per_gpu", "global_batch")])
     series: list[Series] = []
@@ -222,9 +221,9 @@ def series_of(analysis: Analysis) -> list[Series]:
             if scaling == STRONG and seen & set(rows["configuration"]):
                 continue
             group = int(groups[rows.index[0]])
-            if (one := one_rank(rows, found, keys)) is not None:
+            if (one := one_rank(rows, found, keys, analysis.fields)) is not None:
                 rows = pd.concat([found.loc[[one]], rows])
-            rows = rows.sort_values(list(_LAYOUT), kind="stable").drop_duplicates("world_size")
+            rows = rows.sort_values(list(LAYOUT), kind="stable").drop_duplicates("world_size")
             if len(rows) < 2:
                 continue
             seen |= set(rows["configuration"])

@@ -5,14 +5,18 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.fields import Fields
 from analysis.scaling import STRONG, WEAK, one_rank, throughput_estimates
 from analysis.statistics import ratios_to_reference
 
 
-def speed_up_rows(found: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[Hashable, float]) -> pd.DataFrame:
+def speed_up_rows(
+    found: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[Hashable, float], declared: Fields
+) -> pd.DataFrame:
     """Speed-up at each batch over the number of ranks, against each baseline on one rank that was measured.
 
-    found: see `scaling.configurations`. fields: those of a trial but repeat. epoch_s: see `batch_curves.epoch_seconds`.
+    found: see `scaling.configurations`. fields: those of a trial but repeat. epoch_s: see `batch_curves.epoch_seconds`. declared: what the study says of the
+    fields.
 
     A row for each series of configurations that differ in the number of ranks alone, with the batch per rank held (weak)
     or the global batch held (strong), and for each of its baselines: the same strategy on one rank, and training without
@@ -29,7 +33,7 @@ def speed_up_rows(found: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[H
             strategy = larger.iloc[0].get("parallel", "none")
             for kind in dict.fromkeys([strategy, "none"]):
                 wanted = larger.assign(parallel=kind) if "parallel" in found else larger
-                base = one_rank(wanted, found, keys)
+                base = one_rank(wanted, found, keys, declared)
                 if base is not None:
                     row: dict[Hashable, Any] = larger.iloc[0][[*fields, "global_batch"]].to_dict()
                     members = pd.concat([found.loc[[base]], larger])

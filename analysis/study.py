@@ -12,6 +12,7 @@ from analysis.batch_curves import batch_curve, epoch_seconds
 from analysis.checks import findings
 from analysis.communication import Communication, communication
 from analysis.environments import by_environment, comparable, difference
+from analysis.fields import Fields
 from analysis.finding import Finding, data
 from analysis.formatting import rank_noun
 from analysis.ladder import ladder_rows
@@ -46,6 +47,11 @@ class Analysis:
     findings: tuple[Finding, ...]
     accuracy: Accuracy | None
 
+    @property
+    def fields(self) -> Fields:
+        """What the study says of the fields of its trials."""
+        return self.results.fields
+
     @cached_property
     def record(self) -> StudyRecord:
         return StudyRecord.of(self.results.study)
@@ -63,7 +69,7 @@ class Analysis:
     @cached_property
     def speed_ups(self) -> pd.DataFrame:
         """See `speed_up.speed_up_rows`."""
-        return speed_up_rows(self.configurations, [*self.axes, *self.fixed], self.epoch_s)
+        return speed_up_rows(self.configurations, [*self.axes, *self.fixed], self.epoch_s, self.fields)
 
     @cached_property
     def ladder(self) -> pd.DataFrame:
@@ -103,7 +109,7 @@ def analyse(results: Results) -> Analysis:
     shown = trained.runs if trained and found.empty else found
     varying = tuple(name for name in fields if name != "repeat" and shown[name].nunique(dropna=False) > 1)
     fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
-    scaling = scaling_rows(found)
+    scaling = scaling_rows(found, results.fields)
     traffic = communication(results, found, scaling)
     odd = findings(data(found, rows, results.shapes, results.windows))
     return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)

@@ -6,7 +6,7 @@ Each sentence is None where the study has nothing to say about it.
 import pandas as pd
 
 from analysis.columns import GIB
-from analysis.comparison import COMPARED, against_reference
+from analysis.comparison import against_reference
 from analysis.formatting import configuration_label, join, number, percent, value_label
 from analysis.ladder import OURS
 from analysis.measures import PHASES
@@ -46,8 +46,8 @@ def compared(analysis: Analysis) -> str | None:
     if not analysis.ladder.empty:
         return None  # its rungs are such comparisons
     ranks, said = study_ranks(analysis), []
-    for field in [name for name in COMPARED if name in analysis.axes]:
-        rows = against_reference(analysis.configurations, field, COMPARED[field])
+    for field in [name for name in analysis.fields.compared_in("own") if name in analysis.axes]:
+        rows = against_reference(analysis.configurations, field, analysis.fields[field].order)
         rows = rows.assign(value=analysis.configurations[field].reindex(rows["configuration"]).to_numpy())
         for against, part in rows[rows["value"] != rows["against"]].groupby("against", sort=False):
             by_value = part.astype({"ratio": float}).groupby("value", sort=False)["ratio"].agg(["min", "max"])

@@ -16,7 +16,9 @@ def throughput(analysis: Analysis) -> Table:
     """Throughput and step time of every configuration."""
     found = analysis.configurations
     labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
-    frame = found.assign(series=labels.reindex(found.index).astype(object), characters_per_s=characters_per_s(found))
+    frame = found.assign(
+        series=labels.reindex(found.index).astype(object), characters_per_s=characters_per_s(found, analysis.fields)
+    )
     axes = axis_columns(analysis)
     return Table(
         "Throughput and step time",

@@ -5,30 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.columns import axis_columns
+from analysis.fields import Fields
 from analysis.formatting import text
 from analysis.scaling import OLDER, trial_fields
 from analysis.study import Analysis
 from analysis.table import Column, Table
-
-_OPTIONS = {
-    "world_size": "gpus",
-    "nodes": "nodes",
-    "batch_per_gpu": "batch-per-gpu",
-    "loader_workers": "loader-workers",
-    "precision": "precision",
-    "model": "model",
-    "interconnect": "interconnect",
-    "steps": "steps",
-    "seed": "seed",
-    "workload": "workload",
-    "data_dir": "data-dir",
-}
-"""The command line's own options for fields of a trial; any other goes through --set."""
-
-_NEVER = ("repeat", "workload_digest")
-
-_WITH_VIEWS = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
-"""Strategies that have `gradient_as_bucket_view`; others refuse what is not its default, which has been another."""
 
 AGAIN = "results/again"
 
@@ -43,7 +24,7 @@ def trials(analysis: Analysis) -> Table:
     rows = rows.assign(
         status=rows["status"].str.replace("_", " "),
         repeat=frame["repeat"] if "repeat" in frame else float("nan"),
-        command=[again(row, fields) for row in frame.to_dict("records")],
+        command=[again(row, fields, analysis.fields) for row in frame.to_dict("records")],
     )
     order = [*(column.name for column in axes), "repeat"]
     return Table(
@@ -63,7 +44,7 @@ def trials(analysis: Analysis) -> Table:
     )  # fmt: skip
 
 
-def again(fields: Mapping[Any, Any], names: Iterable[str]) -> str:
+def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> str:
     """The command that measures one configuration again: the fields `names` of the trial in full.
 
     They are set on the default study, a plain grid, of which they leave one trial: the trial's own may be a benchmark's,
@@ -74,9 +55,10 @@ def again(fields: Mapping[Any, Any], names: Iterable[str]) -> str:
     for field in dict.fromkeys([*names, *OLDER]):
         value = fields.get(field)
         value = OLDER.get(field, value) if text(value) in ("", "–") else value
-        without = field == "gradient_as_bucket_view" and fields.get("parallel", "ddp") not in _WITH_VIEWS
-        if text(value) in ("", "–") or field in _NEVER or without:
+        option = declared[field].option
+        idle = field in OLDER and not declared[field].has_effect(fields, declared.facts)
+        if text(value) in ("", "–") or option is None or idle:
             continue
         shown = str(value).lower() if isinstance(value, bool) else str(value)
-        command += [f"--{_OPTIONS[field]}", shown] if field in _OPTIONS else ["--set", f"{field}={shown}"]
+        command += ["--set", f"{field}={shown}"] if option == "set" else [f"--{option}", shown]
     return shlex.join([*command, "--repeats", "1", "--out", AGAIN])

@@ -25,7 +25,7 @@ from analysis.formatting import (
 )
 from analysis.host import fewer_launches, issue_ratio
 from analysis.measures import PHASES
-from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK
+from analysis.scaling import NEITHER, STRONG, WEAK
 from analysis.study import Analysis, study_ranks
 
 WIDE_INTERVAL = 0.05
@@ -131,7 +131,7 @@ def wanted(analysis: Analysis) -> list[str | None]:
 
 def best(analysis: Analysis) -> str | None:
     """The highest throughput of each kind of work, and whether the next differs beyond noise."""
-    found = contests(analysis.configurations, analysis.axes)
+    found = contests(analysis.configurations, analysis.axes, analysis.fields)
     if len(found) > MOST_WORKS:
         return f"Its models, data sets or sizes of samples make {len(found)} kinds of work, so none of them is the fastest."
     return " ".join(_best(analysis, contest) for contest in found)
@@ -140,13 +140,13 @@ def best(analysis: Analysis) -> str | None:
 def _best(analysis: Analysis, contest: Contest) -> str:
     found, ranks = analysis.configurations, study_ranks(analysis)
     first = found.iloc[contest.first]
-    aside = (*contest.work, *HOW_MEASURED, "world_size")
+    aside = (*contest.work, *analysis.fields.timing, "world_size")
     names = [*(name for name in analysis.axes if name not in aside), "world_size"]
     value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
     shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
     work = configuration_label(contest.work, contest.work, ranks)
     text = f"The highest throughput{f' of {work}' if work else ''} is {shown} samples/s"
-    if pd.notna(characters := characters_per_s(found).iloc[contest.first]):
+    if pd.notna(characters := characters_per_s(found, analysis.fields).iloc[contest.first]):
         text += f", {number(characters, 0)} characters/s"
     if label := configuration_label(first, names, ranks):
         text += f", with {label}"
@@ -174,7 +174,7 @@ def bounds(analysis: Analysis) -> str | None:
     if known.empty:
         return None
     fastest, text = None, []
-    if len(contests(analysis.configurations, analysis.axes)) == 1:
+    if len(contests(analysis.configurations, analysis.axes, analysis.fields)) == 1:
         fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
         if of["bound"].iloc[fastest] is None:
             return None

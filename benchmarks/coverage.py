@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.fields import fields_of
 from analysis.measures import MEASURES
 from analysis.scaling import configurations, scaling_rows
 from benchmarks.common import figure, write_summary
+from study.options import recorded_fields
 
 TRUE_SPEED_UP, SIZE = 3.8, 4
 LOW, HIGH = 0.94, 0.96
@@ -53,7 +55,9 @@ def main() -> None:
 
 def covered(studies: int, repeats: int, groups: int = 1, between: float = 0.0) -> dict[str, int]:
     """In how many generated studies the intervals of speed_up and of efficiency hold their true value."""
-    rows = scaling_rows(configurations(trials(studies, repeats, groups, between)))
+    rows = scaling_rows(
+        configurations(trials(studies, repeats, groups, between)), fields_of({"fields": recorded_fields()})
+    )
     rows = rows[rows["world_size"] == SIZE]
     return {
         name: int(((rows[f"{name}_low"] <= true) & (rows[f"{name}_high"] >= true)).sum())

@@ -22,9 +22,8 @@ import numpy as np
 
 from analysis.prediction import models_of, pooled_spread, predict
 from analysis.results import load
-from analysis.scaling import HOW_MEASURED
 from analysis.series import Series, series_of
-from analysis.study import analyses
+from analysis.study import Analysis, analyses
 from benchmarks.common import figure, write_summary
 
 SEEN, ASKED = [1, 2], 4
@@ -56,16 +55,16 @@ def predicted(folder: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
             series = whole[model.number]
             seen = series.only(SEEN).points["configuration"]
             host_bound = any(value is True for value in analysis.configurations["host_bound"].loc[seen])
-            sample = _sample(Path(folder).name, series, model.law, dict(row.items()), analysis.axes)
+            sample = _sample(Path(folder).name, series, model.law, dict(row.items()), analysis)
             yield sample | {"host_bound": host_bound}, analysis.environment
 
 
-def _sample(folder: str, series: Series, law: str, row: Mapping[Any, Any], axes: Sequence[str]) -> dict[str, Any]:
+def _sample(folder: str, series: Series, law: str, row: Mapping[Any, Any], analysis: Analysis) -> dict[str, Any]:
     by_size = series.points.set_index("world_size")
     step_s = by_size["step_s"]
     alone = float(step_s[1] * by_size["batch_per_gpu"][ASKED] / by_size["batch_per_gpu"][1])
     measured = float(step_s[ASKED])
-    names = [name for name in axes if name in series.fields and name not in HOW_MEASURED]
+    names = [name for name in analysis.axes if name in series.fields and name not in analysis.fields.timing]
     variance = float(by_size["variance"].mean())
     return {
         "folder": folder,

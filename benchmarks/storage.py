@@ -39,7 +39,7 @@ from trainables.data.image_sets import open_folder
 from trainables.data.loader import endless_batches
 from trainables.image_sets import storages_in, stored_side
 from trainables.rank import RankSetup
-from trainables.registry import AHEAD_DECODERS, DATASETS, DECODERS, ON_DEVICE_DECODERS, STORAGES, modules
+from trainables.registry import DATASETS, DECODERS, STORAGES, modules, names_with
 from trainables.run import run
 from trainables.trial import Trial
 from trainables.workload import build_workload
@@ -163,7 +163,7 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
         f"{storage} {decode}": loaded.but(storage=storage, decode=decode)
         for storage in STORAGES
         for decode in DECODERS
-        if storage != "arrow_raw" and not (options.small and decode in ON_DEVICE_DECODERS)
+        if not STORAGES[storage].holds_pixels and not (options.small and DECODERS[decode].on_device)
     }
     cases |= {
         "arrow_raw": raw,
@@ -188,7 +188,7 @@ def measure(trial: Trial, device: torch.device) -> Rows:
     training = {"kind": "training", "samples_per_s": summary["throughput_samples_per_s"], **phases}
     if trial.dataset == SYNTHETIC:
         return [training]
-    alone = trial.but(decode="nvjpeg" if trial.decode in AHEAD_DECODERS else trial.decode, copy_ahead=False)
+    alone = trial.but(decode="nvjpeg" if DECODERS[trial.decode].ahead else trial.decode, copy_ahead=False)
     return [training, *parts_alone(alone, device)]
 
 
@@ -298,7 +298,7 @@ def _limit(samples: Rows, case: str, rates: dict[str, float | None]) -> str:
     """
     step, copy, loader = _median(samples, SYNTHETIC, "training"), rates["copy and device alone"], rates["loader alone"]
     assert step is not None and copy is not None and loader is not None
-    ahead = case.endswith((*AHEAD_DECODERS, COPIED_AHEAD))
+    ahead = case.endswith((*names_with(DECODERS, "ahead"), COPIED_AHEAD))
     if loader < (min(step, copy) if ahead else 1 / (1 / step + 1 / copy)):
         return "the loader"
     return "the step" if copy > 10 * step else "copy and decoding on the device beside the step"

@@ -14,7 +14,6 @@ from trainables.registry import (
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
-    SMALLEST_IMAGES,
     STORAGES,
     TEXT_MODELS,
 )
@@ -25,8 +24,8 @@ def everything(capacity: Capacity) -> Study:
     on_gpus = gpus(capacity) > 0
     ranks = max(size for size in world_sizes(capacity) if size <= 2)
     cases: dict[str, dict[str, Any]] = {"plain": {}}
-    for name in IMAGE_MODELS:
-        cases[f"model {name}"] = {"model": name, "image_size": max(32, SMALLEST_IMAGES.get(name, 0))}
+    for name, facts in IMAGE_MODELS.items():
+        cases[f"model {name}"] = {"model": name, "image_size": max(32, facts.smallest_image)}
         if name.startswith("vgg") and not on_gpus:  # gloo takes seconds for 560 MB of gradients, in each of many steps
             cases[f"model {name}"]["world_size"] = 1
     for name in TEXT_MODELS:

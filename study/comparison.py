@@ -12,7 +12,6 @@ from analysis.measures import PHASES
 from analysis.scaling import OLDER
 from study.display import terminal
 from study.messages import ConfigurationError, shown
-from trainables.trial import Trial
 
 _PARTS = {
     "step_s": "step",
@@ -40,7 +39,7 @@ def share(text: str) -> float:
 
 def compared(before: str, after: str) -> Comparison:
     """The two folders; a field that one of them is too old to know has the default of a trial there, or what it was."""
-    return compare(before, after, {name: field.default for name, field in Trial.model_fields.items()} | OLDER)
+    return compare(before, after, OLDER)
 
 
 def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:

@@ -10,53 +10,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from analysis.goals import GOALS
 from study.grid import Study
 from study.messages import ConfigurationError, clipped, near, one_line, shown
+from study.options import FILE_KEYS, OPTION_OF_FIELD, STUDY_OPTIONS
 from study.studies import STUDIES
 from study.user_files import data_dir_path, dataset_in, refuse_endless, storage_axis, workload_spec
-from trainables.registry import IMAGE_FOLDERS, MODELS, PRECISIONS, READ_FROM_DATA_DIR, TEXT_DATASETS, TEXT_MODELS
-from trainables.training_rules import NEED_EPOCHS
-from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
+from trainables.fields import TrialFields, explain
+from trainables.registry import DATASETS, MODELS, PRECISIONS, SAMPLE_DATASETS, TEXT_MODELS, names_with
 
-AXIS_OPTIONS = {
-    "gpus": "world_size",
-    "nodes": "nodes",
-    "batch-per-gpu": "batch_per_gpu",
-    "global-batch": "global_batch",
-    "loader-workers": "loader_workers",
-    "precision": "precision",
-    "model": "model",
-    "interconnect": "interconnect",
-    "steps": "steps",
-    "epochs": "epochs",
-    "target-accuracy": "target_accuracy",
-    "seed": "seed",
-}
+AXIS_OPTIONS = {option.name: option.field for option in STUDY_OPTIONS if option.is_axis}
 """options that take a comma list, and the field of a trial that each sets"""
 
-PLAIN_OPTIONS = {
-    "study": "study",
-    "out": "out",
-    "repeats": "repeats",
-    "address": "address",
-    "isolate": "isolate",
-    "max-concurrent": "max_concurrent",
-    "trial-timeout": "trial_timeout_s",
-    "price-per-gpu-hour": "price_per_gpu_hour",
-    "goal": "goal",
-}
+PLAIN_OPTIONS = {option.name: option.setting for option in STUDY_OPTIONS if option.setting}
 """options with one value, and the field of `Configuration` that each sets"""
 
-OWN_OPTION = {
-    "repeat": "--repeats N",
-    "data_dir": "--data-dir DIR",
-    "workload": "--workload FILE.py:NAME",
-    "workload_digest": "--workload FILE.py:NAME",
-}
+OWN_OPTION = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
 """fields of a trial that --set does not set, and what does"""
 
 PROFILED_RANKS = ("0",)
 """what --profile stands for; --set profile_ranks names others"""
-
-_KEYS = (*PLAIN_OPTIONS, *AXIS_OPTIONS, "data-dir", "workload", "profile", "set")
 
 
 def address_of(value: str | None) -> str | None:
@@ -115,12 +85,16 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
     if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
         axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
     if not {"dataset", "data_dir", "workload"} & set(axes) and set(axes.get("model", ("",))) <= set(TEXT_MODELS):
-        axes["dataset"] = ("text_sample",)
-    if "data_dir" in axes and "storage" not in axes and set(IMAGE_FOLDERS) & set(axes.get("dataset", ())):
+        axes["dataset"] = (SAMPLE_DATASETS["text"],)
+    if (
+        "data_dir" in axes
+        and "storage" not in axes
+        and any(DATASETS[name].image_folder for name in axes.get("dataset", ()))
+    ):
         axes |= storage_axis(axes["data_dir"][0])
     if "workload" not in axes and "data_dir" not in axes:
-        for dataset in sorted(set(READ_FROM_DATA_DIR) & set(axes.get("dataset", ()))):
-            needs_none = "text_sample" if dataset in TEXT_DATASETS else "fashion_mnist_sample"
+        for dataset in sorted({*names_with(DATASETS, "needs_data_dir")} & set(axes.get("dataset", ()))):
+            needs_none = SAMPLE_DATASETS["text" if DATASETS[dataset].text else "images"]
             raise ConfigurationError(
                 f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {needs_none!r} needs none"
             )
@@ -144,9 +118,9 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
     for option, field in AXIS_OPTIONS.items():
         if field in fields:
             options[option] = fields.pop(field)
-    for option, field in (("data-dir", "data_dir"), ("workload", "workload")):
+    for field in ("data_dir", "workload"):
         if field in fields:
-            options[option] = fields.pop(field)[0]
+            options[OPTION_OF_FIELD[field].name] = fields.pop(field)[0]
     if fields:
         options["set"] = fields
     import yaml
@@ -245,9 +219,9 @@ def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
     for field, values in pairs:
         if field in OWN_OPTION:
             raise ConfigurationError(f"{source}: {field} is not set here; use {OWN_OPTION[field]}")
-        if field != "global_batch" and field not in Trial.model_fields:
+        if field != "global_batch" and field not in TrialFields.model_fields:
             raise ConfigurationError(
-                f"{source}: {shown(field)} is not a field of a trial{near(field, Trial.model_fields)}; fields: {', '.join(name for name in Trial.model_fields if name not in OWN_OPTION)}"
+                f"{source}: {shown(field)} is not a field of a trial{near(field, TrialFields.model_fields)}; fields: {', '.join(name for name in TrialFields.model_fields if name not in OWN_OPTION)}"
             )
         yield field, values
 
@@ -266,24 +240,14 @@ def _typed(field: str, value: Any, source: str) -> Any:
     if value == "":
         raise ConfigurationError(f"{source}: {field} has an empty value")
     known = "batch_per_gpu" if field == "global_batch" else field
-    if isinstance(value, bool) and Trial.model_fields[known].annotation is not bool:
+    if isinstance(value, bool) and TrialFields.model_fields[known].annotation is not bool:
         raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
     if _is_too_large(value):
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
-    # only the value is judged here, and combinations by the plan: beside it stand values with which it is possible
-    beside: dict[str, dict[str, Any]] = {
-        "nodes": {"world_size": value},
-        "model": {"image_size": 4096, "dataset": "synthetic"},
-        "rewritten_stem": {"model": "resnet18", "execution": "compile"},
-        "dataset": {"model": "mlstm64" if value in list(TEXT_DATASETS) else "mlp"},
-    }
-    beside |= {name: {"dataset": IMAGE_FOLDERS[0]} for name in IMAGE_FOLDER_FIELDS}
-    beside |= {name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS}
-    try:
-        typed = getattr(Trial.model_validate(beside.get(known, {}) | {known: value}), known)
+    try:  # the value alone; combinations are judged by the plan
+        typed = getattr(TrialFields.model_validate({known: value}), known)
     except ValidationError as error:
-        lines = [line for line in explain(error) if line.startswith(f"{known} ")]
-        line = (lines or explain(error))[0].replace(known, field, 1)
+        line = explain(error)[0].replace(known, field, 1)
         raise ConfigurationError(f"{source}: {clipped(line)}") from None
     if _is_too_large(typed):
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
@@ -329,11 +293,11 @@ def _read_yaml(path: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for key, value in content.items():
         option = key.replace("_", "-") if isinstance(key, str) else None
-        if option not in _KEYS:
+        if option not in FILE_KEYS:
             name = str(key).replace("-", "_")
-            is_field = name in Trial.model_fields and name not in OWN_OPTION
-            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, _KEYS)
-            raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(_KEYS)}")
+            is_field = name in TrialFields.model_fields and name not in OWN_OPTION
+            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, FILE_KEYS)
+            raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(FILE_KEYS)}")
         if option in options:
             raise ConfigurationError(f"{path}: {option} is given twice")
         options[option] = value

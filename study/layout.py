@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from study.capacity import NodeCapacity
-from trainables.registry import DATASETS, DECODERS, IMAGE_FOLDERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
+from trainables.facts import DatasetFacts, Facts
+from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
 from trainables.trial import Trial
 
 INTERCONNECT_VARIABLES: Mapping[str, Mapping[str, str]] = {
@@ -97,13 +98,16 @@ def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] 
     loaded: set[str] = set()
     for_loaders: set[str] = set()
     for trial in trials:
-        chosen = [(DATASETS, trial.dataset)]
-        if trial.dataset in IMAGE_FOLDERS:
+        chosen: list[tuple[Mapping[str, Facts | DatasetFacts], str]] = [(DATASETS, trial.dataset)]
+        if DATASETS[trial.dataset].image_folder:
             chosen += [(STORAGES, trial.storage), (DECODERS, trial.decode)]
         own = {} if trial.workload else {name: table[name] for table, name in chosen}
         for_loaders |= set(modules(own)) if trial.loader_workers else set()
         models = {name: MODELS[name] for name in [trial.model] if not trial.workload}
-        used = {trial.precision: PRECISIONS[trial.precision], trial.parallel: PARALLEL[trial.parallel]}
+        used: dict[str, Facts] = {
+            trial.precision: PRECISIONS[trial.precision],
+            trial.parallel: PARALLEL[trial.parallel],
+        }
         loaded |= set(modules(own, models, used))
     has_loaders = any(trial.loader_workers for trial in trials)
     return tuple(sorted(loaded)), tuple(sorted(for_loaders)) if has_loaders else None

@@ -17,29 +17,22 @@ from study.grid import NO_FIELDS, Capacity, Study
 from study.layout import ProcessKind, can_share_host
 from study.messages import counted
 from trainables.data_files import lacking
-from trainables.registry import READ_FROM_DATA_DIR
-from trainables.requirements import unmet
-from trainables.trial import Trial, explain
+from trainables.facts import DatasetFacts
+from trainables.fields import explain, fields_of_kind
+from trainables.registry import DATASETS
+from trainables.rules import unmet_requirement
+from trainables.trial import Trial
 
 SETTLED = ("done", "out_of_memory", "pruned")
 """statuses in a results folder that are not run again; failed and timed out trials are"""
 
-LAYOUT_FIELDS = ("world_size", "nodes", "cpus_per_rank", "device")
+LAYOUT_FIELDS = (*fields_of_kind("layout"), "cpus_per_rank", "device")
 """fields that decide whether a trial fits a cluster"""
 
 MOST_TRIALS = 100_000
 
 SEED_STRIDE = 1_000
 """between the seeds of a training's repeats: they are to differ in everything that chance decides, timings in nothing"""
-
-NATIVE_IMAGE_SIZE = {"cifar10": 32, "tiny_imagenet": 64, "image_folder": 224}
-"""edge in pixels at which a data set's images are used unless image_size is asked for: their own, or ImageNet's usual"""
-
-
-TRAINING_IMAGES = {
-    "fashion_mnist_sample": 10_000, "image_folder_sample": 10_000, "fashion_mnist": 60_000, "cifar10": 50_000,
-}  # fmt: skip
-"""images to train on, of data sets whose number is known without their files"""
 
 
 class PlanError(Exception):
@@ -130,10 +123,11 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity, look_up: Call
         resolved |= {"batch_per_gpu": batch, "accumulation_steps": parts[1]}
     if fields.get("epochs"):
         resolved["seed"] = (fields.get("seed", 0) + SEED_STRIDE * fields["repeat"]) % 2**31
-    if fields.get("epoch_steps") and not fields.get("epochs") and fields.get("dataset") in TRAINING_IMAGES:
-        resolved |= _one_epoch(resolved)
-    if "image_size" not in fields and fields.get("dataset") in NATIVE_IMAGE_SIZE:
-        resolved["image_size"] = NATIVE_IMAGE_SIZE[fields["dataset"]]
+    facts = DATASETS.get(fields.get("dataset", ""), DatasetFacts())
+    if fields.get("epoch_steps") and not fields.get("epochs") and facts.training_images:
+        resolved |= _one_epoch(resolved, facts.training_images)
+    if "image_size" not in fields and facts.image_size:
+        resolved["image_size"] = facts.image_size
     resolved.setdefault("cpus_per_rank", default_cpus_per_rank(resolved["device"], capacity))
     nodes, unfit = fit(resolved, capacity)
     resolved["nodes"] = nodes
@@ -141,18 +135,19 @@ def _row(study: Study, fields: dict[str, Any], capacity: Capacity, look_up: Call
         trial = Trial.model_validate(resolved)
     except ValidationError as error:
         return PlannedTrial(None, resolved, "skipped", "; ".join(explain(error)))
-    if trial.epochs and trial.global_batch > (images := TRAINING_IMAGES.get(trial.dataset, trial.global_batch)):
+    images = DATASETS[trial.dataset].training_images
+    if trial.epochs and images is not None and trial.global_batch > images:
         reason = (
             f"global batch {trial.global_batch} is larger than an epoch: dataset {trial.dataset!r} has {images} images"
         )
         return PlannedTrial(None, resolved, "skipped", reason)
-    reason = unmet(trial) or unfit or _misfit(trial, look_up)
+    reason = unmet_requirement(trial) or unfit or _misfit(trial, look_up)
     return PlannedTrial(trial, resolved, "infeasible" if reason else "pending", reason or "")
 
 
 def _misfit(trial: Trial, look_up: Callable[..., str | None]) -> str | None:
     """Why the trial's folder is not what it asks for, where this host has the folder."""
-    if trial.workload or trial.dataset not in READ_FROM_DATA_DIR or not trial.data_dir:
+    if trial.workload or not DATASETS[trial.dataset].needs_data_dir or not trial.data_dir:
         return None
     splits = ("train", "test") if trial.epochs else ("train",)
     found = (look_up(Path(trial.data_dir), trial.dataset, trial.storage, trial.image_size, split) for split in splits)
@@ -175,10 +170,10 @@ def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
     return (ranks, accumulated), over
 
 
-def _one_epoch(fields: Mapping[str, Any]) -> dict[str, int]:
+def _one_epoch(fields: Mapping[str, Any], images: int) -> dict[str, int]:
     """Steps of a warm-up and of timed windows that last an epoch each, as far as a batch is not larger than one."""
     together = fields["world_size"] * fields["batch_per_gpu"] * fields.get("accumulation_steps", 1)
-    steps = TRAINING_IMAGES[fields["dataset"]] // together
+    steps = images // together
     return {"warmup_steps": max(2, steps), "steps": max(1, steps)}
 
 
@@ -342,13 +337,7 @@ def estimate(
 
 _SAME_BUT = frozenset({"repeat", "seed"})
 _LIKE_BUT = _SAME_BUT | {"batch_per_gpu", "loader_workers", "precision"}
-_ACCURACY_ONLY = frozenset(
-    {
-        "learning_rate", "momentum", "weight_decay", "reference_batch", "lr_rule", "warmup", "warmup_epochs", "decay",
-        "decay_norm_and_bias", "zero_gamma", "momentum_correction", "loss_mean", "label_smoothing", "optimizer",
-        "accumulation_steps", "execution", "noise_scale",
-    }
-)  # fmt: skip
+_ACCURACY_ONLY = frozenset({*fields_of_kind("recipe"), "accumulation_steps", "execution", "noise_scale"})
 """fields that decide what a training comes to rather than how long it takes, or the latter less than the batch does"""
 
 

@@ -24,7 +24,7 @@ from study.protocol import KnownTrials
 from study.status import log_path, ordered, statuses_of
 from study.studies import STUDIES
 from study.trainings import replaced_by_workload, side_by_side, warnings
-from trainables.requirements import unmet
+from trainables.rules import unmet_requirement
 from trainables.trial import Trial
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
         & set(LAYOUT_FIELDS)  # what is the study's own, as --print-config has it, is not asked
         if tuple(configuration.axes[name]) != tuple(own.axes.get(name, (own.base.get(name),)))
     }
-    unfit = [row for row in rows if row.status == "infeasible" and not (row.trial and unmet(row.trial))]
+    unfit = [row for row in rows if row.status == "infeasible" and not (row.trial and unmet_requirement(row.trial))]
     if not asked_layout and len(unfit) < len(rows):
         unfit = []
     if all(row.status in ("skipped", "infeasible") for row in rows):

@@ -29,6 +29,7 @@ from pyarrow import fs
 
 from analysis.links import leads_outside
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from study.options import recorded_fields
 from study.redaction import redacted
 from study.status import statuses_of
 from study.tables import SCHEMAS, parquet_bytes
@@ -118,6 +119,7 @@ class Store:
                 "configuration": dict(configuration),
                 "versions": dict(versions),
                 "command": command,
+                "fields": recorded_fields(),
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
             store.replace_file("study.json", _json_bytes(redacted(study)))

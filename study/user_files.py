@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from study.messages import ConfigurationError, near, one_line, shown
-from trainables.data_files import REVIEW_FILES, SIGNS
 from trainables.image_sets import kind_of, read_manifest, storages_in
+from trainables.registry import DATASETS
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
@@ -47,13 +47,17 @@ def refuse_endless(path: str, source: str) -> None:
 def dataset_in(folder: str) -> str:
     """The data set whose files lie in a folder: in torchvision's layout, image files by class, a converted set, or
     reviews as JSON Lines."""
-    found = [name for name, entries in SIGNS.items() if any(Path(folder, entry).exists() for entry in entries)]
+    found = [name for name, facts in DATASETS.items() if any(Path(folder, entry).exists() for entry in facts.found_by)]
     sets = storages_in(Path(folder))
     if sets:  # whose manifest is a JSON file too
         kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
         found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
-    elif any(any(Path(folder).glob(entry)) for entry in REVIEW_FILES) and not Path(folder, "study.json").exists():
-        found.append("amazon_reviews")
+    elif not Path(folder, "study.json").exists():
+        found += [
+            name
+            for name, facts in DATASETS.items()
+            if any(any(Path(folder).glob(pattern)) for pattern in facts.file_patterns)
+        ]
     if len(found) > 1:
         raise ConfigurationError(
             f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"

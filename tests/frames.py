@@ -9,41 +9,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.fields import fields_of
+from study.options import recorded_fields
+from trainables.trial import Trial
+
 MIB = 2**20
 H200 = "NVIDIA H200"
 CPU = "AMD EPYC 9554 64-Core Processor"
 
-FIELDS: dict[str, Any] = {
-    "model": "resnet18_small",
-    "dataset": "fashion_mnist_sample",
-    "data_dir": "",
-    "workload": "",
-    "workload_digest": "",
-    "image_size": 28,
-    "device": "cpu",
-    "world_size": 1,
-    "nodes": 1,
-    "cpus_per_rank": 1,
-    "batch_per_gpu": 32,
-    "loader_workers": 0,
-    "prefetch_batches": 2,
-    "pin_memory": True,
-    "non_blocking": True,
-    "precision": "fp32",
-    "parallel": "ddp",
-    "memory_format": "contiguous",
-    "learning_rate": 0.01,
-    "deterministic": False,
-    "warmup_steps": 3,
-    "steps": 20,
-    "seed": 0,
-    "interconnect": "auto",
-    "account_steps": 6,
-    "sweep_bytes": 2**28,
-    "profile_ranks": "",
-    "repeat": 0,
-}
-
+FIELDS: dict[str, Any] = Trial(model="resnet18_small", account_steps=6, sweep_bytes=2**28).model_dump()
+RECORDED = recorded_fields()
+DECLARED = fields_of({"fields": RECORDED})
+"""what a study's results say of the fields of its trials"""
 
 OTHER_NAMES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
 """Fields that an id names where they are not as usual."""
@@ -315,6 +292,7 @@ def write_study(
         "configuration": {"repeats": 3},
         "versions": {"python": "3.11.9", "torch": "2.11.0"},
         "command": f"python -m study.scaling run {name}",
+        "fields": RECORDED,
     } | more
     (directory / "study.json").write_text(json.dumps(study))
     return directory

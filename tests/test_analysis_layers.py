@@ -17,7 +17,7 @@ LAYERS: Mapping[str, str] = {
     "statistics": "statistics",
     **dict.fromkeys(
         (
-            "environments", "goals", "links", "parquet", "results", "step_losses", "step_shape", "study_record", "windows",
+            "environments", "fields", "goals", "links", "parquet", "results", "step_losses", "step_shape", "study_record", "windows",
         ),
         "load",
     ),
@@ -62,7 +62,7 @@ LAYERS: Mapping[str, str] = {
 
 ELSEWHERE: Mapping[str, str] = {
     **{f"columns.{name}": "text" for name in ("GB", "GIB", "MIB", "PHASE_LABELS")},
-    **{f"columns.{name}": "measure" for name in ("characters_per_s", "_TEXT_MODELS")},
+    "columns.characters_per_s": "measure",
     **{
         f"communication.{name}": "measure"
         for name in (
@@ -74,7 +74,7 @@ ELSEWHERE: Mapping[str, str] = {
     **{
         f"scaling.{name}": "measure"
         for name in (
-            "RESULT_COLUMNS", "_LAYOUT", "_LENGTHS", "_NEEDED", "_NOT_MEDIANS", "configurations", "derived_lengths",
+            "LAYOUT", "RESULT_COLUMNS", "_LENGTHS", "_NEEDED", "_NOT_MEDIANS", "configurations", "derived_lengths",
             "throughput_estimates", "trial_fields",
         )
     },

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity
-from study.configuration import _KEYS, AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
+from study.configuration import AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
+from study.options import FILE_KEYS
 from study.plan import PlanError, plan_trials
 from study.studies import STUDIES
 from tests.hosts import ROOT
@@ -247,11 +248,11 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
         ("- 1\n- 2\n", "{path} holds a list; it must be a mapping of option names to values, such as `gpus: [1, 2]`"),
         ("just words", "{path} holds a str; it must be a mapping of option names to values, such as `gpus: [1, 2]`"),
         ("gpus: [1, 2", "{path} line 1, column 12 is not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("gpsu: 1\n", "{path}: unknown key 'gpsu'; did you mean 'gpus'?; keys: " + ", ".join(_KEYS)),
+        ("gpsu: 1\n", "{path}: unknown key 'gpsu'; did you mean 'gpus'?; keys: " + ", ".join(FILE_KEYS)),
         (
             "image_size: 32\n",
             "{path}: unknown key 'image_size'; it is a field of a trial: put it under `set:` as image_size; keys: "
-            + ", ".join(_KEYS),
+            + ", ".join(FILE_KEYS),
         ),
         ("batch-per-gpu: 8\nbatch_per_gpu: 9\n", "{path}: batch-per-gpu is given twice"),
         ("gpus: 1\nsteps: 9\ngpus: 2\n", "{path} line 3: gpus is given twice"),
@@ -455,7 +456,7 @@ def test_no_option_makes_a_traceback(options: dict[str, Any]) -> None:
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.one_of(st.sampled_from(_KEYS), st.text(max_size=5), st.integers()), VALUES, max_size=4))
+@given(st.dictionaries(st.one_of(st.sampled_from(FILE_KEYS), st.text(max_size=5), st.integers()), VALUES, max_size=4))
 @example({"set": {"batch_per_gpu": 2**70}})
 @example({"set": {1: 2}})
 @example({"out": "\0"})

@@ -11,7 +11,7 @@ import pytest
 
 from trainables.precision import fp32
 from trainables.process import own_cores, settings_for
-from trainables.requirements import unmet
+from trainables.rules import unmet_requirement
 from trainables.trial import Trial
 
 
@@ -77,6 +77,4 @@ def test_a_trial_has_its_cores_for_its_own_length_only() -> None:
 
 
 def test_a_gpu_rank_is_not_pinned() -> None:
-    assert unmet(Trial(device="cuda", pin_cores=True)) == (
-        "pin_cores is for CPU ranks: on a GPU host it would take cores from the threads that feed the device"
-    )
+    assert (unmet_requirement(Trial(device="cuda", pin_cores=True)) or "").startswith("pin_cores is for CPU ranks")

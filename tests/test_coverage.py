@@ -4,6 +4,7 @@ import pytest
 
 from analysis.scaling import configurations, scaling_rows
 from benchmarks.coverage import SIZE, TRUE_SPEED_UP, covered, trials
+from tests.frames import DECLARED
 from tests.sizes import sampled
 
 pytestmark = pytest.mark.statistics
@@ -26,7 +27,7 @@ def test_worker_groups_that_agree_cost_little() -> None:
 
 
 def test_generated_studies_are_of_the_speed_up_that_they_claim() -> None:
-    rows = scaling_rows(configurations(trials(500, 5, 1, 0.0)))
+    rows = scaling_rows(configurations(trials(500, 5, 1, 0.0)), DECLARED)
     rows = rows[rows["world_size"] == SIZE]
     assert len(rows) == 500
     assert set(rows["scaling"]) == {"weak"}

@@ -15,11 +15,11 @@ from trainables.registry import (
     EXECUTIONS,
     MEMORY_FORMATS,
     MODELS,
-    ON_DEVICE_DECODERS,
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
     STORAGES,
+    names_with,
 )
 from trainables.run import run
 from trainables.trial import Trial
@@ -32,8 +32,8 @@ REGISTRIES = {
     "optimizer": OPTIMIZERS, "storage": STORAGES, "decode": DECODERS,
 }  # fmt: skip
 LACKING_ON_CPUS = {
-    "model": {"mlstm4096", "mlstm8192"}, "precision": {"tf32"}, "parallel": {"dp", "horovod"}, "execution": {"graph", "compile_graph"},
-    "decode": set(ON_DEVICE_DECODERS),
+    "model": {"mlstm4096", "mlstm8192"}, "precision": {"tf32"}, "parallel": {"dp"}, "execution": {"graph", "compile_graph"},
+    "decode": {*names_with(DECODERS, "on_device")},
 }  # fmt: skip
 """for the reasons that test_studies reads from the plan"""
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainables.flops import step_flops
 from trainables.models.mlp import mlp
-from trainables.registry import MODELS, SMALLEST_IMAGES, TEXT_MODELS, load
+from trainables.registry import MODELS, TEXT_MODELS, load
 from trainables.trial import Trial
 
 
@@ -34,7 +34,7 @@ def test_operations_of_every_model_are_told_without_computing_them(name: str) ->
         build = partial(load(MODELS[name]), 256, trial)
         inputs = torch.zeros(2, 4, dtype=torch.uint8)
     else:
-        edge = max(32, SMALLEST_IMAGES.get(name, 0))
+        edge = max(32, MODELS[name].smallest_image)
         build = partial(load(MODELS[name]), 10, 3, edge)
         inputs = torch.zeros(2, 3, edge, edge, dtype=torch.uint8)
     with torch.device("meta"):

@@ -427,35 +427,6 @@ def test_a_damaged_image_is_named(photos: Path, decode: str, damage: Any) -> Non
     assert str(error.value).endswith("): replace or remove it") and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"storage": "lmdb"}, "storage 'lmdb' is for image folders (image_folder, tiny_imagenet, image_folder_sample); dataset 'cifar10' has 'jpeg' only"),
-        ({"augment": "cpu"}, "augment 'cpu' is for image folders (image_folder, tiny_imagenet, image_folder_sample); dataset 'cifar10' has 'none' and 'device' only"),
-        (
-            {"dataset": "image_folder", "storage_place": "shared_memory", "page_cache": "cold"},
-            "page_cache 'cold' has no meaning with storage_place 'shared_memory', which is memory itself; allowed: as_is",
-        ),
-        (
-            {"dataset": "image_folder", "storage": "arrow_raw", "decode": "torchvision"},
-            "decode 'torchvision' has nothing to decode: storage 'arrow_raw' holds pixels that `convert` decoded with pil; allowed: pil",
-        ),
-        (
-            {"dataset": "image_folder", "decode": "nvjpeg", "augment": "cpu"},
-            "augment 'cpu' needs pixels in the loader, and decode 'nvjpeg' makes them on the device; use augment 'device'",
-        ),
-        (
-            {"dataset": "image_folder", "decode": "nvjpeg", "execution": "graph"},
-            "decode 'nvjpeg' begins with bytes of unlike lengths on the host, which neither parallel 'dp' can divide nor a CUDA graph",
-        ),
-    ],
-)  # fmt: skip
-def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match="Value error") as error:
-        Trial(**({"dataset": "cifar10"} | fields))
-    assert told in str(error.value)
-
-
 # ------------------------------------------------------------------------------------------------------- order
 
 

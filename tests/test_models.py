@@ -13,7 +13,7 @@ from tests.gloo import on_ranks
 from trainables.data.loader import endless_batches
 from trainables.models.mlstm import MultiplicativeLSTM
 from trainables.rank import RankSetup, build_context
-from trainables.registry import IMAGE_MODELS, MODELS, SMALLEST_IMAGES, TEXT_MODELS, load
+from trainables.registry import IMAGE_MODELS, MODELS, TEXT_MODELS, load
 from trainables.run import run
 from trainables.step import training_step
 from trainables.timing import no_mark
@@ -45,7 +45,7 @@ def weights(model: torch.nn.Module) -> int:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_a_model_gives_logits_for_the_smallest_image_that_a_trial_may_have(name: str, channels: int) -> None:
-    size = SMALLEST_IMAGES.get(name, 8)
+    size = MODELS[name].smallest_image or 8
     assert Trial(model=name, image_size=size).image_size == size
     with torch.device("meta"):
         model = load(IMAGE_MODELS[name])(10, channels, size)
@@ -61,7 +61,7 @@ def test_a_model_of_text_gives_logits_for_the_byte_after_each(name: str) -> None
 @pytest.mark.parametrize("name", STEPPED)
 def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
     # down to one pixel, batch normalisation would divide by the spread of two values, and gradients grow to 1e22 or beyond
-    size = max(64, SMALLEST_IMAGES.get(name, 0))
+    size = max(64, MODELS[name].smallest_image)
     trial = Trial(model=name, dataset="synthetic", image_size=size, sequence_length=8, batch_per_gpu=2)
     torch.manual_seed(0)
     workload = build_workload(trial, CPU)
@@ -78,7 +78,7 @@ def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(STEPPED)))
 def test_every_weight_of_any_other_model_takes_part_in_its_loss(name: str) -> None:
-    size = SMALLEST_IMAGES.get(name, 8)
+    size = MODELS[name].smallest_image or 8
     workload = build_workload(Trial(model=name, dataset="synthetic", image_size=size, batch_per_gpu=2), META)
     inputs, targets = (tensor.to(META) for tensor in workload.dataset.tensors)  # type: ignore[attr-defined]
     workload.loss(workload.model(workload.prepare(inputs)), targets).backward()

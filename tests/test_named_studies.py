@@ -16,7 +16,7 @@ from analysis.verdict import answer
 pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent
-DP = "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process"
+DP = "parallel 'dp' requires GPUs; on a CPU it would be one plain process"
 TWO_NODES = "needs 2 nodes; there is 1"
 
 

@@ -18,7 +18,7 @@ from trainables.rank import RankSetup, rank_context
 from trainables.registry import OPTIMIZERS
 from trainables.step import training_step
 from trainables.timing import no_mark
-from trainables.trial import Trial, explain
+from trainables.trial import Trial
 
 STEPS = 4
 RATES = (0.5, 0.5, 0.25, 1.0)
@@ -231,11 +231,8 @@ def test_optimizers_without_momentum_have_none_to_correct() -> None:
 
 
 def test_nesterov_without_momentum_is_refused() -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="optimizer 'nesterov' requires momentum > 0"):
         Trial(optimizer="nesterov", momentum=0)
-    assert explain(caught.value) == [  # type: ignore[arg-type]
-        "momentum 0.0 leaves optimizer 'nesterov' nothing to look ahead by; allowed: above 0, or optimizer 'sgd'"
-    ]
 
 
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, decay_norm_and_bias=False, learning_rate=0.05)

@@ -18,6 +18,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
+from study.options import recorded_fields
 from study.store import STATUSES, Store, StoreError, TrialResult
 from study.tables import BUCKETS_SCHEMA, STEPS_SCHEMA, SWEEP_SCHEMA, packed, unpacked
 from trainables.trial import Trial
@@ -87,7 +88,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     ]
     assert Trial.model_validate(again.records()[0]["trial"]) == trial
     assert again.corrupt() == []
-    assert again.study() == {"schema_version": 1} | STUDY
+    assert again.study() == {"schema_version": 1, "fields": recorded_fields()} | STUDY
     assert files_below(tmp_path / "out") == [
         "study.json",
         f"trials/{trial.trial_id}/steps.parquet",

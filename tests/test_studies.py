@@ -14,8 +14,8 @@ from trainables.registry import (
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
-    READ_FROM_DATA_DIR,
     STORAGES,
+    names_with,
 )
 
 CPU_HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
@@ -45,36 +45,34 @@ def test_every_trial_of_a_named_study_is_valid_and_what_cannot_run_says_why(
     assert all("is larger than an epoch: " in row.reason for row in rows if row.status == "skipped")
 
 
-def test_on_two_gpus_everything_runs_but_horovod() -> None:
+def test_on_two_gpus_everything_runs() -> None:
     host = [NodeCapacity("a", "10.0.0.1", cpus=32, gpus=2)]
     rows = plan_trials(STUDIES["everything"](host), host)
-    assert {row.case for row in rows if row.status != "pending"} == {"parallel horovod"}
+    assert {row.status for row in rows} == {"pending"}
     trials = [row.trial for row in rows if row.trial]
     for field, registry in (
         ("model", MODELS), ("precision", PRECISIONS), ("parallel", PARALLEL), ("execution", EXECUTIONS),
         ("memory_format", MEMORY_FORMATS), ("optimizer", OPTIMIZERS), ("storage", STORAGES), ("decode", DECODERS),
     ):  # fmt: skip
         assert {getattr(trial, field) for trial in trials} == set(registry)
-    without_files = set(DATASETS) - set(READ_FROM_DATA_DIR)
+    without_files = set(names_with(DATASETS, "needs_data_dir", False))
     assert {trial.dataset for trial in trials} == without_files
 
 
-def test_what_a_cpu_lacks_is_infeasible_with_the_exact_reason() -> None:
+def test_what_a_cpu_lacks_is_infeasible_and_the_reason_names_it() -> None:
     rows = plan_trials(STUDIES["everything"](CPU_HOST), CPU_HOST)
-    assert {row.case: row.reason for row in rows if row.status != "pending"} == {
+    reasons = {row.case: row.reason for row in rows if row.status != "pending"}
+    assert {case: reason.partition(" requires GPUs")[0] for case, reason in reasons.items()} == {
         "model mlstm4096": "model 'mlstm4096' is too large to train on a CPU rank",
         "model mlstm8192": "model 'mlstm8192' is too large to train on a CPU rank",
-        "precision tf32": "precision 'tf32' exists on GPUs only",
-        "parallel dp": "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process",
-        "parallel horovod": (
-            "parallel 'horovod': Ray Train's second version, which runs the ranks, refuses it (README, Horovod)"
-        ),
-        "decode nvjpeg": "decode 'nvjpeg' runs on GPUs only",
-        "decode nvjpeg_ahead": "decode 'nvjpeg_ahead' runs on GPUs only",
-        "batches copied ahead": "copy_ahead is for GPUs: the batches of a CPU rank are copied nowhere",
-        "execution graph": "CUDA graphs exist on GPUs only",
-        "execution compile_graph": "CUDA graphs exist on GPUs only",
-        "synchronised batch normalisation": "sync_batch_norm needs GPUs: torch's SyncBatchNorm has no CPU kernels",
+        "precision tf32": "precision 'tf32'",
+        "parallel dp": "parallel 'dp'",
+        "decode nvjpeg": "decode 'nvjpeg'",
+        "decode nvjpeg_ahead": "decode 'nvjpeg_ahead'",
+        "batches copied ahead": "copy_ahead",
+        "execution graph": "execution 'graph'",
+        "execution compile_graph": "execution 'compile_graph'",
+        "synchronised batch normalisation": "sync_batch_norm",
     }
 
 
@@ -87,7 +85,7 @@ def test_a_study_of_images_says_that_it_needs_their_folder() -> None:
 def test_without_gpus_the_ladder_climbs_on_what_the_project_ships() -> None:
     rows = plan_trials(STUDIES["acceleration-ladder"](CPU_HOST), CPU_HOST)
     assert {row.reason for row in rows} == {
-        "", "parallel 'dp' divides a batch among GPUs; on a CPU it would be one plain process", "needs 2 nodes; there is 1",
+        "", "parallel 'dp' requires GPUs; on a CPU it would be one plain process", "needs 2 nodes; there is 1",
     }  # fmt: skip
     assert {row.trial.dataset for row in rows if row.trial and not row.trial.epochs} == {"image_folder_sample"}
 
@@ -191,9 +189,7 @@ def test_what_exists_on_gpus_only_is_infeasible_with_the_reason_on_cpus() -> Non
         rows = plan_trials(asked, capacity)
         assert [row.status for row in rows].count("infeasible") == unmet
         reasons = {row.reason for row in rows if row.status == "infeasible" and row.fields["precision"] == "fp32"}
-        expected = {
-            f"interconnect {name!r} is a setting of NCCL; ranks on CPUs use gloo" for name in ("no_p2p", "socket")
-        }
+        expected = {f"interconnect {name!r} is a setting of NCCL; CPU ranks use gloo" for name in ("no_p2p", "socket")}
         assert reasons == (expected if unmet else set())
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.comparison_tables import COMPARED
 from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load_reduced
 from analysis.sections import TABLES
@@ -26,7 +25,9 @@ def committed(study: str) -> ReportInputs:
 def undefined(table: Table, analysis: ReportInputs) -> list[str]:
     """Columns that neither are an axis of the study nor have a definition; those of optional columns without a value too."""
     axes = {*analysis.axes, "world_size"}
-    compared = () if len(table.frame) else (*COMPARED, "batch_per_gpu")  # a table of axes, were they varied
+    compared = (
+        () if len(table.frame) else (*analysis.fields.compared_in("own"), "batch_per_gpu")
+    )  # a table of axes, were they varied
     return [c.name for c in table.columns if not c.meaning and c.name not in {*axes, *compared}]
 
 

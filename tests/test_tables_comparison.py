@@ -30,7 +30,7 @@ from study.case_studies import PUBLISHED_LADDERS
 from study.configuration import resolve
 from study.plan import plan_trials
 from study.studies import STUDIES
-from tests.frames import FIELDS, MIB, cpu_study, grid, record, steps, write_results, write_study, write_trial
+from tests.frames import DECLARED, FIELDS, MIB, cpu_study, grid, record, steps, write_results, write_study, write_trial
 from tests.trainings import TRAINING, epochs, write_training
 
 GPU = FIELDS | {"device": "cuda", "steps": 20}
@@ -364,9 +364,9 @@ def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path:
 
 def test_the_command_names_a_field_whose_default_has_changed_where_the_strategy_has_it() -> None:
     old = {"gradient_as_bucket_view": False}
-    commands = [again(old | {"parallel": name}, ["parallel", *old]) for name in ("ddp", "dp")]
+    commands = [again(old | {"parallel": name}, ["parallel", *old], DECLARED) for name in ("ddp", "dp")]
     assert ["gradient_as_bucket_view=false" in command for command in commands] == [True, False]
-    older = again({"parallel": "ddp"}, ["parallel"])
+    older = again({"parallel": "ddp"}, ["parallel"], DECLARED)
     assert "gradient_as_bucket_view=false" in older, "the trial is older than the field"
 
 

@@ -11,18 +11,17 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trainables.fields import FIELD_FACTS, explain, only_with, reference_order
 from trainables.registry import (
     AHEAD_BATCHES,
     DATASETS,
-    IMAGE_DATASETS,
     MODELS,
     PARALLEL,
     PRECISIONS,
-    TEXT_DATASETS,
+    datasets_of,
 )
-from trainables.requirements import unmet
-from trainables.training_rules import NEED_EPOCHS
-from trainables.trial import IMAGE_FOLDER_FIELDS, Trial, explain
+from trainables.rules import RULES, RuleError, unmet_requirement
+from trainables.trial import Trial
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,8 +96,8 @@ CHANGED: dict[str, Any] = {
 NEEDS: dict[str, dict[str, Any]] = {
     "nodes": {"world_size": 2},
     "rewritten_stem": {"model": "resnet18", "execution": "compile"},
-    **{name: {"dataset": "image_folder"} for name in IMAGE_FOLDER_FIELDS},
-    **{name: {"epochs": 1, "accumulation_steps": 2} for name in NEED_EPOCHS},
+    **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
+    **{name: {"epochs": 1, "accumulation_steps": 2} for name, facts in FIELD_FACTS.items() if facts.needs_epochs},
 }
 """with what else a changed field is possible"""
 
@@ -107,6 +106,17 @@ def lines(fields: Any) -> list[str]:
     with pytest.raises(ValidationError) as error:
         Trial.model_validate(fields)
     return explain(error.value)
+
+
+def broken(fields: Any) -> tuple[str, ...]:
+    """The fields of the rule that a trial with these fields breaks, once its message holds their values."""
+    with pytest.raises(ValidationError) as error:
+        Trial.model_validate(fields)
+    reason = error.value.errors()[0]["ctx"]["error"]
+    assert isinstance(reason, RuleError)
+    assert "{" not in str(reason) and "\n" not in str(reason)
+    assert all(name in str(reason) for name in reason.rule.fields[:1])
+    return reason.rule.fields
 
 
 # ------------------------------------------------------------------------------------------------------- identity
@@ -155,9 +165,8 @@ def test_a_trial_cannot_be_changed() -> None:
 def test_a_changed_copy_is_validated_again() -> None:
     with pytest.raises(ValidationError) as error:
         Trial(world_size=2).but(nodes=3)
-    assert explain(error.value) == [
-        "world_size 2 does not divide over nodes 3: each node gets equally many ranks",
-    ]
+    (line,) = explain(error.value)
+    assert line.startswith("world_size 2 must be a multiple of nodes 3")
 
 
 # ------------------------------------------------------------------------------------------------ what it derives
@@ -196,14 +205,6 @@ def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() ->
             f"model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         ({"model": "zzz"}, f"model 'zzz' is not known; allowed: {', '.join(MODELS)}"),
-        (
-            {"model": "mlstm64", "dataset": "text_sample", "set_epoch": False},
-            "set_epoch is about samples in epochs; dataset 'text_sample' is text, which is read as it goes on: leave set_epoch out",
-        ),
-        (
-            {"dataset": "synthetic", "order": "in_order"},
-            "order is about samples in epochs; dataset 'synthetic' is one batch for ever: leave order out",
-        ),
         ({"precision": "b16"}, f"precision 'b16' is not known; allowed: {', '.join(PRECISIONS)}; did you mean 'bf16'?"),
         ({"parallel": "ddpp"}, f"parallel 'ddpp' is not known; allowed: {', '.join(PARALLEL)}; did you mean 'ddp'?"),
         (
@@ -224,39 +225,7 @@ def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() ->
         ({"zzz": 8}, f"'zzz' is not a field of a trial; fields: {', '.join(Trial.model_fields)}"),
         ({"workload": "mine.py"}, "workload 'mine.py' is not FILE.py:NAME"),
         ({"workload": "mine.py:a/b"}, "workload 'mine.py:a/b' is not FILE.py:NAME"),
-        (
-            {"world_size": 3, "nodes": 2},
-            "world_size 3 does not divide over nodes 2: each node gets equally many ranks",
-        ),
-        (
-            {"parallel": "fsdp2", "static_graph": True},
-            "static_graph is an option of DDP; parallel is 'fsdp2': use one of ddp, ddp_fp16, ddp_bf16, zero1",
-        ),
-        (
-            {"parallel": "none", "gradient_as_bucket_view": False},
-            "gradient_as_bucket_view is an option of DDP; parallel is 'none': use one of ddp, ddp_fp16, ddp_bf16, zero1",
-        ),
-        (
-            {"parallel": "fsdp2", "world_size": 2, "broadcast_buffers": False},
-            "broadcast_buffers is an option of DDP; parallel is 'fsdp2': use one of ddp, ddp_fp16, ddp_bf16, zero1, ddp_delayed",
-        ),
-        (
-            {"parallel": "none", "bucket_mb": 1.0},
-            "bucket_mb is an option of DDP; parallel is 'none': use one of ddp, ddp_fp16, ddp_bf16, zero1, ddp_delayed",
-        ),
-        (
-            {"order": "in_order", "set_epoch": False},
-            "set_epoch false repeats the first shuffle; order 'in_order' has none: leave set_epoch out",
-        ),
         ({"median_width": 0.0}, "median_width 0.0: input should be greater than 0"),
-        (
-            {"parallel": "none", "world_size": 2},
-            "parallel 'none' trains on one rank; world_size is 2: use parallel 'ddp'",
-        ),
-        (
-            {"dataset": "synthetic", "loader_workers": 2},
-            "loader_workers 2 has nothing to load: dataset 'synthetic' is resident on the device; allowed: 0",
-        ),
         (
             {"interconnect": "infiniband", "device": "cuda"},
             "interconnect 'infiniband': input should be 'auto', 'no_p2p' or 'socket'",
@@ -264,59 +233,116 @@ def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() ->
         ({"account_steps": -1}, "account_steps -1: input should be greater than or equal to 0"),
         ({"sweep_bytes": 3}, "sweep_bytes 3: input should be greater than or equal to 4"),
         ({"sweep_bytes": 2**34 + 1}, "sweep_bytes 17179869185: input should be less than or equal to 17179869184"),
-        ({"model": "vgg19", "image_size": 31}, "image_size 31 is too small for model 'vgg19'; allowed: 32 or more"),
-        (
-            {"model": "inception_v3", "image_size": 74},
-            "image_size 74 is too small for model 'inception_v3'; allowed: 75 or more",
-        ),
-        (
-            {"model": "mlstm64"},
-            "model 'mlstm64' reads text, dataset 'fashion_mnist_sample' holds images; allowed: datasets text_sample, amazon_reviews, synthetic; or a model of images, such as resnet18",
-        ),
-        (
-            {"dataset": "text_sample"},
-            f"model 'resnet18' reads images, dataset 'text_sample' holds text; allowed: datasets {', '.join(IMAGE_DATASETS)}; or a model of text, such as mlstm1024",
-        ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
+def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
     assert lines(fields) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model": "mlstm64", "dataset": "text_sample", "set_epoch": False}, ("set_epoch", "dataset")),
+        ({"dataset": "synthetic", "order": "in_order"}, ("order", "dataset")),
+        ({"world_size": 3, "nodes": 2}, ("world_size", "nodes")),
+        ({"parallel": "fsdp2", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "none", "gradient_as_bucket_view": False}, ("gradient_as_bucket_view", "parallel")),
+        ({"parallel": "fsdp2", "world_size": 2, "broadcast_buffers": False}, ("broadcast_buffers", "parallel")),
+        ({"parallel": "none", "bucket_mb": 1.0}, ("bucket_mb", "parallel")),
+        ({"parallel": "none", "sync_batch_norm": True}, ("sync_batch_norm", "parallel")),
+        ({"parallel": "dp", "nodes": 2, "world_size": 2}, ("parallel", "nodes")),
+        ({"parallel": "dp", "execution": "graph"}, ("parallel", "execution")),
+        ({"parallel": "zero1", "execution": "graph"}, ("execution", "parallel")),
+        ({"execution": "graph", "accumulation_steps": 2}, ("execution", "accumulation_steps")),
+        ({"optimizer": "nesterov", "momentum": 0}, ("optimizer", "momentum")),
+        ({"order": "in_order", "set_epoch": False}, ("set_epoch", "order")),
+        ({"parallel": "none", "world_size": 2}, ("parallel", "world_size")),
+        ({"dataset": "synthetic", "loader_workers": 2}, ("loader_workers", "dataset")),
+        ({"model": "vgg19", "image_size": 31}, ("image_size", "model")),
+        ({"model": "inception_v3", "image_size": 74}, ("image_size", "model")),
+        ({"model": "mlstm64"}, ("model", "dataset")),
+        ({"dataset": "text_sample"}, ("model", "dataset")),
+        ({"storage": "lmdb"}, ("storage", "dataset")),
+        ({"augment": "cpu"}, ("augment", "dataset")),
+        ({"augment": "cpu", "dataset": "cifar10"}, ("augment", "dataset")),
+        ({"augment": "device", "dataset": "synthetic"}, ("augment", "dataset")),
+        ({"dataset": "image_folder", "storage": "arrow_raw", "decode": "torchvision"}, ("decode", "storage")),
+        ({"dataset": "image_folder", "decode": "nvjpeg", "execution": "graph"}, ("decode", "parallel", "execution")),
+        ({"dataset": "image_folder", "decode": "nvjpeg", "augment": "cpu"}, ("augment", "decode")),
+        ({"rewritten_stem": True, "model": "mlp"}, ("rewritten_stem", "model", "image_size")),
+        ({"rewritten_stem": True}, ("rewritten_stem", "execution")),
+        (
+            {"dataset": "image_folder", "storage_place": "shared_memory", "page_cache": "cold"},
+            ("page_cache", "storage_place"),
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert broken(fields) == expected
+
+
+def test_a_refusal_says_what_is_allowed() -> None:
+    (small,) = lines({"model": "vgg19", "image_size": 31})
+    assert "image_size 31" in small and ">= 32" in small
+    (strategy,) = lines({"parallel": "fsdp2", "static_graph": True})
+    assert strategy.endswith("use parallel ddp, ddp_fp16, ddp_bf16, zero1, or leave static_graph out")
+    (text,) = lines({"model": "mlstm64"})
+    assert ", ".join(datasets_of("text")) in text
+
+
+def test_every_rule_names_fields_of_a_trial() -> None:
+    for rules in RULES.values():
+        assert all(rule.fields and {*rule.fields} <= {*Trial.model_fields} for rule in rules)
+
+
+def test_reports_compare_against_the_default_first() -> None:
+    assert reference_order("parallel") == ["ddp", *(name for name in PARALLEL if name != "ddp")]
+    assert reference_order("broadcast_buffers") == [True, False]
+    assert reference_order("pin_memory") == [False, True]
+    assert reference_order("page_cache") == ["as_is", "cold", "warm"]
+    assert reference_order("loader_workers") == []
+    assert only_with("static_graph") == {"parallel": ["ddp", "ddp_fp16", "ddp_bf16", "zero1"]}
+    assert only_with("steps") == {}
 
 
 def test_only_what_comes_from_a_loader_can_be_copied_ahead() -> None:
     asked = {"device": "cuda", "copy_ahead": True}
-    told = "copy_ahead has nothing to copy: the samples of dataset {!r} lie on the device already"
-    assert unmet(Trial.model_validate(asked)) is None
-    assert unmet(Trial.model_validate(asked | {"dataset": "synthetic"})) == told.format("synthetic")
+    assert unmet_requirement(Trial.model_validate(asked)) is None
+    assert "dataset 'synthetic'" in (unmet_requirement(Trial.model_validate(asked | {"dataset": "synthetic"})) or "")
     resident = {"dataset": "fashion_mnist_sample", "resident_data": True, "epochs": 1}
-    assert unmet(Trial.model_validate(asked | resident)) == told.format("fashion_mnist_sample")
-    assert unmet(Trial.model_validate(asked | {"dataset": "synthetic", "workload": "mine.py:build"})) is None
+    assert "'fashion_mnist_sample'" in (unmet_requirement(Trial.model_validate(asked | resident)) or "")
+    assert (
+        unmet_requirement(Trial.model_validate(asked | {"dataset": "synthetic", "workload": "mine.py:build"})) is None
+    )
 
 
 def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
-    told = "parallel 'dp' copies the model at every step and loses the state that 'mlstm64' carries: use parallel 'ddp'"
     fields = {"parallel": "dp", "device": "cuda"}
-    assert unmet(Trial.model_construct(model="mlstm64", **fields)) == told  # type: ignore[arg-type]
-    assert unmet(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
-    assert unmet(Trial.model_construct(model="mlstm64", workload="mine.py:build", **fields)) is None  # type: ignore[arg-type]
+    assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]
+    assert unmet_requirement(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
+    assert unmet_requirement(Trial.model_construct(model="mlstm64", workload="mine.py:build", **fields)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("fields", "begins"),
     [
         ({"parallel": "fsdp2", "memory_format": "channels_last"}, "parallel 'fsdp2' shards weights by rows"),
-        ({"parallel": "fsdp2", "precision": "fp16_master"}, "precision 'fp16_master' keeps weights of two types"),
-        ({"parallel": "fsdp2", "profile_ranks": "0"}, "profile_ranks wraps the model once more"),
+        ({"parallel": "fsdp2", "precision": "fp16_master"}, "parallel 'fsdp2' takes weights of one type"),
+        ({"parallel": "fsdp2", "profile_ranks": "0"}, "profile_ranks wraps the model again"),
         (
             {"static_graph": True, "accumulation_steps": 2},
-            "static_graph learns from the first backward pass, in which accum",
+            "static_graph records the first backward pass, in which accum",
         ),
     ],
 )
 def test_what_torch_cannot_do_together_is_infeasible(fields: dict[str, Any], begins: str) -> None:
-    assert (unmet(Trial(world_size=2, **fields)) or "").startswith(begins)
+    assert (unmet_requirement(Trial(world_size=2, **fields)) or "").startswith(begins)
     for name in fields:
-        assert unmet(Trial(world_size=2, **{key: value for key, value in fields.items() if key != name})) is None
+        assert (
+            unmet_requirement(Trial(world_size=2, **{key: value for key, value in fields.items() if key != name}))
+            is None
+        )
 
 
 @pytest.mark.parametrize(
@@ -344,7 +370,7 @@ def test_each_wrong_field_has_a_line_of_its_own() -> None:
 
 
 def test_synthetic_data_are_of_either_kind() -> None:
-    assert {"synthetic"} == set(IMAGE_DATASETS) & set(TEXT_DATASETS)
+    assert {"synthetic"} == {*datasets_of("images")} & {*datasets_of("text")}
     for model in ("mlp", "mlstm64"):
         assert Trial(model=model, dataset="synthetic").model == model
 

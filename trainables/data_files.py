@@ -7,35 +7,28 @@ import os
 from pathlib import Path
 
 from trainables.image_sets import misfit
-from trainables.registry import IMAGE_FOLDERS
+from trainables.registry import DATASETS, load
 
-CIFAR10_FOLDER = "cifar-10-batches-py"
+(CIFAR10_FOLDER,) = DATASETS["cifar10"].found_by
 CIFAR10_FILES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 
-FASHION_MNIST_FOLDER = "FashionMNIST"
+FASHION_MNIST_FOLDER = DATASETS["fashion_mnist"].found_by[0]
 FASHION_MNIST_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 """images and labels, each plain or with .gz"""
 
-REVIEW_FILES = ("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz")
-
-SIGNS = {
-    "fashion_mnist": (FASHION_MNIST_FOLDER, *(FASHION_MNIST_FILES["train"][0] + end for end in ("", ".gz"))),
-    "cifar10": (CIFAR10_FOLDER,),
-}
-"""entries by which a folder is known to hold a data set"""
+REVIEW_FILES = DATASETS["amazon_reviews"].file_patterns
 
 
 def lacking(folder: Path, dataset: str, storage: str, image_size: int, split: str = "train") -> str | None:
     """Why a data set that a user has to name cannot be read from a folder, in one line; None where it can, as far as names
     tell. Storage format and image size are those of image folders; `split` is train or test."""
-    if dataset in IMAGE_FOLDERS:
+    if DATASETS[dataset].image_folder:
         return misfit(folder, dataset, storage, image_size, split)
-    if dataset == "amazon_reviews":
-        return lacking_reviews(folder)
-    return (lacking_cifar10 if dataset == "cifar10" else lacking_fashion_mnist)(folder, split)
+    reason: str | None = load(DATASETS[dataset].missing)(folder, split)
+    return reason
 
 
 def cifar10_layout(split: str) -> str:
@@ -89,7 +82,7 @@ def review_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in REVIEW_FILES for path in folder.glob(pattern) if os.path.isfile(path)})
 
 
-def lacking_reviews(folder: Path) -> str | None:
+def lacking_reviews(folder: Path, split: str = "train") -> str | None:
     """That a folder has no reviews, and what is expected."""
     if review_files(folder):
         return None

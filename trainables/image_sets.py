@@ -10,16 +10,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from trainables.registry import STORAGES
+from trainables.registry import DATASETS, STORAGES
 
 MANIFEST = "manifest.json"
 FORMAT = "scaling-study image set"
 VERSION = 1
-
-LAYOUTS = {
-    "image_folder": "DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG",
-    "tiny_imagenet": "DIR/wnids.txt, DIR/train/CLASS/images/*.JPEG and DIR/val/val_annotations.txt with DIR/val/images",
-}
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 """names of image files, in lower case; others are passed over"""
@@ -75,7 +70,7 @@ def misfit(folder: Path, dataset: str, storage: str, image_size: int, split: str
     """Why the sets in a folder are not what a trial asks for, in one line; None where they are. `split` is train or test."""
     found = storages_in(folder)
     if not found:
-        return f"{folder} holds no images; dataset {dataset!r} needs {LAYOUTS[dataset]}, or a converted set"
+        return f"{folder} holds no images; dataset {dataset!r} needs {DATASETS[dataset].layout}, or a converted set"
     if storage not in found:
         return f"{folder} holds storage {', '.join(map(repr, found))}, the trial asks for {storage!r}; " + _advice(
             folder, found, storage, image_size

@@ -28,13 +28,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainables.registry import DDP_WRAPPED
+from trainables.registry import PARALLEL, names_with
 from trainables.trial import Trial
 
 SMOOTHING = 0.99
 """share of what is remembered that a step keeps: a reading averages about the last hundred steps"""
-
-_SENT_AS = {"ddp_fp16": torch.float16, "ddp_bf16": torch.bfloat16}
 
 
 class NoiseScale:
@@ -46,10 +44,10 @@ class NoiseScale:
 
     def __init__(self, trial: Trial, model: nn.Module, group: dist.ProcessGroup | None = None):
         self.over_ranks = trial.processes > 1
-        if self.over_ranks and trial.parallel not in DDP_WRAPPED:
+        if self.over_ranks and not PARALLEL[trial.parallel].ddp_wrapped:
             raise ValueError(
                 f"noise_scale with parallel {trial.parallel!r}: no hook sees a rank's own gradient there; "
-                f"use parallel {', '.join(DDP_WRAPPED)}"
+                f"use parallel {', '.join(names_with(PARALLEL, 'ddp_wrapped'))}"
             )
         if not self.over_ranks and trial.accumulation_steps < 2:
             raise ValueError(
@@ -60,7 +58,8 @@ class NoiseScale:
         self.group = group
         self.parts = trial.accumulation_steps
         self.ranks = trial.processes
-        self.sent_as = _SENT_AS.get(trial.parallel)
+        sent_as = PARALLEL[trial.parallel].sent_as
+        self.sent_as = getattr(torch, sent_as) if sent_as else None
         self.large_batch = trial.global_batch
         self.small_batch = self.large_batch // (self.ranks if self.over_ranks else self.parts)
         device = self.parameters[0].device

@@ -1,138 +1,133 @@
-"""Names that a trial may use, mapped to what they load.
+"""Names that a trial may use, each with its facts.
 
-The values are import strings, so that planning and `--help` need not import torch. To add a model, a data set,
-a precision or a parallel strategy: one function somewhere and one line here.
+To add a model, a data set, a precision, a parallel strategy or a decoder: its module and one line here. The targets are
+import strings, so that planning and `--help` need not import torch.
 """
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-TEXT_MODELS: Mapping[str, str] = {
-    "mlstm64": "trainables.models.mlstm:mlstm64",
-    "mlstm1024": "trainables.models.mlstm:mlstm1024",
-    "mlstm2048": "trainables.models.mlstm:mlstm2048",
-    "mlstm4096": "trainables.models.mlstm:mlstm4096",
-    "mlstm8192": "trainables.models.mlstm:mlstm8192",
-    "transformer": "trainables.models.transformer:transformer",
-    "transformer_tiny": "trainables.models.transformer:transformer_tiny",
-}
-
-IMAGE_MODELS: Mapping[str, str] = {
-    "mlp": "trainables.models.mlp:mlp",
-    "resnet18": "trainables.models.resnet:resnet18",
-    "resnet18_small": "trainables.models.resnet:resnet18_small",
-    "resnet50": "trainables.models.resnet:resnet50",
-    "resnet50_small": "trainables.models.resnet:resnet50_small",
-    "inception_v3": "trainables.models.inception:inception_v3",
-    "vgg19": "trainables.models.vgg:vgg19",
-    "vgg19_bn": "trainables.models.vgg:vgg19_bn",
-}
-
-MODELS: Mapping[str, str] = {**IMAGE_MODELS, **TEXT_MODELS}
-
-RESIDUAL_MODELS = ("resnet18", "resnet18_small", "resnet50", "resnet50_small")
-"""models of residual blocks, whose last batch normalisation may begin at zero"""
-
-IMAGENET_STEMS = ("resnet18", "resnet50")
-"""models that begin with a 7x7 convolution of stride 2 and 3x3 max pooling of stride 2"""
-
-SMALLEST_IMAGES: Mapping[str, int] = {"vgg19": 32, "vgg19_bn": 32, "inception_v3": 75}
-"""edge in pixels of the smallest image that a model takes, where that is more than a trial may ask for"""
-
-TEXT_DATASETS: Mapping[str, str] = {
-    "text_sample": "trainables.data.text_sample:sample",
-    "amazon_reviews": "trainables.data.amazon_reviews:amazon_reviews",
-    "synthetic": "trainables.data.synthetic:resident_text",
-}
-
-IMAGE_DATASETS: Mapping[str, str] = {
-    "fashion_mnist_sample": "trainables.data.fashion_mnist:sample",
-    "fashion_mnist": "trainables.data.fashion_mnist:full",
-    "cifar10": "trainables.data.cifar10:cifar10",
-    "image_folder": "trainables.data.image_folder:source",
-    "tiny_imagenet": "trainables.data.image_folder:source",
-    "image_folder_sample": "trainables.data.image_folder_sample:source",
-    "synthetic": "trainables.data.synthetic:resident",
-    "synthetic_loader": "trainables.data.synthetic:loaded",
-}
-
-DATASETS: Mapping[str, str] = {**TEXT_DATASETS, **IMAGE_DATASETS}
-"""names of both kinds; what loads one that is of both kinds depends on the model"""
-
-IMAGE_FOLDERS = ("image_folder", "tiny_imagenet", "image_folder_sample")
-"""data sets of image files, which may be converted into another storage format"""
-
-RESIDENT_DATASETS = ("fashion_mnist_sample", "fashion_mnist", "cifar10")
-"""data sets that are one array of uint8 images in memory: they may lie on the device as a whole, and be cropped there"""
-
-READ_FROM_DATA_DIR = ("fashion_mnist", "cifar10", "amazon_reviews", "image_folder", "tiny_imagenet")
-"""data sets whose files a user has to name"""
-
-PRECISIONS: Mapping[str, str] = {
-    "fp32": "trainables.precision:fp32",
-    "tf32": "trainables.precision:tf32",
-    "bf16": "trainables.precision:bf16",
-    "fp16": "trainables.precision:fp16",
-    "fp16_master": "trainables.precision:fp16_master",
-    "fp16_pure": "trainables.precision:fp16_pure",
-}
-
-PARALLEL: Mapping[str, str] = {
-    "none": "trainables.parallel:none",
-    "dp": "trainables.parallel:dp",
-    "ddp": "trainables.parallel:ddp",
-    "ddp_fp16": "trainables.parallel:ddp_fp16",
-    "ddp_bf16": "trainables.parallel:ddp_bf16",
-    "ddp_delayed": "trainables.parallel:ddp_delayed",
-    "zero1": "trainables.parallel:zero1",
-    "fsdp2": "trainables.parallel:fsdp2",
-    "horovod": "",  # named so that a study may ask for it; see `requirements`
-}
-
-DDP_WRAPPED = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
-"""strategies whose gradients DistributedDataParallel reduces"""
-
-STRATEGY_OPTIONS = {"gradient_as_bucket_view": DDP_WRAPPED, "static_graph": DDP_WRAPPED} | dict.fromkeys(
-    ("broadcast_buffers", "bucket_mb"), (*DDP_WRAPPED, "ddp_delayed")
+from trainables.facts import (
+    DatasetFacts,
+    DecoderFacts,
+    Facts,
+    Kind,
+    ModelFacts,
+    OptimizerFacts,
+    PrecisionFacts,
+    StorageFacts,
+    StrategyFacts,
 )
-"""fields that mean something under these strategies only"""
+
+MODELS: Mapping[str, ModelFacts] = {
+    "mlp": ModelFacts("trainables.models.mlp:mlp"),
+    "resnet18": ModelFacts("trainables.models.resnet:resnet18", residual=True, imagenet_stem=True),
+    "resnet18_small": ModelFacts("trainables.models.resnet:resnet18_small", residual=True),
+    "resnet50": ModelFacts("trainables.models.resnet:resnet50", residual=True, imagenet_stem=True),
+    "resnet50_small": ModelFacts("trainables.models.resnet:resnet50_small", residual=True),
+    "inception_v3": ModelFacts("trainables.models.inception:inception_v3", smallest_image=75),
+    "vgg19": ModelFacts("trainables.models.vgg:vgg19", smallest_image=32),
+    "vgg19_bn": ModelFacts("trainables.models.vgg:vgg19_bn", smallest_image=32),
+    "mlstm64": ModelFacts("trainables.models.mlstm:mlstm64", "text", carries_state=True),
+    "mlstm1024": ModelFacts("trainables.models.mlstm:mlstm1024", "text", carries_state=True),
+    "mlstm2048": ModelFacts("trainables.models.mlstm:mlstm2048", "text", carries_state=True),
+    "mlstm4096": ModelFacts("trainables.models.mlstm:mlstm4096", "text", carries_state=True, fits_cpu=False),
+    "mlstm8192": ModelFacts("trainables.models.mlstm:mlstm8192", "text", carries_state=True, fits_cpu=False),
+    "transformer": ModelFacts("trainables.models.transformer:transformer", "text"),
+    "transformer_tiny": ModelFacts("trainables.models.transformer:transformer_tiny", "text"),
+}
+
+DATASETS: Mapping[str, DatasetFacts] = {
+    "text_sample": DatasetFacts(text="trainables.data.text_sample:sample"),
+    "amazon_reviews": DatasetFacts(
+        text="trainables.data.amazon_reviews:amazon_reviews", needs_data_dir=True,
+        file_patterns=("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"), missing="trainables.data_files:lacking_reviews",
+    ),
+    "fashion_mnist_sample": DatasetFacts(
+        "trainables.data.fashion_mnist:sample", in_memory=True, training_images=10_000
+    ),
+    "fashion_mnist": DatasetFacts(
+        "trainables.data.fashion_mnist:full", needs_data_dir=True, in_memory=True, training_images=60_000,
+        found_by=("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
+        missing="trainables.data_files:lacking_fashion_mnist",
+    ),
+    "cifar10": DatasetFacts(
+        "trainables.data.cifar10:cifar10", needs_data_dir=True, in_memory=True, image_size=32, training_images=50_000,
+        found_by=("cifar-10-batches-py",), missing="trainables.data_files:lacking_cifar10",
+    ),
+    "image_folder": DatasetFacts(
+        "trainables.data.image_folder:source", needs_data_dir=True, image_folder=True, image_size=224,
+        layout="DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG",
+    ),
+    "tiny_imagenet": DatasetFacts(
+        "trainables.data.image_folder:source", needs_data_dir=True, image_folder=True, image_size=64,
+        layout="DIR/wnids.txt, DIR/train/CLASS/images/*.JPEG and DIR/val/val_annotations.txt with DIR/val/images",
+    ),
+    "image_folder_sample": DatasetFacts(
+        "trainables.data.image_folder_sample:source", image_folder=True, training_images=10_000
+    ),
+    "synthetic": DatasetFacts(
+        "trainables.data.synthetic:resident", "trainables.data.synthetic:resident_text", on_device=True, random=True
+    ),
+    "synthetic_loader": DatasetFacts("trainables.data.synthetic:loaded", random=True),
+}  # fmt: skip
+
+PRECISIONS: Mapping[str, PrecisionFacts] = {
+    "fp32": PrecisionFacts("trainables.precision:fp32"),
+    "tf32": PrecisionFacts("trainables.precision:tf32", needs_gpu=True),
+    "bf16": PrecisionFacts("trainables.precision:bf16"),
+    "fp16": PrecisionFacts("trainables.precision:fp16"),
+    "fp16_master": PrecisionFacts("trainables.precision:fp16_master", two_weight_types=True),
+    "fp16_pure": PrecisionFacts("trainables.precision:fp16_pure"),
+}
+
+_BUCKETS = ("broadcast_buffers", "bucket_mb")
+_DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph")
+
+PARALLEL: Mapping[str, StrategyFacts] = {
+    "none": StrategyFacts("trainables.parallel:none", one_rank=True),
+    "dp": StrategyFacts("trainables.parallel:dp", one_process=True, full_weights=False, capturable=False),
+    "ddp": StrategyFacts("trainables.parallel:ddp", True, _DDP),
+    "ddp_fp16": StrategyFacts("trainables.parallel:ddp_fp16", True, _DDP, sent_as="float16"),
+    "ddp_bf16": StrategyFacts("trainables.parallel:ddp_bf16", True, _DDP, sent_as="bfloat16"),
+    "ddp_delayed": StrategyFacts("trainables.parallel:ddp_delayed", options=_BUCKETS),
+    "zero1": StrategyFacts("trainables.parallel:zero1", True, _DDP, capturable=False),
+    "fsdp2": StrategyFacts("trainables.parallel:fsdp2", full_weights=False, capturable=False),
+}
 
 EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
 """op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
 
-OPTIMIZERS: Mapping[str, str] = {
-    "sgd": "trainables.optimizers:sgd",
-    "nesterov": "trainables.optimizers:nesterov",
-    "lars": "trainables.optimizers:lars",
-    "lamb": "trainables.optimizers:lamb",
-    "adamw": "trainables.optimizers:adamw",
+OPTIMIZERS: Mapping[str, OptimizerFacts] = {
+    "sgd": OptimizerFacts("trainables.optimizers:sgd", momentum=True),
+    "nesterov": OptimizerFacts("trainables.optimizers:nesterov", momentum=True, needs_momentum=True),
+    "lars": OptimizerFacts("trainables.optimizers:lars", momentum=True),
+    "lamb": OptimizerFacts("trainables.optimizers:lamb"),
+    "adamw": OptimizerFacts("trainables.optimizers:adamw"),
 }
 
-STORAGES: Mapping[str, str] = {
-    "jpeg": "trainables.data.jpeg_files:storage",
-    "lmdb": "trainables.data.lmdb_file:storage",
-    "arrow_jpeg": "trainables.data.arrow_files:storage",
-    "arrow_raw": "trainables.data.arrow_files:storage",
+STORAGES: Mapping[str, StorageFacts] = {
+    "jpeg": StorageFacts("trainables.data.jpeg_files:storage"),
+    "lmdb": StorageFacts("trainables.data.lmdb_file:storage"),
+    "arrow_jpeg": StorageFacts("trainables.data.arrow_files:storage"),
+    "arrow_raw": StorageFacts("trainables.data.arrow_files:storage", holds_pixels=True),
 }
 
-DECODERS: Mapping[str, str] = {
-    "pil": "trainables.data.decode:pil",
-    "torchvision": "trainables.data.decode:torchvision",
-    "nvjpeg": "trainables.data.decode:nvjpeg",
-    "nvjpeg_ahead": "trainables.data.decode:nvjpeg",
+DECODERS: Mapping[str, DecoderFacts] = {
+    "pil": DecoderFacts("trainables.data.decode:pil"),
+    "torchvision": DecoderFacts("trainables.data.decode:torchvision"),
+    "nvjpeg": DecoderFacts("trainables.data.decode:nvjpeg", on_device=True),
+    "nvjpeg_ahead": DecoderFacts("trainables.data.decode:nvjpeg", on_device=True, ahead=True),
 }
-
-ON_DEVICE_DECODERS = ("nvjpeg", "nvjpeg_ahead")
-"""they need encoded bytes on the host and leave pixels on the rank's device"""
-
-AHEAD_DECODERS = ("nvjpeg_ahead",)
-"""they do it for batches to come, in a thread and a stream beside the step"""
 
 AHEAD_BATCHES = 3
 """batches that are made so before they are asked for: with two, a late one made ResNet-50's step on an H200 wait now and then"""
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
+
+SAMPLE_DATASETS: Mapping[Kind, str] = {"images": "fashion_mnist_sample", "text": "text_sample"}
+"""data sets of each kind that need no files"""
 
 NAMES: dict[str, Iterable[str]] = {
     "model": MODELS,
@@ -148,15 +143,30 @@ NAMES: dict[str, Iterable[str]] = {
 """what fields that name something may be"""
 
 
-def modules(*registries: Mapping[str, str]) -> list[str]:
+def names_with(registry: Mapping[str, Any], fact: str, value: Any = True) -> tuple[str, ...]:
+    """Names of a registry for which a fact has this value."""
+    return tuple(name for name, facts in registry.items() if getattr(facts, fact) == value)
+
+
+def datasets_of(kind: Kind) -> tuple[str, ...]:
+    """Data sets for models that read images, or text."""
+    return tuple(name for name, facts in DATASETS.items() if getattr(facts, kind))
+
+
+IMAGE_MODELS = {name: MODELS[name] for name in names_with(MODELS, "reads", "images")}
+TEXT_MODELS = {name: MODELS[name] for name in names_with(MODELS, "reads", "text")}
+
+
+def modules(*registries: Mapping[str, Facts | DatasetFacts]) -> list[str]:
     """The modules that these registries load from, each once."""
-    return sorted({target.partition(":")[0] for registry in registries for target in registry.values() if target})
+    targets = {target for registry in registries for facts in registry.values() for target in facts.targets}
+    return sorted({target.partition(":")[0] for target in targets})
 
 
-def load(import_string: str) -> Any:
-    """The object that `package.module:name` names.
+def load(target: str | Facts) -> Any:
+    """Return the object that an import string `package.module:name`, or an entry of the registry, names.
 
-    Raises ImportError or AttributeError where the registry itself is wrong.
+    Raises ImportError or AttributeError if the registry itself is wrong.
     """
-    module, _, name = import_string.partition(":")
+    module, _, name = (target if isinstance(target, str) else target.target).partition(":")
     return getattr(import_module(module), name)

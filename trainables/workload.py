@@ -27,7 +27,7 @@ from trainables.models.resnet import zero_last_gammas
 from trainables.models.stem import rewrite_stem
 from trainables.optimizers import make_optimizer
 from trainables.precision import Precision, cast_model
-from trainables.registry import IMAGE_DATASETS, MODELS, RESIDENT_DATASETS, TEXT_DATASETS, TEXT_MODELS, load
+from trainables.registry import DATASETS, MODELS, load
 from trainables.trial import Trial
 
 
@@ -105,11 +105,11 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
                 f"workload {trial.workload!r} returned {type(workload).__name__}; it must return a trainables.workload.Workload"
             )
         return workload
-    return (_text if trial.model in TEXT_MODELS else _images)(trial, device)
+    return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
 
 
 def _images(trial: Trial, device: torch.device) -> Workload:
-    data = load(IMAGE_DATASETS[trial.dataset])(trial)
+    data = load(DATASETS[trial.dataset].images)(trial)
     blueprint = partial(load(MODELS[trial.model]), data.classes, data.channels, data.image_size)
     with device:
         model = blueprint()
@@ -118,7 +118,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
     if trial.rewritten_stem:
         rewrite_stem(model)
     first, normalise = data.prepare, _normalise(trial.memory_format)
-    if trial.augment == "device" and trial.dataset in RESIDENT_DATASETS:
+    if trial.augment == "device" and DATASETS[trial.dataset].in_memory:
         first = padded_crop_and_flip
     return Workload(
         model=model,
@@ -129,7 +129,7 @@ def _images(trial: Trial, device: torch.device) -> Workload:
         collate=identity,
         prepare=_prepare(first, normalise),
         ahead=data.ahead,
-        resident=trial.dataset == "synthetic",
+        resident=DATASETS[trial.dataset].on_device,
         validation=_held(trial, device) if trial.epochs else None,
         gathered=trial.resident_data,
     )
@@ -137,13 +137,13 @@ def _images(trial: Trial, device: torch.device) -> Workload:
 
 def _held(trial: Trial, device: torch.device) -> Held:
     """The data set's part for tests, without augmentation; its loss is the plain cross entropy."""
-    data = load(IMAGE_DATASETS[trial.dataset])(trial.but(augment="none"), "test")
+    data = load(DATASETS[trial.dataset].images)(trial.but(augment="none"), "test")
     dataset = all_on_device(data.dataset, device) if trial.resident_data else data.dataset
     return Held(dataset, nn.functional.cross_entropy, _prepare(data.prepare, _normalise(trial.memory_format)))
 
 
 def _text(trial: Trial, device: torch.device) -> Workload:
-    data = load(TEXT_DATASETS[trial.dataset])(trial)
+    data = load(DATASETS[trial.dataset].text)(trial)
     blueprint = partial(load(MODELS[trial.model]), data.vocabulary, trial)
     with device:
         model = blueprint()
@@ -154,7 +154,7 @@ def _text(trial: Trial, device: torch.device) -> Workload:
         loss=next_byte_loss,
         optimizer=make_optimizer(trial),
         collate=identity,
-        resident=trial.dataset == "synthetic",
+        resident=DATASETS[trial.dataset].on_device,
         batch_indices=partial(streams, trial, data.dataset),
     )
 

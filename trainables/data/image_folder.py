@@ -25,7 +25,7 @@ from trainables.data.placement import in_shared_memory, set_page_cache
 from trainables.data.records import Records
 from trainables.data.resident import device_of
 from trainables.image_sets import stored_side
-from trainables.registry import AHEAD_DECODERS, DECODERS, ON_DEVICE_DECODERS, load
+from trainables.registry import DECODERS, load
 from trainables.trial import Trial
 from trainables.workload import OnHost
 
@@ -47,7 +47,7 @@ def source(trial: Trial, split: str = "train") -> DataSource:
     elif trial.page_cache != "as_is":
         set_page_cache(records, trial.page_cache)
     images = ImageFolder(records, trial, in_use)
-    ahead = partial(_decoded, trial) if trial.decode in AHEAD_DECODERS else None
+    ahead = partial(_decoded, trial) if DECODERS[trial.decode].ahead else None
     return DataSource(images, len(classes), CHANNELS, trial.image_size, partial(_on_device, trial), ahead)
 
 
@@ -78,7 +78,7 @@ class ImageFolder(Dataset[Any]):
         labels = torch.tensor([label for _, label in samples])
         contents = [content for content, _ in samples]
         try:
-            if self.trial.decode in ON_DEVICE_DECODERS:
+            if DECODERS[self.trial.decode].on_device:
                 return OnHost(_packed(contents)), labels
             return self._images(contents, places), labels
         except DecodeError as error:

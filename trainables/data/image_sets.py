@@ -6,8 +6,8 @@ from pathlib import Path
 from trainables.data import DataError
 from trainables.data.jpeg_files import class_folders, images_by_class, images_in, jpeg_files
 from trainables.data.records import Records
-from trainables.image_sets import LAYOUTS, kind_of, lacking_split, misfit, read_manifest, storages_in
-from trainables.registry import STORAGES, load
+from trainables.image_sets import kind_of, lacking_split, misfit, read_manifest, storages_in
+from trainables.registry import DATASETS, STORAGES, load
 
 Split = tuple[Records, Sequence[str]]
 """records, and names of the classes that their labels count"""
@@ -18,7 +18,7 @@ def open_split(dataset: str, data_dir: str, storage: str, image_size: int, split
 
     Raises DataError.
     """
-    layout = f"{LAYOUTS[dataset]}, or a converted set"
+    layout = f"{DATASETS[dataset].layout}, or a converted set"
     if not data_dir:
         raise DataError(f"dataset {dataset!r} needs --data-dir DIR with {layout}")
     folder = Path(data_dir)

@@ -1,0 +1,394 @@
+"""Which fields of a trial do not go together: one table, each row with its message. No torch here.
+
+A trial that breaks an `invalid` rule is refused as a value. One that breaks an `infeasible` rule is a trial, but cannot
+run here: it becomes a row of the study with that reason.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainables.fields import FIELD_FACTS, TrialFields, only_with
+from trainables.registry import (
+    DATASETS,
+    DECODERS,
+    MODELS,
+    OPTIMIZERS,
+    PARALLEL,
+    PRECISIONS,
+    STORAGES,
+    datasets_of,
+    names_with,
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """fields: those that do not go together. message: with the trial's fields in braces, what is wrong, what is allowed
+    and how to fix it."""
+
+    fields: tuple[str, ...]
+    broken: Callable[[TrialFields], bool]
+    message: str
+
+    def explain(self, trial: TrialFields) -> str:
+        """The message for a trial that breaks this rule."""
+        what = f"workload {trial.workload!r}" if trial.workload else f"model {trial.model!r}"
+        return self.message.format(what=what, **trial.model_dump())
+
+
+class RuleError(ValueError):
+    def __init__(self, rule: Rule, trial: TrialFields):
+        super().__init__(rule.explain(trial))
+        self.rule = rule
+
+
+def refuse_invalid(trial: TrialFields) -> None:
+    """Raise RuleError for the first invalid rule that a trial breaks."""
+    if rule := next((rule for rule in RULES["invalid"] if rule.broken(trial)), None):
+        raise RuleError(rule, trial)
+
+
+def unmet_requirement(trial: TrialFields) -> str | None:
+    """The first reason why a trial cannot run here; None if it can."""
+    return next((rule.explain(trial) for rule in RULES["infeasible"] if rule.broken(trial)), None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _reads_text(trial: TrialFields) -> bool:
+    return not trial.workload and MODELS[trial.model].reads == "text"
+
+
+def _data(trial: TrialFields, fact: str) -> bool:
+    """Whether a fact holds of the trial's data set; False for a user's workload, which has data of its own."""
+    return not trial.workload and bool(getattr(DATASETS[trial.dataset], fact))
+
+
+def _differs(name: str) -> Callable[[TrialFields], bool]:
+    default = TrialFields.model_fields[name].default
+    return lambda trial: bool(getattr(trial, name) != default)
+
+
+def _on_cpu(field: str, *values: Any) -> Callable[[TrialFields], bool]:
+    return lambda trial: trial.device == "cpu" and getattr(trial, field) in values
+
+
+def _strategy_option(name: str) -> Rule:
+    strategies, differs = only_with(name)["parallel"], _differs(name)
+    return Rule(
+        (name, "parallel"),
+        lambda trial: trial.parallel not in strategies and differs(trial),
+        f"{name} has no effect with parallel {{parallel!r}}; use parallel {_listed(strategies)}, or leave {name} out",
+    )
+
+
+def _image_folder_field(name: str) -> Rule:
+    differs = _differs(name)
+
+    def broken(trial: TrialFields) -> bool:
+        if trial.workload or DATASETS[trial.dataset].image_folder or not differs(trial):
+            return False
+        return not (name == "augment" and trial.augment == "device" and DATASETS[trial.dataset].in_memory)
+
+    default = TrialFields.model_fields[name].default
+    also = " ('device' also with data sets in memory: {})".format(_listed(names_with(DATASETS, "in_memory")))
+    return Rule(
+        (name, "dataset"),
+        broken,
+        f"{name} {{{name}!r}} requires an image folder ({_listed(names_with(DATASETS, 'image_folder'))})"
+        f"{also if name == 'augment' else ''}; with dataset {{dataset!r}} use {name} {default!r}",
+    )
+
+
+def _epoch_order_field(name: str) -> Rule:
+    differs = _differs(name)
+    return Rule(
+        (name, "dataset"),
+        lambda trial: (_reads_text(trial) or _data(trial, "on_device")) and differs(trial),
+        f"{name} orders the samples of an epoch; dataset {{dataset!r}} has no epochs (one batch on the device, or "
+        f"continuous text): leave {name} out",
+    )
+
+
+def _training_field(name: str) -> Rule:
+    differs = _differs(name)
+    return Rule(
+        (name, "epochs"),
+        lambda trial: not trial.epochs and differs(trial),
+        f"{name} {{{name}!r}} requires training by epochs, but epochs is 0 (timed windows): set epochs, or leave {name} out",
+    )
+
+
+def _wrong_data(reads: Literal["images", "text"]) -> Rule:
+    other: Literal["images", "text"] = "text" if reads == "images" else "images"
+    model = next(name for name, facts in MODELS.items() if facts.reads == other)
+    return Rule(
+        ("model", "dataset"),
+        lambda trial: (
+            not trial.workload and MODELS[trial.model].reads == reads and not getattr(DATASETS[trial.dataset], reads)
+        ),
+        f"model {{model!r}} reads {reads}, dataset {{dataset!r}} holds {other}; use dataset "
+        f"{_listed(datasets_of(reads))}, or a model of {other} such as {model}",
+    )
+
+
+def _too_small(size: int) -> Rule:
+    return Rule(
+        ("image_size", "model"),
+        lambda trial: not trial.workload and MODELS[trial.model].smallest_image == size and trial.image_size < size,
+        f"image_size {{image_size}} is too small for model {{model!r}}; it must be >= {size}",
+    )
+
+
+_STEMS = names_with(MODELS, "imagenet_stem")
+
+_INVALID: tuple[Rule, ...] = (
+    Rule(
+        ("world_size", "nodes"),
+        lambda trial: trial.world_size % trial.nodes != 0,
+        "world_size {world_size} must be a multiple of nodes {nodes}: every node gets the same number of ranks",
+    ),
+    Rule(
+        ("parallel", "world_size"),
+        lambda trial: PARALLEL[trial.parallel].one_rank and trial.world_size > 1,
+        "parallel {parallel!r} runs on one rank, but world_size is {world_size}; use parallel 'ddp'",
+    ),
+    Rule(
+        ("parallel", "nodes"),
+        lambda trial: PARALLEL[trial.parallel].one_process and trial.nodes > 1,
+        "parallel {parallel!r} is one process on one node, but nodes is {nodes}; use parallel 'ddp'",
+    ),
+    Rule(
+        ("parallel", "execution"),
+        lambda trial: PARALLEL[trial.parallel].one_process and trial.execution != "eager",
+        "parallel {parallel!r} runs its replicas in threads, so execution {execution!r} is not possible; use 'eager'",
+    ),
+    Rule(
+        ("execution", "parallel"),
+        lambda trial: trial.captured and not PARALLEL[trial.parallel].capturable,
+        "execution {execution!r} needs a step that can be captured in a CUDA graph, which parallel {parallel!r} is not; "
+        f"use parallel {_listed(names_with(PARALLEL, 'capturable'))}",
+    ),
+    Rule(
+        ("execution", "accumulation_steps"),
+        lambda trial: trial.captured and trial.accumulation_steps > 1 and not trial.epochs,
+        "execution {execution!r} captures one batch, but accumulation_steps is {accumulation_steps}; use 1",
+    ),
+    Rule(
+        ("optimizer", "momentum"),
+        lambda trial: OPTIMIZERS[trial.optimizer].needs_momentum and trial.momentum == 0,
+        "optimizer {optimizer!r} requires momentum > 0, got {momentum}; set momentum, or use optimizer 'sgd'",
+    ),
+    *(_strategy_option(name) for name in FIELD_FACTS if "parallel" in only_with(name)),
+    Rule(
+        ("sync_batch_norm", "parallel"),
+        lambda trial: (
+            trial.sync_batch_norm and (PARALLEL[trial.parallel].one_rank or PARALLEL[trial.parallel].one_process)
+        ),
+        "sync_batch_norm requires several processes, but parallel {parallel!r} is one; use parallel 'ddp'",
+    ),
+    _wrong_data("images"),
+    _wrong_data("text"),
+    *(_too_small(size) for size in sorted({facts.smallest_image for facts in MODELS.values()} - {0})),
+    Rule(
+        ("rewritten_stem", "model", "image_size"),
+        lambda trial: (
+            trial.rewritten_stem and bool(trial.workload or trial.model not in _STEMS or trial.image_size % 2)
+        ),
+        f"rewritten_stem requires model {' or '.join(_STEMS)} and an even image_size; this is {{what}} at image_size "
+        "{image_size}: leave rewritten_stem out",
+    ),
+    Rule(
+        ("rewritten_stem", "execution"),
+        lambda trial: trial.rewritten_stem and not trial.compiled,
+        "rewritten_stem is only fast if it is compiled, but execution is {execution!r}; use execution 'compile' or "
+        "'compile_graph'",
+    ),
+    Rule(
+        ("loader_workers", "dataset"),
+        lambda trial: _data(trial, "on_device") and trial.loader_workers > 0,
+        "loader_workers {loader_workers} would be idle: dataset {dataset!r} stays on the device; use 0",
+    ),
+    *(_epoch_order_field(name) for name in ("order", "set_epoch")),
+    Rule(
+        ("set_epoch", "order"),
+        lambda trial: trial.order == "in_order" and not trial.set_epoch,
+        "set_epoch False repeats the first shuffle, but order 'in_order' does not shuffle: leave set_epoch out",
+    ),
+    *(_image_folder_field(name) for name, facts in FIELD_FACTS.items() if facts.image_folders_only),
+    Rule(
+        ("page_cache", "storage_place"),
+        lambda trial: trial.storage_place == "shared_memory" and trial.page_cache != "as_is",
+        "page_cache {page_cache!r} has no effect with storage_place 'shared_memory', which is memory itself; use 'as_is'",
+    ),
+    Rule(
+        ("decode", "storage"),
+        lambda trial: STORAGES[trial.storage].holds_pixels and trial.decode != "pil",
+        "decode {decode!r} has nothing to decode: storage {storage!r} holds pixels; use decode 'pil'",
+    ),
+    Rule(
+        ("decode", "parallel", "execution"),
+        lambda trial: DECODERS[trial.decode].on_device and (PARALLEL[trial.parallel].one_process or trial.captured),
+        "decode {decode!r} starts from encoded images of different lengths, which neither parallel 'dp' nor a CUDA graph "
+        f"supports; use decode {' or '.join(map(repr, names_with(DECODERS, 'on_device', False)))}",
+    ),
+    Rule(
+        ("augment", "decode"),
+        lambda trial: DECODERS[trial.decode].on_device and trial.augment == "cpu",
+        "augment 'cpu' needs pixels in the loader, but decode {decode!r} decodes on the device; use augment 'device'",
+    ),
+    Rule(
+        ("zero_gamma", "model"),
+        lambda trial: trial.zero_gamma and (bool(trial.workload) or not MODELS[trial.model].residual),
+        "zero_gamma requires a model with residual blocks, and {what} has none that are known; "
+        f"use model {_listed(names_with(MODELS, 'residual'))}",
+    ),
+    Rule(
+        ("label_smoothing", "model"),
+        lambda trial: trial.label_smoothing > 0 and (bool(trial.workload) or _reads_text(trial)),
+        "label_smoothing {label_smoothing:g} requires an image model of this project; {what} has its own loss: use 0",
+    ),
+    *(_training_field(name) for name, facts in FIELD_FACTS.items() if facts.needs_epochs),
+    Rule(
+        ("epochs", "model"),
+        lambda trial: trial.epochs > 0 and _reads_text(trial),
+        "epochs {epochs} requires images with labels, but model {model!r} reads continuous text; use epochs 0, or an "
+        "image model",
+    ),
+    Rule(
+        ("epochs", "dataset"),
+        lambda trial: trial.epochs > 0 and _data(trial, "random"),
+        "epochs {epochs} with dataset {dataset!r}, which is random: there is nothing to learn; use a data set of images",
+    ),
+    Rule(
+        ("parallel", "epochs"),
+        lambda trial: trial.epochs > 0 and not PARALLEL[trial.parallel].full_weights,
+        f"parallel {{parallel!r}} supports timed windows only; with epochs use {_listed(names_with(PARALLEL, 'full_weights'))}",
+    ),
+    Rule(
+        ("profile_ranks", "epochs"),
+        lambda trial: trial.epochs > 0 and bool(trial.profile_ranks),
+        "profile_ranks {profile_ranks!r} supports timed windows only: leave it out with epochs",
+    ),
+    Rule(
+        ("execution", "workload", "epochs"),
+        lambda trial: trial.epochs > 0 and bool(trial.workload) and trial.captured,
+        "execution {execution!r} with epochs undoes its warm-up steps, which the optimizer of {what} may not support; use "
+        "'eager' or 'compile'",
+    ),
+    Rule(
+        ("momentum_correction", "optimizer", "momentum"),
+        lambda trial: (
+            not trial.momentum_correction and not (OPTIMIZERS[trial.optimizer].momentum and trial.momentum > 0)
+        ),
+        "momentum_correction False requires momentum; optimizer {optimizer!r} with momentum {momentum:g} has none; use "
+        f"{_listed(names_with(OPTIMIZERS, 'momentum'))} with momentum > 0",
+    ),
+    Rule(
+        ("resident_data", "dataset"),
+        lambda trial: trial.resident_data and not _data(trial, "in_memory"),
+        "resident_data requires a data set that is one array in memory; "
+        f"use dataset {_listed(names_with(DATASETS, 'in_memory'))}",
+    ),
+    Rule(
+        ("loader_workers", "resident_data"),
+        lambda trial: trial.resident_data and trial.loader_workers > 0,
+        "loader_workers {loader_workers} would be idle: resident_data gathers batches on the device; use 0",
+    ),
+    Rule(
+        ("noise_scale", "accumulation_steps", "world_size"),
+        lambda trial: trial.noise_scale and trial.processes == 1 and trial.accumulation_steps == 1,
+        "noise_scale compares gradients of two batch sizes, and one rank with accumulation_steps 1 has only one; use "
+        "accumulation_steps >= 2, or more ranks",
+    ),
+    Rule(
+        ("noise_scale", "parallel"),
+        lambda trial: trial.noise_scale and trial.processes > 1 and not PARALLEL[trial.parallel].ddp_wrapped,
+        "noise_scale needs each rank's own gradients, which parallel {parallel!r} does not show; use "
+        f"{_listed(names_with(PARALLEL, 'ddp_wrapped'))}",
+    ),
+)
+
+_INFEASIBLE: tuple[Rule, ...] = (
+    Rule(
+        ("decode", "device"), _on_cpu("decode", *names_with(DECODERS, "on_device")), "decode {decode!r} requires GPUs"
+    ),
+    Rule(("copy_ahead", "device"), _on_cpu("copy_ahead", True), "copy_ahead requires GPUs; CPU batches are not copied"),
+    Rule(
+        ("copy_ahead", "dataset"),
+        lambda trial: trial.copy_ahead and not trial.workload and (_data(trial, "on_device") or trial.resident_data),
+        "copy_ahead has nothing to copy: the samples of dataset {dataset!r} are on the device already",
+    ),
+    Rule(
+        ("dataset", "data_dir"),
+        lambda trial: _data(trial, "needs_data_dir") and not trial.data_dir,
+        "dataset {dataset!r} needs --data-dir DIR with its files",
+    ),
+    Rule(
+        ("precision", "device"),
+        _on_cpu("precision", *names_with(PRECISIONS, "needs_gpu")),
+        "precision {precision!r} requires GPUs",
+    ),
+    Rule(
+        ("parallel", "device"),
+        _on_cpu("parallel", *names_with(PARALLEL, "one_process")),
+        "parallel {parallel!r} requires GPUs; on a CPU it would be one plain process",
+    ),
+    Rule(
+        ("parallel", "model"),
+        lambda trial: PARALLEL[trial.parallel].one_process and not trial.workload and MODELS[trial.model].carries_state,
+        "parallel {parallel!r} copies the model at every step and would lose the state of model {model!r}; use parallel "
+        "'ddp'",
+    ),
+    Rule(
+        ("model", "device"),
+        _on_cpu("model", *names_with(MODELS, "fits_cpu", False)),
+        "model {model!r} is too large to train on a CPU rank",
+    ),
+    Rule(
+        ("sync_batch_norm", "device"),
+        _on_cpu("sync_batch_norm", True),
+        "sync_batch_norm requires GPUs: torch's SyncBatchNorm has no CPU kernels",
+    ),
+    Rule(
+        ("interconnect", "device"),
+        lambda trial: trial.device == "cpu" and trial.interconnect != "auto",
+        "interconnect {interconnect!r} is a setting of NCCL; CPU ranks use gloo",
+    ),
+    Rule(
+        ("execution", "device"),
+        lambda trial: trial.device == "cpu" and trial.captured,
+        "execution {execution!r} requires GPUs: it is a CUDA graph",
+    ),
+    Rule(
+        ("pin_cores", "device"),
+        lambda trial: trial.device == "cuda" and trial.pin_cores,
+        "pin_cores is for CPU ranks; on a GPU host it would take cores from the threads that feed the device",
+    ),
+    Rule(
+        ("parallel", "memory_format"),
+        lambda trial: trial.parallel == "fsdp2" and trial.memory_format == "channels_last",
+        "parallel 'fsdp2' shards weights by rows, which memory_format 'channels_last' does not have; use 'contiguous'",
+    ),
+    Rule(
+        ("parallel", "precision"),
+        lambda trial: trial.parallel == "fsdp2" and PRECISIONS[trial.precision].two_weight_types,
+        "parallel 'fsdp2' takes weights of one type, but precision {precision!r} keeps two; use precision 'bf16'",
+    ),
+    Rule(
+        ("profile_ranks", "parallel"),
+        lambda trial: trial.parallel == "fsdp2" and bool(trial.profile_ranks),
+        "profile_ranks wraps the model again, which parallel 'fsdp2' does not allow: leave it out",
+    ),
+    Rule(
+        ("static_graph", "accumulation_steps"),
+        lambda trial: trial.static_graph and trial.accumulation_steps > 1,
+        "static_graph records the first backward pass, in which accumulation_steps {accumulation_steps} sends nothing; use "
+        "accumulation_steps 1",
+    ),
+)
+
+RULES: dict[Literal["invalid", "infeasible"], tuple[Rule, ...]] = {"invalid": _INVALID, "infeasible": _INFEASIBLE}
