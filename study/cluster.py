@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.capacity import NodeCapacity, count_cpus, count_gpus
+from study.exit_codes import NO_CLUSTER
 from study.messages import counted
 from study.redaction import token_path
 
@@ -23,6 +24,8 @@ BOOTSTRAP_FILE = Path("/tmp/ray/ray_current_cluster")
 
 class ClusterError(Exception):
     """No cluster, or no access to it, in one line: what was tried and what to do."""
+
+    exit_code = NO_CLUSTER
 
 
 @dataclass(frozen=True)
