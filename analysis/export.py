@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.measures import MEASURES, summaries
+from analysis.parquet import line
 from analysis.results import Results, ResultsError, load
 from analysis.scaling import trial_fields
 
@@ -110,7 +111,7 @@ def to_mlflow(results: Results, tracking_uri: str) -> int:
     try:
         return _to_mlflow(results, mlflow.MlflowClient(tracking_uri=tracking_uri))
     except mlflow.exceptions.MlflowException as error:
-        raise ExportError(f"MLflow at {tracking_uri}: {_first_line(error)}") from None
+        raise ExportError(f"MLflow at {tracking_uri}: {line(error)}") from None
 
 
 def _to_mlflow(results: Results, client: Any) -> int:
@@ -157,7 +158,7 @@ def to_wandb(results: Results, project: str, offline: bool = False, directory: s
     try:
         return _to_wandb(wandb, results, project, offline, directory)
     except wandb.errors.Error as error:
-        raise ExportError(f"Weights & Biases: {_first_line(error)}") from None
+        raise ExportError(f"Weights & Biases: {line(error)}") from None
 
 
 def _to_wandb(wandb: Any, results: Results, project: str, offline: bool, directory: str | os.PathLike[str]) -> int:
@@ -185,10 +186,6 @@ def _to_wandb(wandb: Any, results: Results, project: str, offline: bool, directo
 
 def _study_name(results: Results) -> str:
     return str(results.study.get("name") or "study")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _client(module: str) -> Any:

@@ -30,6 +30,8 @@ FORECAST_COLUMNS = [
 class PredictionError(ValueError):
     """Nothing can be predicted from a folder, or not what was asked: one line with what is needed."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Forecast:

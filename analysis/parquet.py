@@ -85,6 +85,8 @@ RUN_AGAIN = "remove that trial's folder and run the study again"
 class ResultsError(ValueError):
     """A results folder cannot be read: one line with what is wrong, where, and what to do."""
 
+    exit_code = 2
+
 
 ROWS_AT_ONCE = 250_000
 """Rows of steps that one reader has in memory; 22 columns of 8 bytes and as much again while they are reduced."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from study.capacity import NodeCapacity, count_cpus, count_gpus
+from study.exit_codes import NO_CLUSTER
 from study.messages import counted
 from study.redaction import token_path
 
@@ -24,6 +25,8 @@ BOOTSTRAP_FILE = Path("/tmp/ray/ray_current_cluster")
 
 class ClusterError(Exception):
     """No cluster, or no access to it, in one line: what was tried and what to do."""
+
+    exit_code = NO_CLUSTER
 
 
 @dataclass(frozen=True)

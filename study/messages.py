@@ -5,9 +5,13 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+from study.exit_codes import USAGE
+
 
 class ConfigurationError(Exception):
     """What a user asked for cannot be: one line with where, what, and what is allowed."""
+
+    exit_code = USAGE
 
 
 _REPR = reprlib.Repr()

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.capacity import NodeCapacity
+from study.exit_codes import USAGE
 from study.grid import NO_FIELDS, Capacity, Study
 from study.layout import ProcessKind, can_share_host
 from study.messages import counted
@@ -37,6 +38,8 @@ SEED_STRIDE = 1_000
 
 class PlanError(Exception):
     """A plan that cannot be made, in one line: what is wrong and what is allowed."""
+
+    exit_code = USAGE
 
 
 @dataclass(frozen=True)

@@ -243,17 +243,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
     if hasattr(error, "format_message"):  # of the option parser, which typer has brought along or imported by turns
         print(f"error: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
         return USAGE
-    # by name, for importing every room to compare classes would cost each command a second
-    exit_code = {
-        "ConfigurationError": USAGE,
-        "PlanError": USAGE,
-        "StoreError": USAGE,
-        "ResultsError": USAGE,
-        "PredictionError": USAGE,
-        "WorkloadError": USAGE,
-        "DataError": USAGE,
-        "ClusterError": NO_CLUSTER,
-    }.get(type(error).__name__)
+    # of the class itself: an error that Ray brings from another process inherits from its cause, and holds its traceback
+    exit_code: int | None = vars(type(error)).get("exit_code")
     if exit_code is not None:
         print(f"error: {error}", file=sys.stderr)
         return exit_code

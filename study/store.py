@@ -29,6 +29,8 @@ from pyarrow import fs
 
 from analysis.links import leads_outside
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from study.exit_codes import USAGE
+from study.messages import one_line
 from study.options import recorded_fields
 from study.redaction import redacted
 from study.status import statuses_of
@@ -45,6 +47,8 @@ STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned"
 
 class StoreError(Exception):
     """A results folder cannot be used. One line: which folder, what is wrong, what to do."""
+
+    exit_code = USAGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +208,7 @@ class Store:
         try:
             filesystem, root = fs.FileSystem.from_uri(out)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise StoreError(f"{out} is no place for results ({_one_line(error)}): give a folder or a URI") from error
+            raise StoreError(f"{out} is no place for results ({one_line(error)}): give a folder or a URI") from error
         return cls(out, filesystem, root.rstrip("/"))
 
     @property
@@ -220,7 +224,7 @@ class Store:
             if not (isinstance(study["name"], str) and isinstance(study["schema_version"], int)):
                 raise TypeError("its name or schema_version is of the wrong kind")
         except (ValueError, TypeError, KeyError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else _one_line(error)
+            what = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
             raise StoreError(
                 f"{self.out}/study.json is corrupt ({what}): restore it from a copy, or choose another --out"
             ) from error
@@ -368,8 +372,4 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"{what}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise StoreError(f"{what}: {one_line(error)}") from error

@@ -64,11 +64,19 @@ def dataset_in(folder: str) -> str:
         )
     if not found:
         raise ConfigurationError(
-            f"--data-dir: {folder} holds no data set that is known; expected in it: FashionMNIST/, cifar-10-batches-py/, "
-            "train/CLASS/*.JPEG, CLASS/*.JPEG, Tiny-ImageNet, a converted set, or reviews in *.json, *.jsonl, *.json.gz "
-            "or *.jsonl.gz"
+            f"--data-dir: {folder} holds no data set that is known; expected for {_expected()}; or a converted set"
         )
     return found[0]
+
+
+def _expected() -> str:
+    """What a folder of each data set holds that needs one."""
+    held = {
+        name: facts.layout or ", ".join([*(f"DIR/{entry}" for entry in facts.found_by), *facts.file_patterns])
+        for name, facts in DATASETS.items()
+        if facts.needs_data_dir
+    }
+    return "; ".join(f"{name}: {what}" for name, what in held.items())
 
 
 def storage_axis(folder: str) -> dict[str, tuple[str, ...]]:

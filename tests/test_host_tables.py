@@ -135,6 +135,7 @@ def test_a_copy_that_is_waited_for_stands_beside_one_that_is_not(tmp_path: Path)
         "GPUs": "1",
         "pin memory": "yes",
         "non blocking": "yes",
+        "copy ahead": "no",
         "batch (MB)": "1.28",
         "copy (GB/s)": "0.1",
         "host in the call (ms)": "0.02 / 10.00",

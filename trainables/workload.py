@@ -34,6 +34,8 @@ from trainables.trial import Trial
 class WorkloadError(Exception):
     """A user's workload file that cannot be used, in one line: what, where, what to do."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class OnHost:

@@ -16,6 +16,8 @@ ImageArrays = tuple[np.ndarray, np.ndarray]
 class DataError(Exception):
     """Data files are missing or unreadable. One line: what was looked for, where, and what to do."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class DataSource:

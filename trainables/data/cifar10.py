@@ -9,6 +9,7 @@ import numpy as np
 
 from trainables.data import DataError, DataSource, ImageArrays, ImageDataset
 from trainables.data_files import CIFAR10_FILES, CIFAR10_FOLDER, cifar10_layout, lacking_cifar10
+from trainables.messages import one_line
 from trainables.trial import Trial
 
 CLASSES = 10
@@ -59,8 +60,7 @@ def _read_batch(path: Path) -> ImageArrays:
         images = np.asarray(content["data"])
         labels = np.asarray(content["labels"], dtype=np.int64)
     except Exception as error:  # a damaged pickle raises nearly anything
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise _damaged(path, what) from error
+        raise _damaged(path, one_line(error)) from error
     values = 3 * IMAGE_SIZE * IMAGE_SIZE
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != values:
         raise _damaged(path, f"its data are {images.dtype} of shape {images.shape}, not uint8 of shape (N, {values})")

@@ -19,6 +19,7 @@ from torchvision.io import ImageReadMode, decode_image
 
 from trainables.data import DataError
 from trainables.data.device_jpeg import decode_jpegs
+from trainables.messages import one_line
 
 Box = tuple[int, int, int, int]
 """x, y, width, height in pixels"""
@@ -148,4 +149,4 @@ def reason(error: BaseException) -> str:
     """Why an image cannot be decoded, in one line."""
     if isinstance(error, UnidentifiedImageError):
         return "it is no image"  # Pillow would say at which address the bytes lay
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error)

@@ -20,6 +20,7 @@ from trainables.data_files import (
     idx_file,
     lacking_fashion_mnist,
 )
+from trainables.messages import one_line
 from trainables.trial import Trial
 
 CLASSES = 10
@@ -57,7 +58,7 @@ def read_sample(path: str, split: str) -> ImageArrays:
         return images, table["label"].to_numpy().astype(np.int64)
     except (OSError, pa.ArrowException, KeyError, IndexError, ValueError) as error:
         raise DataError(
-            f"the shipped Fashion-MNIST sample {path} cannot be read ({_one_line(error)}): "
+            f"the shipped Fashion-MNIST sample {path} cannot be read ({one_line(error)}): "
             "restore it from the repository, or make it with scripts/make_fashion_mnist_sample.py"
         ) from error
 
@@ -98,7 +99,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         else:
             content = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise _damaged(path, _one_line(error)) from error
+        raise _damaged(path, one_line(error)) from error
     if len(content) < header_bytes:
         raise _damaged(path, f"{len(content)} bytes are too few for its header of {header_bytes}")
     magic, *shape = struct.unpack(f">{1 + dimensions}I", content[:header_bytes].tobytes())
@@ -133,7 +134,3 @@ def _existing(folder: Path, name: str) -> Path:
 
 def _damaged(path: Path, what: str) -> DataError:
     return DataError(f"{path} is not a whole idx file: {what}; download it again")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

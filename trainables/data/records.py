@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainables.data import DataError
+from trainables.messages import one_line
 
 Content = Any
 """an encoded image as bytes or memoryview, or its pixels as uint8 [side, side, 3]"""
@@ -83,5 +84,4 @@ def fingerprint(records: Records) -> str:
 
 def damaged(path: Path | str, error: object) -> DataError:
     """The line for a converted file that cannot be read."""
-    what = " ".join(str(error).split()) or type(error).__name__
-    return DataError(f"{path} is damaged ({what}): delete its set and convert it again")
+    return DataError(f"{path} is damaged ({one_line(error)}): delete its set and convert it again")
