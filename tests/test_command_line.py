@@ -536,7 +536,12 @@ def test_a_run_reads_the_stored_trials_once_before_and_once_after(
         store.save(result(trial))
     scans: list[Store] = []
     scan = Store.scan
-    monkeypatch.setattr(Store, "scan", lambda store: (scans.append(store), scan(store))[1])
+
+    def counted(store: Store) -> Any:
+        scans.append(store)
+        return scan(store)
+
+    monkeypatch.setattr(Store, "scan", counted)
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
     assert len(scans) == 2
 
