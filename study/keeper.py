@@ -99,7 +99,7 @@ class Keeper:
         try:
             outcome = await self._measure(running, layout, block, timeout_s, slot)
         except GroupError as error:
-            outcome = Outcome("failed", started_at, time.time() - started_at, str(error), error.log)
+            outcome = Outcome("failed", started_at, time.time() - started_at, reason=str(error), log=error.log)
         finally:
             del self.running[job.id]
             self.free.put_nowait(slot)
