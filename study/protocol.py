@@ -46,6 +46,14 @@ class Evidence:
     dataset_samples: int | None
     measured: JSON = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, measured: Mapping[str, Any], memory: dict[str, int | None], threads: int) -> Self:
+        """Return the evidence of a rank from what its measurement holds: the fields above, and others as `measured`."""
+        names = {entry.name for entry in fields(cls)}
+        known = {name: value for name, value in measured.items() if name in names}
+        others = {name: value for name, value in measured.items() if name not in names}
+        return cls(memory=memory, threads=threads, measured=others, **known)
+
     def record(self) -> JSON:
         """Return the evidence as trial.json holds it for each rank."""
         return _shallow(self, leave_out="measured") | self.measured

@@ -95,19 +95,13 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
         span = timed.warmup_began_at, timed.windows_ended_at
         own = {"plain_window": dict(zip(("before", "after"), timed.energies, strict=True))}
         trace = timed.trace
-    before, after = measured.observations
+    evidence = dict(zip(("before", "after"), measured.observations, strict=True)) | own
+    for name in ("peak_memory_by_device_bytes", "step_flops", "dataset_samples"):
+        evidence[name] = getattr(measured, name)
+    memory = {"before_bytes": before_bytes, "after_bytes": allocated_bytes()}
     return Payload(
         tables={name: packed(name, rows.get(name, ())) for name in SCHEMAS},
-        evidence=Evidence(
-            before=before,
-            after=after,
-            memory={"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
-            threads=trial.cpus_per_rank,
-            peak_memory_by_device_bytes=measured.peak_memory_by_device_bytes,
-            step_flops=measured.step_flops,
-            dataset_samples=measured.dataset_samples,
-            measured=own,
-        ),
+        evidence=Evidence.of(evidence, memory, trial.cpus_per_rank),
         started_at=span[0],
         ended_at=span[1],
         trace=trace,
