@@ -127,9 +127,9 @@ def through_tune(sizes: list[int]) -> list[dict[str, Any]]:
     """Seconds of studies of so many trials under Ray Tune, on a local Ray."""
     if not sizes:
         return []
-    rows = []
     from study.tuning import tune_grid
 
+    rows = []
     with connect("local") as cluster:
         nodes = [NodeCapacity(node.node_id, node.address, cpus=RANKS, gpus=RANKS) for node in cluster.nodes]
         shown = type(cluster)(nodes, "", None, cluster.driver_resource, cluster.log_dir)

@@ -1,4 +1,4 @@
-"""The actor that holds a study's live worker groups, and what ranks and the driver's side tell each other through it.
+"""The actor that holds a study's live worker groups, and passes values between the driver and the ranks.
 
     Tune trial -> Keeper.measure(job) -> rank 0 -> broadcast -> trainables on the trial's ranks -> rows -> Keeper
 
@@ -99,7 +99,7 @@ class Keeper:
         try:
             outcome = await self._measure(running, layout, block, timeout_s, slot)
         except GroupError as error:
-            outcome = Outcome("failed", started_at, time.time() - started_at, str(error), error.log)
+            outcome = Outcome("failed", started_at, time.time() - started_at, reason=str(error), log=error.log)
         finally:
             del self.running[job.id]
             self.free.put_nowait(slot)
@@ -129,7 +129,7 @@ class Keeper:
         return Outcome(status, dispatched_at, duration_s, reason, log, group.name, group.environment)
 
     async def prepare(self, layout: Layout, block: Any) -> None:
-        """Starts the group for this layout and block where no group is live, and does not wait for it."""
+        """Start the group for this layout and block if no group is live. Does not wait for it."""
         if self.slots[0].group is None:
             self._start(self.slots[0], layout, block)
 
@@ -138,13 +138,13 @@ class Keeper:
         return self.out_of_memory
 
     async def epochs_of(self, job_id: str) -> list[dict[str, Any]]:
-        """The epochs that a running job has ended so far, as this run of it knows them; empty for any other job."""
+        """Return the epochs that a running job has reported in this run of it; empty for any other job."""
         return self.running[job_id].epochs if job_id in self.running else []
 
     async def close(self) -> None:
-        """Ends the live groups, and waits until their processes and resources are gone.
+        """End the live groups, and wait until their processes and resources are gone.
 
-        A job that still runs is interrupted: its ranks are not waited for, and it has no outcome that could be kept.
+        A job that still runs is interrupted: its ranks are killed, and it has no outcome.
         """
         self.closing = True
         interrupted = bool(self.running)
@@ -158,20 +158,20 @@ class Keeper:
             self.metrics.repeat()
 
     async def ended(self, trial_id: str, status: str, values: dict[str, float]) -> None:
-        """Publishes that a trial ended, and its numbers, on this node's metrics port."""
+        """Publish that a trial ended, and its numbers, on this node's metrics port."""
         self.metrics.ended(trial_id, status, values)
 
     # called by ranks
 
     async def opened(self, name: str, environment: Environment, processes: Sequence[Any]) -> None:
-        """Rank 0 of a group says that all its ranks are connected."""
+        """Rank 0 of a group reports that all its ranks are connected."""
         if group := self._live(name):
             times = {"asked_at": group.requested_at, "opened_at": time.time()}
             group.environment, group.processes = replace(environment, group=times), list(processes)
             group.ready.set_result(None)
 
     async def next_job(self, name: str) -> Job | None:
-        """Rank 0 waits here for work; None means the end."""
+        """Rank 0 waits here for a job; None ends the group."""
         group = self._live(name)
         return await group.jobs.get() if group else None
 
@@ -182,23 +182,23 @@ class Keeper:
             running.result.set_result(payloads)
 
     async def epoch_ended(self, name: str, job_id: str, row: dict[str, Any]) -> None:
-        """Rank 0 tells of an epoch, a row of epochs.parquet."""
+        """Rank 0 reports a row of epochs.parquet."""
         if running := self._job(name, job_id):
             running.epochs.append(row)
             running.news.set()
             self.metrics.epoch_ended(job_id, row)
 
     async def load_checkpoint(self, name: str, job_id: str) -> bytes | None:
-        """Rank 0 asks where an earlier run of this job came to."""
+        """Rank 0 asks for the checkpoint that an earlier run of this job left."""
         return await asyncio.to_thread(checkpoints.load, self.store, job_id)
 
     async def save_checkpoint(self, name: str, job_id: str, content: bytes) -> None:
-        """Rank 0 hands in where the job has come to. From a group that was given up nothing is kept."""
+        """Rank 0 hands in a checkpoint. Those of a group that was given up are dropped."""
         if self._job(name, job_id):
             await asyncio.to_thread(checkpoints.save, self.store, job_id, content)
 
     async def rank_failed(self, name: str, failure: Failure) -> None:
-        """A rank says what it raised, before it ends; the others get a moment to say theirs."""
+        """A rank reports what it raised, before it ends. The others get `FAILURE_GRACE_S` to report theirs."""
         group = self._live(name)
         if group is None:
             return
@@ -212,7 +212,7 @@ class Keeper:
         return next((slot.group for slot in self.slots if slot.group and slot.group.name == name), None)
 
     def _job(self, name: str, job_id: str) -> RunningJob | None:
-        """The running job of that name, if it is this group's."""
+        """Return the running job with this id if this group runs it."""
         group = self._live(name)
         return self.running.get(job_id) if group and group.job_id == job_id else None
 
@@ -241,7 +241,7 @@ class Keeper:
         return slot.group
 
     async def _refuse_shared_gpus(self, slot: _Slot, group: WorkerGroup) -> None:
-        """Raises GroupError where a GPU of this group is another live group's too: neither would train as if alone."""
+        """Raise GroupError if another live group holds a GPU of this group too."""
         others = [other.group.environment for other in self.slots if other is not slot and other.group is not None]
         shared = shared_gpus(group.environment, others)
         if shared:
@@ -275,9 +275,9 @@ def shared_gpus(environment: Environment | None, others: Sequence[Environment | 
 
 
 async def _result_or_end(running: RunningJob, group: WorkerGroup, timeout_s: float) -> bool:
-    """Waits until the job has its result or the group has ended; False where neither came in time.
+    """Wait until the job has its result or the group has ended. Return False if neither came in time.
 
-    The time begins anew with each epoch that ends.
+    The time starts again with each epoch that ends.
     """
     while True:
         running.news.clear()

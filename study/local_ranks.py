@@ -47,7 +47,8 @@ class LocalProcesses:
         for rank in range(len(layout.node_ids)):
             ours, theirs = context.Pipe()
             arguments = (layout, keeper.group, rank, store.port, theirs, self.measure)
-            processes.append(context.Process(target=_serve_rank, args=arguments, daemon=True))
+            # not a daemon, which could have no loader processes
+            processes.append(context.Process(target=_serve_rank, args=arguments))
             processes[-1].start()
             theirs.close()
             threading.Thread(target=_answer_calls, args=(ours, keeper), daemon=True).start()

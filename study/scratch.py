@@ -20,9 +20,9 @@ YOUNG_S = 60.0
 def scratch_folder(kind: str) -> Iterator[str]:
     """A new folder for temporary files; removes those that killed processes have left."""
     _remove_abandoned()
-    made = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{kind}-", ignore_cleanup_errors=True)
-    with made as folder, open(Path(folder) / IN_USE, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    temporary = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{kind}-", ignore_cleanup_errors=True)
+    with temporary as folder, open(Path(folder) / IN_USE, "w") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
         yield folder
 
 

@@ -100,18 +100,20 @@ def tune_grid(
     It has one row per trial: its fields under `config/point/trial/...`, throughput and median phase times; for trainings
     the last epoch.
     """
-    with _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper:
+    # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
+    with (
+        scratch_folder("tune") as state_dir,
+        _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
+    ):
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
         if grid.points:  # the group's processes start while Tune's do
             keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
-        # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
-        with scratch_folder("tune") as state_dir:
-            try:
-                return _tuner(study_name, grid, driver, cluster, on_event, state_dir).fit()
-            except KeyboardInterrupt:
-                gc.freeze()  # Tune's garbage asks Ray when collected, and waits a minute if Ray was ended too
-                raise
+        try:
+            return _tuner(study_name, grid, driver, cluster, on_event, state_dir).fit()
+        except KeyboardInterrupt:
+            gc.freeze()  # Tune's garbage asks Ray when collected, and waits a minute if Ray was ended too
+            raise
 
 
 def _tuner(

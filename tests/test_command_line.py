@@ -525,6 +525,25 @@ def test_a_study_that_is_done_is_reported_without_a_cluster(
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_a_run_reads_the_stored_trials_once_before_and_once_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    for trial in trials_of("smoke"):
+        store.save(result(trial))
+    scans: list[Store] = []
+    scan = Store.scan
+
+    def counted(store: Store) -> Any:
+        scans.append(store)
+        return scan(store)
+
+    monkeypatch.setattr(Store, "scan", counted)
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
+    assert len(scans) == 2
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_quiet_prints_only_the_reports_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):

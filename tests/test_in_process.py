@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from analysis.measures import PHASES
 from study import checkpoints
 from study.capacity import NodeCapacity
 from study.in_process import LocalGauge, RankDied, local_cluster, run_trials
@@ -261,14 +263,32 @@ def test_a_training_that_broke_off_goes_on_from_its_checkpoint(tmp_path: Path) -
 
 
 def test_processes_of_this_machine_measure_as_ranks_do(tmp_path: Path) -> None:
-    trials = [quick_trial(world_size=size, batch_per_gpu=8) for size in (1, 2)]
+    trials = [quick_trial(world_size=size, batch_per_gpu=8, loader_workers=size - 1) for size in (1, 2)]
     ran = Ran(tmp_path, [trials], ranks=LocalProcesses())
     assert [ran.of(trial, "reason") or "done" for trial in trials] == ["done", "done"]
     ranks = [[rank["pid"] for rank in ran.of(trial, "environment")["ranks"]] for trial in trials]
     assert [len(pids) for pids in ranks] == [1, 2]
     assert ranks[0] == ranks[1][:1], "a warm group"
-    steps = pq.read_table(f"{ran.store.trial_folder(trials[1].trial_id)}/steps.parquet").to_pandas()
-    assert set(steps["window"]) >= {"warmup", "plain", "phases"}
+    for trial in trials:
+        folder = Path(ran.store.trial_folder(trial.trial_id))
+        _check_steps(pq.read_table(folder / "steps.parquet").to_pandas(), trial)
+        for name in ("buckets", "sweep"):
+            assert (folder / f"{name}.parquet").exists() is (trial.world_size > 1)
+            if trial.world_size > 1:
+                assert set(pq.read_table(folder / f"{name}.parquet")["rank"].to_pylist()) == {0, 1}
+        assert not (folder / "traces").exists()
+
+
+def _check_steps(steps: pd.DataFrame, trial: Trial) -> None:
+    """Every rank's rows of every window."""
+    counts = steps.groupby("window")["step"].count()
+    assert counts["warmup"] == trial.warmup_steps * trial.world_size
+    assert trial.steps * trial.world_size <= counts["plain"] <= trial.window_steps * trial.world_size
+    assert counts["phases"] == trial.steps * trial.world_size
+    assert set(steps["rank"]) == set(range(trial.world_size))
+    phases = steps[steps["window"] == "phases"]
+    parts = phases.reindex(columns=list(PHASES)).sum(axis=1)  # what is null counts as nothing
+    assert parts.to_numpy() == pytest.approx(phases["step_s"].to_numpy())
 
 
 def test_a_process_that_dies_costs_its_trial_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from study import progress
 from study.progress import Progress, describe, duration
+from study.protocol import Event
 from trainables.trial import Trial
 
 TRIALS = [Trial(model="mlp", device="cuda", world_size=size, repeat=repeat) for repeat in range(2) for size in (1, 2)]
@@ -23,10 +24,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def event(kind: str, trial: Trial | None = None, **values: Any) -> Any:
-    return SimpleNamespace(
-        **({"kind": kind, "trial": trial, "status": "", "reason": "", "summary": {}, "log": ""} | values)
-    )
+def event(kind: Any, trial: Trial | None = None, **values: Any) -> Event:
+    return Event(kind, trial, **values)
 
 
 def watch(console: Console, clock: SimpleNamespace) -> Progress:

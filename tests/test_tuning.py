@@ -18,7 +18,6 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
-from analysis.measures import PHASES
 from study.cluster import Cluster, connect
 from study.driver import grid_of
 from study.protocol import Event
@@ -90,30 +89,6 @@ def test_tunes_result_grid_has_a_row_a_trial_with_throughput_and_every_phase(gri
     measured = ["throughput_samples_per_s", "step_s", "load_wait_s", "forward_s", "backward_s", "optimizer_s"]
     assert (frame[measured] > 0).all().all()
     assert set(frame["config/point/trial/world_size"]) == {1, 2}
-
-
-def test_the_store_holds_every_ranks_rows_of_every_window(grid: Grid) -> None:
-    for trial in grid.trials:
-        steps = pq.read_table(f"{grid.store.trial_folder(trial.trial_id)}/steps.parquet").to_pandas()
-        counts = steps.groupby("window")["step"].count()
-        assert counts["warmup"] == trial.warmup_steps * trial.world_size
-        assert trial.steps * trial.world_size <= counts["plain"] <= trial.window_steps * trial.world_size
-        assert counts["phases"] == trial.steps * trial.world_size
-        assert set(steps["rank"]) == set(range(trial.world_size))
-        phases = steps[steps["window"] == "phases"]
-        parts = phases.reindex(columns=list(PHASES)).sum(axis=1)  # what is null counts as nothing
-        assert parts.to_numpy() == pytest.approx(phases["step_s"].to_numpy())
-
-
-def test_trials_of_several_ranks_keep_the_account_and_the_ceiling_of_their_communication(grid: Grid) -> None:
-    for trial in grid.trials:
-        folder = Path(grid.store.trial_folder(trial.trial_id))
-        for name in ("buckets", "sweep"):
-            file = folder / f"{name}.parquet"
-            assert file.exists() is (trial.world_size > 1)
-            if file.exists():
-                assert set(pq.read_table(file)["rank"].to_pylist()) == {0, 1}
-        assert not (folder / "traces").exists()
 
 
 def test_every_rank_keeps_evidence_of_its_state_before_and_after(grid: Grid) -> None:
