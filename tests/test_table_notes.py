@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.comparison_tables import COMPARED
+from analysis.comparison import COMPARED
 from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load_reduced
 from analysis.sections import TABLES
