@@ -54,7 +54,7 @@ LAYERS: Mapping[str, str] = {
         "figures",
     ),
     **dict.fromkeys(
-        ("accuracy_verdict", "advice", "communication_verdict", "doubts", "study_verdict", "verdict"), "verdict"
+        ("accuracy_verdict", "advice", "communication_verdict", "caveats", "study_verdict", "verdict"), "verdict"
     ),
     **dict.fromkeys(("report", "sections", "summary"), "report"),
     "export": "export",
