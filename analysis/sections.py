@@ -87,7 +87,7 @@ class Section:
 def _losses(inputs: ReportInputs) -> pd.DataFrame:
     found = inputs.configurations
     fields = {name: [field_value(name, value) for value in found[name]] for name in inputs.axes}
-    return inputs.losses.join(pd.DataFrame(fields, index=found.index), on="configuration")
+    return inputs.loss_curves.join(pd.DataFrame(fields, index=found.index), on="configuration")
 
 
 def _curves(inputs: ReportInputs) -> pd.DataFrame:

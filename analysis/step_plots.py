@@ -138,7 +138,7 @@ _LEARNING = (
 
 def loss(analysis: Analysis) -> Figure | None:
     """Training loss over the steps of a trial (warm-up, plain and phases windows), mean over ranks and median over repeats; a line has a gap where the loss is not finite."""
-    rows = analysis.losses
+    rows = analysis.loss_curves
     if rows["loss"].isna().all():
         return None
     ranks = study_ranks(analysis)

@@ -82,7 +82,7 @@ class Analysis:
         return timeline_rows(self.results, self.configurations, self.communication.exposed)
 
     @cached_property
-    def losses(self) -> pd.DataFrame:
+    def loss_curves(self) -> pd.DataFrame:
         """See `step_rows.loss_rows`."""
         return loss_rows(self.configurations, self.results.losses)
 

@@ -9,10 +9,10 @@ import pandas as pd
 from analysis import accuracy_verdict, study_verdict
 from analysis.advice import best as best_for
 from analysis.bounds import BOUND_SHARE, REGIONS, WORDS, at_most, regions
+from analysis.caveats import caveats
 from analysis.columns import PHASE_LABELS, characters_per_s
 from analysis.communication_verdict import audit, slowdown
 from analysis.contest import MOST_WORKS, Contest, contests
-from analysis.doubts import doubts
 from analysis.formatting import (
     configuration_label,
     join,
@@ -302,7 +302,7 @@ def trust(analysis: Analysis) -> list[str]:
     if line := without_throughput(analysis):
         lines.append(line)
     if found.empty:
-        return [*lines, *doubts(analysis)]
+        return [*lines, *caveats(analysis)]
     lone = int((found["n"] == 1).sum())
     fewest, most = int(found["n"].min()), int(found["n"].max())
     repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
@@ -338,7 +338,7 @@ def trust(analysis: Analysis) -> list[str]:
             "longer without instruments than with them, which only noise can do: use more steps, or a quieter machine."
         )
     lines += [f"{finding.sentence} {finding.what_to_do}" for finding in analysis.findings]
-    lines += doubts(analysis)
+    lines += caveats(analysis)
     alone = int((analysis.scaling["scaling"] == NEITHER).sum())
     if alone:
         lines.append(

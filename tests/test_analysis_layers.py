@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from analysis.sections import PLOTS, SECTIONS, TABLES
+
 ANALYSIS = Path(__file__).parent.parent / "analysis"
 
 ORDER = ("text", "statistics", "load", "measure", "compare", "checks", "study", "predict", "output", "report", "export")
@@ -52,7 +54,7 @@ LAYERS: Mapping[str, str] = {
         "figures",
     ),
     **dict.fromkeys(
-        ("accuracy_verdict", "advice", "communication_verdict", "doubts", "study_verdict", "verdict"), "verdict"
+        ("accuracy_verdict", "advice", "communication_verdict", "caveats", "study_verdict", "verdict"), "verdict"
     ),
     **dict.fromkeys(("report", "sections", "summary"), "report"),
     "export": "export",
@@ -131,3 +133,8 @@ def test_every_module_of_analysis_has_a_layer_and_every_exception_exists() -> No
         module, _, defined = name.partition(".")
         tree = ast.parse(modules[module].read_text())
         assert defined in {known for node in tree.body for known in names_of(node)}, name
+
+
+def test_tables_and_figures_of_the_report_have_names_of_their_own() -> None:
+    assert len(TABLES) == len(SECTIONS)
+    assert len(PLOTS) == sum(len(section.figures) for section in SECTIONS)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.doubts import commits, doubts
+from analysis.caveats import caveats, commits
 from analysis.evidence import _as_ranges
 from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load
@@ -123,11 +123,11 @@ def test_hosts_have_their_load(tmp_path: Path) -> None:
 
 
 def test_calm_trials_raise_no_doubt(tmp_path: Path) -> None:
-    assert doubts(analysed(tmp_path / "results")) == []
+    assert caveats(analysed(tmp_path / "results")) == []
 
 
-def test_slowed_gpus_and_fallen_clocks_are_doubts(tmp_path: Path) -> None:
-    assert doubts(analysed(tmp_path / "results", slow_down)) == [
+def test_slowed_gpus_and_fallen_clocks_are_caveats(tmp_path: Path) -> None:
+    assert caveats(analysed(tmp_path / "results", slow_down)) == [
         (
             "In 1 of 2 trials a GPU was slowed down: power limit (1). Such numbers say as much about power and cooling as about the "
             f"code. Seen in {SLOWED}."
@@ -145,7 +145,7 @@ def test_of_many_slowed_trials_the_first_are_named(tmp_path: Path) -> None:
         content = record(trial)
         slow_down(2, content["environment"])
         write_trial(directory, content, steps(trial, 0.1))
-    told = [line for line in doubts(with_models(analyse(load(directory)))) if "slowed down" in line]
+    told = [line for line in caveats(with_models(analyse(load(directory)))) if "slowed down" in line]
     assert len(told) == 1 and told[0].startswith("In 5 of 5 trials") and told[0].endswith(" and 2 more.")
     assert sum(trial_id(trial) in told[0] for trial in grid(GPU, world_size=[2], repeat=range(5))) == 3
 
@@ -154,7 +154,7 @@ def test_a_load_above_the_cores_is_a_doubt(tmp_path: Path) -> None:
     def crowded(world_size: int, environment: dict[str, Any]) -> None:
         environment["ranks"][0]["before"]["load_average_1min"] = 12.0 * world_size
 
-    assert doubts(analysed(tmp_path / "results", crowded)) == [
+    assert caveats(analysed(tmp_path / "results", crowded)) == [
         (
             "In 1 of 2 trials the load average of a host was above its number of cores, at most 24.0 on 16: processes waited for a "
             "core, those of the study among them."
@@ -166,7 +166,7 @@ def test_ranks_that_let_others_go_first_are_a_doubt(tmp_path: Path) -> None:
     def nice(world_size: int, environment: dict[str, Any]) -> None:
         environment["ranks"][0]["niceness"] = 15 * (world_size - 1)
 
-    assert doubts(analysed(tmp_path / "results", nice)) == [
+    assert caveats(analysed(tmp_path / "results", nice)) == [
         (
             "In 1 of 2 trials ranks ran at a higher niceness than 0, as Ray's workers do by default: every other process of the host "
             "came before them. Start Ray with RAY_worker_niceness=0 in its environment."
@@ -186,7 +186,7 @@ def test_results_older_than_these_readings_are_shown_with_what_they_have(tmp_pat
     found = analysed(tmp_path / "results", forget)
     assert list(TABLES["gpus"](found).cells().columns) == ["host", "UUID", "GPU", "driver", "trials"]
     assert list(TABLES["hosts"](found).cells().columns) == ["host", "CPU", "cores", "memory (GiB)", "trials"]
-    assert doubts(found) == []
+    assert caveats(found) == []
 
 
 def test_gpus_that_say_little_are_listed_all_the_same(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def on_two_nodes(directory: Path, change: Callable[[list[dict[str, Any]]], None]
     content = record(trial)
     change(content["environment"]["nodes"])
     write_trial(directory, content, steps(trial, 0.1))
-    return doubts(with_models(analyse(load(directory))))
+    return caveats(with_models(analyse(load(directory))))
 
 
 def test_nodes_that_differ_are_named_with_what_differs(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.statistics import intervals, log_estimates, ratios
+from analysis.statistics import intervals, log_estimates, ratios, ratios_to_reference
 
 
 def repeats(values: list[float], groups: list[str] | None = None, study: int = 0) -> pd.DataFrame:
@@ -126,3 +126,13 @@ def test_intervals_cover_the_true_ratio(repeat_count: int, group_count: int, lea
 def test_intervals_that_know_five_unlike_groups_cover_where_plain_ones_would_not() -> None:
     assert 0.94 <= coverage(10, 5, between=0.03) <= 0.97
     assert coverage(10, 1, between=0.03) < 0.5  # the same spread between runs, hidden in one group
+
+
+def test_a_ratio_to_a_reference_is_that_of_the_two_rows_and_has_no_interval_for_the_reference_itself() -> None:
+    rows = pd.DataFrame({"by": list("aabbcc"), "worker_group": "g", "value": [1.0, 1.1, 2.0, 2.2, 4.0, 4.1]})
+    estimates = log_estimates(rows, "by", "value")
+    found = ratios_to_reference(estimates, pd.Series({"a": "a", "c": "b"}))
+    expected = ratios(estimates.loc[["c"]], estimates.loc[["b"]].set_axis(["c"]))
+    pd.testing.assert_frame_equal(found.loc[["c"]], expected)
+    assert found.loc["a", "ratio"] == 1
+    assert found[["low", "high"]].isna().loc["a"].all()

@@ -25,7 +25,7 @@ def commits(analysis: Analysis) -> str | None:
     )
 
 
-def doubts(analysis: Analysis) -> list[str]:
+def caveats(analysis: Analysis) -> list[str]:
     """Sentences on trials whose hosts or GPUs were not in the state that a measurement wants."""
     slowed: Counter[str] = Counter()
     slowed_trials: list[str] = []
