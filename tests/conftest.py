@@ -1,5 +1,6 @@
 """What all tests share. With FORBID_SKIPS=1, as in continuous integration, a skipped test fails."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -70,6 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not mark:
             item.add_marker(pytest.mark.xdist_group(groups[item]))
     items.sort(key=lambda item: ORDER.index(groups[item]) if groups[item] in ORDER else len(ORDER))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was imported out of garbage collections, of which every trial makes three."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
