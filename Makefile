@@ -22,7 +22,7 @@ help: ## list the targets
 study: $(RUN) ## run the default study, or what ARGS asks for
 	.venv/bin/python -m study.scaling $(ARGS)
 
-# Tests that need something from the system, such as a browser, are skipped without it (tests/system.py); .ci/run installs it.
+# Tests that need something from the system, such as a browser, are skipped without it (tests/support/system.py); .ci/run installs it.
 test: lint ## lint, types and tests; skips tests whose programs or privileges are missing
 	$(PYTEST) $(ARGS)
 
@@ -30,12 +30,12 @@ test-system: $(DEVELOP) ## all tests that need programs or privileges of the sys
 	$(PYTEST) -m system $(ARGS)
 
 test-faults: $(DEVELOP) ## a study on two hosts that suffers every fault; needs root
-	$(PYTEST) -m system tests/test_faults.py $(ARGS)
+	$(PYTEST) -m system tests/system/test_faults.py $(ARGS)
 
 lint: $(DEVELOP) ## ruff and mypy
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/mypy study trainables analysis scripts tests $(wildcard benchmarks/*.py examples/*.py)
+	.venv/bin/mypy study trainables analysis scripts tests benchmarks examples
 
 .venv/installed-$(TORCH)-%: %
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/set_up.sh $<

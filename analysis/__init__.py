@@ -28,8 +28,8 @@ def load(directory: str | os.PathLike[str]) -> Frames:
 
     Raises results.ResultsError, one line, where the folder cannot be read.
     """
-    from analysis.measures import MEASURES, summaries
-    from analysis.results import load as read
+    from analysis.load.results import load as read
+    from analysis.measure.measures import MEASURES, summaries
 
     found = read(directory)
     measured = summaries(found.trials, found.windows)[["trial_id", *MEASURES]]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.measures import MEASURES, summaries
-from analysis.parquet import line
-from analysis.results import Results, ResultsError, load
-from analysis.scaling import trial_fields
+from analysis.load.parquet import line
+from analysis.load.results import Results, ResultsError, load
+from analysis.measure.configurations import trial_fields
+from analysis.measure.measures import MEASURES, summaries
 
 SERIES = {"loss": "plain", "step_s": "phases"}
 """What is exported step by step, and of which window."""

@@ -80,7 +80,7 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
     Satterthwaite (Welch, Biometrika 34, 1947); NaN where either side has one repeat. The two sides are treated as
     independent, which is the safe side where they share worker groups that were slow or fast as a whole.
 
-    Coverage of the nominal 95 %, over 20,000 generated studies with equal log-normal spread (`python -m benchmarks.coverage`;
+    Coverage of the nominal 95 %, over 20,000 generated studies with equal log-normal spread (`python -m benchmarks.truth.coverage`;
     benchmarks/results/coverage): where groups agree 97.6 % with 2 repeats, 96.6 % with 3, 95.8 % with 5 and 95.3 % with 10
     in one group, and up to 0.5 % more in two (the F test, wrong once in twenty, widens some). Where groups differ by as
     much as repeats do, and independently on both sides of the ratio, 5 repeats in two groups cover 88 %, and 10 in five

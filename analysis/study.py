@@ -7,21 +7,21 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.accuracy import Accuracy, accuracy
-from analysis.batch_curves import batch_curve, epoch_seconds
-from analysis.checks import findings
-from analysis.communication import Communication, communication
-from analysis.environments import by_environment, comparable, difference
-from analysis.fields import Fields
-from analysis.finding import Finding, data
-from analysis.formatting import rank_noun
-from analysis.ladder import ladder_rows
-from analysis.measures import summaries
-from analysis.results import Results
-from analysis.scaling import configurations, derived_lengths, scaling_rows, trial_fields
-from analysis.speed_up import speed_up_rows
-from analysis.step_rows import loss_rows, timeline_rows
-from analysis.study_record import StudyRecord
+from analysis.checks.finding import Finding, data
+from analysis.checks.steps import findings
+from analysis.compare.accuracy import Accuracy, accuracy
+from analysis.compare.batch_size import batch_curve, epoch_seconds
+from analysis.compare.communication import Communication, communication
+from analysis.compare.ladder import ladder_rows
+from analysis.compare.scaling import scaling_rows, speed_up_rows
+from analysis.compare.steps import loss_rows, timeline_rows
+from analysis.load.environment import by_environment, comparable, difference
+from analysis.load.fields import Fields
+from analysis.load.results import Results
+from analysis.load.study_record import StudyRecord
+from analysis.measure.configurations import configurations, derived_lengths, trial_fields
+from analysis.measure.measures import summaries
+from analysis.text import rank_noun
 
 
 @dataclass(frozen=True, eq=False)

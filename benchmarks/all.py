@@ -1,7 +1,7 @@
 """Every benchmark, one after the other: the whole of `benchmarks/`, or each in its small form on two cores.
 
     python -m benchmarks.all --small                 # no GPU needed; results go to a folder that is thrown away
-    python -m benchmarks.all --only stopping,clock   # in full, under benchmarks/results
+    python -m benchmarks.all --only truth.stopping,cost.clock   # in full, under benchmarks/results
 
 Small forms show that a benchmark runs and measures nothing worth keeping. Ends with status 1 where one of them failed.
 """
@@ -18,29 +18,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SMALL: dict[str, str] = {
-    "account": "--device cpu --models mlp --batches 4 --out {results}/account",
-    "analysis": "--trials 200 --repeats 1",
-    "clock": "--small",
-    "coverage": "--studies 200",
-    "cpu_ranks": "--small --seconds 60",
-    "growth": "--small",
-    "noise_scale_cost": "--device cpu --small --seconds 60",
-    "overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
-    "peers": "--device cpu --small --seconds 60",
-    "prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
-    "resnet50_modes": "--device cpu --small --seconds 60",
-    "scaling_out": "--small",
-    "small_batch": "--device cpu --small --seconds 60",
-    "stopping": "--small --steps 100",
-    "storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
+    "truth.account": "--device cpu --models mlp --batches 4 --out {results}/account",
+    "cost.analysis": "--trials 200 --repeats 1",
+    "cost.clock": "--small",
+    "truth.coverage": "--studies 200",
+    "speed.cpu_ranks": "--small --seconds 60",
+    "cost.growth": "--small",
+    "cost.noise_scale_cost": "--device cpu --small --seconds 60",
+    "cost.overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
+    "speed.peers": "--device cpu --small --seconds 60",
+    "truth.prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
+    "speed.resnet50_modes": "--device cpu --small --seconds 60",
+    "cost.scaling_out": "--small",
+    "speed.small_batch": "--device cpu --small --seconds 60",
+    "truth.stopping": "--small --steps 100",
+    "speed.storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
     " --cases 'jpeg pil,lmdb torchvision,arrow_jpeg pil,arrow_raw'",
-    "turnaround": "--isolated-trials 0",
-    "warm_cold": "--pairs 2",
-    "weak_scaling": "--device cpu --small --seconds 60",
+    "cost.turnaround": "--isolated-trials 0",
+    "cost.warm_cold": "--pairs 2",
+    "speed.weak_scaling": "--device cpu --small --seconds 60",
 }
 """each benchmark's small form: its arguments"""
 
-NEED_ROOT = ("faults", "interconnect")
+NEED_ROOT = ("truth.faults", "truth.interconnect")
 """on hosts in network namespaces; they have no small form"""
 
 

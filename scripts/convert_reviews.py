@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainables.data import DataError
 from trainables.data.amazon_reviews import converted
+from trainables.data.source import DataError
 
 
 def main() -> int:

@@ -23,13 +23,14 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from trainables.build import build_workload
 from trainables.data.fashion_mnist import sample
 from trainables.data.loader import endless_batches
 from trainables.data.sampler import RankSampler
-from trainables.rank import RankSetup, build_context
-from trainables.step import training_step
+from trainables.step.context import RankSetup, build_context
+from trainables.step.step import training_step
 from trainables.trial import Trial
-from trainables.workload import Workload, build_workload
+from trainables.workload import Workload
 
 RANKS = 2
 EPOCHS = 3

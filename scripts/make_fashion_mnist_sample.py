@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainables.data import DataError
 from trainables.data.fashion_mnist import CLASSES, IMAGE_SIZE, SAMPLE, read_idx_folder
+from trainables.data.source import DataError
 
 LARGEST_BYTES = 6_000_000
 METADATA = {

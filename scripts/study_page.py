@@ -9,11 +9,12 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.report import environment_rows, status_counts
-from analysis.report_inputs import report_inputs
-from analysis.results import load_reduced
-from analysis.sections import TABLES
-from analysis.verdict import answer, limits, trust
+from analysis.load.results import load_reduced
+from analysis.predict.inputs import report_inputs
+from analysis.report.report import environment_rows, status_counts
+from analysis.report.sections import TABLES
+from analysis.verdict.answer import answer, limits
+from analysis.verdict.trust import trust
 
 
 def page(results_folder: str, names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -42,3 +43,15 @@ def count_cpus() -> int:
 def local_capacity() -> list[NodeCapacity]:
     """This host as the only node."""
     return [NodeCapacity(node_id="", address=socket.gethostname(), cpus=count_cpus(), gpus=count_gpus())]
+
+
+Capacity = Sequence[NodeCapacity]
+
+
+# ------------------------------------------------------------------------------------------------------ what fits
+
+
+def default_cpus_per_rank(device: str, capacity: Capacity) -> int:
+    """One core for a CPU rank; for a GPU its share of its node's cores, the smallest share in the cluster."""
+    shares = [node.cpus // node.gpus for node in capacity if node.gpus]
+    return max(1, min(shares, default=1)) if device == "cuda" else 1

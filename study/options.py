@@ -129,7 +129,7 @@ OPTION_OF_FIELD: Mapping[str, StudyOption] = {
 
 
 def recorded_fields() -> dict[str, dict[str, Any]]:
-    """What results say of the fields of a trial, for reports: kind, default, and so on, see `analysis.fields.FieldFacts`."""
+    """What results say of the fields of a trial, for reports: kind, default, and so on, see `analysis.load.fields.FieldFacts`."""
     from trainables.fields import FIELD_FACTS, FieldKind, TrialFields, only_with, reference_order
 
     kinds = get_args(FieldKind)

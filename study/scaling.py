@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 
-from study.exit_codes import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE
 from study.options import Address, Debug, Json, Quiet, with_study_options
 
 app = typer.Typer(
@@ -42,7 +42,7 @@ Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of
 @app.command("list")
 def list_studies(json_: Json = False) -> None:
     """The studies, each with the question that it answers."""
-    from study.studies import STUDIES
+    from study.studies.basic import STUDIES
 
     questions = {name: study([]).question for name, study in STUDIES.items()}
     if json_:
@@ -57,7 +57,8 @@ def list_studies(json_: Json = False) -> None:
 @with_study_options
 def plan(json_: Json = False, **options: Any) -> int:
     """Dry run: every trial with its status, the time and the money that is left to spend."""
-    from study import display, session
+    from study.cli import commands as session
+    from study.cli import terminal as display
 
     configuration = session.configure(options)
     prepared = session.prepare(configuration, session.planning_nodes(configuration.address))
@@ -77,7 +78,7 @@ def plan(json_: Json = False, **options: Any) -> int:
 @with_study_options
 def run_study(**options: Any) -> int:
     """Run what is missing in the results folder, then write the report."""
-    from study import session
+    from study.cli import commands as session
 
     configuration = session.configure(options)
     if options["print_config"]:
@@ -89,8 +90,8 @@ def run_study(**options: Any) -> int:
 @app.command()
 def status(directory: Directory, json_: Json = False, debug: Debug = False) -> None:
     """What is in a results folder: counts, failures with reason and log, what is left."""
-    from study import display
-    from study.status import status_of
+    from study.cli import terminal as display
+    from study.cli.status import status_of
 
     found = status_of(directory)
     if json_:
@@ -105,7 +106,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write tables, figures and report again, from the results alone."""
-    from analysis.report import write_report
+    from analysis.report.report import write_report
 
     print(write_report(directory, out).path)
 
@@ -123,7 +124,7 @@ def convert(
     debug: Debug = False,
 ) -> int:
     """An image folder into another storage format: verified; goes on where it was stopped."""
-    from study.conversion import convert_set
+    from study.cli.convert import convert_set
 
     try:
         manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
@@ -157,8 +158,8 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Step time, efficiency and cost on GPUs that were not measured, with intervals and held-out error."""
-    from study import display
-    from study.outlook import outlook
+    from study.cli import terminal as display
+    from study.cli.predict import outlook
 
     found = outlook(directory, gpus, interconnect, price_per_gpu_hour, goal)
     if json_:
@@ -182,7 +183,7 @@ def compare(
     debug: Debug = False,
 ) -> int:
     """The same trials of two results folders side by side: ratios with intervals, regressions first."""
-    from study import comparison
+    from study.cli import compare as comparison
 
     threshold = comparison.share(fail_above) if fail_above is not None else None
     found = comparison.compared(before, after)
@@ -198,9 +199,9 @@ def compare(
 @app.command()
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
-    from study import display
-    from study.configuration import address_of
-    from study.doctor import examine
+    from study.cli import terminal as display
+    from study.cli.configuration import address_of
+    from study.cli.doctor import examine
 
     checks = examine(address_of(address))
     if json_:

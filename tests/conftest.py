@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.hosts import PATIENCE
-from tests.local_ray import started
-from tests.system import missing
+from tests.support.hosts import PATIENCE
+from tests.support.local_ray import started
+from tests.support.system import missing
 
 # Ray reads it when it is imported; a cluster and all who join it must agree
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -51,7 +51,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test that lacks something from the system (tests/system.py), before any fixture does work."""
+    """Skips a test that lacks something from the system (tests/support/system.py), before any fixture does work."""
     reason = missing(*(name for mark in item.iter_markers("system") for name in mark.args))
     if reason:
         pytest.skip(reason)
@@ -95,6 +95,6 @@ def results_folder(tmp_path: Any) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are made without their figures, which take most of the time."""
-    from analysis.sections import SECTIONS
+    from analysis.report.sections import SECTIONS
 
-    monkeypatch.setattr("analysis.report.SECTIONS", [replace(section, figures=()) for section in SECTIONS])
+    monkeypatch.setattr("analysis.report.report.SECTIONS", [replace(section, figures=()) for section in SECTIONS])

@@ -39,10 +39,10 @@ MODELS: Mapping[str, ModelFacts] = {
 }
 
 DATASETS: Mapping[str, DatasetFacts] = {
-    "text_sample": DatasetFacts(text="trainables.data.text_sample:sample"),
+    "text_sample": DatasetFacts(text="trainables.data.text:sample"),
     "amazon_reviews": DatasetFacts(
         text="trainables.data.amazon_reviews:amazon_reviews", needs_data_dir=True,
-        file_patterns=("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"), missing="trainables.data_files:lacking_reviews",
+        file_patterns=("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"), missing="trainables.data.files:lacking_reviews",
     ),
     "fashion_mnist_sample": DatasetFacts(
         "trainables.data.fashion_mnist:sample", in_memory=True, training_images=10_000
@@ -50,22 +50,22 @@ DATASETS: Mapping[str, DatasetFacts] = {
     "fashion_mnist": DatasetFacts(
         "trainables.data.fashion_mnist:full", needs_data_dir=True, in_memory=True, training_images=60_000,
         found_by=("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
-        missing="trainables.data_files:lacking_fashion_mnist",
+        missing="trainables.data.files:lacking_fashion_mnist",
     ),
     "cifar10": DatasetFacts(
         "trainables.data.cifar10:cifar10", needs_data_dir=True, in_memory=True, image_size=32, training_images=50_000,
-        found_by=("cifar-10-batches-py",), missing="trainables.data_files:lacking_cifar10",
+        found_by=("cifar-10-batches-py",), missing="trainables.data.files:lacking_cifar10",
     ),
     "image_folder": DatasetFacts(
-        "trainables.data.image_folder:source", needs_data_dir=True, image_folder=True, image_size=224,
+        "trainables.data.images.folder:source", needs_data_dir=True, image_folder=True, image_size=224,
         layout="DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG, or DIR/CLASS/*.JPEG",
     ),
     "tiny_imagenet": DatasetFacts(
-        "trainables.data.image_folder:source", needs_data_dir=True, image_folder=True, image_size=64,
+        "trainables.data.images.folder:source", needs_data_dir=True, image_folder=True, image_size=64,
         layout="DIR/wnids.txt, DIR/train/CLASS/images/*.JPEG and DIR/val/val_annotations.txt with DIR/val/images",
     ),
     "image_folder_sample": DatasetFacts(
-        "trainables.data.image_folder_sample:source", image_folder=True, training_images=10_000
+        "trainables.data.images.sample:source", image_folder=True, training_images=10_000
     ),
     "synthetic": DatasetFacts(
         "trainables.data.synthetic:resident", "trainables.data.synthetic:resident_text", on_device=True, random=True
@@ -74,26 +74,26 @@ DATASETS: Mapping[str, DatasetFacts] = {
 }  # fmt: skip
 
 PRECISIONS: Mapping[str, PrecisionFacts] = {
-    "fp32": PrecisionFacts("trainables.precision:fp32"),
-    "tf32": PrecisionFacts("trainables.precision:tf32", needs_gpu=True),
-    "bf16": PrecisionFacts("trainables.precision:bf16"),
-    "fp16": PrecisionFacts("trainables.precision:fp16"),
-    "fp16_master": PrecisionFacts("trainables.precision:fp16_master", two_weight_types=True),
-    "fp16_pure": PrecisionFacts("trainables.precision:fp16_pure"),
+    "fp32": PrecisionFacts("trainables.step.precision:fp32"),
+    "tf32": PrecisionFacts("trainables.step.precision:tf32", needs_gpu=True),
+    "bf16": PrecisionFacts("trainables.step.precision:bf16"),
+    "fp16": PrecisionFacts("trainables.step.precision:fp16"),
+    "fp16_master": PrecisionFacts("trainables.step.precision:fp16_master", two_weight_types=True),
+    "fp16_pure": PrecisionFacts("trainables.step.precision:fp16_pure"),
 }
 
 _BUCKETS = ("broadcast_buffers", "bucket_mb")
 _DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph")
 
 PARALLEL: Mapping[str, StrategyFacts] = {
-    "none": StrategyFacts("trainables.parallel:none", one_rank=True),
-    "dp": StrategyFacts("trainables.parallel:dp", one_process=True, full_weights=False, capturable=False),
-    "ddp": StrategyFacts("trainables.parallel:ddp", True, _DDP),
-    "ddp_fp16": StrategyFacts("trainables.parallel:ddp_fp16", True, _DDP, sent_as="float16"),
-    "ddp_bf16": StrategyFacts("trainables.parallel:ddp_bf16", True, _DDP, sent_as="bfloat16"),
-    "ddp_delayed": StrategyFacts("trainables.parallel:ddp_delayed", options=_BUCKETS),
-    "zero1": StrategyFacts("trainables.parallel:zero1", True, _DDP, capturable=False),
-    "fsdp2": StrategyFacts("trainables.parallel:fsdp2", full_weights=False, capturable=False),
+    "none": StrategyFacts("trainables.step.parallel:none", one_rank=True),
+    "dp": StrategyFacts("trainables.step.parallel:dp", one_process=True, full_weights=False, capturable=False),
+    "ddp": StrategyFacts("trainables.step.parallel:ddp", True, _DDP),
+    "ddp_fp16": StrategyFacts("trainables.step.parallel:ddp_fp16", True, _DDP, sent_as="float16"),
+    "ddp_bf16": StrategyFacts("trainables.step.parallel:ddp_bf16", True, _DDP, sent_as="bfloat16"),
+    "ddp_delayed": StrategyFacts("trainables.step.parallel:ddp_delayed", options=_BUCKETS),
+    "zero1": StrategyFacts("trainables.step.parallel:zero1", True, _DDP, capturable=False),
+    "fsdp2": StrategyFacts("trainables.step.parallel:fsdp2", full_weights=False, capturable=False),
 }
 
 EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
@@ -108,17 +108,17 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
 }
 
 STORAGES: Mapping[str, StorageFacts] = {
-    "jpeg": StorageFacts("trainables.data.jpeg_files:storage"),
-    "lmdb": StorageFacts("trainables.data.lmdb_file:storage"),
-    "arrow_jpeg": StorageFacts("trainables.data.arrow_files:storage"),
-    "arrow_raw": StorageFacts("trainables.data.arrow_files:storage", holds_pixels=True),
+    "jpeg": StorageFacts("trainables.data.images.jpeg_files:storage"),
+    "lmdb": StorageFacts("trainables.data.images.lmdb_file:storage"),
+    "arrow_jpeg": StorageFacts("trainables.data.images.arrow_files:storage"),
+    "arrow_raw": StorageFacts("trainables.data.images.arrow_files:storage", holds_pixels=True),
 }
 
 DECODERS: Mapping[str, DecoderFacts] = {
-    "pil": DecoderFacts("trainables.data.decode:pil"),
-    "torchvision": DecoderFacts("trainables.data.decode:torchvision"),
-    "nvjpeg": DecoderFacts("trainables.data.decode:nvjpeg", on_device=True),
-    "nvjpeg_ahead": DecoderFacts("trainables.data.decode:nvjpeg", on_device=True, ahead=True),
+    "pil": DecoderFacts("trainables.data.images.decode:pil"),
+    "torchvision": DecoderFacts("trainables.data.images.decode:torchvision"),
+    "nvjpeg": DecoderFacts("trainables.data.images.decode:nvjpeg", on_device=True),
+    "nvjpeg_ahead": DecoderFacts("trainables.data.images.decode:nvjpeg", on_device=True, ahead=True),
 }
 
 AHEAD_BATCHES = 3

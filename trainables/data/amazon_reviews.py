@@ -20,10 +20,10 @@ from typing import IO
 
 import numpy as np
 
-from trainables.data import DataError
 from trainables.data.cache import made_once
+from trainables.data.files import REVIEW_FILES, lacking_reviews, review_files
+from trainables.data.source import DataError
 from trainables.data.text import VOCABULARY, TextDataset, TextSource
-from trainables.data_files import REVIEW_FILES, lacking_reviews, review_files
 from trainables.trial import Trial
 
 TEXT_KEYS = ("reviewText", "text")

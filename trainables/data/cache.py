@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainables.data import DataError
+from trainables.data.source import DataError
 
 
 def made_once(name: str, source: str, make: Callable[[Path], object]) -> Path:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trainables.data import DataError, DataSource, ImageArrays, ImageDataset
-from trainables.data_files import CIFAR10_FILES, CIFAR10_FOLDER, cifar10_layout, lacking_cifar10
+from trainables.data.files import CIFAR10_FILES, CIFAR10_FOLDER, cifar10_layout, lacking_cifar10
+from trainables.data.source import DataError, DataSource, ImageArrays, ImageDataset
 from trainables.messages import one_line
 from trainables.trial import Trial
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trainables.data import DataError, DataSource, ImageArrays, ImageDataset
-from trainables.data_files import (
+from trainables.data.files import (
     FASHION_MNIST_FILES,
     fashion_mnist_folder,
     fashion_mnist_layout,
     idx_file,
     lacking_fashion_mnist,
 )
+from trainables.data.source import DataError, DataSource, ImageArrays, ImageDataset
 from trainables.messages import one_line
 from trainables.trial import Trial
 

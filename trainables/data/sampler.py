@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from trainables.data import DataError
+from trainables.data.source import DataError
 from trainables.trial import Trial
 
 Parts = list[torch.Tensor]

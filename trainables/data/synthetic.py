@@ -5,8 +5,8 @@ from functools import lru_cache
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainables.data import DataSource
-from trainables.data.resident import device_of
+from trainables.data.loader import device_of
+from trainables.data.source import DataSource
 from trainables.data.text import VOCABULARY, TextSource
 from trainables.trial import Trial
 

@@ -6,15 +6,18 @@ Row n of a batch goes on where row n of the batch before it ended, as models tha
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from trainables.data import DataError
+from trainables.data.source import DataError
 from trainables.trial import Trial
 
 VOCABULARY = 256
+
+
 TEST_SHARE = 20
 """the last twentieth of a text's bytes is its test split, what comes before it its training split"""
 
@@ -92,3 +95,22 @@ def streams(trial: Trial, dataset: TextDataset, rank: int) -> Streams:
 def next_byte_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy in nats a byte: logits [n, t, 256] against the bytes that follow, uint8 [n, t]."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
+
+
+def sample(trial: Trial, split: str = "train") -> TextSource:
+    """All topics in alphabetical order, an empty line between them. Raises DataError. `trial.data_dir` is not used."""
+    return TextSource(TextDataset(read_topics, "", split, trial.sequence_length), VOCABULARY)
+
+
+@lru_cache(maxsize=1)
+def read_topics(path: str) -> np.ndarray:
+    """The text as bytes, uint8 [N]. Raises DataError where this Python came without it."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise DataError(
+            f"dataset 'text_sample' reads Python's own help, which this Python lacks ({error}): install the whole "
+            "standard library, or use dataset 'synthetic'"
+        ) from error
+    texts = [topics[name] for name in sorted(topics)]
+    return np.frombuffer("\n".join(texts).encode(), dtype=np.uint8)

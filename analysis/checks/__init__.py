@@ -1,0 +1,4 @@
+"""Check measured steps and trials for artefacts.
+
+In: trials and step shapes. Out: `Finding`s.
+"""

@@ -1,0 +1,189 @@
+"""Two results folders side by side: the same configurations before and after a change, on two machines, in two versions."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.load.environment import NONE, by_environment, fingerprint
+from analysis.load.fields import Fields
+from analysis.load.results import ResultsError, load_reduced, nothing_timed
+from analysis.measure.configurations import trial_fields
+from analysis.measure.measures import PHASES, summaries
+from analysis.statistics import log_estimates, ratios
+from analysis.text import configuration_label, join, rank_noun, text
+
+MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
+"""What is compared."""
+
+SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "no interval"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two folders, a and b, say of the configurations that both measured.
+
+    rows: a row a configuration, the largest loss of throughput first, those without an interval last: `label`, n_a, n_b
+    (repeats), the fields in `axes`, `verdict`, and for each of `MEASURES` (seconds, samples/s) NAME_a, NAME_b (medians
+    across repeats), NAME_ratio = b / a with NAME_low and NAME_high (95 %, `statistics.ratios`); NaN where one is unknown.
+    verdict: "within noise" where the interval of throughput holds 1, else "slower" or "faster"; "no interval" where one
+    side has a single repeat.
+    axes: fields that vary among these rows. only_a, only_b: labels of configurations that one folder alone has done.
+    assumed: a line on each field that only one folder knows. environments: what the trials ran under where it is not the
+    same: name, a, b. left_out: a line on trials that ran under a further environment of their folder.
+    """
+
+    rows: pd.DataFrame
+    axes: tuple[str, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    assumed: tuple[str, ...]
+    environments: tuple[tuple[str, str, str], ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def judged(self) -> int:
+        """How many rows have an interval, and so a verdict."""
+        return int((self.rows["verdict"] != UNKNOWN).sum())
+
+    def regressions(self, threshold: float) -> pd.DataFrame:
+        """Rows whose throughput is shown to have fallen by more than `threshold`, a share such as 0.05.
+
+        Shown means that the whole 95 % interval lies below 1 - threshold. So a true loss of just the threshold, let alone
+        none, fails a build in at most one row of forty; asking only that the point lies beyond the threshold and
+        the interval excludes 1 would fail it in every second one. What is not shown is no proof of the contrary: more
+        repeats narrow the interval.
+        """
+        return self.rows[self.rows["throughput_samples_per_s_high"] < 1 - threshold]
+
+
+def compare(
+    before: str | os.PathLike[str], after: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None
+) -> Comparison:
+    """Compares two results folders; their trials match where all fields but the repeat are equal.
+
+    A field that only one folder knows has its value in `defaults` in the other, else the default that the knowing folder
+    describes, else the value that all its trials share. Fields of kind machine, which say where a trial ran and not what it did, need not be equal where each
+    folder has one value of them. In a folder with several environments, that with most done trials counts.
+
+    Raises ResultsError where a folder cannot be read, has no done trial, or the two have no configuration in common.
+    """
+    sides = [_measured(directory) for directory in (before, after)]
+    frames = [frame for frame, _, _ in sides]
+    assumed = _take_as_equal(frames, [declared for _, declared, _ in sides], defaults or {})
+    machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
+    fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
+    apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
+    keys = [name for name in fields if name not in apart]
+    both = pd.concat([frame.assign(side=side) for frame, side in zip(frames, "ab", strict=True)], ignore_index=True)
+    both["configuration"] = both.groupby(keys, dropna=False, sort=False).ngroup()
+    found = both.groupby("configuration").first()
+    sides_of = both.groupby("configuration")["side"].agg(set)
+    common = sides_of.index[sides_of.map(len) == 2]
+    if common.empty:
+        raise ResultsError(f"{before} and {after} have no configuration in common{_why(frames, keys)}")
+    axes = tuple(name for name in keys if found.loc[common, name].nunique(dropna=False) > 1)
+    varying = tuple(name for name in keys if found[name].nunique(dropna=False) > 1)
+    ranks = rank_noun(found["device"])
+
+    def only(side: str) -> tuple[str, ...]:
+        alone = found[sides_of.map(lambda seen: seen == {side})]
+        return tuple(configuration_label(row, varying, ranks) for _, row in alone.iterrows())
+
+    shared = both[both["configuration"].isin(common)]
+    rows = _ratios(shared).join(found[list(axes)])
+    rows.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in rows.index])
+    order = rows["verdict"].eq(UNKNOWN).to_frame("last").assign(ratio=rows["throughput_samples_per_s_ratio"])
+    return Comparison(
+        rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True),
+        axes,
+        only("a"),
+        only("b"),
+        tuple(assumed),
+        _unlike(
+            [*_environment(frames), *((name, _values(frames[0][name]), _values(frames[1][name])) for name in apart)]
+        ),
+        tuple(line for _, _, line in sides if line),
+    )
+
+
+def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, str]:
+    """A row per done trial, what is said of their fields, and a line on those under another environment (empty where there are none)."""
+    results, *others = by_environment(load_reduced(directory))
+    rows = summaries(results.trials, results.windows).dropna(subset="throughput_samples_per_s")
+    if rows.empty:
+        raise ResultsError(f"{directory}: nothing to compare: {nothing_timed(results.trials)}")
+    count = sum(len(other.trials) for other in others)
+    line = f"{directory}: {count} trials under other environments of the same folder are left out." if count else ""
+    return rows, results.fields, line
+
+
+def _take_as_equal(frames: list[pd.DataFrame], declared: Sequence[Fields], defaults: Mapping[str, Any]) -> list[str]:
+    """Gives each frame the fields that only the other knows, in place; a line on each."""
+    lines = []
+    known = [trial_fields(frame) for frame in frames]
+    for lacking, knowing, side in ((0, 1, "A"), (1, 0, "B")):
+        for name in [name for name in known[knowing] if name not in known[lacking]]:
+            seen = frames[knowing][name]
+            shared = seen.iloc[0] if seen.nunique(dropna=False) == 1 else None
+            value = declared[knowing].facts[name].default if name in declared[knowing].facts else shared
+            value = defaults.get(name, value)
+            frames[lacking] = frames[lacking].assign(**{name: value})
+            lines.append(f"{side} does not know {name}: its trials are taken to have {value!r}.")
+    return lines
+
+
+def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """`Comparison.rows` but labels and fields, indexed by configuration; `rows` has measures, side and configuration."""
+    columns: dict[str, pd.Series] = {}
+    for name in MEASURES:
+        values = rows[name].astype(float)
+        usable = rows.assign(**{name: values.where(values > 0)})  # a phase that is not there may be written as 0 s
+        index = pd.Index(sorted(rows["configuration"].unique()), name="configuration")
+        a, b = (
+            log_estimates(part, "configuration", name).reindex(index)
+            for part in (usable[usable["side"] == side] for side in "ab")
+        )
+        ratio = ratios(b, a)
+        columns |= {f"{name}_a": a["median"], f"{name}_b": b["median"]}
+        columns |= {f"{name}_{end}": ratio[end] for end in ("ratio", "low", "high")}
+        if name == MEASURES[0]:
+            columns |= {"n_a": a["n"], "n_b": b["n"], "verdict": ratio.apply(_verdict, axis=1)}
+    return pd.DataFrame(columns)
+
+
+def _verdict(ratio: pd.Series) -> str:
+    if pd.isna(ratio["low"]):
+        return UNKNOWN
+    return SLOWER if ratio["high"] < 1 else FASTER if ratio["low"] > 1 else WITHIN_NOISE
+
+
+def _environment(frames: list[pd.DataFrame]) -> list[tuple[str, str, str]]:
+    """The environments of both sides, name by name; a name has several values where trials set it for themselves."""
+    seen: list[dict[str, list[str]]] = [{}, {}]
+    for frame, values in zip(frames, seen, strict=True):
+        for _, trial in frame.iterrows():
+            for name, value in fingerprint(trial).items():
+                if value not in values.setdefault(name, []):
+                    values[name].append(value)
+    names = dict.fromkeys([*seen[0], *seen[1]])
+    shown = [[join(sorted(values.get(name, [NONE])), "or") for name in names] for values in seen]
+    return list(zip(names, *shown, strict=True))
+
+
+def _unlike(values: list[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
+    return tuple(row for row in values if row[1] != row[2])
+
+
+def _values(column: pd.Series) -> str:
+    return ", ".join(text(value) for value in sorted(column.dropna().unique())) or NONE
+
+
+def _why(frames: list[pd.DataFrame], keys: list[str]) -> str:
+    """The fields of which the two share no value, as the end of a message."""
+    apart = [name for name in keys if not set(frames[0][name].dropna()) & set(frames[1][name].dropna())]
+    values = [(name, _values(frames[0][name]), _values(frames[1][name])) for name in apart]
+    told = [f"{name} is {a} in the first and {b} in the second" for name, a, b in values if (a, b) != (NONE, NONE)]
+    return f": {'; '.join(told)}" if told else ": they share values of each field, but no combination of them"

@@ -1,0 +1,182 @@
+"""Figures of trainings: accuracy over the batch, curves over epochs, and the learning rate that each had."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+from analysis.compare.accuracy import Accuracy
+from analysis.figures.style import INK, MARKERS, STYLE, TEXT, legend, wrapped
+from analysis.study import Analysis
+
+_MOST_COLUMNS = 4
+
+
+def accuracy_batch(analysis: Analysis) -> Figure | None:
+    """Held-out accuracy after the last epoch over the global batch, a line for each remedy, with 95 % intervals over seeds; the dashed line is the plain reference, the grey band its interval, and the dotted line the critical batch that the gradient noise scale gives."""
+    found = analysis.accuracy
+    if found is None or found.elbows.empty:
+        return None
+    shown = found.cells[found.cells["is_chosen"]]
+    names = list(dict.fromkeys(found.cells.sort_values("remedy_number", kind="stable")["remedy"]))
+    colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
+    batches = sorted(shown["global_batch"].unique())
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        figure, axis = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+        plain = shown[shown["is_reference"] & (shown["remedy"] == found.plain)]
+        handles: list[Any] = []
+        for _, row in plain.iterrows():
+            axis.axhline(100 * row["top1"], color=INK, linestyle=(0, (4, 3)), linewidth=1)
+            handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="plain reference"))
+            if pd.notna(row["top1_low"]):
+                axis.axhspan(100 * row["top1_low"], 100 * row["top1_high"], color=INK, alpha=0.10, linewidth=0)
+        for i, name in enumerate(names):
+            line = shown[shown["remedy"] == name].sort_values("global_batch")
+            nudge = 2 ** (0.08 * (i - (len(names) - 1) / 2))
+            marker = MARKERS[i % len(MARKERS)]
+            style = {"color": colours[name], "marker": marker, "markersize": 5, "linewidth": 1.3}
+            x, y = line["global_batch"] * nudge, 100 * line["top1"]
+            known = line["top1_low"].notna().all()
+            ends = [y - 100 * line["top1_low"], 100 * line["top1_high"] - y] if known else None
+            axis.errorbar(x, y, yerr=ends, capsize=2.5, elinewidth=1, **style)
+            handles.append(Line2D([], [], label=name, **style))
+        critical = found.elbows.dropna(subset="critical_batch")
+        critical = (
+            critical[critical["remedy"] == found.plain] if (critical["remedy"] == found.plain).any() else critical
+        )
+        for _, row in critical.iloc[:1].iterrows():
+            axis.axvline(row["critical_batch"], color=INK, linestyle=":", linewidth=1.2)
+            label = f"critical batch, {row['remedy']} (estimated)"
+            handles.append(Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label=label))
+            if pd.notna(row["critical_batch_low"]):
+                axis.axvspan(row["critical_batch_low"], row["critical_batch_high"], color=INK, alpha=0.07, linewidth=0)
+        low, high = 100 * shown["top1"].min(), 100 * shown["top1"].max()
+        margin = 0.08 * max(high - low, 1.0)
+        axis.set_ylim(max(0.0, low - 2 * margin), min(100.0, high + 2 * margin))
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
+        axis.minorticks_off()
+        axis.set_xlim(min(batches) / 1.5, max(batches) * 1.5)
+        axis.set_xlabel("global batch")
+        axis.set_ylabel("held-out accuracy (%)")
+        figure.legend(handles=handles, loc="outside upper center", ncols=2)
+    return figure
+
+
+def training_curves(analysis: Analysis) -> Figure | None:
+    """Held-out accuracy (top) and training loss (below) over the epochs, a panel for each remedy and a line for each global batch: means over seeds, with the range of the seeds as a band."""
+    found = analysis.accuracy
+    if found is None or found.epochs["epoch"].max() < 2:
+        return None
+    rows = curve_rows(found)
+    names = list(dict.fromkeys(rows["remedy"]))[: _MOST_COLUMNS * 2]
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        columns = min(len(names), _MOST_COLUMNS)
+        blocks = -(-len(names) // columns)
+        figure, grid = plt.subplots(
+            2 * blocks, columns, figsize=(max(4.8, 2.4 * columns), 4.6 * blocks), squeeze=False, sharex=True, sharey=False,
+            layout="constrained",
+        )  # fmt: skip
+        colours = _batch_colours(rows)
+        for axis in grid.flat:
+            axis.set_visible(False)
+        for number, name in enumerate(names):
+            block, column = divmod(number, columns)
+            for line, (value, scale, label) in enumerate(
+                (("validation_top1", 100.0, "held-out accuracy (%)"), ("train_loss", 1.0, "training loss"))
+            ):
+                axis = grid[2 * block + line, column]
+                axis.set_visible(True)
+                _curves(axis, rows[rows["remedy"] == name], value, scale, colours)
+                values = scale * rows[value].dropna()
+                if value == "validation_top1" and len(values):
+                    axis.set_ylim(max(0, values.min() - 3), min(100, values.max() + 3))
+                if value == "train_loss" and len(values) and values.min() > 0:
+                    axis.set_yscale("log")
+                    axis.set_ylim(0.8 * values.min(), 1.25 * values.max())
+                    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                    axis.yaxis.set_minor_locator(NullLocator())
+                if line == 0:
+                    axis.set_title(wrapped(name, columns))
+                else:
+                    axis.set_xlabel("epoch")
+                    axis.tick_params(labelbottom=True)
+                if column == 0:
+                    axis.set_ylabel(label)
+        legend(figure, _batch_handles(colours))
+    return figure
+
+
+def lr_schedules(analysis: Analysis) -> Figure | None:
+    """The learning rate at the end of each epoch, a panel for each remedy and a line for each global batch."""
+    found = analysis.accuracy
+    if found is None or found.epochs["epoch"].max() < 2 or found.epochs["learning_rate"].isna().all():
+        return None
+    rows = curve_rows(found).dropna(subset="learning_rate")
+    names = list(dict.fromkeys(rows["remedy"]))[: _MOST_COLUMNS * 2]
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        columns = min(len(names), _MOST_COLUMNS)
+        lines = -(-len(names) // columns)
+        figure, grid = plt.subplots(
+            lines, columns, figsize=(max(4.8, 2.4 * columns), 0.6 + 2.4 * lines), squeeze=False, sharex=True,
+            layout="constrained",
+        )  # fmt: skip
+        colours = _batch_colours(rows)
+        for axis, name in zip(grid.flat, names, strict=False):
+            _curves(axis, rows[rows["remedy"] == name], "learning_rate", 1.0, colours)
+            axis.set_title(wrapped(name, columns))
+            axis.set_xlabel("epoch")
+            axis.tick_params(labelbottom=True)
+        for axis in list(grid.flat)[len(names) :]:
+            axis.set_visible(False)
+        for line in grid:
+            line[0].set_ylabel("learning rate")
+        legend(figure, _batch_handles(colours))
+    return figure
+
+
+def curve_rows(found: Accuracy) -> pd.DataFrame:
+    """Epochs by remedy and batch, seeds together: remedy, global_batch, made_of, epoch, and the mean, `_min` and `_max` over
+    seeds of validation_top1, train_loss and learning_rate. Layouts that stand for their batch only."""
+    chosen = found.cells[found.cells["is_chosen"]].sort_values(["remedy_number", "global_batch"], kind="stable")
+    parts = []
+    for _, cell in chosen.iterrows():
+        own = found.epochs[found.epochs["trial_id"].isin(cell["trial_ids"])]
+        by_epoch = own.groupby("epoch")[["validation_top1", "train_loss", "learning_rate"]]
+        part = pd.concat(
+            [by_epoch.mean(), by_epoch.min().add_suffix("_min"), by_epoch.max().add_suffix("_max")], axis=1
+        ).reset_index()
+        parts.append(part.assign(remedy=cell["remedy"], global_batch=cell["global_batch"], made_of=cell["made_of"]))
+    frame = pd.concat(parts, ignore_index=True)
+    first = ["remedy", "global_batch", "made_of", "epoch"]
+    return frame[[*first, *(name for name in frame if name not in first)]]
+
+
+def _curves(axis: Any, rows: pd.DataFrame, value: str, scale: float, colours: dict[int, Any]) -> None:
+    for batch, line in rows.groupby("global_batch"):
+        colour = colours[int(str(batch))]
+        axis.plot(line["epoch"], scale * line[value], color=colour, linewidth=1.3)
+        axis.fill_between(
+            line["epoch"],
+            scale * line[f"{value}_min"],
+            scale * line[f"{value}_max"],
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
+        )
+
+
+def _batch_colours(rows: pd.DataFrame) -> dict[int, Any]:
+    """A sequence that is told apart without colour vision too: batches have an order."""
+    batches = sorted(rows["global_batch"].unique())
+    return dict(zip(map(int, batches), sns.color_palette("viridis", len(batches)), strict=True))
+
+
+def _batch_handles(colours: dict[int, Any]) -> list[Any]:
+    return [Patch(color=colour, label=f"global batch {batch:,}") for batch, colour in colours.items()]

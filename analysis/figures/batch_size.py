@@ -1,0 +1,117 @@
+"""Figures by batch size and by rung: throughput to the end of memory, and the acceleration ladder as a waterfall."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
+
+from analysis.compare.ladder import OURS
+from analysis.figures.style import (
+    GRID,
+    INK,
+    MARKERS,
+    STYLE,
+    TEXT,
+    facet_fields,
+    grid_of_axes,
+    legend,
+    outer_labels,
+    wrapped,
+)
+from analysis.study import Analysis, study_ranks
+from analysis.text import configuration_label, field_label, value_label
+
+_LINES = ("precision", "execution", "parallel", "storage", "memory_format")
+"""Fields that a line of the batch figure may stand for: the first that varies."""
+
+
+def batch_size(analysis: Analysis) -> Figure | None:
+    """Throughput of one rank over its batch, with 95 % intervals, up to the end of memory: a cross on the axis marks a batch that ran out of it."""
+    curve = analysis.batch_curve
+    if curve.empty or curve["throughput_samples_per_s"].isna().all():
+        return None
+    ranks = study_ranks(analysis)
+    varied = facet_fields(analysis)
+    line = next((name for name in _LINES if name in varied), None)
+    rest = [name for name in varied if name != line]
+    panels = list(curve.groupby(rest, dropna=False)) if rest else [((), curve)]
+    kinds = list(dict.fromkeys(curve[line])) if line else [None]
+    colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+    batches = sorted(curve["batch_per_gpu"].unique())
+    highest = 1.08 * curve[["throughput_samples_per_s", "throughput_samples_per_s_high"]].max().max()
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        figure, axes = grid_of_axes(len(panels), sharey=True)
+        for axis, (key, panel) in zip(axes, panels, strict=False):
+            for i, kind in enumerate(kinds):
+                points = panel if line is None else panel[panel[line] == kind]
+                known = points.dropna(subset="throughput_samples_per_s")
+                y = known["throughput_samples_per_s"]
+                ends = np.array([y - known["throughput_samples_per_s_low"], known["throughput_samples_per_s_high"] - y])
+                axis.errorbar(
+                    known["batch_per_gpu"], y, yerr=np.clip(np.nan_to_num(ends), 0, None), color=colours[kind],
+                    marker=MARKERS[i % len(MARKERS)], markersize=4.5, capsize=2.5, linewidth=1.3, elinewidth=1,
+                )  # fmt: skip
+                lost = points[points["outcome"] == "out of memory"]
+                axis.scatter(
+                    lost["batch_per_gpu"] * 2 ** (0.08 * (i - (len(kinds) - 1) / 2)), [0.03 * highest] * len(lost), marker="x",
+                    s=42, color=colours[kind], linewidths=2, zorder=4,
+                )  # fmt: skip
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(batches, [str(batch) for batch in batches])
+            axis.minorticks_off()
+            axis.set_xlim(min(batches) / 1.3, max(batches) * 1.3)
+            axis.set_ylim(0, highest)
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            title = dict(zip(rest, key, strict=True))
+            axis.set_title(wrapped(configuration_label(title, rest, ranks), min(4, len(panels))))
+        outer_labels(axes, field_label("batch_per_gpu", ranks), "samples/s")
+        handles = [
+            Line2D([], [], color=colours[kind], marker=MARKERS[i % len(MARKERS)], markersize=5, label=value_label(line, kind, ranks))
+            for i, kind in enumerate(kinds) if line
+        ]  # fmt: skip
+        if (curve["outcome"] == "out of memory").any():
+            handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", markersize=6, label="out of memory"))
+        if handles:
+            legend(figure, handles)
+    return figure
+
+
+def ladder(analysis: Analysis) -> Figure | None:
+    """The acceleration ladder as a waterfall: time of a sample at each rung (dark), what the rung saved (light), and the speed-up over the first; this study's rungs, and published ones of another machine."""
+    rows = analysis.ladder
+    if rows.empty:
+        return None
+    machines = list(rows.groupby("machine", sort=False))
+    colours = [sns.color_palette("colorblind")[machine != OURS] for machine, _ in machines]
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        figure, grid = plt.subplots(
+            len(machines), 1, figsize=(7.2, 0.5 + sum(0.75 + 0.27 * len(rungs) for _, rungs in machines)), squeeze=False,
+            layout="constrained", gridspec_kw={"height_ratios": [0.75 + 0.27 * len(rungs) for _, rungs in machines]},
+        )  # fmt: skip
+        for axis, (machine, rungs), colour in zip(grid.flat, machines, colours, strict=True):
+            _waterfall(axis, rungs, colour)
+            axis.set_title(machine)
+        grid.flat[-1].set_xlabel("time of a sample (µs)")
+        legend(figure, [Patch(color=colours[0], label="time"), Patch(facecolor=GRID, label="saved by this rung")])
+    return figure
+
+
+def _waterfall(axis: Any, rungs: Any, colour: Any) -> None:
+    """A bar for each rung: its time, and in grey what it takes less than the rung before."""
+    times = 1e6 / rungs["throughput_samples_per_s"].to_numpy(dtype=float)
+    before = np.concatenate([times[:1], times[:-1]])
+    places = range(len(times))
+    axis.barh(places, times, height=0.72, color=colour, linewidth=0)
+    axis.barh(places, np.maximum(before - times, 0), left=times, height=0.72, color=GRID, linewidth=0)
+    ratios = zip(rungs["cumulative_ratio"], np.maximum(before, times), strict=True)
+    for place, (ratio, end) in zip(places, ratios, strict=True):
+        axis.annotate(f"{ratio:.2f}×", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+    axis.set_xlim(0, 1.12 * max(before.max(), times.max()))
+    axis.set_yticks(list(places), list(rungs["rung"]))
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")

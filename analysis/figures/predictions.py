@@ -1,0 +1,93 @@
+"""The figure of predictions: what was measured, and the laws beyond it."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.figures.style import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
+from analysis.predict.forecast import AHEAD, held_batch
+from analysis.predict.inputs import ReportInputs
+from analysis.predict.model import Model, predict
+from analysis.predict.series import alike_but_for_timing
+from analysis.study import study_ranks
+from analysis.text import configuration_label, field_label
+
+
+def prediction_fan(analysis: ReportInputs) -> Figure | None:
+    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval, shaded as far as it is narrow enough to use (a factor of 2 either way) and cut off at the frame."""
+    found = analysis.models
+    if not found:
+        return None
+    ranks = study_ranks(analysis)
+    aside = (
+        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+        "world_size",
+        "nodes",
+        "batch_per_gpu",
+    )
+    rest = [name for name in analysis.axes if name not in aside and name in found[0].series.fields]
+    panels: dict[tuple[Any, ...], list[Model]] = {}
+    for model in found:
+        panels.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
+    labels = list(dict.fromkeys(held_batch(model, ranks) for model in sorted(found, key=lambda m: m.series.base_batch)))
+    colours = dict(zip(labels, sns.color_palette("colorblind", len(labels)), strict=True))
+    markers = {label: MARKERS[i % len(MARKERS)] for i, label in enumerate(labels)}
+    with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
+        figure, axes = grid_of_axes(len(panels), sharey=True)
+        smallest = min(model.series.sizes[0] for model in found)
+        largest = max(AHEAD) * max(model.series.sizes[-1] for model in found)
+        ends_early = False
+        for axis, (key, members) in zip(axes, panels.items(), strict=False):
+            axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
+            for model in members:
+                label = held_batch(model, ranks)
+                ends_early |= _fan(axis, analysis, model, largest, colours[label], markers[label])
+            axis.set_xscale("log", base=2)
+            sizes = [2**k for k in range(int(np.log2(largest)) + 1) if 2**k >= smallest]
+            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.minorticks_off()
+            axis.set_xlim(smallest / 1.2, largest * 1.2)
+            axis.set_ylim(0, 130)
+            fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
+            title = configuration_label(fields, fields, ranks)
+            axis.set_title(wrapped(title, min(4, len(panels))))
+        outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
+        handles = [
+            Line2D([], [], color=colours[label], marker=markers[label], markersize=5, label=label) for label in labels
+        ]
+        handles.append(
+            Line2D(
+                [], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="predicted, not measured (shaded: 95 %)"
+            )
+        )
+        if ends_early:
+            handles.append(Line2D([], [], linestyle="none", label="where no shade: interval too wide to use"))
+        legend(figure, handles)
+    return figure
+
+
+def _fan(axis: Any, analysis: ReportInputs, model: Model, largest: int, colour: Any, marker: str) -> bool:
+    """Draws a series; whether its shade ends where the interval becomes too wide to use."""
+    sizes = model.series.sizes
+    rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
+    rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
+    first = model.series.points.iloc[0]
+    measured = model.series.points["throughput_samples_per_s"] / first["throughput_samples_per_s"]
+    percent = 100 * measured * first["world_size"] / model.series.points["world_size"]
+    axis.plot(sizes, percent, linestyle="none", marker=marker, color=colour, markersize=5, markeredgewidth=0)
+    for _, row in rows.dropna(subset="efficiency_low").iterrows():
+        axis.vlines(
+            row["world_size"], 100 * row["efficiency_low"], 100 * row["efficiency_high"], color=colour, linewidth=1
+        )
+    for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
+        x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # there is nothing between two numbers of ranks
+        curve = predict(model, x.tolist())
+        axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
+    narrow = curve[~curve["too_wide"] & curve["efficiency_low"].notna()]
+    low, high = 100 * narrow["efficiency_low"], 100 * narrow["efficiency_high"]
+    axis.fill_between(narrow["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
+    return bool(curve["too_wide"].any())

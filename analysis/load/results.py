@@ -1,0 +1,348 @@
+"""Reads a results folder into data frames: a row a trial; a row a rank, window and step; and what was measured of
+communication.
+
+The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI such as `s3://bucket/study`.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+from pandas.api.types import union_categoricals
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from analysis.load.fields import Fields, fields_of
+from analysis.load.links import leads_outside
+from analysis.load.parquet import (
+    BUCKET_SCHEMA,
+    EPOCH_SCHEMA,
+    REQUIRED_STEP_COLUMNS,
+    RUN_AGAIN,
+    STEP_SCHEMA,
+    SWEEP_SCHEMA,
+    ResultsError,
+    dataset_of,
+    frame_of,
+    line,
+    portions,
+    read_portion,
+)
+from analysis.load.reduce import windows
+from analysis.load.step_losses import step_losses
+from analysis.load.step_shape import step_shapes
+
+SCHEMA_VERSION = 1
+
+OUTCOME_COLUMNS = (
+    "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment", "log",
+    "trace_paths",
+)  # fmt: skip
+"""Columns of `Results.trials` that say how a trial went; every other column is a field of the trial."""
+
+_TRACE = re.compile(r"(.*)/traces/rank(\d+)\.json\.gz")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study as measured.
+
+    `study` is study.json, and `fields` what it says of the fields of its trials. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
+    `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
+    `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and `epochs` those of `EPOCH_SCHEMA`; none has a row of a trial that has no such file.
+
+    `windows`, `shapes` and `losses` are made from all steps: see the functions `windows`, `step_shapes` and `step_losses`
+    of the modules windows, step_shape and step_losses. `load_reduced` makes them while it reads, and keeps only steps that have a `last_gradient_s`.
+    """
+
+    study: dict[str, Any]
+    trials: pd.DataFrame
+    steps: pd.DataFrame
+    buckets: pd.DataFrame
+    sweep: pd.DataFrame
+    read_windows: pd.DataFrame | None = None
+    read_shapes: pd.DataFrame | None = None
+    read_losses: pd.DataFrame | None = None
+    epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, EPOCH_SCHEMA))
+
+    @cached_property
+    def fields(self) -> Fields:
+        return fields_of(self.study)
+
+    @cached_property
+    def windows(self) -> pd.DataFrame:
+        return windows(self.steps) if self.read_windows is None else self.read_windows
+
+    @cached_property
+    def shapes(self) -> pd.DataFrame:
+        return step_shapes(self.steps) if self.read_shapes is None else self.read_shapes
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        return step_losses(self.steps) if self.read_losses is None else self.read_losses
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Fields(_Part):
+    """Fields of a trial that the analysis cannot do without; it takes any other as it is."""
+
+    world_size: PositiveInt
+    nodes: PositiveInt
+    batch_per_gpu: PositiveInt
+    device: str
+
+    __pydantic_extra__: dict[str, str | int | float | bool | None]
+
+
+class _Node(_Part):
+    node_id: str | None = None
+    gpus: list[dict[str, Any]] | None = None
+
+
+class _Rank(_Part):
+    node_id: str | None = None
+    gpu_uuid: str | None = None
+
+
+class _Environment(_Part):
+    nodes: list[_Node] = []
+    ranks: list[_Rank] = []
+    versions: dict[str, Any] | None = None
+    variables: dict[str, Any] | None = None
+    git: dict[str, Any] | None = None
+
+
+class _TrialFile(BaseModel):
+    """What trial.json must hold, as far as the analysis reads it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int
+    trial_id: str
+    trial: _Fields
+    status: str
+    reason: str | None = None
+    worker_group: str | None = None
+    started_at: float | None = None
+    duration_s: float | None = None
+    environment: _Environment
+    log: str | None = None
+
+
+def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]:
+    """The file system that a path or URI names, and the path in it."""
+    text = os.fspath(directory)
+    if not text.strip():
+        raise ResultsError(f"{text!r} is not a path; give a folder or a URI")
+    if "://" not in text:
+        return pafs.LocalFileSystem(), os.path.abspath(text)
+    try:
+        return pafs.FileSystem.from_uri(text)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ResultsError(
+            f"{text}: no file system answers for this address ({line(error)}); give a folder or a URI"
+        ) from None
+
+
+def nothing_timed(trials: pd.DataFrame) -> str:
+    """Why these trials hold no step time, and what to do."""
+    done = int((trials["status"] == "done").sum())
+    if not done:
+        return "no trial is done; run the study first"
+    trained = f"its {done} done trials are trainings" if done > 1 else "its only done trial is a training"
+    return f"{trained} to an accuracy, and none is timed; give the folder of a timed study, such as `run default`"
+
+
+def load(directory: str | os.PathLike[str]) -> Results:
+    """Reads study.json and every finished trial below `directory`.
+
+    A trial's folder without trial.json is half written and left out. Raises ResultsError where study.json is missing
+    or a file is corrupt.
+    """
+    folder = _open(directory)
+    steps = folder.dataset("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS)
+    return Results(
+        folder.study, folder.trials, frame_of(steps, STEP_SCHEMA), *folder.communication(), epochs=folder.epochs()
+    )
+
+
+def load_reduced(directory: str | os.PathLike[str]) -> Results:
+    """As `load`, for what a report needs: all but the steps that only `windows` and `shapes` are made from.
+
+    Steps are read in portions (`parquet.ROWS_AT_ONCE`), so a study may be larger than memory.
+    """
+    folder = _open(directory)
+    steps = folder.dataset("steps.parquet", _REDUCED_SCHEMA, REQUIRED_STEP_COLUMNS)
+    with ThreadPoolExecutor(_READERS) as pool:
+        parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
+    stamped, *reduced = (_joined(frames) for frames in zip(*parts, strict=True))
+    found = Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
+    return replace(found, epochs=folder.epochs())
+
+
+def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
+    """Steps with a `last_gradient_s`, windows, shapes and losses of some trials."""
+    steps = read_portion(files, _REDUCED_SCHEMA) if files else _REDUCED_SCHEMA.empty_table().to_pandas()
+    stamped = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "step_s", "last_gradient_s"]]
+    return stamped.astype({"trial_id": "str", "window": "str"}), windows(steps), step_shapes(steps), step_losses(steps)
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Frames of unlike trials as one, in which a trial_id that is a category stays one."""
+    if isinstance(frames[0]["trial_id"].dtype, pd.CategoricalDtype):
+        every = union_categoricals([frame["trial_id"] for frame in frames]).categories
+        frames = [frame.assign(trial_id=frame["trial_id"].cat.set_categories(every)) for frame in frames]
+    return pd.concat(frames, ignore_index=True)
+
+
+_READERS = 2
+_STEP = ("trial_id", "rank", "window", "step")
+_REDUCED_SCHEMA = pa.schema([field for field in STEP_SCHEMA if field.name != "host_load_s"])
+"""Columns of steps that windows, shapes, losses and the account of communication are made from."""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A results folder whose JSON is read: its done and other trials, and where their tables are."""
+
+    system: pafs.FileSystem
+    root: str
+    study: dict[str, Any]
+    trials: pd.DataFrame
+    folders: Sequence[str]
+    paths: Collection[str]
+
+    def dataset(self, name: str, schema: pa.Schema, required: Sequence[str]) -> ds.Dataset | None:
+        """Every trial's table of that name; None where no trial has one. Raises ResultsError where one is damaged."""
+        present = [path for folder in self.folders if (path := f"{folder}/{name}") in self.paths]
+        return dataset_of(self.system, f"{self.root}/trials", present, schema, required) if present else None
+
+    def communication(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The frames of buckets and of the sweep."""
+        buckets = self.dataset("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:])
+        sweep = self.dataset("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:])
+        return frame_of(buckets, BUCKET_SCHEMA), frame_of(sweep, SWEEP_SCHEMA)
+
+    def epochs(self) -> pd.DataFrame:
+        """The frame of epochs."""
+        required = ("epoch", "step", "samples", "train_s", "validation_top1")
+        return frame_of(self.dataset("epochs.parquet", EPOCH_SCHEMA, required), EPOCH_SCHEMA)
+
+
+def _open(directory: str | os.PathLike[str]) -> _Folder:
+    system, root = filesystem(directory)
+    try:
+        if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
+            raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
+        study = _read_study(system, root)
+        listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
+    except (OSError, pa.ArrowException) as error:
+        raise ResultsError(f"{root}: cannot be read ({line(error)})") from None
+    paths = {info.path for info in listing if info.type == pafs.FileType.File}
+    markers = sorted(path for path in paths if path.endswith("/trial.json"))
+    with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, and many at once
+        files = list(pool.map(lambda path: _read_trial(system, path), markers))
+    folders = [marker.removesuffix("/trial.json") for marker in markers]
+    for file, folder in zip(files, folders, strict=True):
+        if file.status == "done" and f"{folder}/steps.parquet" not in paths:
+            raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json beside it says done; {RUN_AGAIN}")
+    address = os.fspath(directory)
+    traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
+    return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
+
+
+def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+    """Profiler traces by their trial's folder, in the order of their ranks, as addresses that `filesystem` opens."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for path in paths:
+        if match := _TRACE.fullmatch(path):
+            found.setdefault(match[1], []).append((int(match[2]), address(path)))
+    return {folder: tuple(path for _, path in sorted(traces)) for folder, traces in found.items()}
+
+
+def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
+    """A JSON file that holds a mapping, of a version that is known; `mend` says what to do where it does not."""
+    try:
+        with system.open_input_stream(path) as stream:
+            value = json.loads(stream.read())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path}: not valid JSON ({line(error)}); {mend}") from None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({line(error)})") from None
+    if not isinstance(value, dict):
+        raise ResultsError(f"{path}: holds {type(value).__name__} where a mapping belongs; {mend}")
+    version = value.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that this program reads; update it"
+        )
+    return value
+
+
+def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
+    path = f"{root}/study.json"
+    if system.get_file_info(path).type != pafs.FileType.File:
+        raise ResultsError(
+            f"{root}: no study.json, so this is not a results folder; give the folder that a study was run into"
+        )
+    return _read_json(system, path, "restore it from a copy, or run the study into another folder")
+
+
+def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
+    try:
+        file = _TrialFile.model_validate(_read_json(system, path, RUN_AGAIN))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(f"{path}: {where}: {problem['msg']}; {RUN_AGAIN}") from None
+    folder = path.split("/")[-2]
+    if file.trial_id != folder:
+        raise ResultsError(
+            f"{path}: says trial_id {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
+        )
+    return file
+
+
+def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:
+    rows = []
+    for file, traces in zip(files, trace_paths, strict=True):
+        outcome = file.model_dump(exclude={"trial", "schema_version"})
+        places = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
+        rows.append(file.trial.model_dump() | outcome | places | {"trace_paths": traces})
+    if not rows:
+        return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
+    frame = pd.DataFrame(rows)
+    return frame[[*OUTCOME_COLUMNS, *(name for name in frame.columns if name not in OUTCOME_COLUMNS)]]
+
+
+def device_name(environment: dict[str, Any]) -> str | None:
+    """What the ranks computed on: GPU names, or CPU models for ranks without one; unlike ones joined by " + "."""
+    nodes = {node.get("node_id"): node for node in environment.get("nodes", [])}
+    gpus = {gpu.get("uuid"): gpu.get("name") for node in nodes.values() for gpu in node.get("gpus") or []}
+    names = {
+        gpus.get(uuid) or rank.get("device")
+        if (uuid := rank.get("gpu_uuid"))
+        else nodes.get(rank.get("node_id"), {}).get("cpu_model")
+        for rank in environment.get("ranks", [])
+    }
+    return " + ".join(sorted(str(name) for name in names if name)) or None
+
+
+def host_names(environment: dict[str, Any]) -> str | None:
+    """Hosts that held a rank, sorted and joined by commas."""
+    used = {rank.get("node_id") for rank in environment.get("ranks", [])}
+    hosts = {
+        str(node["host"]) for node in environment.get("nodes", []) if node.get("host") and node.get("node_id") in used
+    }
+    return ", ".join(sorted(hosts)) or None

@@ -1,0 +1,117 @@
+"""Reduce trials to configurations: trials that differ only in their repeat."""
+
+import pandas as pd
+
+from analysis.load.fields import Fields
+from analysis.load.reduce import require
+from analysis.load.results import OUTCOME_COLUMNS
+from analysis.measure.measures import MEASURES
+from analysis.statistics import intervals, log_estimates
+
+
+def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
+    """Bytes of text that all ranks take a second, of models that read bytes; NaN for others. found: see `configurations`."""
+    if not {"model", "sequence_length"} <= {*found.columns}:
+        return pd.Series(float("nan"), index=found.index)
+    of_text = found["model"].isin(fields.text_models)
+    return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
+
+
+RESULT_COLUMNS = (
+    "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
+    "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
+)  # fmt: skip
+"""What `configurations` adds to a trial's fields and measures."""
+
+
+_NOT_MEDIANS = (
+    "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "host_bound", "peak_memory_bytes",
+    "peak_reserved_bytes",
+)  # fmt: skip
+"""Measures of which a configuration has something else than the median across repeats, or nothing."""
+
+
+LAYOUT = ("world_size", "nodes")
+"""Fields in which the members of a series differ."""
+
+
+_LENGTHS = ("steps", "warmup_steps")
+
+
+_NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
+
+
+OLDER = {"gradient_as_bucket_view": False}
+"""what a field was in trials older than it, where today's default is another"""
+
+
+def trial_fields(frame: pd.DataFrame) -> list[str]:
+    """The columns of `frame` that are fields of a trial."""
+    return [name for name in frame.columns if name not in OUTCOME_COLUMNS and name not in MEASURES]
+
+
+def derived_lengths(trials: pd.DataFrame) -> list[str]:
+    """Lengths of windows, in steps, that follow from a trial's other fields, as where each window lasts an epoch.
+
+    They vary with the batch and the ranks, and tell no configurations apart; lengths that were chosen do.
+    """
+    lengths = [name for name in _LENGTHS if name in trials and trials[name].nunique(dropna=False) > 1]
+    others = [name for name in trial_fields(trials) if name not in (*lengths, "repeat")]
+    if not lengths:
+        return []
+    chosen = (trials.groupby(others, dropna=False)[lengths].nunique(dropna=False) > 1).any()
+    return [] if chosen.any() else lengths
+
+
+def configurations(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each configuration, from `measures.summaries`; the index numbers them from 0.
+
+    Columns: the fields of a trial but repeat; global_batch (samples of one optimizer step); n (repeats), groups (worker groups)
+    and groups_differ; throughput_samples_per_s and step_s (medians across repeats) with `_low` and `_high` (95 %
+    interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
+    host_bound (what most repeats say, None if none does); peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids.
+    """
+    rows = rows.dropna(subset="throughput_samples_per_s")
+    fields = [name for name in trial_fields(rows) if name != "repeat"]
+    if rows.empty:
+        return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))
+    require(rows, _NEEDED, "the frame of trials")
+    varying = [
+        name for name in fields if name not in ("batch_per_gpu", *LAYOUT) and rows[name].nunique(dropna=False) > 1
+    ]
+    order = ["batch_per_gpu", *varying, *LAYOUT]
+    rows = rows.sort_values(order, kind="stable")
+    rows = rows.assign(configuration=rows.groupby(fields, dropna=False, sort=False).ngroup())
+    grouped = rows.groupby("configuration")
+    result = grouped[fields].first()
+    result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
+    if "accumulation_steps" in result:
+        result["global_batch"] *= result["accumulation_steps"].fillna(1)  # records older than the field
+    throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
+    result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
+    result["throughput_samples_per_s"] = throughput["median"]
+    result[["throughput_samples_per_s_low", "throughput_samples_per_s_high"]] = intervals(throughput)
+    for name in ("log_mean", "log_variance", "degrees"):
+        result[f"throughput_{name}"] = throughput[name]
+    step = log_estimates(rows, "configuration", "step_s")
+    result["step_s"] = step["median"]
+    result[["step_s_low", "step_s_high"]] = intervals(step)
+    medians = [name for name in MEASURES if name not in _NOT_MEDIANS]
+    result[medians] = rows[medians].astype(float).groupby(rows["configuration"]).median()
+    votes = rows["host_bound"].astype(float).groupby(rows["configuration"]).mean()
+    result["host_bound"] = (votes > 0.5).astype(object).where(votes.notna(), None)
+    peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
+    result[peaks] = rows[peaks].astype(float).groupby(rows["configuration"]).max()
+    result["trial_ids"] = grouped["trial_id"].agg(tuple)
+    return result
+
+
+def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
+    """The throughput columns of `configurations` in the shape that `statistics.ratios` takes."""
+    names = {
+        "throughput_samples_per_s": "median",
+        "throughput_log_mean": "log_mean",
+        "throughput_log_variance": "log_variance",
+        "throughput_degrees": "degrees",
+    }
+    return found[list(names)].rename(columns=names)

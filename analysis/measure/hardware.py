@@ -1,0 +1,216 @@
+"""What GPUs can do at most by their data sheets, and what training made of it: FLOP/s, energy, GPU-hours, money.
+
+Peaks are dense: data sheets that print rates with 2:4 sparsity are halved here. A device is known by the exact name that
+its driver gives; of any other, a MIG slice for one, nothing is known, and so there is no utilisation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.load.reduce import require
+
+_H100 = "NVIDIA H100 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h100/"
+_H200 = "NVIDIA H200 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h200/"
+_A100 = "NVIDIA A100 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/a100/"
+_V100 = "NVIDIA V100 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/v100/"
+_L40S = "NVIDIA L40S data sheet, https://www.nvidia.com/en-us/data-center/l40s/"
+_B200 = (
+    "NVIDIA HGX B200 and DGX B200 data sheets, an eighth of the machine, https://www.nvidia.com/en-us/data-center/hgx/"
+)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Largest rates of a GPU: dense TFLOP/s (10¹² a second) by kind of arithmetic, and TB/s (10¹²) of its memory.
+
+    fp32: outside the tensor cores. tf32, bf16, fp16: in them, summed in fp32. None: the GPU has no such arithmetic.
+    """
+
+    fp32: float
+    tf32: float | None
+    bf16: float | None
+    fp16: float
+    memory_tb_per_s: float
+    source: str
+
+    def flops_per_s(self, precision: str) -> float | None:
+        """Dense FLOP/s of the arithmetic that a trial's `precision` computes in; None where that is not known."""
+        kind = _ARITHMETIC.get(precision)
+        tflops = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16}.get(kind or "")
+        return None if tflops is None else tflops * 1e12
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Largest bandwidth of the GPU's own memory."""
+        return self.memory_tb_per_s * 1e12
+
+
+_ARITHMETIC: Mapping[str, str] = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp16_master": "fp16",
+    "fp16_pure": "fp16",
+}
+
+_H100_SXM = Peak(67, 494.5, 989.5, 989.5, 3.35, _H100)  # printed: 67; with sparsity 989, 1979, 1979
+_A100_40 = Peak(19.5, 156, 312, 312, 1.555, _A100)
+_V100_SXM = Peak(15.7, None, None, 125, 0.9, _V100)
+_V100_PCIE = Peak(14, None, None, 112, 0.9, _V100)
+
+PEAKS: Mapping[str, Peak] = {
+    "NVIDIA H100 80GB HBM3": _H100_SXM,
+    "NVIDIA H100 PCIe": Peak(51, 378, 756.5, 756.5, 2.0, _H100),  # with sparsity 756, 1513, 1513
+    "NVIDIA H100 NVL": Peak(60, 417.5, 835.5, 835.5, 3.9, _H100),  # with sparsity 835, 1671, 1671
+    "NVIDIA H200": Peak(67, 494.5, 989.5, 989.5, 4.8, _H200),  # with sparsity 989, 1979, 1979
+    "NVIDIA H200 NVL": Peak(60, 417.5, 835.5, 835.5, 4.8, _H200),  # with sparsity 835, 1671, 1671
+    "NVIDIA A100-SXM4-40GB": _A100_40,
+    "NVIDIA A100-PCIE-40GB": _A100_40,
+    "NVIDIA A100-SXM4-80GB": Peak(19.5, 156, 312, 312, 2.039, _A100),
+    "NVIDIA A100 80GB PCIe": Peak(19.5, 156, 312, 312, 1.935, _A100),
+    "Tesla V100-SXM2-16GB": _V100_SXM,
+    "Tesla V100-SXM2-32GB": _V100_SXM,
+    "Tesla V100-PCIE-16GB": _V100_PCIE,
+    "Tesla V100-PCIE-32GB": _V100_PCIE,
+    "Tesla V100S-PCIE-32GB": Peak(16.4, None, None, 130, 1.134, _V100),
+    "NVIDIA L40S": Peak(91.6, 183, 362, 362, 0.864, _L40S),  # with sparsity 366, 733, 733
+    "NVIDIA B200": Peak(75, 1125, 2250, 2250, 8.0, _B200),  # eight: 600; with sparsity 18,000, 36,000, 36,000; 64 TB/s
+}
+"""By the name that NVML and torch give a GPU."""
+
+
+LEAST_SPAN_S = 1.0
+"""Of a shorter span the energy may be off by more than a tenth: a GPU's counter moves every 20 to 100 ms (100 on an H100;
+https://petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter), and what is read may be as old."""
+
+LEAST_SHARE = 0.9
+"""The part of a span between two readings that a trial must train at its plain pace for the span's power to be training's."""
+
+USE_COLUMNS = (
+    "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "power_w", "wh_per_million_samples",
+    "gpu_hours_per_million_samples", "gpu_hours_per_epoch", "money_per_million_samples", "money_per_epoch",
+)  # fmt: skip
+"""Columns of `use`."""
+
+
+def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float | None = None) -> pd.DataFrame:
+    """What each done trial on GPUs made of them, indexed by trial_id, with `USE_COLUMNS`.
+
+    measured: see `measures.summaries`. windows: see `windows.windows`. price_per_gpu_hour: in any currency; None: unknown.
+    Raises ValueError naming a column that a frame lacks.
+
+    step_flops: floating-point operations of one step on all GPUs together, as the ranks counted them; null where one did
+    not. flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / the device's dense peak in this precision,
+    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak.
+    power_w: see `training_power_w`. gpu_hours_per_million_samples: GPUs / throughput, in hours and times 10⁶.
+    wh_per_million_samples: the product of both, the energy of all GPUs. gpu_hours_per_epoch: GPU-hours of the samples of
+    the data set, where a rank noted them (`dataset_samples`). money_*: GPU-hours times the price.
+    """
+    require(
+        measured,
+        ("trial_id", "device", "world_size", "environment", "throughput_samples_per_s", "step_s"),
+        "the frame of trials",
+    )
+    rows = measured[measured["device"] == "cuda"].set_index("trial_id")
+    result = pd.DataFrame(index=rows.index)
+    gpus = rows["world_size"].astype(float)
+    facts = pd.DataFrame(
+        [_evidence(environment) for environment in rows["environment"]], index=rows.index, columns=_FACTS
+    )
+    facts = facts.astype(float)
+    result["step_flops"] = facts["step_flops"]
+    result["flops_per_s"] = facts["step_flops"] / rows["step_s"].astype(float) / gpus
+    known = [
+        (peak.flops_per_s(str(precision)) if (peak := PEAKS.get(str(name))) else None)
+        for name, precision in zip(rows["device_name"], rows.get("precision", rows["device"]), strict=True)
+    ]
+    result["peak_flops_per_s"] = pd.Series(known, index=rows.index, dtype=float)
+    result["mfu"] = result["flops_per_s"] / result["peak_flops_per_s"]
+    result["power_w"] = training_power_w(measured, windows)
+    hours_per_sample = gpus / rows["throughput_samples_per_s"].astype(float) / 3600
+    result["gpu_hours_per_million_samples"] = 1e6 * hours_per_sample
+    result["wh_per_million_samples"] = result["power_w"] * result["gpu_hours_per_million_samples"]
+    result["gpu_hours_per_epoch"] = facts["dataset_samples"] * hours_per_sample
+    price = float("nan") if price_per_gpu_hour is None else price_per_gpu_hour
+    for per in ("million_samples", "epoch"):
+        result[f"money_per_{per}"] = price * result[f"gpu_hours_per_{per}"]
+    return result[list(USE_COLUMNS)]
+
+
+def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
+    """Mean power of a GPU while it trains, over a trial's GPUs, indexed by trial_id; null where it is not known.
+
+    Takes the frames that `use` takes, and raises what it raises. It is energy / time between two readings of a GPU's energy
+    counter: around the plain window, of every GPU that a rank drives, with the pauses between the window's blocks; in
+    results that are older, from before the warm-up to after the phases window, of a rank's first GPU. Null where a GPU of
+    the trial was not read, where the span is shorter than `LEAST_SPAN_S`, and where the span's steps would at the plain
+    step time take less than `LEAST_SHARE` of it: then it holds what is no training (a search for algorithms, say).
+    """
+    require(measured, ("trial_id", "device", "world_size", "environment", "step_s"), "the frame of trials")
+    require(windows, ("trial_id", "window", "steps"), "the frame of windows")
+    rows = measured[measured["device"] == "cuda"].set_index("trial_id")
+    steps = windows.pivot_table(index="trial_id", columns="window", values="steps", aggfunc="max")
+    steps = steps.reindex(index=rows.index, columns=["warmup", "plain", "phases"]).fillna(0)
+    if "execution" in rows:  # of a graph, warm-ups of later windows are among the warm-up's steps
+        steps["warmup"] = steps["warmup"].where(~rows["execution"].isin(["graph", "compile_graph"]), 0)
+    step_s = rows["step_s"].astype(float)
+    each = zip(
+        rows["environment"], rows["world_size"], steps["plain"] * step_s, steps.sum(axis=1) * step_s, strict=True
+    )
+    return pd.Series([_mean_power_w(*of_trial) for of_trial in each], index=rows.index, dtype=float)
+
+
+def _mean_power_w(environment: Mapping[str, Any], gpus: int, plain_s: float, all_s: float) -> float | None:
+    """See `training_power_w`; plain_s, all_s: seconds at the plain step time of the steps in the newer and the older span."""
+    powers: list[float | None] = []
+    for rank in environment.get("ranks") or []:
+        if read := rank.get("plain_window"):
+            spans = zip(read["before"], read["after"], strict=True)
+            powers += [_power_w(before, after, plain_s) for before, after in spans]
+        else:
+            powers.append(_power_w(rank.get("before") or {}, rank.get("after") or {}, all_s))
+    total_w = _sum(powers)
+    return None if total_w is None or len(powers) != gpus else total_w / gpus
+
+
+def _power_w(before: Mapping[str, Any], after: Mapping[str, Any], training_s: float) -> float | None:
+    """Power between two readings of a counter; None where it began anew, was not read, or the span is no training's."""
+    known = [reading.get(name) for reading in (before, after) for name in ("energy_j", "at")]
+    if None in known:
+        return None
+    joules, span_s = after["energy_j"] - before["energy_j"], after["at"] - before["at"]
+    trained = span_s >= LEAST_SPAN_S and training_s >= LEAST_SHARE * span_s
+    return joules / span_s if trained and joules >= 0 else None
+
+
+_FACTS = ["step_flops", "dataset_samples"]
+
+
+def _evidence(environment: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of a trial's ranks: operations added up, None where one of them does not know; samples of the data set."""
+    ranks = environment.get("ranks") or []
+    return {
+        "step_flops": _sum([rank.get("step_flops") for rank in ranks]),
+        "dataset_samples": ranks[0].get("dataset_samples") if ranks else None,
+    }
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def peak_bytes(measured: pd.DataFrame, windows: pd.DataFrame) -> dict[str, list[float]]:
+    """Peak bytes on each device of a trial: of one rank's devices if it drives several, else of its ranks."""
+    by_rank = windows.dropna(subset="peak_memory_bytes").groupby(["trial_id", "rank"])["peak_memory_bytes"].max()
+    found = {str(trial_id): [float(v) for v in values] for trial_id, values in by_rank.groupby(level="trial_id")}
+    for trial_id, environment in zip(measured["trial_id"], measured["environment"], strict=True):
+        ranks = environment.get("ranks") or []
+        devices = [rank.get("peak_memory_by_device_bytes") for rank in ranks]
+        if len(devices) == 1 and devices[0]:
+            found[str(trial_id)] = [float(value) for value in devices[0]]
+    return found

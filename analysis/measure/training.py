@@ -1,0 +1,63 @@
+"""Reduce training trials to one row per run: final accuracy, time and epochs to the target."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+DEFAULTS: dict[str, Any] = {
+    "reference_batch": 128, "accumulation_steps": 1, "lr_rule": "none", "warmup": "none", "warmup_epochs": 5.0, "seed": 0, "repeat": 0,
+}  # fmt: skip
+"""what a trial's field is where its record is older than the field"""
+
+
+def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
+    """A row for each done training that has an epoch: its fields, and what its last epoch says.
+
+    Columns beside the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
+    samples_trained, train_s; throughput_samples_per_s (samples / train_s, validation left out); noise_trace and
+    noise_norm2 (means over its epochs), noise_batch (their ratio, NaN where either is not positive) with `_first` and
+    `_last` (of single epochs); side_by_side (the most trainings of a host at a time, itself included; NaN if not noted).
+    """
+    rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
+    rows = rows[rows["trial_id"].isin(epochs["trial_id"])]
+    if len(rows):
+        rows = rows[rows["epochs"].fillna(0) > 0].reset_index(drop=True)
+    if rows.empty:
+        return rows
+    rows = rows.assign(**{name: value for name, value in DEFAULTS.items() if name not in rows})
+    ordered = epochs.sort_values(["trial_id", "epoch"], kind="stable")
+    last = ordered.drop_duplicates("trial_id", keep="last").set_index("trial_id").drop(columns=["learning_rate"])
+    last = last.rename(columns={"epoch": "epochs_trained", "step": "steps_trained", "samples": "samples_trained"})
+    last = last.drop(columns=["validation_s", "noise_trace", "noise_norm2", "non_finite_steps"])
+    by_run = ordered.groupby("trial_id")
+    noise = by_run[["noise_trace", "noise_norm2"]].mean()
+    last = last.join(noise).assign(noise_batch=_ratio(noise["noise_trace"], noise["noise_norm2"]))
+    each = ordered.assign(scale=_ratio(ordered["noise_trace"], ordered["noise_norm2"])).dropna(subset="scale")
+    last["noise_batch_first"] = each.groupby("trial_id")["scale"].first()
+    last["noise_batch_last"] = each.groupby("trial_id")["scale"].last()
+    rows = rows.join(last, on="trial_id")
+    rows["global_batch"] = rows["world_size"] * rows["batch_per_gpu"] * rows["accumulation_steps"]
+    rows["throughput_samples_per_s"] = rows["samples_trained"] / rows["train_s"]
+    rows["side_by_side"] = [_noted(environment, "side_by_side") for environment in rows["environment"]]
+    return rows
+
+
+def _ratio(numerator: pd.Series, denominator: pd.Series) -> pd.Series:
+    return (numerator / denominator).where((numerator > 0) & (denominator > 0))
+
+
+def _noted(environment: Any, name: str) -> float:
+    """The most that a rank noted; NaN where none did."""
+    noted = [rank.get(name) for rank in (environment or {}).get("ranks") or ()]
+    return float(max((value for value in noted if value), default=np.nan))
+
+
+def reached_target(epochs: pd.DataFrame, runs: pd.DataFrame, target: float | None) -> pd.DataFrame:
+    """Steps, samples and seconds to each run's first epoch at its own target, or else the common one; no row if none is."""
+    goals = pd.Series(np.nan if target is None else target, index=runs["trial_id"], dtype=float)
+    if "target_accuracy" in runs:
+        goals = runs.set_index("trial_id")["target_accuracy"].astype(float).fillna(goals)
+    there = epochs[epochs["validation_top1"] >= epochs["trial_id"].map(goals)].sort_values("epoch")
+    first = there.drop_duplicates("trial_id").set_index("trial_id")[["step", "samples", "train_s"]]
+    return first.set_axis(["steps_to_target", "samples_to_target", "time_to_target_s"], axis=1).astype(float)

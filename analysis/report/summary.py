@@ -1,0 +1,57 @@
+"""A study in a few lines for a terminal: one row per configuration, and a line on trials of other environments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.load.environment import difference
+from analysis.study import Analysis
+from analysis.tables.accuracy import accuracy_table
+from analysis.tables.scaling import throughput
+from analysis.tables.table import Table
+from analysis.text import text
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Column heads, one row of strings per configuration, and a line on trials of other environments (None: there are none)."""
+
+    columns: list[str]
+    rows: list[tuple[str, ...]]
+    left_out: str | None
+
+
+def summary(first: Analysis, others: Sequence[Analysis]) -> Summary:
+    """Summarise `first`, the environment with most done trials, and name what the others differ in."""
+    if first.configurations.empty and first.accuracy:
+        cells = accuracy_table(first).cells()
+    else:
+        cells = _throughput(first)
+    rows = [tuple(row) for row in cells.itertuples(index=False)]
+    return Summary(list(cells.columns), rows, left_out(first, others))
+
+
+def _throughput(analysis: Analysis) -> pd.DataFrame:
+    table = throughput(analysis)
+    names = {*analysis.axes, "world_size", "throughput_samples_per_s", "step_s", "n"}
+    cells = Table(table.title, tuple(column for column in table.columns if column.name in names), table.frame).cells()
+    weak = analysis.scaling[analysis.scaling["scaling"] == "weak"].set_index("configuration")["efficiency"]
+    shown = (100 * weak.reindex(analysis.configurations.index)).map(
+        lambda value: text(value if pd.isna(value) else f"{value:.1f}")
+    )
+    cells.insert(len(cells.columns) - 1, "weak efficiency (%)", shown.to_numpy())
+    return cells
+
+
+def left_out(first: Analysis, others: Sequence[Analysis]) -> str | None:
+    """A line on the trials of other environments, which are not in the numbers of the first; None where there are none."""
+    if not others:
+        return None
+    listed = [
+        f"{len(other.results.trials)} with {difference(other.environment, first.environment)}" for other in others
+    ]
+    return (
+        f"Trials also ran under {'another environment' if len(others) == 1 else 'other environments'}, and are not mixed "
+        f"with these: {'; '.join(listed)}."
+    )

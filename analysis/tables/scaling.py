@@ -1,0 +1,195 @@
+"""The study's own tables: throughput, scaling, phases of a step, and trials without a result."""
+
+import pandas as pd
+
+from analysis.compare.scaling import STRONG, WEAK
+from analysis.measure.configurations import characters_per_s
+from analysis.study import Analysis, study_ranks
+from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks, older_peaks
+from analysis.text import GIB, decimals_for, field_label, value_label
+
+
+def throughput(analysis: Analysis) -> Table:
+    """Throughput and step time of every configuration."""
+    found = analysis.configurations
+    labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
+    frame = found.assign(
+        series=labels.reindex(found.index).astype(object), characters_per_s=characters_per_s(found, analysis.fields)
+    )
+    axes = axis_columns(analysis)
+    return Table(
+        "Throughput and step time",
+        (
+            *axes,
+            Column("global_batch", "global batch", "samples that all ranks take in one step.", decimals=0),
+            Column(
+                "throughput_samples_per_s",
+                "throughput (samples/s)",
+                "samples of all ranks / wall time of the slowest, in a window without instruments; median of the repeats "
+                "[95 % interval].",
+                interval=True,
+            ),
+            Column(
+                "characters_per_s",
+                "characters/s",
+                "samples/s x bytes of a sample, of models that read text as bytes.",
+                decimals=0,
+                optional=True,
+            ),
+            Column(
+                "step_s", "step time (ms)", "wall time of the slowest rank / steps, same window.", 1e3, interval=True
+            ),
+            Column(
+                "peak_memory_bytes",
+                "peak memory (GiB)",
+                "largest of all ranks; 1 GiB = 2³⁰ bytes.",
+                1 / GIB,
+                2,
+                optional=True,
+            ),
+            N_COLUMN,
+            Column(
+                "series",
+                "scaling",
+                "weak: the batch per rank was held while ranks were added; strong: the global batch was; neither: nothing "
+                "comparable was measured with another number of ranks.",
+            ),
+        ),
+        frame,
+        older_peaks(analysis),
+        blocks=blocks(axes),
+        empty="No trial is done yet.",
+    )
+
+
+def weak_scaling(analysis: Analysis) -> Table:
+    """Speed-up and efficiency with the batch per rank held."""
+    one = study_ranks(analysis)[0]
+    return _scaling_table(
+        analysis,
+        WEAK,
+        f"Weak scaling: batch per {one} held",
+        axis_columns(analysis),
+        f"No two configurations differ only in the number of {study_ranks(analysis)[1]}.",
+    )
+
+
+def strong_scaling(analysis: Analysis) -> Table:
+    """Speed-up and efficiency with the global batch held."""
+    columns = axis_columns(analysis, last=("world_size", "batch_per_gpu"))
+    return _scaling_table(
+        analysis,
+        STRONG,
+        "Strong scaling: global batch held",
+        [Column("global_batch", "global batch", "samples that all ranks take in one step.", decimals=0), *columns],
+        f"No two configurations share a global batch on different numbers of {study_ranks(analysis)[1]}.",
+    )
+
+
+def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column], empty: str) -> Table:
+    rows = analysis.scaling[analysis.scaling["scaling"] == label]
+    shown = [column.name for column in axes if column.name != "world_size"]
+    found = analysis.configurations
+    frame = rows.join(found[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
+    frame["efficiency_percent"] = 100 * frame["efficiency"]
+    for end in ("low", "high"):
+        frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]
+    references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
+    against = f"N₀ = {', '.join(map(str, references))}" if references else ""
+    return Table(
+        title,
+        (
+            *axes,
+            Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats."),
+            Column(
+                "speed_up",
+                "speed-up",
+                f"throughput / throughput of the reference, the smallest number of ranks in its series ({against}) "
+                "[95 % interval, Welch's t on logarithms].",
+                decimals=2,
+                interval=True,
+            ),
+            Column(
+                "ideal", "ideal", "number of ranks / that of the reference.", decimals=_ideal_decimals(frame["ideal"])
+            ),
+            Column(
+                "efficiency_percent",
+                "efficiency (%)",
+                "speed-up / ideal; the reference is 100 by definition.",
+                1,
+                1,
+                True,
+            ),
+            N_COLUMN,
+        ),
+        frame,
+        blocks=("series",),
+        empty=empty,
+    )
+
+
+def _ideal_decimals(ideal: pd.Series) -> int:
+    return 0 if (ideal.dropna() % 1 == 0).all() else 2
+
+
+def speed_up_weak_table(analysis: Analysis) -> Table:
+    """Speed-up at each batch per rank, in a column for each number of ranks."""
+    return _speed_up_table(analysis, WEAK)
+
+
+def speed_up_strong_table(analysis: Analysis) -> Table:
+    """Speed-up at each global batch, in a column for each number of ranks."""
+    return _speed_up_table(analysis, STRONG)
+
+
+_HELD = {
+    "batch_per_gpu": "samples that each rank takes in one step.",
+    "global_batch": "samples that all ranks take in one step.",
+}
+
+
+def _speed_up_table(analysis: Analysis, label: str) -> Table:
+    rows = analysis.speed_ups
+    frame = rows[rows["scaling"] == label]
+    ranks = study_ranks(analysis)
+    sizes = [size for size in sorted(set(analysis.configurations["world_size"])) if f"step_s_{size}" in frame]
+    sizes = [size for size in sizes if frame[f"step_s_{size}"].notna().any()]
+    batch = "batch_per_gpu" if label == WEAK else "global_batch"
+    axes = axis_columns(analysis, last=(), without=("world_size", "nodes", "batch_per_gpu"))
+    by_epoch = any(frame[f"epoch_s_{size}"].notna().any() for size in sizes)
+    kind, unit, scale, what = (
+        ("epoch_s", "s", 1.0, "one pass over the data.")
+        if by_epoch
+        else ("step_s", "ms", 1e3, "a plain step, without instruments.")
+    )
+    decimals = decimals_for(
+        pd.Series(scale * frame[[f"{kind}_{size}" for size in sizes]].to_numpy(dtype=float).ravel())
+    )
+    gain = f"throughput (samples of all {ranks[1]} a second) / that of the baseline [95 % interval]."
+    measured = []
+    for size in sizes:
+        name = value_label("world_size", size, ranks)
+        measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", what, scale, decimals))
+        measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
+    frame = (
+        frame.sort_values([*(column.name for column in axes if column.name in frame), batch, "baseline"], kind="stable")
+        if len(frame)
+        else frame
+    )
+    held = f"batch per {ranks[0]}" if label == WEAK else "global batch"
+    columns = [*(column.name for column in axes), batch, "baseline", "trial_ids", "n"]
+    return Table(
+        f"Speed-up at each {held} ({label} scaling)",
+        (
+            *axes,
+            Column(batch, field_label(batch, ranks), _HELD[batch], decimals=0),
+            Column("baseline", "baseline", f"what the one {ranks[0]} of the comparison runs: the strategy itself, or none, plain training "
+                   "without any wrapper.", optional=True),
+            *measured,
+            N_COLUMN,
+        ),
+        frame.reindex(columns=list(dict.fromkeys([*columns, *frame.columns]))),
+        f"Where one {ranks[0]} was not measured with all of a row's fields, the row borrows that over another interconnect, which one "
+        f"{ranks[0]} does not use, or that was timed otherwise. n: the fewest repeats of any of a row's cells.",
+        blocks=tuple(column.name for column in axes),
+    )  # fmt: skip

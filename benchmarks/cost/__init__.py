@@ -1,0 +1,1 @@
+"""What a study costs besides the training that it measures."""

@@ -1,0 +1,157 @@
+"""The peer of `overhead.py`: a bare training loop, as one writes it for torchrun. No Ray, nothing of the study.
+
+Started once by torchrun, it waits for `DIR/go-<k>.json` ({"model", "batch", "precision", "image_size", "ddp",
+"warmup_steps", "steps"}; {} ends it), builds the model anew, warms up, times, and rank 0 writes `DIR/done-<k>.json` with
+the slowest rank's wall seconds. While it waits it sleeps. A job with "blocks" times so many of
+them as one "side" of the turns in the folder "turns" (`turns.py`), "A" in the place of the study.
+"""
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.harness.turns import LEAD_STEPS, Turns
+
+
+def measure(job: dict[str, Any], device: torch.device) -> float:
+    """Wall seconds of the timed steps on this rank, the device synchronised at both ends."""
+    step = training(job, device)
+    for _ in range(job["warmup_steps"]):
+        step()
+    return in_blocks(step, job, device) if "blocks" in job else timed_s(step, job["steps"], device)
+
+
+def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.device) -> float:
+    """Times blocks of steps when it is this side's turn; their seconds go to a file of this rank's, the sum is given."""
+    seconds = []
+    folder, side = Path(job["turns"]), job["side"]
+    turns = Turns(folder / "turns", side, dist.get_rank())
+    for _ in range(job["blocks"]):
+        turns.begin()
+        for _ in range(LEAD_STEPS):
+            step()
+        seconds.append(timed_s(step, job["steps"], device))
+        turns.end()
+    (folder / f"{'bare' if side == 'B' else 'ours'}-{dist.get_rank()}.json").write_text(json.dumps(seconds))
+    return sum(seconds)
+
+
+def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: Any = None) -> float:
+    """Wall seconds of so many steps on this rank, the device synchronised at both ends; `group` begins together."""
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    synchronize()
+    dist.barrier(group)
+    synchronize()
+    begin_s = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize()
+    return time.perf_counter() - begin_s
+
+
+def training(job: dict[str, Any], device: torch.device, group: Any = None) -> Callable[[], None]:
+    """A step of a new model under DDP, with the options in "ddp"; without it where that is None.
+
+    "execution" (eager where it is not named): compile, graph or compile_graph, as PyTorch's documentation has them.
+    """
+    torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True
+    if "graph" not in job.get("execution", ""):
+        return _eager(job, device, group)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return _captured(_eager(job, device, group))
+
+
+def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[], None]:
+    options = job.get("ddp", {})
+    model = getattr(torchvision.models, job["model"])(num_classes=1000).to(device, memory_format=torch.channels_last)
+    if options is not None:
+        ids = [device] if device.type == "cuda" else None
+        model = DistributedDataParallel(model, device_ids=ids, process_group=group, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+    size = job["image_size"]
+    images = torch.randn(job["batch"], 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (job["batch"],), device=device)
+    amp = torch.bfloat16 if job["precision"] == "bf16" else None
+
+    def loss_of() -> torch.Tensor:
+        with torch.autocast(device.type, amp) if amp else contextlib.nullcontext():
+            return torch.nn.functional.cross_entropy(model(images), labels)
+
+    forward = torch.compile(loss_of) if "compile" in job.get("execution", "") else loss_of
+
+    def step() -> None:
+        forward().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+SETTLING_STEPS = 11
+"""before a capture; PyTorch, "CUDA semantics", asks for so many under DDP"""
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph of the current stream, on which its model was made and which is not the default one."""
+    for _ in range(SETTLING_STEPS):
+        step()
+    torch.cuda.synchronize()
+    gc.collect()  # an event or graph that is freed while another is captured would end the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        step()
+    return partial(_replay, graph, step)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, writes_to: Callable[[], None]) -> None:
+    """`writes_to` holds the optimizer's memory, which is the graph's too."""
+    graph.replay()
+
+
+def main(folder: Path) -> None:
+    on_gpu = os.environ.get("BARE_DEVICE", "cuda") == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    for k in itertools.count():
+        order = folder / f"go-{k}.json"
+        while not order.exists():
+            time.sleep(0.01)
+        job = json.loads(order.read_text())
+        if not job:
+            break
+        seconds = torch.tensor([measure(job, device)], device=device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+        if dist.get_rank() == 0:
+            beside = folder / f"done-{k}.tmp"
+            beside.write_text(json.dumps({"wall_s": seconds.item()}))
+            beside.rename(folder / f"done-{k}.json")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

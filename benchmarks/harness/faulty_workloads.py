@@ -1,0 +1,76 @@
+"""Workloads with a fault in them, which the measurements must find: a late rank, and a slow loader.
+
+Model, image size and batch are the trial's; images are random. Give one as `--workload benchmarks/harness/faulty_workloads.py:late_rank`.
+"""
+
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from trainables.batch import identity
+from trainables.data.synthetic import CHANNELS, CLASSES, resident
+from trainables.optimizers import make_optimizer
+from trainables.registry import MODELS, load
+from trainables.step.timing import CudaClock
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+LATE_RANK = 1
+LATE_S = 0.02
+LOAD_S = 0.05
+
+
+def resident_batch(trial: Trial) -> tuple[torch.Tensor, ...]:
+    """Images [batch_per_gpu, 3, image_size, image_size] and labels [batch_per_gpu] on the trial's device."""
+    dataset = resident(trial).dataset
+    assert isinstance(dataset, TensorDataset)
+    return dataset.tensors
+
+
+def sound(trial: Trial) -> Workload:
+    """No fault: one batch that lies on the device."""
+    return Workload(
+        model=load(MODELS[trial.model])(CLASSES, CHANNELS, trial.image_size),
+        dataset=TensorDataset(*resident_batch(trial)),
+        loss=nn.functional.cross_entropy,
+        optimizer=make_optimizer(trial),
+        collate=identity,
+        resident=True,
+    )
+
+
+def late_rank(trial: Trial) -> Workload:
+    """Rank 1 begins each backward pass 20 ms late: its device is busy with nothing for so long."""
+    workload = sound(trial)
+    sleep = CudaClock(torch.device("cuda")).hold if trial.device == "cuda" else time.sleep
+    late = dist.is_initialized() and dist.get_rank() == LATE_RANK
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if late:
+            sleep(LATE_S)
+        return nn.functional.cross_entropy(outputs, targets)
+
+    return replace(workload, loss=loss)
+
+
+def slow_loader(trial: Trial) -> Workload:
+    """Every batch takes 50 ms to load, on every rank."""
+    return replace(sound(trial), dataset=SlowImages(trial), resident=False)
+
+
+class SlowImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """One batch of random images on the host, however many are asked for, after LOAD_S."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.batch = resident_batch(trial.but(device="cpu", interconnect="auto"))
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, ...]:
+        time.sleep(LOAD_S)
+        return self.batch

@@ -1,0 +1,145 @@
+"""The study's side of an interleaved comparison: a trial whose plain and phases window run in blocks, in its own warm group.
+
+Its workload is the trial's own model and images; at the begin of each step it sees whether a block ends. The bare loop
+runs in between, in a process of its own that takes turns (`turns.py`), or in the study's.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.harness.bare_loop import timed_s, training
+from benchmarks.harness.sides import ddp_options
+from benchmarks.harness.turns import LEAD_STEPS, Turns
+from trainables.build import build_workload
+from trainables.data.loader import device_of
+from trainables.step.timing import clock_for
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+
+def workload_file(folder: Path, steps: int, same_process: bool = False) -> str:
+    """A workload FILE.py:NAME for blocks of so many steps, whose turns are in this folder; it is written there."""
+    text = "from functools import partial\n\nfrom benchmarks.harness.in_turn import in_turn\n\n"
+    (folder / "blocks.py").write_text(f"{text}blocks = partial(in_turn, {str(folder)!r}, {steps}, {same_process})\n")
+    return f"{folder / 'blocks.py'}:blocks"
+
+
+def in_turn(folder: str, steps: int, same_process: bool, trial: Trial) -> Workload:
+    """The workload of the trial's own model and resident images, whose steps pass through `Blocks`."""
+    device = device_of(trial)
+    workload = build_workload(trial.but(workload=""), device)
+    synchronize = clock_for(device).synchronize
+    rank = dist.get_rank()
+
+    def others() -> Others:
+        if same_process:
+            return SameProcess(*_bare(trial, device, steps), Path(folder) / f"bare-{rank}.json")
+        return Turns(Path(folder) / "turns", "A", rank)
+
+    blocks = Blocks(Path(folder), rank, steps, trial.settling_steps, trial.steps, synchronize, others)
+
+    return Watched(**vars(workload), at_begin=blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Workload):
+    """A workload that tells of each step's begin, outside autocast: its cache of weights would serve the bare loop too."""
+
+    at_begin: Callable[[], None]
+
+    def select(self, batch: Any) -> tuple[Any, Any]:
+        self.at_begin()
+        return super().select(batch)
+
+
+def _bare(trial: Trial, device: torch.device, steps: int) -> tuple[Callable[[], None], Callable[[], float]]:
+    """A step of the bare loop of the same trial, warmed up, and what times a block of them."""
+    group = dist.new_group(backend="nccl" if trial.device == "cuda" else "gloo")
+    fields = trial.model_dump(include={"model", "precision", "image_size"})
+    step = training(fields | {"batch": trial.batch_per_gpu, "ddp": ddp_options(trial)}, device, group)
+    for _ in range(trial.warmup_steps):
+        step()
+    return step, lambda: timed_s(step, steps, device, group)
+
+
+class Others(Protocol):
+    """What runs between the blocks of the study."""
+
+    def begin(self) -> None:
+        """Called before a block; returns when it may run."""
+
+    def end(self) -> None:
+        """Called after a block."""
+
+
+@dataclass
+class SameProcess:
+    """The bare loop's blocks in the study's own process: two after every other block of the study, which makes A B B A."""
+
+    step: Callable[[], None]
+    timed: Callable[[], float]
+    file: Path
+    ended: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None:
+        self.ended += 1
+        if self.ended % 2 == 0:
+            return
+        for _ in range(2):
+            for _ in range(LEAD_STEPS):
+                self.step()
+            self.seconds.append(self.timed())
+        self.file.write_text(json.dumps(self.seconds))
+
+
+@dataclass
+class Blocks:
+    """Called at the begin of each step of a trial, times the blocks of its plain and its phases window."""
+
+    folder: Path
+    rank: int
+    steps: int
+    """of a block"""
+    settling: int
+    """steps of the trial before its plain window"""
+    window: int
+    """steps of each of the two windows, one more than their blocks have: the last block ends at the begin of a step"""
+    synchronize: Callable[[], None]
+    make_others: Callable[[], Others]
+    """called at the begin of the plain window"""
+
+    others: Others | None = None
+    seen: int = 0
+    begin_s: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+
+    def __call__(self) -> None:
+        which, at = divmod(self.seen - self.settling, self.window)
+        self.seen += 1
+        if which not in (0, 1):
+            return
+        within = at % (LEAD_STEPS + self.steps)
+        if within == LEAD_STEPS:
+            self.synchronize()
+            self.begin_s = time.perf_counter()
+        if within:
+            return
+        self.others = self.others or self.make_others()
+        if at:
+            self.synchronize()
+            self.seconds.append(time.perf_counter() - self.begin_s)
+            self.others.end()
+        if at < self.window - 1:
+            self.others.begin()
+        elif which == 1:
+            (self.folder / f"ours-{self.rank}.json").write_text(json.dumps(self.seconds))

@@ -1,0 +1,65 @@
+"""Options of the compiler, the rewritten stem, images as bytes, and options of DDP, that benchmarks try one at a time or together."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from trainables.build import build_workload
+from trainables.data.loader import device_of
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+LEVERS: dict[str, dict[str, Any]] = {
+    "autotune": {"max_autotune": True},
+    "autotune_gemm": {"max_autotune_gemm": True, "conv_1x1_as_mm": True},
+    "coordinate": {"coordinate_descent_tuning": True},
+    "combo": {"combo_kernels": True},
+    "pointwise": {"max_autotune_pointwise": True},
+    "triton_conv": {"max_autotune": True, "max_autotune_conv_backends": "TRITON"},
+}
+"""options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
+autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
+generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest of a
+few block sizes; triton_conv: convolutions without cuDNN"""
+
+STEM = "stem"
+
+UINT8 = "uint8"
+UINT8_WORKLOAD = f"{__file__}:resident_bytes"
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "bf16 gradients": {"parallel": "ddp_bf16"},
+    "buckets of 10 MiB": {"bucket_mb": 10.0},
+    "buckets of 50 MiB": {"bucket_mb": 50.0},
+    "buckets of 100 MiB": {"bucket_mb": 100.0},
+    "gradients copied back from buckets": {"gradient_as_bucket_view": False},
+    "static graph": {"static_graph": True},
+    "buffers not broadcast": {"broadcast_buffers": False},
+    "static graph + bf16 gradients": {"static_graph": True, "parallel": "ddp_bf16"},
+}
+"""options of DDP, each a change of the default trial"""
+
+
+@contextlib.contextmanager
+def compiler(levers: str) -> Iterator[None]:
+    """The compiler's options of these levers, joined by +."""
+    names = [name for name in levers.split("+") if name not in ("", STEM, UINT8)]
+    if not names:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch({key: value for name in names for key, value in LEVERS[name].items()}):
+        yield
+
+
+def resident_bytes(trial: Trial) -> Workload:
+    """The trial's own workload on resident synthetic images as uint8: its step also makes numbers of them."""
+    workload = build_workload(trial.but(workload=""), device_of(trial))
+    images, labels = workload.dataset.tensors  # type: ignore[attr-defined]
+    return replace(workload, dataset=TensorDataset(((images + 4) * 32).clamp(0, 255).to(torch.uint8), labels))

@@ -1,0 +1,186 @@
+"""Two steps that stay ready in the same processes, the product's and a bare loop's, and what they take in turn (ABBA).
+
+The product's is made of its own parts and timed by its own plain window; nothing of Ray or of the study takes part.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.harness.bare_loop import timed_s, training
+from benchmarks.harness.common import abba_ratio, ratio_interval
+from benchmarks.harness.ranks import Clock, Place
+from trainables.data.loader import endless_batches
+from trainables.measure.run import CAPTURED_WARMUP
+from trainables.measure.windows import plain_window
+from trainables.registry import PRECISIONS, load
+from trainables.step.context import RankSetup, build_context
+from trainables.step.cuda_graph import stream_for
+from trainables.step.process import drop_buckets, settings_for
+from trainables.step.step import training_step
+from trainables.step.timing import Step, clock_for, no_mark, without_garbage_collection
+from trainables.trial import Trial
+
+Timed = Callable[[int], float]
+"""(steps) -> wall seconds of this rank"""
+
+LEG_S = 0.8
+"""about how long one side runs before the other"""
+
+LEAST_STEPS = 5
+
+GRADIENT_TOLERANCE = 1.5
+"""a gradient may be so many times as far from the eager one in fp32 as that which it is judged by"""
+
+
+@dataclass
+class Ours:
+    """The product's step, settled, with all that it needs; `timed` is that of this rank. initial: copies of its weights
+    and buffers from before the first step, in order."""
+
+    trial: Trial
+    step: Step
+    batches: Any
+    model: torch.nn.Module
+    timed: Timed
+    initial: list[torch.Tensor]
+
+
+def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
+    """The product's step of this trial, as its plain window would meet it. Call it within the trial's settings.
+
+    `meeting`: how many ranks begin to run together, where that is not the trial's own number.
+    """
+    group = place.groups[trial.processes][0]
+    control = place.groups[meeting or trial.processes][1]
+    clock = clock_for(place.device)
+    context = build_context(trial, RankSetup(place.rank, place.device, group))
+    batches = endless_batches(trial, context.workload, place.rank)
+    model = context.strategy.wrapped(context.workload.model, trial, group)
+    initial = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+    step = training_step(context, model)
+    for _ in range(trial.settling_steps):
+        step(next(batches), no_mark)
+    if trial.captured:
+        step = context.capture(step, next(batches))
+        for _ in range(CAPTURED_WARMUP):
+            step(next(batches), no_mark)
+
+    def meet() -> None:
+        dist.barrier(control)
+
+    def timed(steps: int) -> float:
+        return plain_window(step, batches, steps, clock, meet)[0]
+
+    return Ours(trial, step, batches, model, timed, initial)
+
+
+def bare(trial: Trial, place: Place) -> Timed:
+    """The bare loop's step of the same model, batch, execution and DDP options. Call it within the trial's settings."""
+    group, control = place.groups[trial.processes]
+    job = {
+        "model": trial.model,
+        "batch": trial.batch_per_gpu,
+        "precision": trial.precision,
+        "image_size": trial.image_size,
+        "execution": trial.execution,
+        "ddp": ddp_options(trial),
+    }
+    step = training(job, place.device, group)
+    for _ in repeat(None, trial.settling_steps):
+        step()
+    return lambda steps: timed_s(step, steps, place.device, control)
+
+
+def ddp_options(trial: Trial) -> dict[str, Any] | None:
+    """What the bare loop tells DDP for the trial's options; None: the trial is without it."""
+    if trial.parallel == "none":
+        return None
+    views, static = trial.gradient_as_bucket_view, trial.static_graph
+    return {"bucket_cap_mb": trial.bucket_mb, "gradient_as_bucket_view": views, "static_graph": static}
+
+
+@dataclass
+class Legs:
+    """What two sides gave in the order of running, by name, in samples/s of all ranks together; see `abba`."""
+
+    taken: dict[str, list[float]] = field(default_factory=dict)
+    steps: int = 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {"side": side, "leg": number, "steps": self.steps, "samples_per_s": rate}
+            for side, rates in self.taken.items()
+            for number, rate in enumerate(rates)
+        ]
+
+    def rate(self, side: str) -> tuple[float, tuple[float, float]]:
+        """Samples/s of a side, and the interval over its legs."""
+        return ratio_interval([math.log(rate) for rate in self.taken[side]])
+
+    def ratio(self) -> tuple[float, tuple[float, float]]:
+        """The first side / the second, and its interval over the quadruples. Needs two of them."""
+        first, second = self.taken.values()
+        return abba_ratio(first, second)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of `abba`: what times it on this rank (None: the rank only waits), and samples of a step of all ranks."""
+
+    timed: Timed | None
+    samples: int
+
+
+def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock: Clock) -> Legs:
+    """Runs the sides in turn, A B B A, so often or until the time is up; the first `size` ranks call it together."""
+    control = place.groups[size][1]
+
+    def slowest_s(side: Side, steps: int) -> float:
+        held = torch.tensor([side.timed(steps) if side.timed else 0.0], dtype=torch.float64)
+        dist.all_reduce(held, op=dist.ReduceOp.MAX, group=control)
+        return held.item()
+
+    legs = Legs({name: [] for name in sides})
+    with without_garbage_collection():
+        probed_s = max(slowest_s(side, LEAST_STEPS) for side in sides.values()) / LEAST_STEPS
+        legs.steps = max(LEAST_STEPS, math.ceil(LEG_S / probed_s))
+        for done in range(quadruples):
+            if done >= 2 and clock.left_s(size) < 4 * LEG_S:
+                break
+            for name in (*sides, *reversed(sides)):
+                legs.taken[name].append(legs.steps * sides[name].samples / slowest_s(sides[name], legs.steps))
+    return legs
+
+
+def gradient(trial: Trial, place: Place) -> torch.Tensor:
+    """The gradient that one step of the product's computes from the trial's initial weights, fp32, all weights in a row.
+
+    It is what plain SGD of learning rate 1 subtracts, so that it is also seen through a CUDA graph, which keeps none.
+    """
+    trial = trial.but(learning_rate=1.0, momentum=0.0, weight_decay=0.0)
+    with settings_for(trial, load(PRECISIONS[trial.precision])), stream_for(trial, place.device):
+        torch.manual_seed(trial.seed + place.rank)  # each rank's own images; weights are rank 0's
+        side = ours(trial, place)
+        held = [*side.model.parameters(), *side.model.buffers()]
+        with torch.no_grad():
+            for tensor, initial in zip(held, side.initial, strict=True):
+                tensor.copy_(initial)
+        side.step(next(side.batches), no_mark)
+        with torch.no_grad():
+            changes = [initial - weight for weight, initial in zip(held, side.initial, strict=True)]
+        count = len(list(side.model.parameters()))
+        found = torch.cat([change.float().flatten() for change in changes[:count]]).cpu()
+        del side, held, changes
+        drop_buckets(place.groups[trial.processes][0], place.device)
+    return found
+
+
+def distance(trial: Trial, place: Place, reference: torch.Tensor) -> float:
+    """How far the trial's gradient is from a reference, relative to that."""
+    return float((gradient(trial, place) - reference).norm() / reference.norm())

@@ -1,0 +1,1 @@
+"""How fast training runs, compared with bare loops and other projects."""

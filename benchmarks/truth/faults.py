@@ -1,0 +1,89 @@
+"""Faults at random moments of a study on two hosts under Ray, and what is lost by them:  python -m benchmarks.truth.faults
+
+The hosts are sets of namespaces of this machine (`tests/support/hosts.py`; it needs root); faults, and what must hold after each,
+are in `tests/support/faults.py`. Moments are seeded. A study that meets all of them takes minutes; what was counted before is kept,
+and the same command goes on where it was. Writes benchmarks/results/faults and the table in README.md.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.harness.common import figure, kept_samples, write_summary
+from tests.support.faults import CLOCKS, COMPLETED, FAULTS, Cluster, FaultError, cluster, suffer
+from tests.support.hosts import ROOT
+
+NAME = "faults"
+README = ROOT / "README.md"
+EVERY = [*FAULTS, CLOCKS, COMPLETED]
+BEGIN, END = "<!-- by python -m benchmarks.truth.faults -->\n", "<!-- end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=10, help="of each fault")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default=NAME, help="folder under benchmarks/results")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin none after so many seconds")
+    options = parser.parse_args()
+    samples = kept_samples(options.name)
+    counted = {(sample["repeat"], sample["fault"]) for sample in samples}
+    begin_s = time.monotonic()
+    for repeat in range(options.repeats):
+        missing = [name for name in EVERY if (repeat, name) not in counted]
+        while missing and time.monotonic() - begin_s < options.budget_s:
+            with cluster() as made:
+                for sample in _suffered(made, random.Random(f"{options.seed} {repeat} {missing[0]}"), missing):
+                    missing.remove(sample["fault"])
+                    samples.append({"repeat": repeat} | sample)
+                    print(samples[-1], flush=True)
+                    write_summary(options.name, figures(samples), samples)
+                    if options.name == NAME:
+                        publish(table(samples))
+
+
+def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iterator[dict[str, Any]]:
+    """What `suffer` gives of those missing; what it raises counts against the one that it was at."""
+    left = list(missing)
+    try:
+        for found in suffer(made, moments, [name for name in FAULTS if name in missing]):
+            if found["fault"] in left:
+                left.remove(found["fault"])
+                yield {"holds": True} | found
+    except FaultError as error:
+        yield {"holds": False, "fault": left[0], "what": str(error)[-3_000:]}
+
+
+def publish(text: str) -> None:
+    """Puts the table into README.md, in the place of the one before."""
+    before, begin, rest = README.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    README.write_text(before + begin + "\n" + text + end + after)
+
+
+def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    made = []
+    for name, (held, count) in _counts(samples).items():
+        made.append(figure(f"{name}: survived", held, None, f"of {count}", f"{count} of {count}", held == count))
+    return made
+
+
+def table(samples: list[dict[str, Any]]) -> str:
+    """The count as Markdown."""
+    lines = ["| fault, while a study runs on two nodes | survived |", "|---|---|"]
+    lines += [f"| {name} | {held} of {count} |" for name, (held, count) in _counts(samples).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _counts(samples: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for sample in samples:
+        held, count = found.get(sample["fault"], (0, 0))
+        found[sample["fault"]] = held + sample["holds"], count + 1
+    return found
+
+
+if __name__ == "__main__":
+    main()

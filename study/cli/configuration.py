@@ -1,0 +1,315 @@
+"""One resolved, validated configuration from the command line and a YAML file; the command line beats the file."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from analysis.load.study_record import GOALS
+from study.cli.inputs import data_dir_path, dataset_in, refuse_endless, storage_axis, workload_spec
+from study.errors import ConfigurationError, clipped, near, one_line, shown
+from study.options import FILE_KEYS, OPTION_OF_FIELD, STUDY_OPTIONS
+from study.studies.basic import STUDIES
+from study.studies.study import Study
+from trainables.fields import TrialFields, explain
+from trainables.registry import DATASETS, MODELS, PRECISIONS, SAMPLE_DATASETS, TEXT_MODELS, names_with
+
+AXIS_OPTIONS = {option.name: option.field for option in STUDY_OPTIONS if option.is_axis}
+"""options that take a comma list, and the field of a trial that each sets"""
+
+PLAIN_OPTIONS = {option.name: option.setting for option in STUDY_OPTIONS if option.setting}
+"""options with one value, and the field of `Configuration` that each sets"""
+
+OWN_OPTION = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
+"""fields of a trial that --set does not set, and what does"""
+
+PROFILED_RANKS = ("0",)
+"""what --profile stands for; --set profile_ranks names others"""
+
+
+def address_of(value: str | None) -> str | None:
+    """The checked `--address` of a command that plans nothing. Raises ConfigurationError."""
+    return None if value is None else _plain("address", value, "--address")
+
+
+class Configuration(BaseModel):
+    """All that a user may decide. `axes` holds only what was asked for; the study decides the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    study: str = "default"
+    out: str = ""
+    axes: dict[str, tuple[Any, ...]] = {}
+    repeats: int | None = Field(None, ge=1, le=1000)
+    address: str | None = Field(None, pattern=r"^(auto|local|[^\s/]+:\d{1,5})$")
+    isolate: bool = False
+    max_concurrent: int = Field(1, ge=1, le=1000)
+    trial_timeout_s: float = Field(600.0, gt=0)
+    price_per_gpu_hour: float | None = Field(None, ge=0)
+    goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
+
+    @field_validator("address")
+    @classmethod
+    def _has_a_port(cls, address: str | None) -> str | None:
+        if address and ":" in address and not 0 < int(address.rpartition(":")[2]) < 2**16:
+            raise ValueError("its port is not within 1 to 65535")
+        return address
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the random order of trials: the first of the trials' own seeds."""
+        return int(self.axes.get("seed", (0,))[0])
+
+
+def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> Configuration:
+    """The configuration that options and a YAML file together ask for.
+
+    `command_line`: option names without dashes, and their values as given; options that were not given are left out.
+    Raises ConfigurationError.
+    """
+    plain: dict[str, Any] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
+    sources: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [(command_line, "--{}".format)]
+    if config_file is not None:
+        sources.insert(0, (_read_yaml(config_file), f"{config_file}: {{}}".format))
+    for options, where in sources:
+        asked, asked_axes = _read_options(options, where)
+        if {"batch_per_gpu", "global_batch"} & set(asked_axes):
+            axes = {name: values for name, values in axes.items() if name not in ("batch_per_gpu", "global_batch")}
+        if "data_dir" in asked_axes and "dataset" not in asked_axes and "dataset" in axes:
+            asked_axes["dataset"] = axes["dataset"]
+        plain |= asked
+        axes |= asked_axes
+    if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
+        axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
+    if not {"dataset", "data_dir", "workload"} & set(axes) and set(axes.get("model", ("",))) <= set(TEXT_MODELS):
+        axes["dataset"] = (SAMPLE_DATASETS["text"],)
+    if (
+        "data_dir" in axes
+        and "storage" not in axes
+        and any(DATASETS[name].image_folder for name in axes.get("dataset", ()))
+    ):
+        axes |= storage_axis(axes["data_dir"][0])
+    if "workload" not in axes and "data_dir" not in axes:
+        for dataset in sorted({*names_with(DATASETS, "needs_data_dir")} & set(axes.get("dataset", ()))):
+            needs_none = SAMPLE_DATASETS["text" if DATASETS[dataset].text else "images"]
+            raise ConfigurationError(
+                f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {needs_none!r} needs none"
+            )
+    configuration = Configuration(**plain, axes=axes)
+    return configuration.model_copy(update={"out": _out(configuration)})
+
+
+def to_yaml(configuration: Configuration, study: Study) -> str:
+    """The YAML that asks for all of it again, the study's own axes included."""
+    options: dict[str, Any] = {
+        option: getattr(configuration, field)
+        for option, field in PLAIN_OPTIONS.items()
+        if getattr(configuration, field) is not None
+    }
+    options["repeats"] = study.repeats
+    in_cases = {name for of_case in study.cases.values() for name in of_case}  # which asking would lay flat
+    of_all = {name: [value] for name, value in study.base.items()} | {name: list(v) for name, v in study.axes.items()}
+    fields = {name: values for name, values in of_all.items() if name not in in_cases}
+    for made in ("workload_digest", "most_per_gpu", "epoch_steps"):
+        fields.pop(made, None)
+    for option, field in AXIS_OPTIONS.items():
+        if field in fields:
+            options[option] = fields.pop(field)
+    for field in ("data_dir", "workload"):
+        if field in fields:
+            options[OPTION_OF_FIELD[field].name] = fields.pop(field)[0]
+    if fields:
+        options["set"] = fields
+    import yaml
+
+    return yaml.safe_dump(options, sort_keys=False, default_flow_style=None)
+
+
+# ------------------------------------------------------------------------------------------------- options to values
+
+
+def _read_options(
+    options: Mapping[str, Any], where: Callable[[str], str]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Plain values and axes of one source, each checked by itself."""
+    plain: dict[str, Any] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
+
+    def add(field: str, values: tuple[Any, ...], source: str) -> None:
+        if field in axes:
+            raise ConfigurationError(f"{source}: {field} is asked for twice; give it once")
+        axes[field] = values
+
+    for option, value in options.items():
+        source = where(option)
+        if option in AXIS_OPTIONS:
+            add(AXIS_OPTIONS[option], _values(AXIS_OPTIONS[option], value, source), source)
+        elif option == "set":
+            for field, values in _settings(value, source):
+                add(field, _values(field, values, source), source)
+        elif option == "data-dir":
+            add("data_dir", (data_dir_path(value, source),), source)
+        elif option == "workload":
+            spec, digest = workload_spec(value, source)
+            axes |= {"workload": (spec,), "workload_digest": (digest,)}
+        elif option == "profile":
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{source} {shown(value)}: give true or false; set profile_ranks names ranks")
+        else:
+            plain[PLAIN_OPTIONS[option]] = _plain(option, value, source)
+    if {"batch_per_gpu", "global_batch"} <= set(axes):
+        raise ConfigurationError(
+            f"{where('global-batch')}: the batch is given per GPU or for all GPUs together; leave out batch-per-gpu or global-batch"
+        )
+    if options.get("profile"):
+        axes.setdefault("profile_ranks", PROFILED_RANKS)
+    return plain, axes
+
+
+def _plain(option: str, value: Any, source: str) -> Any:
+    field = PLAIN_OPTIONS[option]
+    if option == "study":
+        if not isinstance(value, str) or value not in STUDIES:
+            hint = "; the values of a list are joined by commas, without spaces" if _is_of_a_list(value) else ""
+            file = "" if source.startswith("--") else f"{source}: "
+            raise ConfigurationError(
+                f"{file}unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES) or hint}"
+            )
+        return value
+    if option == "out" and isinstance(value, str) and not value.strip():
+        raise ConfigurationError(f"{source} {shown(value)} is not a path")
+    try:
+        if isinstance(value, bool) and field != "isolate":
+            raise ConfigurationError(f"{source} {shown(value)}: input should not be true or false")
+        return getattr(Configuration.model_validate({field: value}), field)
+    except ValidationError as error:
+        if option == "address":
+            raise ConfigurationError(
+                f"{source} {shown(value)} is not an address; allowed: auto, local, HOST:PORT"
+            ) from None
+        if option == "goal":
+            raise ConfigurationError(
+                f"{source} {shown(value)} is not known; allowed: {', '.join(GOALS)}{near(value, GOALS)}"
+            ) from None
+        message = error.errors()[0]["msg"]
+        raise ConfigurationError(f"{source} {shown(value)}: {message[0].lower()}{message[1:]}") from None
+
+
+def _is_of_a_list(value: Any) -> bool:
+    """Was a study's name probably meant as a further value of the option before it, as in `--gpus 1 2`?"""
+    if not isinstance(value, str):
+        return False
+    return value in MODELS or value in PRECISIONS or value.replace(",", "").strip().isdecimal()
+
+
+def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
+    """(field, values) of every `--set field=a,b`, or of the mapping that stands for them in a file."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        pairs = []
+        for setting in value if isinstance(value, (list, tuple)) else [value]:
+            field, equals, values = setting.partition("=") if isinstance(setting, str) else ("", "", "")
+            if not equals or not field.strip():
+                raise ConfigurationError(f"{source} {shown(setting)}: give field=value or field=value,value")
+            pairs.append((field.strip(), values))
+    for field, values in pairs:
+        if field in OWN_OPTION:
+            raise ConfigurationError(f"{source}: {field} is not set here; use {OWN_OPTION[field]}")
+        if field != "global_batch" and field not in TrialFields.model_fields:
+            raise ConfigurationError(
+                f"{source}: {shown(field)} is not a field of a trial{near(field, TrialFields.model_fields)}; fields: {', '.join(name for name in TrialFields.model_fields if name not in OWN_OPTION)}"
+            )
+        yield field, values
+
+
+def _values(field: str, value: Any, source: str) -> tuple[Any, ...]:
+    """A comma list, a YAML list or one value: each checked by the trial's own rules, duplicates dropped."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+    if not parts:
+        raise ConfigurationError(f"{source}: {field} has no values")
+    return tuple(
+        dict.fromkeys(_typed(field, part.strip() if isinstance(part, str) else part, source) for part in parts)
+    )
+
+
+def _typed(field: str, value: Any, source: str) -> Any:
+    if value == "":
+        raise ConfigurationError(f"{source}: {field} has an empty value")
+    known = "batch_per_gpu" if field == "global_batch" else field
+    if isinstance(value, bool) and TrialFields.model_fields[known].annotation is not bool:
+        raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
+    if _is_too_large(value):
+        raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
+    try:  # the value alone; combinations are judged by the plan
+        typed = getattr(TrialFields.model_validate({known: value}), known)
+    except ValidationError as error:
+        line = explain(error)[0].replace(known, field, 1)
+        raise ConfigurationError(f"{source}: {clipped(line)}") from None
+    if _is_too_large(typed):
+        raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
+    if isinstance(typed, float) and not math.isfinite(typed):
+        raise ConfigurationError(f"{source}: {field} {value!r}: input should be a finite number")
+    return typed
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= 2**63
+
+
+def _out(configuration: Configuration) -> str:
+    out = configuration.out or f"results/{configuration.study}"
+    if "\0" in out:
+        raise ConfigurationError(f"--out {shown(out)} is not a path")
+    return out
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    """The options in a YAML file, under the names that the command line uses; `_` may stand for `-`."""
+    import yaml  # planning without a file should not wait for it
+
+    try:
+        refuse_endless(path, "--config")
+        text = Path(path).read_text()
+        content = yaml.safe_load(text)
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), path)
+    except OSError as error:
+        raise ConfigurationError(f"--config: {path} cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigurationError(f"{path}{place} is not YAML: {one_line(error.problem or error)}") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not YAML: {one_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{path} holds a {type(content).__name__}; it must be a mapping of option names to values, such as `gpus: [1, 2]`"
+        )
+    options: dict[str, Any] = {}
+    for key, value in content.items():
+        option = key.replace("_", "-") if isinstance(key, str) else None
+        if option not in FILE_KEYS:
+            name = str(key).replace("-", "_")
+            is_field = name in TrialFields.model_fields and name not in OWN_OPTION
+            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, FILE_KEYS)
+            raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(FILE_KEYS)}")
+        if option in options:
+            raise ConfigurationError(f"{path}: {option} is given twice")
+        options[option] = value
+    return options
+
+
+def _refuse_repeated_keys(node: Any, path: str) -> None:
+    """YAML itself would drop all but the last of them; keys lie in the file's mapping and in those that it holds."""
+    mappings = [node, *(value for _, value in node.value)] if node is not None and node.id == "mapping" else []
+    for mapping in mappings:
+        seen: set[str] = set()
+        for key, _ in mapping.value if mapping.id == "mapping" else ():
+            if key.id == "scalar" and key.value in seen:
+                raise ConfigurationError(f"{path} line {key.start_mark.line + 1}: {clipped(key.value)} is given twice")
+            seen.add(str(key.value))

@@ -1,0 +1,42 @@
+"""Image sets into another storage format, with progress on stderr."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from study.errors import ConfigurationError, clipped, near, one_line
+from trainables.registry import STORAGES
+
+
+def convert_set(source: str, destination: str, storage: str, image_size: int, *, quiet: bool) -> dict[str, Any]:
+    """Converts and gives the manifest of what was made. Raises ConfigurationError, or DataError of the data."""
+    if storage not in STORAGES:
+        raise ConfigurationError(
+            f"--storage {storage!r} is not known; allowed: {', '.join(STORAGES)}{near(storage, STORAGES)}"
+        )
+    if not os.path.exists(source):
+        raise ConfigurationError(f"SRC {source!r} does not exist; give an image folder or a converted set")
+    from trainables.data.images.convert import convert  # imports torch
+
+    console = Console(stderr=True, quiet=quiet)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=console, disable=quiet)
+    task = progress.add_task("", total=None)
+    with contextlib.ExitStack() as until_done:
+
+        def report(what: str, done: int, total: int) -> None:
+            if not progress.live.is_started:  # no earlier, so that a mistake is told without a bar
+                until_done.enter_context(progress)
+            progress.update(task, description=what, completed=done, total=total)
+
+        try:
+            return convert(Path(source).absolute(), Path(destination).absolute(), storage, image_size, report=report)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{clipped(source)} cannot be converted into {clipped(destination)} ({one_line(error)}): mend that, then run "
+                "the same again"
+            ) from error

@@ -1,0 +1,149 @@
+"""A live worker group as the keeper knows it: its jobs, its ranks' failures, and the verdict on a job it did not finish.
+
+How ranks are started and killed is a backend's: Ray Train's (`study/orchestrate/worker_group.py`) or this machine's
+(`study/orchestrate/twin/in_process.py`). Any failure ends the group, because ranks that wait in a collective for one that raised can only
+be ended from outside.
+"""
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from study.orchestrate.failures import cause_of, first_line, is_out_of_memory
+from study.orchestrate.protocol import Environment, Failure, Job
+from study.orchestrate.stuck import Calls, calls_as_text, culprits, wait_for_each_other
+from study.plan.placement import Layout
+
+
+class RankBackend(Protocol):
+    """How the ranks of worker groups are started, asked and killed. A process handle is what `serve` was given."""
+
+    def prepare(self) -> None:
+        """Called once, before the keeper's first group."""
+
+    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+        """Return a function that starts a group's ranks and returns when all have ended; it raises what ended them.
+
+        Called in the keeper's event loop; the function runs in a thread of its own. Ranks call `keeper` back.
+        """
+
+    def kill(self, process: Any) -> None:
+        """Kill a rank; no error if it has ended."""
+
+    async def calls_of(self, process: Any) -> Calls | None:
+        """Return the calls that a rank is in, None if it does not answer."""
+
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """True if an error of the backend's own means that a host's memory ran out."""
+
+
+class GroupError(Exception):
+    """A worker group that could not be started."""
+
+    def __init__(self, message: str, log: str):
+        super().__init__(message)
+        self.log = log
+
+
+class WorkerGroup:
+    """The ranks that one call of a backend's launcher runs, in a thread of the keeper, and what is known of them."""
+
+    def __init__(self, name: str, layout: Layout, block: Any, backend: RankBackend):
+        self.name, self.layout, self.key, self.backend = name, layout, (layout, block), backend
+        self.jobs: asyncio.Queue[Job | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.error: BaseException | None = None
+        self.environment: Environment | None = None
+        self.processes: list[Any] = []
+        self.job_id = ""
+        self.failures: list[Failure] = []
+        self.stacks: list[Calls | None] = []
+        self.killed = False
+        self.requested_at = time.time()
+
+    def start(self, keeper: Any) -> None:
+        """Start the ranks, which then ask the keeper for jobs. Call it in the keeper's event loop."""
+        loop = asyncio.get_running_loop()
+        run_ranks = self.backend.launcher(keeper, self.name, self.layout)
+
+        def run() -> None:
+            try:
+                run_ranks()
+            except BaseException as error:  # noqa: BLE001  the keeper waits for the thread's end, whatever ends it
+                self.error = error
+            loop.call_soon_threadsafe(self.ended.set_result, None)
+
+        threading.Thread(target=run, name=f"worker group {self.name}", daemon=True).start()
+
+    def kill(self) -> None:
+        self.killed = self.killed or not self.ended.done()
+        for process in self.processes:
+            self.backend.kill(process)
+
+    async def collect_stacks(self) -> None:
+        """Ask every rank which calls it is in."""
+        self.stacks = list(await asyncio.gather(*map(self.backend.calls_of, self.processes)))
+
+    def verdict(self, timed_out: str = "") -> tuple[str, str, str]:
+        """Return status, reason in one line, and log of the job that this group did not finish.
+
+        `timed_out` says what did not come in time.
+        """
+        status, reason = self._reported_failure() or self._timeout(timed_out) or self._death()
+        return status, reason, self.log()
+
+    def _dead_ranks(self) -> dict[int, BaseException]:
+        """Errors of ranks that ended without a report. The others may then report broken connections to them."""
+        reported = {failure.rank for failure in self.failures}
+        return {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
+
+    def _reported_failure(self) -> tuple[str, str] | None:
+        out_of_memory = next((failure for failure in self.failures if failure.out_of_memory), None)
+        if out_of_memory:
+            return "out_of_memory", f"{self.rank_and_host(out_of_memory.rank)}: {out_of_memory.line}"
+        if self.failures and (self.killed or not self._dead_ranks()):
+            first = self.failures[0]
+            return "failed", f"{self.rank_and_host(first.rank)}: {first.line}"
+        return None
+
+    def _timeout(self, timed_out: str) -> tuple[str, str] | None:
+        if not timed_out:
+            return None
+        slow = culprits(self.stacks) if self.stacks else {}
+        suspects = "".join(f"; {self.rank_and_host(rank)} {what}" for rank, what in slow.items())
+        nodes = self.environment.nodes if self.environment else []
+        if wait_for_each_other(self.stacks) and len(nodes) > 1:
+            names = ", ".join(f"{node['host']} ({node['node_id'][:8]})" for node in nodes)
+            suspects = f"; all ranks wait for each other: look at the network between nodes {names}"
+        return "timeout", f"{timed_out}{suspects}"
+
+    def _death(self) -> tuple[str, str]:
+        for rank, error in self._dead_ranks().items():
+            cause = cause_of(error) or error
+            out_of_memory = is_out_of_memory(cause) or self.backend.ran_out_of_memory(cause)
+            return (
+                "out_of_memory" if out_of_memory else "failed",
+                f"{self.rank_and_host(rank)} died: {first_line(error)}",
+            )
+        return "failed", f"worker group ended: {first_line(self.error)}"
+
+    def rank_and_host(self, rank: int) -> str:
+        """Name a rank with its host and the start of the node's id in Ray."""
+        if self.environment is None or rank >= len(self.environment.ranks):
+            return f"rank {rank}"
+        node_id = self.environment.ranks[rank]["node_id"]
+        hosts = {node["node_id"]: node["host"] for node in self.environment.nodes}
+        return f"rank {rank} on node {hosts[node_id]} ({node_id[:8]})"
+
+    def log(self) -> str:
+        """Return the ranks' calls at the time limit, all reported tracebacks, then the backend's own error."""
+        parts = [calls_as_text(rank, calls) for rank, calls in enumerate(self.stacks)]
+        parts += [f"rank {failure.rank} on node {failure.node_id}\n{failure.traceback}" for failure in self.failures]
+        if self.error is not None:
+            parts.append("Ray Train\n" + "".join(traceback.format_exception(self.error)))
+        return "\n".join(parts)

@@ -1,0 +1,263 @@
+"""The grid under Ray Tune: one Tune trial per `Trial`, a thin driver that asks the keeper for its measurement.
+
+Tune schedules and shows; the store is the truth. A Tune trial holds no CPU and no GPU: it is pinned to the driver's
+host by a sliver of that node's own resource, so that the driver alone needs to reach the results folder.
+"""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import tune
+from ray.tune.logger import JsonLoggerCallback
+from ray.util.metrics import Gauge
+
+from study.orchestrate.cluster import Cluster, alive_nodes
+from study.orchestrate.driver import (
+    CHECKPOINT_EVERY_S,
+    Grid,
+    KeeperKilled,
+    KeepUpToDate,
+    Narrator,
+    OnEvent,
+    Point,
+    Report,
+    RunOptions,
+    TrialDriver,
+    grids_of,
+)
+from study.orchestrate.group import RankBackend
+from study.orchestrate.keeper import Keeper
+from study.orchestrate.metrics import counts
+from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
+from study.orchestrate.scratch import scratch_folder
+from study.orchestrate.worker_group import RayRanks
+from study.plan.placement import Layout
+from study.store.store import Store
+from trainables.trial import Trial
+
+CLOSE_TIMEOUT_S = 45.0
+"""less than the 60 s after which Ray aborts a driver whose cluster has gone"""
+
+DEFAULTS = RunOptions()
+RAY_RANKS = RayRanks()
+CLOSE_POLL_S = 1.0
+EPOCHS_POLL_S = 1.0
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+def run_trials(
+    study_name: str,
+    blocks: Sequence[Sequence[Trial]],
+    store: Store,
+    cluster: Cluster,
+    *,
+    isolate: bool = False,
+    trial_timeout_s: float = 600.0,
+    max_concurrent: int = 1,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    on_event: OnEvent = ignore,
+    known: KnownTrials | None = None,
+) -> bool:
+    """Run all trials and save each as it ends. Return True if Ctrl-C ended the run early.
+
+    The trials of one element of `blocks` may share a warm worker group, in their order; with `isolate` none do. With
+    `max_concurrent` above 1, trainings on one rank run last, as many at a time as fit. `known` is what the store holds;
+    None reads it.
+    """
+    known = KnownTrials.of(store.records()) if known is None else known
+    options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
+    try:
+        for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
+            tune_grid(study_name, grid, store, cluster, options, KeepUpToDate(known, on_event), known)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def tune_grid(
+    study_name: str,
+    grid: Grid,
+    store: Store,
+    cluster: Cluster,
+    options: RunOptions = DEFAULTS,
+    on_event: OnEvent = ignore,
+    known: KnownTrials | None = None,
+    ranks: RankBackend = RAY_RANKS,
+) -> tune.ResultGrid:
+    """Run a grid on `ranks`, and return Tune's own result grid.
+
+    It has one row per trial: its fields under `config/point/trial/...`, throughput and median phase times; for trainings
+    the last epoch.
+    """
+    # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
+    with (
+        scratch_folder("tune") as state_dir,
+        _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
+    ):
+        driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
+        if grid.points:  # the group's processes start while Tune's do
+            keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
+        os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
+        try:
+            return _tuner(study_name, grid, driver, cluster, on_event, state_dir).fit()
+        except KeyboardInterrupt:
+            gc.freeze()  # Tune's garbage asks Ray when collected, and waits a minute if Ray was ended too
+            raise
+
+
+def _tuner(
+    study_name: str, grid: Grid, driver: TrialDriver, cluster: Cluster, on_event: OnEvent, state_dir: str
+) -> tune.Tuner:
+    points = [
+        {"number": number, "trial": point.trial.model_dump(), "block": point.block}
+        for number, point in enumerate(grid.points)
+    ]
+    trainable = tune.with_parameters(measure_point, driver=driver)
+    return tune.Tuner(
+        tune.with_resources(trainable, cluster.driver_resource),
+        param_space={"point": tune.grid_search(points)},
+        tune_config=tune.TuneConfig(max_concurrent_trials=max(1, len(grid.slots)), reuse_actors=True),
+        run_config=tune.RunConfig(
+            name=study_name,
+            storage_path=state_dir,
+            verbose=0,
+            callbacks=[JsonLoggerCallback(), TuneCallback(grid, Narrator(on_event))],
+        ),
+    )
+
+
+def measure_point(config: dict[str, Any], driver: TrialDriver) -> None:
+    """Run one Tune trial."""
+    point = config["point"]
+    driver.run(Point(Trial.model_validate(point["trial"]), point["block"]), tune.report)
+
+
+@dataclass(frozen=True)
+class RayKeeper:
+    """The keeper's actor as a `KeeperClient`."""
+
+    actor: Any
+
+    def measure(self, job: Job, layout: Layout, block: str, timeout_s: float, on_epoch: Report) -> Outcome:
+        pending = self.actor.measure.remote(job, layout, block, timeout_s)
+        try:
+            if job.trial.epochs:
+                self._report_epochs(job.id, pending, on_epoch)
+            return ray.get(pending)
+        except ray.exceptions.ActorUnavailableError as error:
+            # Ray starts it again; at the end of a study it is dead instead
+            raise KeeperKilled(str(error)) from error
+
+    def trials_out_of_memory(self) -> Sequence[Trial]:
+        return self._patiently(self.actor.trials_out_of_memory)
+
+    def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
+        self._patiently(self.actor.ended, trial_id, status, values)
+
+    def _report_epochs(self, job_id: str, pending: Any, on_epoch: Report) -> None:
+        """Report each epoch of a training until it is over."""
+        reported = 0
+        while not ray.wait([pending], timeout=EPOCHS_POLL_S)[0]:
+            for row in ray.get(self.actor.epochs_of.remote(job_id))[reported:]:
+                reported += 1
+                on_epoch(row)
+
+    @staticmethod
+    def _patiently(method: Any, *arguments: Any) -> Any:
+        """Return the keeper's answer, even if it must first start again after it was killed."""
+        return ray.get(method.options(max_task_retries=-1).remote(*arguments))
+
+
+@contextlib.contextmanager
+def _live_keeper(
+    study_name: str, grid: Grid, store: Store, cluster: Cluster, known: KnownTrials, ranks: RankBackend
+) -> Iterator[Any]:
+    """A keeper on the driver's host, which is closed at the end."""
+    options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
+    left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
+    raylets = _local_raylets(cluster)
+    keeper = (
+        ray.remote(Keeper)
+        .options(**options)
+        .remote(study_name, known.out_of_memory, store, left, Gauge, ranks, grid.slots)
+    )
+    try:
+        yield keeper
+    finally:
+        _close(keeper, raylets, cluster.is_local)
+
+
+def _close(keeper: Any, raylets: Sequence[psutil.Process], is_local: bool) -> None:
+    """Ends the live worker group and the keeper; whatever does not end in time is killed.
+
+    `raylets`: this host's, of the cluster. A batch system signals every process of a job, and when they have ended by it,
+    nobody is left who could end the others; those of a local Ray are killed here.
+    """
+    ends_at_s = time.monotonic() + CLOSE_TIMEOUT_S
+    with contextlib.suppress(ray.exceptions.RayError):
+        closing = keeper.close.remote()
+        while not ray.wait([closing], timeout=CLOSE_POLL_S)[0] and time.monotonic() < ends_at_s:
+            if raylets and not any(map(_runs, raylets)):
+                if is_local:
+                    _kill_workers({str(raylet.pid) for raylet in raylets})
+                break
+    ray.kill(keeper)
+
+
+def _local_raylets(cluster: Cluster) -> list[psutil.Process]:
+    """The processes on this host that start the cluster's workers here."""
+    session = str(Path(cluster.log_dir).parent)
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is somebody else's
+            if process.name() == "raylet" and any(session in argument for argument in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _kill_workers(of_raylets: set[str]) -> None:
+    """Kills every process that these raylets started, and what those started."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("RAY_RAYLET_PID") in of_raylets:
+                process.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process runs; one that has ended, and whose parent has not asked after it yet, does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class TuneCallback(tune.Callback):
+    """Hands Tune's callbacks in the driver to a narrator."""
+
+    def __init__(self, grid: Grid, narrator: Narrator):
+        self.grid, self.narrator = grid, narrator
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.narrator.started(self._point(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self.narrator.reported(self._point(trial).trial, result)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.narrator.crashed(self._point(trial).trial, trial.error_file or "")
+
+    def _point(self, trial: Any) -> Point:
+        return self.grid.points[trial.config["point"]["number"]]

@@ -1,0 +1,4 @@
+"""Keep results.
+
+In: `TrialResult`s. Out: a results folder that survives a kill at any moment.
+"""

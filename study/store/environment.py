@@ -1,0 +1,204 @@
+"""What a number was measured on: every node, rank and version that took part."""
+
+import ast
+import contextlib
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from study.store import nvml
+
+RECORDED_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE",
+    "TORCH_NCCL_ENABLE_TIMING",
+)
+RECORDED_PREFIXES = ("NCCL_", "GLOO_")
+"""environment variables worth keeping; all others stay out of results, for they may hold secrets"""
+
+JPEG_LIBRARIES = {"nvimagecodec": "nvidia-nvimgcodec-cu13", "torchcodec": "torchcodec"}
+"""that may be installed and change how a GPU decodes; see `trainables/data/images/gpu/jpeg.py`"""
+
+TRAINABLES = Path(__file__).resolve().parent.parent.parent / "trainables"
+
+
+def node_facts(node_id: str) -> dict[str, Any]:
+    """The host that this process runs on: CPU, memory, GPUs with UUID and driver."""
+    return {
+        "node_id": node_id,
+        "host": socket.gethostname(),
+        "cpu_model": _cpu_model(),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+    }
+
+
+def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
+    """One rank's device (name and UUID on CUDA, else "cpu") and process: the CPUs that it may run on, and its niceness."""
+    import torch
+
+    return {
+        "rank": rank,
+        "node_id": node_id,
+        "device": torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu",
+        "gpu_uuid": _uuid(device),
+        "pid": os.getpid(),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "niceness": os.nice(0),
+    }
+
+
+def readings(device: Any) -> dict[str, Any]:
+    """The state of a rank's GPU (null on CPU ranks, and where the driver does not say) and of its host right now.
+
+    `load_average_1min` counts processes that run or wait to, as getloadavg(3) has it; those of the study are in it.
+    """
+    return nvml.state(_uuid(device)) | {"load_average_1min": os.getloadavg()[0]}
+
+
+def energies(devices: Sequence[Any]) -> list[dict[str, float | None]]:
+    """The energy counter of each of these GPUs, with the time of its reading; null on CPUs."""
+    return [nvml.energy(_uuid(device)) for device in devices]
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what is installed on the driver's host; imports none of it."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what computes; imports torch."""
+    import torch
+
+    nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a subclass of str that only unpickles where torch is
+        "torchvision": metadata.version("torchvision"),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "nccl": ".".join(str(part) for part in nccl) if nccl else None,
+        "ray": _version("ray"),
+    } | {name: _version(package) for name, package in JPEG_LIBRARIES.items() if _version(package)}
+
+
+def variables() -> dict[str, str]:
+    """The recorded environment variables of this process."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in RECORDED_VARIABLES or name.startswith(RECORDED_PREFIXES)
+    }
+
+
+def git_state() -> dict[str, Any]:
+    """Commit of this project's checkout and whether it has changes; both None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent.parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def measuring_code(root: Path = TRAINABLES) -> str:
+    """Return a digest of the modules that ranks run: if it is the same, so is what was timed, whatever the commit.
+
+    Comments, documentation, layout of the text and the paths of the modules do not count.
+    """
+    modules = sorted(_code_of(file.read_text(), f"{root.name}.") for file in root.rglob("*.py"))
+    return hashlib.sha256("\0".join(modules).encode()).hexdigest()[:12]
+
+
+def _code_of(text: str, package: str) -> str:
+    """Return a module's code without documentation and without the paths of modules in `package` ("trainables.")."""
+    tree = ast.parse(text)
+    imported: list[str] = []
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                setattr(node, name, [part for part in statements if not _is_text(part)])
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(package):
+            imported += map(ast.unparse, node.names)
+            node.module, node.names = package, []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(package):
+            node.value = node.value.rpartition(".")[2]
+    lines = [line for line in ast.unparse(tree).splitlines() if line.strip() != f"from {package} import"]
+    return "\n".join([*lines, *sorted(imported)])
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _uuid(device: Any) -> str | None:
+    """The name by which CUDA and NVML know the same GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def _gpus() -> list[dict[str, Any]]:
+    if nvml.trouble():
+        return []
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    gpus = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        gpus.append(
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "uuid": pynvml.nvmlDeviceGetUUID(handle),
+                "driver": driver,
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            }
+            | nvml.links(handle)
+        )
+    return gpus
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed: benchmarks of one rank need no Ray."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

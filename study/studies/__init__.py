@@ -1,0 +1,4 @@
+"""Define the named studies.
+
+In: what the machine has. Out: a `Study`.
+"""

@@ -1,0 +1,148 @@
+"""Named studies: each a function from what the machine can hold to full values, never a template to fill in."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from study.capacity import Capacity
+from study.studies.published import (
+    acceleration_ladder,
+    everything,
+    forum_phases,
+    hpml_lab4,
+    mlstm_scaling,
+    vgg_case_study,
+)
+from study.studies.study import Study, gpus, world_sizes
+from study.studies.training import accuracy, fifth_epoch, large_batch
+
+
+def default(capacity: Capacity) -> Study:
+    """GPUs where there are any, else CPU ranks; a grid that ends in minutes."""
+    on_gpus = gpus(capacity) > 0
+    base: dict[str, Any] = {"memory_format": "channels_last", "learning_rate": 0.01, "dataset": "fashion_mnist_sample"}
+    axes: dict[str, tuple[Any, ...]] = {"world_size": world_sizes(capacity)}
+    if on_gpus:
+        base |= {"device": "cuda", "model": "resnet18_small", "warmup_steps": 11, "steps": 50}
+        axes |= {"batch_per_gpu": (32, 128, 512), "loader_workers": (2, 4), "precision": ("bf16", "fp32")}
+    else:
+        # The ImageNet stem divides 28 pixels by four before the first block; without it, a CPU that lacks bf16
+        # instructions takes over a second for a bf16 step.
+        base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 2, "steps": 6, "prefetch_batches": 1}
+        base |= {"account_steps": 1, "sweep_bytes": 4 * 2**20}  # gloo is slow, and the grid is to end in minutes
+        axes |= {"batch_per_gpu": (2, 4), "loader_workers": (0, 1), "precision": ("fp32", "bf16")}
+    return Study(
+        name="default",
+        question="How does data-parallel training scale here, and what do batch size, loader workers and precision change?",
+        base=base,
+        axes=axes,
+        repeats=5 if on_gpus else 3,
+    )
+
+
+def weak(capacity: Capacity) -> Study:
+    """One batch per GPU, so that the global batch grows with the GPUs."""
+    study = default(capacity)
+    on_gpus = study.base["device"] == "cuda"
+    fixed = {
+        "batch_per_gpu": (128 if on_gpus else 8,),
+        "loader_workers": (4 if on_gpus else 0,),
+        "precision": ("bf16" if on_gpus else "fp32",),
+    }
+    return dataclasses.replace(
+        study.asking(fixed),
+        name="weak",
+        question="With the batch per GPU held, how close does throughput come to growing with the number of GPUs?",
+    )
+
+
+def strong(capacity: Capacity) -> Study:
+    """One global batch, divided among more and more GPUs."""
+    study = weak(capacity)
+    on_gpus = study.base["device"] == "cuda"
+    return dataclasses.replace(
+        study.asking({"global_batch": (1024 if on_gpus else 16,)}),
+        name="strong",
+        question="With the global batch held, how much sooner does a step end on more GPUs?",
+    )
+
+
+def smoke(capacity: Capacity) -> Study:
+    """Seconds, to see that everything works; its numbers mean little."""
+    study = default(capacity)
+    axes = {
+        "world_size": tuple(size for size in world_sizes(capacity) if size <= 2),
+        "batch_per_gpu": (8, 16),
+        "loader_workers": (0,),
+        "precision": ("fp32",),
+    }
+    return dataclasses.replace(
+        study.asking(axes, repeats=2),
+        name="smoke",
+        question="Does everything work here, from the ranks to the report?",
+        base=dict(study.base) | {"model": "mlp", "memory_format": "contiguous", "warmup_steps": 2, "steps": 4},
+    )
+
+
+def interconnect(capacity: Capacity) -> Study:
+    """Whole nodes, more and more of them: what the network between them takes from two models whose compute and bytes differ.
+
+    One folder for each network (another cluster, another rate): nothing here knows what the network is.
+    """
+    on_gpus = gpus(capacity) > 0
+    held = [node.gpus if on_gpus else 1 for node in capacity if (node.gpus if on_gpus else node.cpus)]
+    per_node = min(held, default=1)
+    counts = [2**power for power in range(max(1, len(held)).bit_length())]
+    base: dict[str, Any] = {"dataset": "synthetic", "learning_rate": 0.01}
+    if on_gpus:
+        base |= {"device": "cuda", "image_size": 224, "precision": "bf16", "warmup_steps": 11, "steps": 30}
+        models, batch = ("vgg19", "resnet50"), 64
+    else:
+        base |= {
+            "device": "cpu",
+            "image_size": 32,
+            "warmup_steps": 2,
+            "steps": 3,
+            "account_steps": 3,
+            "sweep_bytes": 2**22,
+        }
+        models, batch = ("mlp", "resnet18_small"), 8
+    cases = {f"weak, {_nodes(n)}": {"nodes": n, "world_size": n * per_node, "batch_per_gpu": batch} for n in counts}
+    cases |= {
+        f"strong, {_nodes(n)}": {"nodes": n, "world_size": n * per_node, "batch_per_gpu": batch // n}
+        for n in counts
+        if batch % n == 0
+    }
+    return Study(
+        name="interconnect",
+        question=(
+            "What does the network between nodes cost a model with few operations for each byte of gradients, and one with "
+            "many, with the batch per GPU held and with the global batch held?"
+        ),
+        base=base,
+        axes={"model": models},
+        repeats=3,
+        cases=cases,
+    )
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
+
+
+STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
+    "default": default,
+    "weak": weak,
+    "strong": strong,
+    "smoke": smoke,
+    "everything": everything,
+    "forum-phases": forum_phases,
+    "acceleration-ladder": acceleration_ladder,
+    "hpml-lab4": hpml_lab4,
+    "vgg-case-study": vgg_case_study,
+    "mlstm-scaling": mlstm_scaling,
+    "accuracy": accuracy,
+    "large-batch": large_batch,
+    "fifth-epoch": fifth_epoch,
+    "interconnect": interconnect,
+}

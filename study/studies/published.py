@@ -1,0 +1,293 @@
+"""Studies that have been published, or set as coursework, as this project runs them; and one that tries everything."""
+
+from typing import Any
+
+from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank
+from study.studies.study import Study, gpus, world_sizes
+from study.studies.training import short_training
+from trainables.registry import (
+    DECODERS,
+    EXECUTIONS,
+    IMAGE_MODELS,
+    MEMORY_FORMATS,
+    OPTIMIZERS,
+    PARALLEL,
+    PRECISIONS,
+    STORAGES,
+    TEXT_MODELS,
+)
+
+
+def everything(capacity: Capacity) -> Study:
+    """Every model, number format, strategy, optimizer, storage format, decoder and way to execute, once each, as small as it can be."""
+    on_gpus = gpus(capacity) > 0
+    ranks = max(size for size in world_sizes(capacity) if size <= 2)
+    cases: dict[str, dict[str, Any]] = {"plain": {}}
+    for name, facts in IMAGE_MODELS.items():
+        cases[f"model {name}"] = {"model": name, "image_size": max(32, facts.smallest_image)}
+        if name.startswith("vgg") and not on_gpus:  # gloo takes seconds for 560 MB of gradients, in each of many steps
+            cases[f"model {name}"]["world_size"] = 1
+    for name in TEXT_MODELS:
+        cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
+    for name in PRECISIONS:
+        cases[f"precision {name}"] = {"precision": name}
+    for name in PARALLEL:
+        cases[f"parallel {name}"] = {"parallel": name} | ({"world_size": 1} if name == "none" else {})
+    for name in EXECUTIONS:
+        cases[f"execution {name}"] = {"execution": name}
+    for name in OPTIMIZERS:
+        cases[f"optimizer {name}"] = {"optimizer": name}
+    for name in STORAGES:
+        cases[f"storage {name}"] = {"dataset": "image_folder_sample", "storage": name}
+    for name in DECODERS:
+        cases[f"decode {name}"] = {"dataset": "image_folder_sample", "decode": name}
+    for name in MEMORY_FORMATS:
+        cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
+    cases |= {
+        "synchronised batch normalisation": {"model": "resnet18", "sync_batch_norm": True},
+        "buffers left alone": {"model": "resnet18", "broadcast_buffers": False},
+        "small buckets": {"bucket_mb": 0.1},
+        "accumulation": {"accumulation_steps": 2},
+        "without set_epoch": {"set_epoch": False},
+        "in order": {"order": "in_order"},
+        "augmentation by loaders": {"dataset": "image_folder_sample", "augment": "cpu"},
+        "augmentation on the device": {"dataset": "image_folder_sample", "augment": "device"},
+        "warm page cache": {"dataset": "image_folder_sample", "page_cache": "warm"},
+        "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
+        "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
+        "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
+        "batches copied ahead": {
+            "dataset": "synthetic_loader",
+            "image_size": 32,
+            "loader_workers": 1,
+            "copy_ahead": True,
+        },
+    }
+    base: dict[str, Any] = {
+        "device": "cuda" if on_gpus else "cpu",
+        "model": "mlp",
+        "world_size": ranks,
+        "batch_per_gpu": 4,
+        "warmup_steps": 2,
+        "steps": 2,
+        "prefetch_batches": 1,
+        "account_steps": 2,
+        "sweep_bytes": 2**16,
+    }
+    return Study(
+        name="everything",
+        question="Does every model, number format, strategy, storage and way to execute run here, and if not, why not?",
+        base=base,
+        axes={},
+        repeats=1,
+        cases=cases,
+    )
+
+
+def forum_phases(capacity: Capacity) -> Study:
+    """Why does the processing time of a batch on one GPU move when others train beside it?"""
+    on_gpus = gpus(capacity) > 0
+    together = _on_one_node(capacity)
+    axes: dict[str, tuple[Any, ...]] = {
+        "world_size": (1, together) if together > 1 else (1,),
+        "parallel": ("dp", "ddp"),
+    }
+    if on_gpus:
+        base: dict[str, Any] = {
+            "device": "cuda",
+            "image_size": 224,
+            "loader_workers": 8,
+            "warmup_steps": 11,
+            "steps": 30,
+        }
+        axes |= {"model": ("resnet18", "resnet50"), "batch_per_gpu": (64, 128, 256, 512, 1024)}
+    else:
+        base = {"device": "cpu", "image_size": 32, "loader_workers": 1, "warmup_steps": 2, "steps": 3}
+        base |= {"prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
+        axes |= {"model": ("resnet18",), "batch_per_gpu": (2, 8)}
+    return Study(
+        name="forum-phases",
+        question=(
+            "How long do loading, transfer and processing of a batch take under DataParallel and DDP, on one GPU and on "
+            "several, and why does the processing time of each GPU move?"
+        ),
+        base=base | {"dataset": "synthetic_loader", "learning_rate": 0.01},
+        axes=axes,
+        repeats=3,
+        cases={
+            "pinned, non-blocking": {"pin_memory": True, "non_blocking": True},
+            "pageable, blocking": {"pin_memory": False, "non_blocking": False},
+        },
+    )
+
+
+_SOURCE = "a published study, another machine, one GPU"
+PUBLISHED_LADDERS = [
+    {"machine": "another machine's, batch 256", "samples": 256, "batches_s": [336.5, 88.0, 70.1], "source": _SOURCE},
+    {
+        "machine": "another machine's, batch 512",
+        "samples": 512,
+        "batches_s": [161.0, 81.7, 60.2, 41.6, 38.8, 22.1],
+        "source": _SOURCE,
+    },
+]
+"""Acceleration ladders measured elsewhere, not here: seconds of 300 batches per rung."""
+
+
+def acceleration_ladder(capacity: Capacity) -> Study:
+    """One improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
+    on_gpus = gpus(capacity) > 0
+    together = _on_one_node(capacity)
+    whole = 512 if on_gpus else 8
+
+    def rung(ranks: int, **fields: Any) -> dict[str, Any]:
+        return {"world_size": ranks, "batch_per_gpu": whole // ranks} | fields
+
+    raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
+    mixed = {"precision": "fp16" if on_gpus else "bf16"}
+    share = (
+        default_cpus_per_rank("cuda", capacity)
+        if on_gpus
+        else max(1, max((node.cpus for node in capacity), default=1) // together)
+    )
+    few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
+    many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
+    one = {"parallel": "none"}
+    cases: dict[str, dict[str, Any]] = {
+        "JPEG files, fp32, one GPU": rung(1, storage="jpeg", **one, **few),
+        "LMDB": rung(1, storage="lmdb", **one, **few),
+        "raw pixels in shared memory": rung(1, **raw, **one, **few),
+        "mixed precision (O1)": rung(1, **raw, **one, **few, **mixed),
+        "fp16 with master weights (O2)": rung(1, **raw, **one, **few, precision="fp16_master"),
+        "pure fp16 (O3)": rung(1, **raw, **one, **few, precision="fp16_pure"),
+        "DataParallel, fp32": rung(together, **raw, **few, parallel="dp"),
+        "DataParallel, more loader workers and CPU threads": rung(together, **raw, **many, parallel="dp"),
+        "DDP, fp32": rung(together, **raw, **many, parallel="ddp"),
+        "DDP, mixed precision": rung(together, **raw, **many, **mixed, parallel="ddp"),
+        "DDP, mixed precision, two nodes": {
+            "world_size": 2 * together, "nodes": 2, "batch_per_gpu": whole // together, **raw, **many, **mixed, "parallel": "ddp",
+        },
+    }  # fmt: skip
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "augment": "cpu"}
+    if on_gpus:
+        base |= {"dataset": "image_folder", "model": "resnet50", "image_size": 224, "warmup_steps": 100, "steps": 300}
+    else:
+        base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "warmup_steps": 2, "steps": 4}
+        base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
+    # The speed of a number format says nothing of whether it learns: short trainings on the shipped sample do, whatever
+    # the rungs read.
+    levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed["precision"]}
+    levels |= {"fp16 with master weights (O2)": "fp16_master", "pure fp16 (O3)": "fp16_pure"}
+    training = short_training(on_gpus)
+    return Study(
+        name="acceleration-ladder",
+        question="From JPEG files, fp32 and one GPU: what does each further step bring, and what do they bring together?",
+        base=base | {"learning_rate": 0.01},
+        axes={},
+        repeats=3,
+        cases=cases,
+        ladder=True,
+        report={"reference_ladders": PUBLISHED_LADDERS},
+        beside={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
+    )
+
+
+def hpml_lab4(capacity: Capacity) -> Study:
+    """A course's lab: DataParallel and DDP from a small batch to the end of memory."""
+    on_gpus = gpus(capacity) > 0
+    batches = (32, 128, 512, 2048, 8192, 32768, 131072) if on_gpus else (8, 32)
+    base: dict[str, Any] = {
+        "device": "cuda" if on_gpus else "cpu",
+        "model": "resnet18_small" if on_gpus else "resnet18",
+        "dataset": "fashion_mnist_sample",
+        "loader_workers": 2 if on_gpus else 1,
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "epoch_steps": on_gpus,
+    }
+    if not on_gpus:
+        base |= {"warmup_steps": 2, "steps": 3, "prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
+    return Study(
+        name="hpml-lab4",
+        question=(
+            "With the batch per GPU multiplied by four until memory ends, how do DataParallel and DDP scale, where does "
+            "the time go, and how much of the interconnect do they use?"
+        ),
+        base=base,
+        axes={
+            "parallel": ("dp", "ddp"),
+            "world_size": tuple(size for size in world_sizes(capacity) if size <= 4),
+            "batch_per_gpu": batches,
+        },
+        repeats=3,
+    )
+
+
+def vgg_case_study(capacity: Capacity) -> Study:
+    """VGG-19 on small images made large: few, huge gradients, and the memory that DataParallel puts on its first GPU.
+
+    Each batch is also trained with for some epochs, under DDP: DataParallel computes the same.
+    """
+    on_gpus = gpus(capacity) > 0
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
+    if on_gpus:
+        base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 30}
+        batches: tuple[int, ...] = (12, 24, 48, 96, 128, 256, 512, 1024, 2048, 4096)
+    else:
+        base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
+        batches = (2, 4)
+    training: dict[str, Any] = {"parallel": "ddp", "epochs": 5, "momentum": 0.9}
+    if not on_gpus:  # an epoch of VGG-19 takes half an hour there
+        training |= {"model": "mlp", "image_size": 28, "epochs": 1, "batch_per_gpu": 64}
+    return Study(
+        name="vgg-case-study",
+        question=(
+            "How do time and peak memory of each GPU grow with the batch for VGG-19, under DataParallel and under DDP, and "
+            "which accuracy does each batch reach?"
+        ),
+        base=base | {"learning_rate": 0.01},
+        axes={
+            "parallel": ("dp", "ddp"),
+            "world_size": tuple(size for size in world_sizes(capacity) if size <= 2),
+            "batch_per_gpu": batches,
+        },
+        repeats=3,
+        cases={"timed": {}, "trained": training},
+        report={"report_epoch": training["epochs"]},
+    )
+
+
+def mlstm_scaling(capacity: Capacity) -> Study:
+    """A byte-level language model with huge, dense weights: what the interconnect must carry."""
+    on_gpus = gpus(capacity) > 0
+    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "text_sample"}
+    if on_gpus:
+        base["dataset"] = "synthetic"  # the sample is too short for the streams of 8 GPUs
+        base |= {"precision": "bf16", "parallel": "ddp_fp16", "sequence_length": 256, "warmup_steps": 11, "steps": 10}
+        axes: dict[str, tuple[Any, ...]] = {
+            "model": ("mlstm4096", "mlstm8192"),
+            "batch_per_gpu": (256,),
+            "interconnect": ("auto", "no_p2p", "socket"),
+        }
+    else:
+        base |= {"precision": "fp32", "parallel": "ddp_fp16", "sequence_length": 16, "warmup_steps": 2, "steps": 3}
+        base |= {"account_steps": 1, "sweep_bytes": 2**20}
+        axes = {"model": ("mlstm64",), "batch_per_gpu": (4,)}
+    return Study(
+        name="mlstm-scaling",
+        question="How many characters a second does a multiplicative LSTM train on more and more GPUs, over each interconnect?",
+        base=base | {"learning_rate": 0.01},
+        axes={"world_size": world_sizes(capacity)} | axes,
+        repeats=3,
+    )
+
+
+def _on_one_node(capacity: Capacity) -> int:
+    """Ranks on the node that holds most of them, a power of two, 4 at the most, as in what these studies follow; on CPUs 2."""
+    largest = max((node.gpus for node in capacity), default=0)
+    return (
+        max(world_sizes([NodeCapacity("largest", "", cpus=0, gpus=min(4, largest))]))
+        if largest
+        else max(world_sizes(capacity))
+    )

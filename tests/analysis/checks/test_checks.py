@@ -1,0 +1,191 @@
+"""Checks that look at the data: silent where there is nothing, and each finds the fault that was put in."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis.checks.finding import FALSE_ALARM, Data, Finding
+from analysis.checks.steps import CHECKS, findings
+from analysis.load.reduce import REQUIRED_COLUMNS, windows
+from analysis.load.results import load
+from analysis.load.step_shape import step_shapes
+from analysis.study import analyse
+from analysis.tables.checks import data_checks
+from analysis.verdict.trust import trust
+from tests.support.frames import gpu_law, grid, write_results
+
+CONFIGURATIONS, REPEATS, STEPS = 20, 5, 24
+TRIALS = CONFIGURATIONS * REPEATS
+STUDIES = 60
+
+Change = Callable[[pd.DataFrame, pd.DataFrame], None]
+
+
+def unchanged(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    """A clean study."""
+
+
+def spiky(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    """Clean too, though every twentieth step is half as slow again: at random."""
+    rng = np.random.default_rng(len(steps) + int(1e6 * steps["step_s"].iloc[0]))
+    key = steps["trial"] * STEPS + steps["step"]
+    steps.loc[key.map(dict(enumerate(rng.random(TRIALS * STEPS) < 0.05))), "step_s"] *= 1.5
+
+
+def study(seed: int, change: Change = unchanged) -> Data:
+    """20 configurations on 1, 2 or 4 ranks, five repeats in blocks of random order; 24 steps, 2 % noise each.
+
+    `change` alters the trials (throughput_samples_per_s, started_at) and steps (columns trial, a number, and nominal) in place.
+    """
+    rng = np.random.default_rng(seed)
+    configuration = np.concatenate([rng.permutation(CONFIGURATIONS) for _ in range(REPEATS)])
+    world_size = 2 ** (configuration % 3)
+    nominal_s = 0.01 * (1 + configuration)
+    trials = pd.DataFrame(
+        {
+            "trial_id": [f"c{c}-r{i // CONFIGURATIONS}" for i, c in enumerate(configuration)],
+            "configuration": configuration,
+            "started_at": 1.7e9 + 30.0 * np.arange(TRIALS) + 5 * rng.random(TRIALS),
+            "throughput_samples_per_s": 100 / nominal_s * np.exp(0.01 * rng.standard_normal(TRIALS)),
+        }
+    )
+    trial = np.repeat(np.arange(TRIALS), STEPS * world_size)
+    within = np.concatenate([np.arange(STEPS * size) for size in world_size])
+    step, rank = within % STEPS, within // STEPS
+    common = np.exp(0.02 * rng.standard_normal((TRIALS, STEPS)))[trial, step]
+    steps = pd.DataFrame({"trial": trial, "rank": rank, "step": step, "nominal_s": nominal_s[trial]})
+    steps["step_s"] = steps["nominal_s"] * common
+    for name, part in (("load_wait_s", 0.1), ("forward_s", 0.3), ("backward_s", 0.5)):
+        steps[name] = part * steps["nominal_s"] * np.exp(0.03 * rng.standard_normal(len(steps)))
+    change(trials, steps)
+    steps = steps.assign(trial_id=trials["trial_id"].to_numpy()[trial], window="phases", samples=32, window_s=1.0)
+    steps = steps.reindex(columns=list(REQUIRED_COLUMNS))
+    return Data(trials, step_shapes(steps), windows(steps))
+
+
+def names(found: list[Finding]) -> set[str]:
+    return {finding.name for finding in found}
+
+
+def test_of_clean_studies_at_most_one_in_twenty_gives_a_finding_of_any_one_check() -> None:
+    seen = dict.fromkeys(CHECKS, 0)
+    for seed in range(STUDIES):
+        for name in names(findings(study(seed, spiky if seed % 2 else unchanged))):
+            seen[name] += 1
+    most = stats.binom.ppf(0.99, STUDIES, FALSE_ALARM)  # what a check whose rate is 5 % stays below, 99 times of 100
+    assert all(count <= most for count in seen.values()), seen
+
+
+def falling(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    hours = (trials["started_at"] - trials["started_at"].min()) / 3600
+    trials["throughput_samples_per_s"] *= 1 - 0.06 * hours
+
+
+def jump(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    trials.loc[trials.index >= 65, "throughput_samples_per_s"] *= 0.95
+
+
+def slow_first(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    steps.loc[(steps["step"] == 0) & (trials["configuration"].to_numpy()[steps["trial"]] == 3), "step_s"] *= 2
+
+
+def slow_start(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    of_one = trials["configuration"].to_numpy()[steps["trial"]] == 7
+    steps.loc[of_one & (steps["step"] < 6), "step_s"] *= 1.12
+
+
+def every_sixth(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    of_one = trials["configuration"].to_numpy()[steps["trial"]] == 5
+    steps.loc[of_one & (steps["step"] % 6 == 4), "step_s"] *= 1.5
+
+
+def two_speeds(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    steps.loc[(steps["trial"] == 11) & (steps["step"].isin([2, 3, 5, 8, 11, 12, 13, 17, 19, 20])), "step_s"] *= 1.4
+
+
+def slow_rank_1(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
+    steps.loc[steps["rank"] == 1, "forward_s"] *= 1.15
+
+
+FAULTS: dict[str, tuple[Change, str, Callable[[str], bool]]] = {
+    "drift": (falling, "falls by 4", lambda trial_id: True),
+    "change_point": (jump, "repeats of the same configurations are 5", lambda t: int(t[-1]) >= 3),
+    "first_step": (slow_first, "takes 2.0 times the median of the others, up to 4", lambda t: t.startswith("c3-")),
+    "warm_up": (slow_start, "the window begins 13", lambda t: t.startswith("c7-")),
+    "periodic_steps": (every_sixth, "most clearly every 6 steps", lambda t: t.startswith("c5-")),
+    "bimodal_steps": (two_speeds, "steps fall into two classes", lambda t: t == "c12-r0"),
+    "slow_rank": (slow_rank_1, "Rank 1 has the longest forward pass in ", lambda t: int(t[1:].split("-")[0]) % 3 > 0),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_check_finds_its_fault_and_names_the_trials(name: str) -> None:
+    change, words, concerned = FAULTS[name]
+    found = [finding for finding in findings(study(0, change)) if finding.name == name]
+    assert len(found) == 1
+    assert words in found[0].sentence
+    assert found[0].what_to_do.endswith(".")
+    assert found[0].trial_ids
+    wrong = [trial_id for trial_id in found[0].trial_ids if not concerned(trial_id)]
+    assert len(wrong) <= 0.1 * len(found[0].trial_ids), wrong
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_does_not_set_off_the_checks_of_others(name: str) -> None:
+    change, _, _ = FAULTS[name]
+    also = {"periodic_steps": {"bimodal_steps"}, "warm_up": {"bimodal_steps"}}.get(name, set())
+    assert names(findings(study(1, change))) - also <= {name}
+
+
+def test_configurations_that_ran_twice_are_told(tmp_path: Path) -> None:
+    of = study(0)
+    keep = of.trials["configuration"].ne(2) | of.trials.groupby("configuration").cumcount().lt(2)
+    found = CHECKS["few_repeats"](Data(of.trials[keep], of.shapes, of.windows))
+    assert found[0].sentence == (
+        "1 of 20 configurations ran twice: their intervals are about 7 times as wide as with 5 repeats."
+    )
+    assert set(found[0].trial_ids) == {"c2-r0", "c2-r1"}
+    assert CHECKS["few_repeats"](of) == []
+
+
+def test_a_study_without_any_trial_gives_no_finding() -> None:
+    of = study(0)
+    assert findings(Data(of.trials.iloc[:0], of.shapes.iloc[:0], of.windows.iloc[:0])) == []
+
+
+def test_one_trial_gives_no_finding() -> None:
+    of = study(0)
+    one = of.trials.iloc[:1]
+    among = [frame[frame["trial_id"].isin(one["trial_id"])] for frame in (of.shapes, of.windows)]
+    assert findings(Data(one, *among)) == []
+
+
+def test_the_report_tells_what_was_found_and_what_to_do(tmp_path: Path) -> None:
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        found = gpu_law(fields)
+        found.pop("account")
+        return found | {"step_s": found["step_s"] * (1.0 if fields["repeat"] < 3 else 1.1)}
+
+    trials = grid(
+        {"device": "cuda", "steps": 20, "cpus_per_rank": 8, "loader_workers": 4},
+        batch_per_gpu=[32, 128, 512],
+        repeat=range(6),
+    )
+    analysis = analyse(load(write_results(tmp_path / "results", trials, law, noise=0.01)))
+    table = data_checks(analysis)
+    assert table.frame["check"].tolist() == ["change point"]
+    assert "trial_ids" in table.frame
+    assert "change point" in table.to_markdown()
+    assert (
+        "Nothing found of: drift, first step, warm up, periodic steps, bimodal steps, slow rank or few repeats."
+        in table.note
+    )
+    assert any(
+        line.startswith("From minute 0 of the study on, repeats of the same configurations are")
+        for line in trust(analysis)
+    )

@@ -1,0 +1,183 @@
+"""Trials of unlike environments: kept apart in every table, and told what differs."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.load.environment import comparable, difference, fingerprint
+from analysis.load.results import load
+from analysis.predict.inputs import report_inputs, with_models
+from analysis.report.report import write_report
+from analysis.study import analyse
+from tests.support.frames import FIELDS, environment, record, steps, write_study, write_trial
+
+GPU = FIELDS | {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
+
+
+def trial(fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**fields, "environment": environment(fields) | more}
+
+
+def mixed(directory: Path, *, torch: str = "2.12.0") -> Path:
+    """1 and 2 GPUs with one torch, each repeated; 1 GPU with another torch, twice as fast; and one that failed."""
+    write_study(directory)
+    for size in (1, 2):
+        for repeat in (0, 1):
+            fields = GPU | {"world_size": size, "repeat": repeat}
+            write_trial(directory, record(fields), steps(fields, 0.1))
+    for repeat in (2, 3):
+        fields = GPU | {"repeat": repeat}
+        other = record(fields)
+        other["environment"]["versions"]["torch"] = torch
+        write_trial(directory, other, steps(fields, 0.05))
+    failed = record(GPU | {"repeat": 4}, "failed", "rank 0: lost")
+    failed["environment"]["versions"]["torch"] = torch
+    write_trial(directory, failed)
+    return directory
+
+
+def test_hosts_of_equal_kind_are_one_environment() -> None:
+    here, there = environment(GPU, host="node-a"), environment(GPU, host="node-b")
+    assert fingerprint({"environment": here}) == fingerprint({"environment": there})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda e: e["versions"].update(torch="2.12.0"), "torch 2.12.0 instead of 2.11.0"),
+        (lambda e: e["versions"].update(nccl="2.28.9"), "nccl 2.28.9 instead of none"),
+        (lambda e: e["variables"].update(NCCL_ALGO="Ring"), "NCCL_ALGO Ring instead of none"),
+        (lambda e: e["variables"].update(OMP_NUM_THREADS="2"), "OMP_NUM_THREADS 2 instead of 1"),
+        (lambda e: e.update(measuring_code="beef"), "measuring code beef instead of c0de"),
+        (lambda e: e["nodes"][0].update(cpu_model="Other CPU"), "CPU Other CPU instead of AMD EPYC 9554 64-Core Processor"),
+        (
+            lambda e: e["nodes"][0]["gpus"][0].update(name="NVIDIA H100", driver="580.1"),
+            "device NVIDIA H100 instead of NVIDIA H200 and driver 580.1 instead of 570.86",
+        ),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named_with_both_values(change: Any, text: str) -> None:
+    other = trial(GPU)
+    change(other["environment"])
+    assert difference(fingerprint(other), fingerprint(trial(GPU))) == text
+
+
+def test_a_gpu_that_no_rank_held_makes_no_difference() -> None:
+    other = trial(GPU)
+    other["environment"]["nodes"][0]["gpus"][5] |= {"name": "NVIDIA T4", "driver": "535.1"}
+    assert fingerprint(other) == fingerprint(trial(GPU))
+
+
+def test_variables_that_the_trials_fields_set_make_no_difference() -> None:
+    variables = {"OMP_NUM_THREADS": "1", "NCCL_P2P_DISABLE": "1"}
+    emulated = trial(GPU, variables=variables, set_by_study=["NCCL_P2P_DISABLE"])
+    by_hand = trial(GPU, variables=variables)
+    assert fingerprint(emulated) == fingerprint(trial(GPU))
+    assert difference(fingerprint(by_hand), fingerprint(trial(GPU))) == "NCCL_P2P_DISABLE 1 instead of none"
+
+
+def test_a_variable_of_the_user_that_one_trials_field_sets_too_makes_no_difference() -> None:
+    """NCCL_NVLS_ENABLE=0 in the user's shell, and set again by the trials of an emulated interconnect."""
+    user = {"OMP_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0"}
+    rows = [trial(GPU, variables=user), trial(GPU, variables=user, set_by_study=["NCCL_NVLS_ENABLE"])]
+    same = pd.DataFrame(rows).assign(trial_id=["a", "b"])
+    assert comparable(same)["a"] == comparable(same)["b"]
+    mixed = pd.DataFrame([*rows, trial(GPU, variables={"OMP_NUM_THREADS": "1"})]).assign(trial_id=["a", "b", "c"])
+    assert comparable(mixed)["a"] != comparable(mixed)["c"], "two values outside the field are two environments"
+
+
+def test_a_commit_that_left_the_measuring_code_alone_makes_no_difference() -> None:
+    assert fingerprint(trial(GPU, git={"commit": "89abcdef", "dirty": True})) == fingerprint(trial(GPU))
+
+
+def test_trials_older_than_the_digest_of_the_measuring_code_go_with_those_of_the_only_one() -> None:
+    rows = [trial(GPU, measuring_code=None), trial(GPU)]
+    pair = comparable(pd.DataFrame(rows).assign(trial_id=["old", "new"]))
+    assert pair["old"] == pair["new"]
+    other = trial(GPU, measuring_code="beef")
+    three = comparable(pd.DataFrame([*rows, other]).assign(trial_id=["old", "new", "other"]))
+    assert three["old"] not in (three["new"], three["other"]), "with two of them it is not known which"
+
+
+def test_threads_that_follow_from_the_cpus_of_a_rank_make_no_difference() -> None:
+    two, four = ({**GPU, "cpus_per_rank": n} for n in (2, 4))
+    assert fingerprint(trial(two, variables={"OMP_NUM_THREADS": "2"})) == fingerprint(
+        trial(four, variables={"OMP_NUM_THREADS": "4"})
+    )
+
+
+def test_each_environment_is_an_analysis_that_with_most_trials_first(tmp_path: Path) -> None:
+    first, second = report_inputs(load(mixed(tmp_path / "results")))
+    assert [first.environment["torch"], second.environment["torch"]] == ["2.11.0", "2.12.0"]
+    assert first.configurations["step_s"].tolist() == pytest.approx([0.1, 0.1])
+    assert second.configurations["step_s"].tolist() == pytest.approx([0.05])
+    assert [first.configurations["n"].tolist(), second.configurations["n"].tolist()] == [[2, 2], [2]]
+    for analysis in (first, second):
+        done = analysis.results.trials.query("status == 'done'")["trial_id"]
+        assert set(analysis.results.steps["trial_id"]) == set(done)
+        assert {i for ids in analysis.configurations["trial_ids"] for i in ids} == set(done)
+
+
+def test_trials_without_a_result_are_all_in_the_first_analysis(tmp_path: Path) -> None:
+    first, second = report_inputs(load(mixed(tmp_path / "results")))
+    assert first.results.trials["status"].tolist().count("failed") == 1
+    assert set(second.results.trials["status"]) == {"done"}
+
+
+def test_one_analysis_of_two_environments_is_refused_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^these trials ran under unlike environments: torch 2\.12\.0 instead of 2\.11\.0$"
+    ):
+        with_models(analyse(load(mixed(tmp_path / "results"))))
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_report_keeps_environments_in_sections_and_files_of_their_own(tmp_path: Path) -> None:
+    directory = mixed(tmp_path / "results")
+    page = Path(write_report(directory).path).read_text()
+    markdown = (directory / "report/report.md").read_text()
+    title = "Trials under another environment: torch 2.12.0 instead of 2.11.0"
+    notice = (
+        "Trials also ran under another environment, and are not mixed with these: 2 with torch 2.12.0 instead of 2.11.0. "
+        "They have sections of their own below."
+    )
+    for text in (page, markdown):
+        assert title in text
+        assert notice in text
+    first = pd.read_csv(directory / "report/tables/throughput.csv")
+    second = pd.read_csv(directory / "report/tables/throughput-2.csv")
+    assert (first["n"].tolist(), second["n"].tolist()) == ([2, 2], [2])
+    assert not set(first["trial_ids"]) & set(second["trial_ids"])
+    assert page.count("rank 0: lost") == 2  # in the table and the answer of its section
+    links = re.findall(r'href="(tables/[^"]+)"', page)
+    assert "tables/throughput-2.csv" in links
+    assert all((directory / "report" / link).exists() for link in links)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_tables_of_an_environment_that_is_gone_are_removed(tmp_path: Path) -> None:
+    directory = mixed(tmp_path / "results")
+    write_report(directory)
+    foreign = directory / "report/tables/mine-2.csv"
+    foreign.write_text("mine")
+    for folder in (directory / "trials").iterdir():
+        if folder.name.endswith(("-2", "-3")):
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+    page = Path(write_report(directory).path).read_text()
+    assert "another environment" not in page
+    assert {path.name for path in (directory / "report/tables").glob("*-2.*")} == {"mine-2.csv"}
+
+
+def test_the_terminal_shows_one_environment_and_mentions_the_other(tmp_path: Path) -> None:
+    found = write_report(mixed(tmp_path / "results")).summary
+    assert [row[0] for row in found.rows] == ["1", "2"]
+    assert found.left_out == (
+        "Trials also ran under another environment, and are not mixed with these: 2 with torch 2.12.0 instead of 2.11.0."
+    )

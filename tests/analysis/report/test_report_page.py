@@ -1,0 +1,175 @@
+"""The report's page in a browser: it loads without errors and without asking any network, sorts, filters, and names its sources.
+
+Headless Chromium opens a copy of the page with a script at its end, which acts and writes what it sees into the page.
+"""
+
+import csv
+import io
+import json
+import re
+import subprocess
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from analysis.load.results import load
+from analysis.predict.inputs import with_models
+from analysis.report.report import write_report
+from analysis.report.sections import TABLES
+from analysis.study import analyse
+from tests.support.frames import grid, write_results
+from tests.support.system import needs, program
+
+BEFORE = """<script>
+window.problems = [];
+addEventListener("error", (event) => problems.push(event.message), true);
+addEventListener("securitypolicyviolation", (event) => problems.push(event.violatedDirective + " " + event.blockedURI));
+const complain = console.error;
+console.error = (...words) => { problems.push(words.join(" ")); complain(...words); };
+</script>"""
+
+AFTER = """<script>
+const table = document.querySelector("#batch_size table");
+const column = (n) => [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[n].textContent.trim());
+const heads = [...table.tHead.rows[0].cells];
+const at = (name) => heads.findIndex((head) => head.textContent.includes(name));
+const press = (name) => heads[at(name)].querySelector("button").click();
+const sorts = () => heads.map((head) => head.getAttribute("aria-sort"));
+const found = { titles: heads.map((head) => head.textContent), given: column(at("batch")), sorts: [] };
+const memory = at("throughput");
+for (let i = 0; i < 3; i++) { press("throughput"); found.sorts.push([sorts()[memory], column(memory)]); }
+press("throughput"); press("precision");
+found.others = sorts();
+press("precision"); press("precision");
+const input = document.querySelector("#batch_size input");
+const type = (text) => { input.value = text; input.dispatchEvent(new Event("input")); };
+found.label = input.getAttribute("aria-label");
+type("BF16 64"); found.filtered = column(at("batch")); found.said = document.querySelector("#batch_size output").textContent;
+type(""); found.cleared = column(at("batch")); found.silent = document.querySelector("#batch_size output").textContent;
+const button = heads[0].querySelector("button");
+button.focus(); found.focused = document.activeElement === button;
+found.inputs = document.querySelectorAll("#weak_scaling input").length;
+found.requests = performance.getEntriesByType("resource").map((entry) => entry.name).filter((name) => !name.startsWith("data:"));
+found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+found.problems = window.problems;
+const result = document.createElement("pre");
+result.id = "result"; result.textContent = encodeURIComponent(JSON.stringify(found));
+document.body.append(result);
+</script>"""
+
+STEP_S = {8: 0.02, 16: 0.02, 64: 0.05, 128: 0.08, 512: 0.3}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("page") / "results"
+    base = {"device": "cuda", "steps": 4, "image_size": 224}
+    trials = grid(base, batch_per_gpu=STEP_S, precision=["fp32", "bf16"], world_size=[1, 2])
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        faster = 0.6 if fields["precision"] == "bf16" else 1.0
+        step_s = STEP_S[fields["batch_per_gpu"]] * faster
+        return {
+            "step_s": step_s * (1.1 if fields["world_size"] > 1 else 1.0),
+            "account": {"last_gradient_s": 0.9 * step_s},
+        }
+
+    return write_results(directory, trials, law, spread=0.0)
+
+
+@pytest.fixture(scope="module")
+def page(results: Path) -> str:
+    return Path(write_report(results).path).read_text()
+
+
+def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
+    """What `AFTER` wrote, in a window so many pixels wide."""
+    browser = program("chromium")
+    assert browser
+    file = folder / "acted.html"
+    file.write_text(html.replace("<head>", f"<head>{BEFORE}", 1).replace("</body>", f"{AFTER}</body>", 1))
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},900", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    written = re.search(r'<pre id="result">(.*?)</pre>', run.stdout)
+    assert written, run.stderr[-2_000:]
+    return dict(json.loads(unquote(written[1])))
+
+
+@pytest.fixture(scope="module")
+def seen(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return in_browser(page, tmp_path_factory.mktemp("browser"), 1200)
+
+
+@needs("chromium")
+def test_it_loads_without_errors_and_asks_no_network(seen: dict[str, Any]) -> None:
+    assert seen["problems"] == []
+    assert seen["requests"] == []
+
+
+@needs("chromium")
+def test_it_fits_a_phone(page: str, tmp_path: Path) -> None:
+    seen = in_browser(page, tmp_path, 500)  # the narrowest window that headless Chromium opens
+    assert seen["wide"] is False
+    assert seen["problems"] == []
+
+
+@needs("chromium")
+def test_a_click_on_a_heading_sorts_up_then_down_then_not(seen: dict[str, Any]) -> None:
+    up, down, given = seen["sorts"]
+    as_numbers = [[float(cell.split()[0].replace(",", "")) for cell in cells] for _, cells in (up, down)]
+    assert (up[0], down[0], given[0]) == ("ascending", "descending", "none")
+    assert as_numbers[0] == sorted(as_numbers[0])
+    assert as_numbers[1] == as_numbers[0][::-1]
+    assert as_numbers[0] != [float(cell.replace(",", "")) for cell in given[1]]
+
+
+@needs("chromium")
+def test_only_one_column_is_called_sorted(seen: dict[str, Any]) -> None:
+    assert sorted(set(seen["others"])) == ["ascending", "none"]
+    assert seen["others"].count("ascending") == 1
+
+
+@needs("chromium")
+def test_headings_are_buttons_that_the_keyboard_reaches(seen: dict[str, Any]) -> None:
+    assert seen["focused"] is True
+
+
+@needs("chromium")
+def test_a_filter_keeps_rows_with_all_its_words(seen: dict[str, Any]) -> None:
+    assert len(seen["given"]) == 10
+    assert seen["label"] == "Filter rows of: Batch size on one GPU"
+    assert "64" in seen["filtered"]
+    assert len(seen["filtered"]) < 10
+    assert seen["said"] == f"{len(seen['filtered'])} of 10 rows"
+    assert (seen["cleared"], seen["silent"]) == (seen["given"], "")
+
+
+def test_each_figure_carries_the_numbers_that_it_draws(page: str, results: Path) -> None:
+    links = re.findall(r'<a href="data:text/csv;charset=utf-8;base64,([^"]+)" download="(\w+)\.csv">', page)
+    data = {name: list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text, name in links}
+    assert set(data) == set(re.findall(r'<a href="figures/(\w+)\.svg">', page))
+    assert {"batch_size", "loss", "timeline", "phases", "speed_up_weak"} <= set(data)
+    curve = TABLES["batch_size"](with_models(analyse(load(results)))).frame
+    drawn = [float(row["throughput_samples_per_s"]) for row in data["batch_size"]]
+    assert drawn == pytest.approx(curve["throughput_samples_per_s"].tolist())
+    assert {row["kind"] for row in data["timeline"]} >= {"compute", "hidden", "optimizer"}
+
+
+def test_every_trial_is_on_the_page_with_the_command_that_runs_it_again(page: str, results: Path) -> None:
+    section = page[page.index('<section id="trials"') :]
+    for folder in (results / "trials").iterdir():
+        assert f">{folder.name}<" in section
+    assert section.count("python -m study.scaling run default") == 20
+
+
+def test_contents_lead_to_sections_that_exist(page: str) -> None:
+    contents = page[page.index("<nav") : page.index("</nav>")]
+    targets = re.findall(r'href="#(\w+)"', contents)
+    assert {"weak_scaling", "batch_size", "hardware", "failures", "environment", "trials"} <= set(targets)
+    assert all(f'<section id="{target}"' in page for target in targets)

@@ -1,0 +1,266 @@
+"""What to do next: the run that narrows a prediction most for its cost, and the best configuration for a goal."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import stdtrit
+
+from analysis.load.results import load
+from analysis.load.study_record import GOALS
+from analysis.predict.fit import Spread, fit
+from analysis.predict.inputs import ReportInputs, with_models
+from analysis.predict.laws import LAWS, Points, ring_factor
+from analysis.predict.model import LawError, Model, models, models_of
+from analysis.predict.next_trial import NARROWER, THIRD_SIZE, NextTrial, expected, next_trial, steps_of_a_trial
+from analysis.study import analyse
+from analysis.verdict.answer import answer
+from analysis.verdict.next_steps import best, sentence
+from study.cli.predict import outlook
+from tests.analysis.predict.test_prediction import GPU, ring_law, series, study
+from tests.support.frames import grid, write_results, write_study
+
+UNKNOWN = Spread(float("nan"), 0.0)
+
+
+def by_hand(model: Model, size: int, target: int) -> float:
+    """Variance of the predicted log step at `target`, in units of a run's, after one more run on `size` ranks: by adding
+    it to the measured ones and fitting anew."""
+    sizes = np.array([*model.series.sizes, size])
+    batch = np.full(len(sizes), model.series.base_batch)
+    points = Points(sizes, batch, batch, np.zeros(len(sizes)))
+    step_s = model.chosen.step_s(points)  # the run that the law expects
+    repeats = np.array([*model.series.points["n"], 1])
+    found = fit(model.chosen.law, points, np.log(step_s), repeats, Spread(1.0, 9))
+    return float(found.leverage(model.series.at([target]))[0])  # type: ignore[union-attr]
+
+
+def ring_series(*sizes: int, seed: int = 0, spread: float = 0.005) -> Model:
+    rng = np.random.default_rng(seed)
+    [model] = models_of([series({n: 0.020 + 0.003 * float(ring_factor(n)) for n in sizes}, spread, rng=rng)], UNKNOWN)
+    assert model.law in LAWS
+    return model
+
+
+def test_the_expected_variance_is_that_of_a_fit_with_the_run_added() -> None:
+
+    model = ring_series(1, 2, 4)
+    before = float(model.chosen.leverage(model.series.at([16]))[0])
+    for size in (1, 2, 4):
+        trial = expected(model, size, 16, steps=100)
+        assert trial is not None
+        after = by_hand(model, size, 16)
+        assert after < before
+        run, shown = model.run_spread, np.log1p(trial.half_width_before)
+        law = (shown / stdtrit(run.degrees, 0.975)) ** 2 - run.variance * (
+            1 + before
+        )  # what laws add to a run's spread
+        assert law > 0
+        t_after = stdtrit(run.degrees + 1, 0.975)  # the run is one degree of freedom more
+        half_width = t_after * np.sqrt(run.variance * (1 + after) + law)
+        assert np.log1p(trial.half_width_after) == pytest.approx(half_width, rel=1e-3)
+
+
+def test_the_best_run_is_the_best_of_all_by_variance_removed_per_gpu_hour(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    best_trial = next_trial(found, target=8)
+    assert best_trial is not None
+    assert best_trial.why == NARROWER
+
+    rates = {}
+    for model, size in itertools.product(models(found), (1, 2, 4)):
+        trial = expected(model, size, 8, steps_of_a_trial(found, model))
+        assert trial is not None
+        gain = np.log1p(trial.half_width_before) ** 2 - np.log1p(trial.half_width_after) ** 2
+        rates[(trial.series, size)] = gain / trial.gpu_hours
+    assert max(rates, key=lambda key: rates[key]) == (best_trial.series, best_trial.world_size)
+
+
+def test_gpu_hours_are_those_of_the_measured_steps(tmp_path: Path) -> None:
+    found = study(tmp_path, batch_per_gpu=[32])
+    trial = next_trial(found, target=8)
+    assert trial is not None
+    fields = grid(GPU, world_size=[trial.world_size], batch_per_gpu=[32])[0]
+    of_a_trial = len(found.results.steps.query("rank == 0")) / len(found.results.trials)
+    hours = trial.world_size * of_a_trial * ring_law(fields)["step_s"] / 3600
+    assert trial.gpu_hours == pytest.approx(hours, rel=0.02)
+
+
+def test_with_two_numbers_of_ranks_the_cheapest_third_one_comes_first(tmp_path: Path) -> None:
+    found = study(tmp_path, world_size=[1, 2])
+    trial = next_trial(found)
+    assert trial is not None
+    assert (trial.world_size, trial.batch_per_gpu, trial.why) == (4, 32, THIRD_SIZE)
+    assert sentence(found, trial).startswith("Next trial: one more run with 4 GPUs, batch 32 per GPU (")
+    assert sentence(found, trial).endswith(
+        " GPU-hours): no law can be checked on two numbers of ranks, and a third one does."
+    )
+
+
+def test_ranks_on_cpus_are_advised_to_double(tmp_path: Path) -> None:
+    found = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
+    trial = next_trial(found)
+    assert trial is not None
+    assert (trial.world_size, trial.target, trial.why) == (4, 8, THIRD_SIZE)
+    assert "needs a host" not in sentence(found, trial)
+    for environment in found.results.trials["environment"]:
+        environment["nodes"] = [{"cpu_count": 2}]
+    assert sentence(found, trial).endswith(". It needs a host with 4 cores: those here have 2 at most.")
+
+
+def test_a_larger_number_of_ranks_brings_the_law_nearer_to_what_is_asked() -> None:
+
+    model = ring_series(1, 2, 4, spread=0.001)
+    assert model.law_error is not None
+    wrong = replace(model, law_error=LawError(0.01, np.log(2), 3))
+    near, far = expected(wrong, 4, 64, 100), expected(wrong, 8, 64, 100)
+    assert near is not None
+    assert far is not None
+    assert far.half_width_after < 0.9 * near.half_width_after
+
+
+def test_the_target_itself_is_no_advice(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    for target in (2, 4, 8):
+        trial = next_trial(found, target=target)
+        assert trial is None or trial.world_size < target
+
+
+def test_the_sentence_says_what_is_gained(tmp_path: Path) -> None:
+    found = study(tmp_path)
+    told = sentence(found, NextTrial(1, 4, 128, 0.25, 64, 0.123, 0.0456, NARROWER))
+    assert told == (
+        "Next trial: one more run with 4 GPUs, batch 128 per GPU (0.25 GPU-hours): most variance of the prediction removed "
+        "per GPU-hour; for 64 GPUs the interval's half-width is expected to go from 12.3\u00a0% to 4.6\u00a0% of the step."
+    )
+    assert sentence(found, None) == ("Next trial: none of those that fit on a node here would narrow the predictions.")
+
+
+# --------------------------------------------------------------------------------------------------- the best configuration
+
+
+def measured(
+    directory: Path, steps_s: dict[tuple[int, int], float], repeats: int = 3, spread: float = 0.002
+) -> ReportInputs:
+    """Steps by number of GPUs and batch."""
+    trials = [
+        fields
+        for size, batch in steps_s
+        for fields in grid(GPU, world_size=[size], batch_per_gpu=[batch], repeat=range(repeats))
+    ]
+
+    def law(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"step_s": steps_s[fields["world_size"], fields["batch_per_gpu"]]}
+
+    return with_models(analyse(load(write_results(directory, trials, law, spread=spread))))
+
+
+def test_the_best_for_throughput_and_for_cost_are_not_the_same(tmp_path: Path) -> None:
+    found = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.014, (4, 32): 0.015}, spread=0.0)
+    assert best(found, "throughput") == (
+        "Best for throughput: 4 GPUs, batch 32 per GPU, 8,533 samples/s; second: 2 GPUs, batch 32 per GPU, 46.4\u00a0% less, "
+        "which is beyond noise."
+    )
+    assert best(found, "cost") == (
+        "Best for cost: 1 GPU, batch 32 per GPU, 11,520,000 samples a GPU-hour; second: 2 GPUs, batch 32 per GPU, 28.6\u00a0% "
+        "less, which is beyond noise."
+    )
+
+
+def test_a_difference_within_noise_is_called_so(tmp_path: Path) -> None:
+    found = measured(tmp_path, {(1, 32): 0.010, (1, 64): 0.0199}, spread=0.03)
+    assert best(found, "throughput").endswith(" less, which is within noise.")
+
+
+def test_one_repeat_cannot_tell(tmp_path: Path) -> None:
+    found = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.011}, repeats=1)
+    assert best(found, "throughput").endswith(" less. One repeat cannot tell whether they differ.")
+
+
+def test_one_configuration_has_no_second(tmp_path: Path) -> None:
+    found = measured(tmp_path, {(2, 32): 0.010}, spread=0.0)
+    assert best(found, "throughput") == (
+        "Best for throughput: 2 GPUs, batch 32 per GPU, 6,400 samples/s; nothing else was measured."
+    )
+
+
+def of_fields(directory: Path, step_s: dict[str, float], field: str, **base: Any) -> ReportInputs:
+    """One GPU, three repeats without noise: steps by the value of a field."""
+    trials = [
+        trial
+        for i, value in enumerate(step_s)
+        for trial in grid(GPU | base | {field: value}, repeat=range(3 * i, 3 * i + 3))
+    ]
+    return with_models(
+        analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s[fields[field]]}, spread=0.0)))
+    )
+
+
+def test_another_model_is_no_alternative(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, {"resnet18": 0.010, "resnet50": 0.020}, "model")
+    assert best(found, "throughput") == (
+        "Best for throughput of resnet18: 1 GPU, batch 32 per GPU, 3,200 samples/s; nothing else was measured. "
+        "Best for throughput of resnet50: 1 GPU, batch 32 per GPU, 1,600 samples/s; nothing else was measured."
+    )
+
+
+def test_many_kinds_of_work_have_no_best(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, dict.fromkeys("abcd", 0.01), "model")
+    assert best(found, "cost") == (
+        "Best for cost: not one, for the models, data sets or sizes of samples make 4 kinds of work."
+    )
+
+
+def test_an_emulated_interconnect_is_never_the_best_beside_a_real_one(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, {"auto": 0.020, "socket": 0.010}, "interconnect", world_size=2)
+    assert best(found, "throughput").startswith(
+        "Best for throughput: 2 GPUs, batch 32 per GPU, interconnect auto, 3,200 samples/s; nothing else"
+    )
+    alone = of_fields(tmp_path / "alone", {"no_p2p": 0.020, "socket": 0.010}, "interconnect", world_size=2)
+    assert "socket (emulated), 6,400 samples/s; second:" in best(alone, "throughput")
+
+
+def test_what_differs_only_in_how_it_was_timed_is_no_second(tmp_path: Path) -> None:
+    found = of_fields(tmp_path, {"": 0.020, "all": 0.0201}, "profile_ranks")
+    assert best(found, "throughput").endswith("; nothing else was measured.")
+
+
+def test_time_to_accuracy_is_not_known_without_trials_that_were_trained_to_one(tmp_path: Path) -> None:
+    found = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
+    assert best(found, "time-to-accuracy") == (
+        "Best for time to accuracy: not known, for no trial here was trained to an accuracy; throughput alone does not tell "
+        "it, because larger batches need more samples."
+    )
+
+
+def test_an_unknown_goal_names_those_there_are(tmp_path: Path) -> None:
+    found = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
+    with pytest.raises(ValueError, match="goal 'speed' is not known; allowed: throughput, time-to-accuracy, cost"):
+        best(found, "speed")
+    assert all(best(found, goal) for goal in GOALS)
+
+
+def test_the_answer_and_predict_go_by_the_goal_and_the_price_that_the_study_was_run_with(tmp_path: Path) -> None:
+    measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.011, (4, 32): 0.012}, repeats=2)
+    folder = next(path.parent for path in tmp_path.rglob("study.json"))
+
+    def answered(**asked: Any) -> tuple[list[str], list[str], float]:
+        write_study(folder, configuration={"repeats": 2} | asked)
+        told = outlook(str(folder), "8", None, None, None)
+        return (
+            answer(with_models(analyse(load(folder)))),
+            told.lines,
+            told.as_json["predictions"][0]["cost_per_million_samples"],
+        )
+
+    plain, plain_lines, plain_cost = answered()
+    said, lines, cost = answered(goal="cost", **{"price-per-gpu-hour": 2.0})
+    assert said[:-1] == plain and said[-1].startswith("Best for cost: 1 GPU")
+    assert [line[:13] for line in plain_lines if line.startswith("Best")] == ["Best for thro", "Best for cost"]
+    assert [line[:13] for line in lines if line.startswith("Best")] == ["Best for cost"]
+    assert plain_cost is None and cost > 0
+    assert answered(goal="throughput")[0] == plain, "which is named in any case"
+    assert answered(goal="time-to-accuracy")[0][-1].startswith("Best for time to accuracy: not known")

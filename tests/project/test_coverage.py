@@ -1,0 +1,36 @@
+"""The report's 95 % intervals hold the true speed-up and efficiency as often as they say, from trials to the scaling table."""
+
+import pytest
+
+from analysis.compare.scaling import scaling_rows
+from analysis.measure.configurations import configurations
+from benchmarks.truth.coverage import SIZE, TRUE_SPEED_UP, covered, trials
+from tests.support.frames import DECLARED
+from tests.support.sizes import sampled
+
+pytestmark = pytest.mark.statistics
+
+STUDIES = sampled(4_000, 5)
+
+
+def test_with_five_repeats_94_to_96_percent_of_intervals_hold_the_true_value() -> None:
+    found = covered(STUDIES, 5)
+    assert set(found) == {"speed_up", "efficiency"}
+    assert all(0.94 <= count / STUDIES <= 0.96 for count in found.values())
+
+
+def test_with_two_repeats_intervals_are_wider_than_they_need_to_be_and_never_too_narrow() -> None:
+    assert 0.97 <= covered(STUDIES, 2)["speed_up"] / STUDIES <= 0.99
+
+
+def test_worker_groups_that_agree_cost_little() -> None:
+    assert 0.945 <= covered(STUDIES, 5, groups=2)["speed_up"] / STUDIES <= 0.97
+
+
+def test_generated_studies_are_of_the_speed_up_that_they_claim() -> None:
+    rows = scaling_rows(configurations(trials(500, 5, 1, 0.0)), DECLARED)
+    rows = rows[rows["world_size"] == SIZE]
+    assert len(rows) == 500
+    assert set(rows["scaling"]) == {"weak"}
+    assert rows["speed_up"].mean() == pytest.approx(TRUE_SPEED_UP, rel=0.002)
+    assert rows["efficiency"].mean() == pytest.approx(TRUE_SPEED_UP / SIZE, rel=0.002)

@@ -1,0 +1,72 @@
+"""Two sides that take turns: who runs when, and which steps of a trial are timed."""
+
+import itertools
+import json
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import turns
+from benchmarks.harness.in_turn import Blocks, SameProcess
+from benchmarks.harness.turns import LEAD_STEPS, Turns, new_turns
+
+
+def test_ranks_of_two_sides_run_as_abba_and_no_side_before_all_ranks_of_the_other_have_ended(tmp_path: Path) -> None:
+    file, ran, lock = new_turns(tmp_path, ranks=2), [], threading.Lock()
+
+    def side(name: str, rank: int) -> None:
+        mine = Turns(file, name, rank)
+        for _ in range(6):
+            mine.begin()
+            with lock:
+                ran.append(name)
+            mine.end()
+
+    threads = [threading.Thread(target=side, args=(name, rank)) for name in "AB" for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    in_order = [(name, len(list(group))) for name, group in itertools.groupby(ran)]
+    assert in_order == [("A", 2), ("B", 4), ("A", 4), ("B", 4), ("A", 4), ("B", 4), ("A", 2)]
+
+
+def test_a_side_that_is_gone_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.01)
+    alone = Turns(new_turns(tmp_path, ranks=1), "A", 0)
+    with pytest.raises(TimeoutError, match="the other side did not end its block"):
+        alone.begin()
+
+
+def test_blocks_are_those_of_the_plain_and_the_phases_window_without_their_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = itertools.count()  # a second passes with each look at the clock, and with each synchronisation none
+    monkeypatch.setattr("benchmarks.harness.in_turn.time.perf_counter", lambda: float(next(now)))
+    file = new_turns(tmp_path, ranks=1)
+    Turns(file, "B", 0).mine[0] = 10**6  # it has always ended
+    steps, blocks_a_window, settling = 3, 2, 4
+    window = blocks_a_window * (LEAD_STEPS + steps) + 1
+    synchronised: list[int] = []
+    turns_of = partial(Turns, file, "A", 0)
+    blocks = Blocks(tmp_path, 0, steps, settling, window, lambda: synchronised.append(blocks.seen - 1), turns_of)
+    for _ in range(settling + 2 * window + 5):
+        blocks()
+    assert json.loads((tmp_path / "ours-0.json").read_text()) == [1.0] * 2 * blocks_a_window
+    first = [settling + begin for begin in (2, 5, 7, 10)]
+    assert synchronised == [*first, *(step + window for step in first)]
+
+
+def test_the_bare_loop_in_the_studys_own_process_runs_as_abba_too(tmp_path: Path) -> None:
+    ran: list[str] = []
+    file = tmp_path / "bare-0.json"
+    others = SameProcess(lambda: ran.append("lead"), lambda: float(ran.append("B") or 2.0), file)  # type: ignore[func-returns-value]
+    for _ in range(4):
+        others.begin()
+        ran.append("A")
+        others.end()
+    assert [name for name in ran if name != "lead"] == list("ABBAABBA")
+    assert ran.count("lead") == 4 * LEAD_STEPS
+    assert json.loads(file.read_text()) == [2.0] * 4

@@ -1,0 +1,726 @@
+"""The command line as a person meets it: what it prints where, and its exit codes. Nothing here starts Ray."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from rich.text import Text
+
+from study.capacity import NodeCapacity, count_gpus
+from study.cli import commands as session
+from study.cli.configuration import Configuration
+from study.plan.trials import plan_trials
+from study.scaling import main
+from study.store.store import Store, TrialResult
+from study.studies.basic import STUDIES
+from study.studies.study import Study
+from tests.support.hosts import ROOT
+from trainables.trial import Trial
+
+CPU_HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
+
+
+@pytest.fixture(autouse=True)
+def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The machine of these tests: two cores, no GPU, no cluster around."""
+    monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
+    monkeypatch.setattr("study.orchestrate.cluster.BOOTSTRAP_FILE", tmp_path / "no-cluster")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def trials_of(name: str, **axes: tuple[Any, ...]) -> list[Trial]:
+    return [row.trial for row in plan_trials(STUDIES[name](CPU_HOST).asking(axes), CPU_HOST) if row.trial]
+
+
+def open_store(out: Path, name: str = "smoke", **configuration: Any) -> Store:
+    study: Study = STUDIES[name](CPU_HOST)
+    return Store.open(
+        str(out), name=name, question=study.question, configuration=configuration, versions={}, command="the command"
+    )
+
+
+def result(trial: Trial, status: str = "done", **changes: Any) -> TrialResult:
+    """A result as a worker group gives it, of two warm-up steps and four steps in each window."""
+    rows = []
+    for rank in range(trial.world_size):
+        for step in range(10):
+            window = "warmup" if step < 2 else "plain" if step < 6 else "phases"
+            row: dict[str, Any] = {"rank": rank, "window": window, "step": step, "samples": trial.batch_per_gpu}
+            row["window_s"] = None if window == "warmup" else 0.4
+            if window != "plain":
+                row |= {"load_wait_s": 0.01, "forward_s": 0.03, "backward_s": 0.05, "optimizer_s": 0.01, "step_s": 0.1}
+            rows.append(row)
+    values: dict[str, Any] = {
+        "environment": {},
+        "worker_group": f"g{trial.repeat}",
+        "started_at": time.time(),
+        "duration_s": 2.0,
+    } | changes
+    return TrialResult(
+        trial=trial, status=status, steps=pa.Table.from_pylist(rows) if status == "done" else None, **values
+    )
+
+
+# --------------------------------------------------------------------------------------------------- start-up
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["plan", "--address", "local"], ["run", "--help"]])
+def test_what_only_answers_imports_neither_torch_nor_ray_nor_pandas(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from study.scaling import main; code = main(sys.argv[1:]);"
+        "print(sorted({'torch', 'ray', 'pandas', 'pyarrow'} & set(sys.modules)), code, file=sys.stderr)"
+    )
+    # elsewhere than in the project, where `plan` may find results of the study, which it reads
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == "[] 0"
+    assert done.stdout
+
+
+def test_questions_are_broken_between_words_on_a_terminal_and_whole_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["list"]) == 0
+    whole = capsys.readouterr().out
+    assert len(whole.splitlines()) == len(STUDIES)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list"]) == 0
+    broken = capsys.readouterr().out
+    assert max(map(len, broken.splitlines())) <= 80
+    assert broken.split() == whole.split()
+
+
+def test_list_gives_every_study_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [study["name"] for study in listed] == list(STUDIES)
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [[study["name"], study["question"]] for study in listed]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--precision", "fp32"], ["run", "--precision", "fp32"]])
+def test_without_a_command_the_default_study_runs(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Configuration] = []
+
+    def run(configuration: Configuration, **options: Any) -> int:
+        asked.append(configuration)
+        return 0
+
+    monkeypatch.setattr(session, "run", run)
+    assert main(arguments) == 0
+    assert [(c.study, c.axes) for c in asked] == [("default", {"precision": ("fp32",)} if arguments else {})]
+
+
+# --------------------------------------------------------------------------------------------------- plan
+
+
+def test_plan_lists_every_trial_and_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["plan", "--set", "parallel=none,ddp", "--out", str(tmp_path / "out")]) == 0
+    lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
+    assert max(len(line) for line in lines if not line.startswith("results folder: ")) <= 80
+    assert sum("pending" in line and "ddp" in line for line in lines) == 48
+    assert "96 trials: 72 pending, 24 skipped" in " ".join(lines)
+
+
+def test_on_a_narrow_terminal_reasons_stand_below_and_ids_stay_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    options = [
+        "smoke",
+        "--gpus",
+        "2",
+        "--interconnect",
+        "auto,socket",
+        "--repeats",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(["plan", *options, "--json"]) == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert main(["plan", *options]) == 0
+    lines = [Text.from_ansi(line).plain.split() for line in capsys.readouterr().out.splitlines()]
+    notes = {"pending": [], "infeasible": ["[1]"]}
+    assert all([trial["trial_id"], trial["status"], *notes[trial["status"]]] in lines for trial in trials)
+    assert ["[1]", "interconnect", "'socket'"] in [line[:3] for line in lines]
+
+
+def test_plan_as_json_has_ids_fields_reasons_and_an_unknown_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["plan", "smoke", "--gpus", "1,2", "--out", str(tmp_path), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["counts"] == {"pending": 8}
+    assert planned["estimate"]["duration_s"] is None
+    assert {trial["trial_id"] for trial in planned["trials"]} == {t.trial_id for t in trials_of("smoke")}
+    assert planned["trials"][0]["fields"]["model"] == "mlp"
+
+
+def test_plan_knows_what_has_been_run_and_how_long_it_took(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    trials = trials_of("smoke")
+    for trial in trials:
+        if trial.repeat == 0:
+            store.save(result(trial))
+    store.save(result(trials[1], "failed", reason="it broke"))
+    assert main(["plan", "smoke", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "8 trials: 4 done, 4 pending" in out
+    assert "ended as failed before; runs again" in out
+    assert "estimated time: 8 s (4 recorded trials; the start of worker groups is not in it)" in out
+
+
+def test_print_config_is_yaml_that_plans_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "smoke", "--seed", "3", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["seed"] == [3]
+    config = tmp_path / "printed.yaml"
+    config.write_text(printed)
+    assert main(["plan", "--config", str(config), "--json"]) == 0
+    ids = {trial["trial_id"] for trial in json.loads(capsys.readouterr().out)["trials"]}
+    assert ids == {t.trial_id for t in trials_of("smoke", seed=(3,))}
+
+
+def test_profile_asks_for_a_trace_of_rank_0_and_survives_print_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "smoke", "--profile", "--print-config"]) == 0
+    config = tmp_path / "printed.yaml"
+    config.write_text(capsys.readouterr().out)
+    for arguments in (["smoke", "--profile"], ["--config", str(config)], ["smoke", "--set", "profile_ranks=0"]):
+        assert main(["plan", *arguments, "--json"]) == 0
+        fields = [trial["fields"] for trial in json.loads(capsys.readouterr().out)["trials"]]
+        assert {field["profile_ranks"] for field in fields} == {"0"}
+        assert len(fields) == 8
+
+
+def test_emulated_interconnects_are_infeasible_where_there_are_no_gpus(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["smoke", "--interconnect", "auto,no_p2p,socket", "--out", str(tmp_path / "out")]
+    assert main(["plan", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == {"pending": 8, "infeasible": 16}
+    assert main(["plan", "smoke", "--interconnect", "socket", "--gpus", "2", "--batch-per-gpu", "8"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("does not fit: world_size 2: interconnect 'socket' ")
+
+
+# --------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["plan", "defualt"],
+            f"error: unknown study 'defualt'; studies: {', '.join(STUDIES)}; did you mean 'default'?",
+        ),
+        (
+            ["--batch-per-gpu", "0"],
+            "error: --batch-per-gpu: batch_per_gpu '0': input should be greater than or equal to 1",
+        ),
+        (["--gups", "1"], "error: No such option: --gups (Possible options: --gpus, --steps); see --help"),
+        (
+            ["plan", "smoke", "--set", "profile_ranks=0+3"],
+            "error: profile_ranks '0+3': no trial of this plan has a rank 3; ranks of the largest: 0 to 1",
+        ),
+        (["--max-concurrent", "0"], "error: --max-concurrent 0: input should be greater than or equal to 1"),
+        (
+            ["plan", "large-batch", "--target-accuracy", "93"],
+            "error: --target-accuracy: target_accuracy '93': input should be less than or equal to 1",
+        ),
+        (
+            ["plan", "--gpus", "1", "--gpus=2"],
+            "error: --gpus is given twice; give it once, a list with commas between its values",
+        ),
+        (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
+        (["status"], "error: Missing argument 'DIR'; see --help"),
+        (
+            ["plan", "--set", "seed=1,2,3", "--batch-per-gpu", ",".join(map(str, range(1, 2000)))],
+            "error: study 'default' with these axes has 143928 trials; allowed: 1 to 100000",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [line]
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_more_gpus_than_there_are_is_known_before_anything_starts(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([command, "--gpus", "2,64", "--batch-per-gpu", "4,8", "--out", str(tmp_path / "out")]) == 3
+    reason = "needs 64 CPU cores for 64 ranks on one node; the largest node has 2 CPU cores"
+    assert (
+        capsys.readouterr().err.splitlines()
+        == [
+            f"does not fit: world_size 64, batch_per_gpu {batch}, loader_workers {workers}, precision {precision}: {reason}"
+            for batch in (4, 8)
+            for workers in (0, 1)
+            for precision in ("fp32", "bf16")
+        ]
+        + ["this machine alone was counted; for a cluster's nodes, run this on its head, or give --address HOST:PORT"]
+        or command == "plan"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_of_which_nothing_can_run_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "strong", "--global-batch", "3", "--gpus", "2", "--out", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "does not fit: world_size 2: global batch 3 does not divide over world_size 2"
+    ]
+
+
+def test_one_reason_for_all_of_a_grid_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", "--target-accuracy", "0.9", "--gpus", "1", "--out", str(tmp_path / "out")]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("does not fit: all 8 combinations: target_accuracy 0.9 requires training by epochs")
+
+
+def test_a_results_folder_of_another_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    open_store(tmp_path, "weak")
+    for command in ("plan", "run"):
+        assert main([command, "smoke", "--out", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.splitlines() == [
+            f"error: {tmp_path} holds results of study 'weak', not 'smoke': choose another --out, or run study 'weak'"
+        ]
+
+
+def test_a_folder_of_other_things_is_refused_before_ray_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    for command in ("plan", "run"):
+        assert main([command, "smoke", "--out", str(tmp_path)]) == 2
+        assert main([command, "smoke", "--out", str(tmp_path / "thesis.tex")]) == 2
+        assert capsys.readouterr().err.splitlines() == [
+            f"error: {tmp_path} is not empty and has no study.json, so it is no results folder: choose another --out",
+            f"error: {tmp_path}/thesis.tex is a file: --out needs a folder",
+        ]
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_uri_of_no_file_system_is_refused_by_the_plan_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "smoke", "--out", "nope://x"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: nope://x is no place for results (Unrecognized filesystem type in URI: nope://x): give a folder or a URI"
+    ]
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_results_folder_that_cannot_be_made_is_told_before_anything_starts(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([command, "smoke", "--out", f"{tmp_path}/file/a/b"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {tmp_path}/file/a/b cannot be made: {tmp_path}/file is no folder; choose another --out"
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["report", "DIR", "--out"], ["predict", "--gpus", "4"], ["compare", "DIR"]]
+)
+def test_an_empty_path_is_not_this_folder(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    store.save(result(trials_of("smoke")[0]))
+    assert main([argument.replace("DIR", str(tmp_path)) for argument in arguments] + [""]) == 2
+    assert capsys.readouterr().err == "error: '' is not a path; give a folder or a URI\n"
+
+
+def test_a_file_in_place_of_the_trials_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    (tmp_path / "trials").rmdir()
+    (tmp_path / "trials").touch()
+    for arguments in (["report", store.out], ["predict", store.out, "--gpus", "4"], ["compare", store.out, store.out]):
+        assert main(arguments) == 2
+        [told] = capsys.readouterr().err.splitlines()
+        assert told.startswith(
+            f"error: {tmp_path}: cannot be read ([Errno 20] Cannot list directory '{tmp_path}/trials'"
+        )
+
+
+@pytest.mark.parametrize("planned", [5, "all", {"a": 1}, [[1], {}, None]])
+def test_status_passes_over_planned_trials_that_are_no_names(
+    planned: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    open_store(tmp_path, planned_trials=planned)
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left"] == []
+
+
+def test_a_corrupt_results_folder_under_a_uri_is_told_by_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "study.json").write_text("{")
+    assert main(["plan", "smoke", "--out", f"file://{tmp_path}"]) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: file://{tmp_path}/study.json is corrupt (")
+
+
+def test_a_corrupt_results_folder_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("{")
+    for arguments in (["plan", "smoke", "--out", str(tmp_path)], ["status", str(tmp_path)], ["report", str(tmp_path)]):
+        assert main(arguments) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 1
+        assert told[0].startswith(f"error: {tmp_path}/study.json")
+
+
+def test_a_half_written_trial_runs_again_and_a_damaged_one_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    half, damaged, whole = trials_of("smoke")[:3]
+    for trial in (half, damaged, whole):
+        store.save(result(trial))
+    (tmp_path / "trials" / half.trial_id / "trial.json").unlink()
+    (tmp_path / "trials" / damaged.trial_id / "trial.json").write_text("{")
+    assert main(["plan", "smoke", "--out", str(tmp_path), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["counts"] == {"pending": 7, "done": 1}
+    assert told.err.splitlines() == [f"{tmp_path}: damaged, so run again: {damaged.trial_id}"]
+
+
+def test_a_done_trial_whose_steps_are_cut_short_runs_again_and_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trials = trials_of("smoke")
+    store = open_store(tmp_path, planned_trials=[trial.trial_id for trial in trials])
+    for trial in trials:
+        store.save(result(trial))
+    cut = trials[0].trial_id
+    steps = tmp_path / "trials" / cut / "steps.parquet"
+    steps.write_bytes(steps.read_bytes()[:-20])
+    assert main(["plan", "smoke", "--out", str(tmp_path), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["counts"] == {"pending": 1, "done": 7}
+    assert told.err.splitlines() == [f"{tmp_path}: damaged, so run again: {cut}"]
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["counts"], found["left"], found["damaged"]) == ({"done": 7}, [cut], [cut])
+
+
+def test_a_damaged_trial_that_no_run_would_replace_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    stray = trials_of("smoke")[0].but(steps=77)
+    store.save(result(stray))
+    folder = tmp_path / "trials" / stray.trial_id
+    (folder / "trial.json").write_text("{")
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: damaged, and not part of this plan: {folder}; remove what cannot be mended"
+    ]
+
+
+def test_models_beside_a_workload_are_said_to_be_no_more_than_a_field_that_it_may_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def told(*asked: str) -> list[str]:
+        workload = ["--workload", f"{ROOT}/examples/own_workload.py:tiny"]
+        assert main(["plan", "smoke", *workload, *asked, "--out", str(tmp_path / "out")]) == 0
+        return capsys.readouterr().err.splitlines()
+
+    assert told() == []
+    assert told("--model", "vgg19") == [
+        "warning: a workload brings its own model; model vgg19 only reaches its function, as trial.model"
+    ]
+    assert told("--model", "mlp,resnet18") == [
+        (
+            "warning: a workload brings its own model; model mlp, resnet18 only reaches its function, as trial.model, and "
+            "where that does not use it, all are the same"
+        )
+    ]
+    assert told("--set", "dataset=synthetic") == [
+        "warning: a workload brings its own dataset; dataset synthetic only reaches its function, as trial.dataset"
+    ]
+
+
+def test_a_workload_that_does_not_import_is_told_before_ray_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "broken_workload.py"
+    file.write_text("import no_such_module\n\ndef mine(trial):\n    ...\n")
+    assert main(["run", "smoke", "--workload", f"{file}:mine", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: workload file {file} does not import: ModuleNotFoundError: No module named 'no_such_module'"
+    ]
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_no_cluster_at_the_address_is_exit_code_4(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([command, "smoke", "--address", "127.0.0.1:1", "--out", str(tmp_path / "out")]) == 4
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert told[0].startswith("error: no Ray cluster answers at 127.0.0.1:1 (Connection refused)")
+
+
+def test_an_internal_error_is_one_line_that_names_the_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bolt is loose\nsecond line")
+
+    monkeypatch.setattr(session, "plan_trials", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["plan", "smoke"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    start, _, log = line.partition("; traceback in ")
+    assert start == "internal error: RuntimeError: a bolt is loose"
+    assert "second line" in Path(log).read_text()
+    assert main(["plan", "smoke", "--debug"]) == 1
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
+
+
+# --------------------------------------------------------------------------------------------------- run, status, report
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_study_that_is_done_is_reported_without_a_cluster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("study.cli.commands.connect", lambda address: pytest.fail("nothing is left to run"))
+    store = open_store(tmp_path)
+    for trial in trials_of("smoke"):
+        store.save(result(trial))
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == f"{tmp_path}/report/index.html"
+    assert Path(told.out.splitlines()[-1]).is_file()
+    assert len(told.out.splitlines()) == 1 + 4 + 1  # heads, a line for each configuration, the path
+    assert told.err.splitlines() == ["8 done"]
+    study = json.loads((tmp_path / "study.json").read_text())
+    assert study["configuration"]["batch-per-gpu"] == [8, 16]
+    assert set(study["configuration"]["planned_trials"]) == {t.trial_id for t in trials_of("smoke")}
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_reads_the_stored_trials_once_before_and_once_after(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    for trial in trials_of("smoke"):
+        store.save(result(trial))
+    scans: list[Store] = []
+    scan = Store.scan
+
+    def counted(store: Store) -> Any:
+        scans.append(store)
+        return scan(store)
+
+    monkeypatch.setattr(Store, "scan", counted)
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
+    assert len(scans) == 2
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_quiet_prints_only_the_reports_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for trial in trials_of("smoke"):
+        store.save(result(trial))
+    assert main(["run", "smoke", "-q", "--out", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (f"{tmp_path}/report/index.html\n", "")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_batches_above_one_that_ran_out_of_memory_are_recorded_as_pruned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path)
+    trials = trials_of("smoke")
+    exhausted = [trial for trial in trials if trial.world_size == 2 and trial.batch_per_gpu == 8]
+    for trial in trials:
+        if trial.world_size == 1:
+            store.save(result(trial))
+        elif trial in exhausted:
+            store.save(result(trial, "out_of_memory", reason="rank 0"))
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "4 done, 2 out of memory, 2 pruned"
+    pruned = [record for record in store.records() if record["status"] == "pruned"]
+    assert [record["reason"] for record in pruned] == ["batch_per_gpu 8 of this row ran out of memory"] * 2
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_rows_of_a_named_study_that_do_not_fit_are_recorded_and_the_others_count(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    uneven = [NodeCapacity("", "a", cpus=8, gpus=3), NodeCapacity("", "b", cpus=8, gpus=1)]
+    monkeypatch.setattr(session, "local_capacity", lambda: uneven)
+    store = open_store(tmp_path, "weak")
+    rows = plan_trials(STUDIES["weak"](uneven), uneven)
+    assert {row.fields["world_size"]: row.status for row in rows} == {1: "pending", 2: "pending", 4: "infeasible"}
+    for row in rows:
+        if row.trial and row.status == "pending":
+            store.save(result(row.trial))
+    assert main(["run", "weak", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "10 done, 5 infeasible"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_failed_trial_is_told_with_its_log_and_makes_the_exit_status_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trials = trials_of("smoke")
+    store = open_store(tmp_path)
+    for trial in trials[1:]:
+        store.save(result(trial))
+
+    def measure(*_: Any) -> bool:
+        store.save(result(trials[0], "failed", reason="rank 1 on node a died", log="Traceback"))
+        return False
+
+    monkeypatch.setattr("study.cli.commands.connect", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(session, "_measure", measure)
+    assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
+    log = tmp_path / "trials" / trials[0].trial_id / "error.log"
+    failed = f"failed: {trials[0].trial_id}: rank 1 on node a died; log: {log}"
+    assert capsys.readouterr().err.splitlines()[-2:] == ["7 done, 1 failed", failed]
+    assert main(["run", "smoke", "--out", str(tmp_path), "-q"]) == 1
+    assert capsys.readouterr().err.splitlines() == [failed], "a failure is told where all else is quiet"
+
+
+@pytest.mark.parametrize("study", ["acceleration-ladder", "default", "large-batch"])
+def test_a_printed_configuration_asks_for_nothing_that_the_study_itself_does_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, study: str
+) -> None:
+    code = main(["plan", study])
+    capsys.readouterr()
+    assert main(["plan", study, "--print-config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert main(["plan", "--config", str(tmp_path / "printed.yaml")]) == code
+
+
+def test_what_a_workload_file_prints_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text("print('hello')\n\n\ndef own(trial):\n    raise AssertionError\n")
+    arguments = [
+        "run",
+        "smoke",
+        "--gpus",
+        "64",
+        "--workload",
+        f"{tmp_path / 'chatty.py'}:own",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    assert main([*arguments, "--address", "127.0.0.1:1"]) == 4
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith("hello\n")
+
+
+def test_a_gpu_that_is_named_where_there_is_none_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    assert count_gpus() == 0
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 4)
+    assert count_gpus() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert count_gpus() == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert count_gpus() == 4
+
+
+def test_an_interrupt_leaves_a_partial_report_and_the_command_that_resumes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(address: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("study.cli.commands.connect", interrupted)
+    store = open_store(tmp_path)
+    for trial in trials_of("smoke")[:6]:
+        store.save(result(trial))
+    arguments = ["run", "smoke", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+    assert main(arguments) == 130
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [
+        "6 done, 2 missing",
+        f"interrupted; resume with: python -m study.scaling run smoke --out {tmp_path}",
+    ]
+    assert "partial" in Path(told.out.splitlines()[-1]).read_text().lower()
+
+
+def test_an_interrupt_of_the_report_too_leaves_the_command_that_resumes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("study.cli.commands.connect", interrupted)
+    monkeypatch.setattr("analysis.report.report.write_report", interrupted)
+    arguments = ["run", "smoke", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+    assert main(arguments) == 130
+    assert capsys.readouterr().err.splitlines() == [
+        f"interrupted before the report was written; resume with: python -m study.scaling run smoke --out {tmp_path}"
+    ]
+
+
+def test_status_counts_and_shows_failures_with_their_logs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trials = trials_of("smoke")
+    store = open_store(tmp_path, planned_trials=[trial.trial_id for trial in trials])
+    store.save(result(trials[0]))
+    store.save(result(trials[1], "failed", reason="rank 1: [Errno 5]", log="Traceback"))
+    store.save(result(trials[2], "timeout", reason="no result within 600 s"))
+    assert main(["status", str(tmp_path)]) == 0
+    log = f"{tmp_path}/trials/{trials[1].trial_id}/error.log"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "study smoke: 1 done, 1 failed, 1 timeout; 5 left, 2 to run again"
+    assert f"failed: {trials[1].trial_id}: rank 1: [Errno 5]; log: {log}" in lines
+    assert f"timeout: {trials[2].trial_id}: no result within 600 s; log: none" in lines
+    assert [line for line in lines if line.startswith("left: ")] == [f"left: {trial.trial_id}" for trial in trials[3:]]
+    assert lines[-1] == "run what is left with: the command"
+    assert Path(log).read_text() == "Traceback"
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"] == {"done": 1, "failed": 1, "timeout": 1}
+    assert found["left"] == [trial.trial_id for trial in trials[3:]]
+
+
+def test_a_report_is_made_again_elsewhere_from_the_results_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store = open_store(tmp_path / "results")
+    for trial in trials_of("smoke"):
+        store.save(result(trial))
+    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "elsewhere")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/elsewhere/index.html\n"
+    assert not (tmp_path / "results" / "report").exists()

@@ -1,0 +1,40 @@
+import sys
+
+import pytest
+from rich.text import Text
+
+from study.cli.terminal import print_summary
+
+COLUMNS = ["law", "step time (ms)", "residual (%)", "note"]
+ROWS = [
+    ("parts of the account", "T₁ + c · (host + wait)", "–", "identifiable"),
+    ("all-reduce, α and β fitted", "T₁ + 2(N-1)/N · β", "25.77", "identifiable"),
+]
+
+
+def printed(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_summary(COLUMNS, ROWS)
+    return [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_table_that_fits_without_cutting_words_is_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = printed(100, capsys, monkeypatch)
+    assert len(lines) == 3
+    assert lines[0].split() == " ".join(COLUMNS).split()
+
+
+def test_a_table_too_wide_for_the_terminal_is_a_few_lines_for_each_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert printed(40, capsys, monkeypatch) == [
+        "in every row: note: identifiable",
+        "- law: parts of the account; step time",
+        "  (ms): T₁ + c · (host + wait)",
+        "- law: all-reduce, α and β fitted; step",
+        "  time (ms): T₁ + 2(N-1)/N · β; residual",
+        "  (%): 25.77",
+    ]

@@ -1,0 +1,137 @@
+"""What a person who watches sees of a run: live on a terminal, lines in a log, nothing when quiet."""
+
+import io
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from study.cli import progress
+from study.cli.progress import Progress, describe, duration
+from study.orchestrate.protocol import Event
+from trainables.trial import Trial
+
+TRIALS = [Trial(model="mlp", device="cuda", world_size=size, repeat=repeat) for repeat in range(2) for size in (1, 2)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that stands still until a test moves it."""
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.s)
+    return now
+
+
+def event(kind: Any, trial: Trial | None = None, **values: Any) -> Event:
+    return Event(kind, trial, **values)
+
+
+def watch(console: Console, clock: SimpleNamespace) -> Progress:
+    """Three of four trials: one done, one failed, one running out of memory."""
+    with Progress("weak", TRIALS, quiet=console.quiet, console=console) as shown:
+        shown.on_event(event("group_starting"))
+        clock.s = 10.0
+        outcomes: list[dict[str, Any]] = [
+            {"status": "done", "summary": {"throughput_samples_per_s": 1234.5}},
+            {"status": "failed", "reason": "rank 1: [bold]RuntimeError[/bold] :smile:", "log": "results/error.log"},
+            {"status": "out_of_memory", "reason": "rank 0"},
+        ]
+        for trial, values in zip(TRIALS, outcomes, strict=False):
+            shown.on_event(event("trial_started", trial))
+            clock.s += 10.0
+            shown.on_event(event("trial_ended", trial, **values))
+        shown.on_event(event("trial_started", TRIALS[3]))
+    return shown
+
+
+def test_a_log_gets_plain_lines_with_counts_time_left_and_logs(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    watch(Console(file=text, markup=False, emoji=False, highlight=False), clock)
+    assert text.getvalue().splitlines() == [
+        "starting a worker group",
+        "[1/4, about 60 s left] done: mlp fp32, 1 GPU, batch 32, 0 workers, repeat 1, 1,234 samples/s",
+        (
+            "[2/4, about 30 s left] failed: mlp fp32, 2 GPUs, batch 32, 0 workers, repeat 1: "
+            "rank 1: [bold]RuntimeError[/bold] :smile:; log: results/error.log"
+        ),
+        "[3/4, about 13 s left] out of memory: mlp fp32, 1 GPU, batch 32, 0 workers, repeat 2: rank 0",
+    ]
+
+
+def test_a_terminal_gets_a_live_display_and_keeps_failures_on_the_screen(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    shown = watch(
+        Console(file=text, force_terminal=True, width=80, markup=False, emoji=False, color_system=None), clock
+    )
+    assert shown.render().plain.splitlines() == [
+        "weak ━━━━━━━━━━━━━━━╌╌╌╌╌ 3/4, about 13 s left, last 1,234 samples/s",
+        "mlp fp32, 2 GPUs, batch 32, 0 workers, repeat 2",
+    ]
+    screen = text.getvalue()
+    assert "failed: mlp fp32, 2 GPUs" in screen
+    assert "log: results/error.log" in screen
+    assert "done: mlp" not in screen
+
+
+def test_quiet_shows_nothing(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    watch(Console(file=text, force_terminal=True, quiet=True), clock)
+    assert text.getvalue() == ""
+
+
+def test_time_left_is_not_guessed_before_a_trial_has_ended(clock: SimpleNamespace) -> None:
+    shown = Progress("weak", TRIALS, quiet=True)
+    clock.s = 100.0
+    assert "left" not in shown.render().plain
+
+
+def test_the_display_can_be_pickled_with_the_callbacks_that_tune_keeps() -> None:
+    pickle.dumps(Progress("weak", TRIALS, quiet=True).on_event)
+
+
+def test_cpu_ranks_are_not_called_gpus_and_a_workload_goes_by_its_name() -> None:
+    trial = Trial(workload="/home/me/mine.py:build", world_size=2, loader_workers=1, precision="bf16")
+    assert describe(trial) == "build bf16, 2 CPU ranks, batch 32, 1 worker, repeat 1"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (3540, "59 min"), (3600, "1 h 0 min"), (9000, "2 h 30 min")],
+)
+def test_a_duration_is_said_as_people_say_it(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_a_training_shows_its_epoch_and_accuracy_beside_the_others(clock: SimpleNamespace) -> None:
+    trials = [Trial(model="mlp", epochs=9, batch_per_gpu=256, seed=seed) for seed in (0, 1)]
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress("large-batch", trials, quiet=False, console=screen) as shown:
+        shown.on_event(event("group_starting"))
+        for trial in trials:
+            shown.on_event(event("trial_started", trial))
+        shown.on_event(event("epoch_ended", trials[0], summary={"epoch": 3, "validation_top1": 0.8712}))
+        what = "mlp fp32, 1 CPU rank, global batch 256, sgd, seed"
+        assert str(shown.render()).splitlines()[1:] == [f"{what} 0: epoch 3/9, 87.1% right", f"{what} 1"]
+        shown.on_event(event("trial_ended", trials[0], status="done"))
+        assert str(shown.render()).splitlines()[1:] == [f"{what} 1"]
+
+
+def test_a_log_tells_of_a_training_every_half_minute_and_what_it_came_to(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    trial = Trial(model="mlp", epochs=9, lr_rule="linear")
+    with Progress("large-batch", [trial], quiet=False, console=Console(file=text, width=200)) as shown:
+        shown.on_event(event("trial_started", trial))
+        for epoch in range(1, 10):
+            clock.s += 12.0
+            shown.on_event(event("epoch_ended", trial, summary={"epoch": epoch, "validation_top1": epoch / 10}))
+        summary = {"epoch": 9, "validation_top1": 0.9, "throughput_samples_per_s": 5000.0}
+        shown.on_event(event("trial_ended", trial, status="done", summary=summary))
+    what = "mlp fp32, 1 CPU rank, global batch 32, sgd linear, seed 0"
+    assert text.getvalue().splitlines() == [
+        f"{what}: epoch 3/9, 30.0% right",
+        f"{what}: epoch 6/9, 60.0% right",
+        f"{what}: epoch 9/9, 90.0% right",
+        f"[1/1] done: {what}, epoch 9/9, 90.0% right, 5,000 samples/s",
+    ]

@@ -1,0 +1,85 @@
+"""Exact layouts on a Ray cluster of two nodes that was there before the study, joined by its address."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from study.orchestrate.cluster import ClusterError, connect
+
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Cluster]:
+    """Two nodes of two CPUs each on this host; they share an address, so only node ids tell them apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        # else commands of other tests find it by the address that it leaves in /tmp/ray
+        patch.setattr("ray._private.utils.write_ray_address", lambda *_: None)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
+    cluster.add_node(num_cpus=2)
+    cluster.wait_for_nodes()
+    yield cluster
+    cluster.shutdown()
+
+
+def test_ranks_are_placed_on_exactly_as_many_nodes_as_asked_for(two_nodes: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    arguments = [
+        "run",
+        "smoke",
+        "--gpus",
+        "2,4",
+        "--nodes",
+        "2",
+        "--batch-per-gpu",
+        "8",
+        "--repeats",
+        "1",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "study.scaling", *arguments, "--address", two_nodes.address],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"the Ray cluster at {two_nodes.address}: 2 nodes, 0 GPUs, 4 CPUs" in done.stderr
+    records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
+    assert sorted(record["trial"]["world_size"] for record in records) == [2, 4]
+    for record in records:
+        on_nodes = Counter(rank["node_id"] for rank in record["environment"]["ranks"])
+        assert list(on_nodes.values()) == [record["trial"]["world_size"] // 2] * 2
+    assert len({record["worker_group"] for record in records}) == 1
+
+
+def test_an_address_where_nobody_answers_is_one_line_with_what_to_do() -> None:
+    with (
+        pytest.raises(ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:9 \(.*\); start it with"),
+        connect("127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_an_address_that_is_none_is_one_line_with_its_source_and_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        pytest.raises(ClusterError, match="^--address 'nowhere' is not an address; use auto, local or HOST:PORT"),
+        connect("nowhere"),
+    ):
+        pass
+    monkeypatch.setenv("RAY_ADDRESS", "there")
+    with pytest.raises(ClusterError, match="^RAY_ADDRESS 'there' is not an address; use auto"), connect():
+        pass

@@ -1,0 +1,147 @@
+"""The keeper's own decisions, without a cluster: which group measures, whose GPU is whose, how long a training may be silent."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from study.orchestrate.keeper import Keeper, RunningJob, _result_or_end, shared_gpus
+from study.orchestrate.protocol import Environment, Job, Outcome
+from study.orchestrate.twin.in_process import LocalGauge
+from study.orchestrate.twin.simulated_ranks import payload_of, simulated_environment
+from study.plan.placement import Layout, ProcessKind
+from study.store.store import Store
+from trainables.trial import Trial
+
+LAYOUT = Layout(ProcessKind.of(Trial()), ("a",), (1,))
+ENVIRONMENT = simulated_environment(LAYOUT)
+JOB = Job("first", Trial())
+
+
+class ManualRanks:
+    """A `RankBackend` whose groups end when `over` is set; the tests call the keeper in place of ranks."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.over = threading.Event()
+
+    def prepare(self) -> None:
+        pass
+
+    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+        self.started.append(group_name)
+
+        def run() -> None:
+            self.over.wait()
+
+        return run
+
+    def kill(self, process: Any) -> None:
+        self.over.set()
+
+    async def calls_of(self, process: Any) -> None:
+        return None
+
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        return False
+
+
+def new_keeper(ranks: ManualRanks) -> Keeper:
+    return Keeper("study", [], cast(Store, None), {}, LocalGauge, ranks)
+
+
+async def prepared_and_measured(ranks: ManualRanks) -> Outcome:
+    keeper = new_keeper(ranks)
+    await keeper.prepare(LAYOUT, "block-0")
+    await keeper.prepare(LAYOUT, "block-0")
+    await keeper.opened(ranks.started[0], ENVIRONMENT, ["process"])
+    measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
+    assert await keeper.next_job(ranks.started[0]) == JOB
+    await keeper.finished(ranks.started[0], "first", [payload_of(JOB.trial, {})])
+    outcome = await measuring
+    ranks.over.set()
+    return outcome
+
+
+def test_the_first_trial_finds_the_group_that_was_started_ahead_of_it() -> None:
+    ranks = ManualRanks()
+    outcome = asyncio.run(prepared_and_measured(ranks))
+    assert len(ranks.started) == 1
+    assert (outcome.status, outcome.worker_group, outcome.duration_s) == ("done", ranks.started[0], 1.0)
+    assert outcome.environment is not None
+    times = outcome.environment.group
+    assert times["asked_at"] <= times["opened_at"]
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["amid its windows", "while its group starts"])
+def test_a_trial_that_is_cut_short_has_no_outcome(ready: bool) -> None:
+    ranks = ManualRanks()
+
+    async def interrupted() -> None:
+        keeper = new_keeper(ranks)
+        measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
+        while not ranks.started:
+            await asyncio.sleep(0)
+        if ready:
+            await keeper.opened(ranks.started[0], ENVIRONMENT, ["process"])
+            await keeper.next_job(ranks.started[0])
+        else:
+            asyncio.get_running_loop().call_later(0.1, ranks.over.set)
+        await keeper.close()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+
+    asyncio.run(interrupted())
+
+
+def group_on(*uuids: str | None) -> Environment:
+    return Environment(nodes=[], ranks=[{"gpu_uuid": uuid} for uuid in uuids])
+
+
+def test_a_gpu_that_two_groups_hold_is_found_by_its_uuid() -> None:
+    assert shared_gpus(group_on("GPU-1", "GPU-2"), [group_on("GPU-3"), group_on("GPU-4")]) == []
+    assert shared_gpus(group_on("GPU-1", "GPU-2"), [group_on("GPU-3"), group_on("GPU-2")]) == ["GPU-2"]
+
+
+def test_cpu_ranks_and_groups_that_are_still_starting_hold_no_gpu() -> None:
+    assert shared_gpus(group_on(None), [group_on(None), None]) == []
+
+
+def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | None, end_at_s: float | None) -> Any:
+    """What waiting gives for a job whose epochs, result and group's end come at these times: (in time?, seconds)."""
+
+    async def play() -> tuple[bool, float]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()  # before the times below are set: none of them comes early by this clock
+        job = RunningJob(JOB, loop.create_future())
+        group: Any = SimpleNamespace(ended=loop.create_future())
+        for at_s in epochs_at_s:
+            loop.call_later(at_s, job.news.set)
+        if result_at_s is not None:
+            loop.call_later(result_at_s, job.result.set_result, [])
+        if end_at_s is not None:
+            loop.call_later(end_at_s, group.ended.set_result, None)
+        return await _result_or_end(job, group, timeout_s), loop.time() - began_s
+
+    return asyncio.run(play())
+
+
+def test_each_epoch_that_ends_gives_a_training_its_time_again() -> None:
+    in_time, waited_s = wait_for(timeout_s=1.0, epochs_at_s=[0.6, 1.2], result_at_s=1.8, end_at_s=None)
+    assert in_time
+    assert waited_s > 1.5
+
+
+def test_without_an_epoch_a_result_or_an_end_the_time_is_up() -> None:
+    in_time, waited_s = wait_for(timeout_s=0.2, epochs_at_s=[0.1], result_at_s=None, end_at_s=None)
+    assert not in_time
+    assert waited_s >= 0.3
+
+
+def test_a_group_that_ends_is_noticed_at_once() -> None:
+    in_time, waited_s = wait_for(timeout_s=60.0, epochs_at_s=[], result_at_s=None, end_at_s=0.1)
+    assert in_time
+    assert waited_s < 30

@@ -1,0 +1,109 @@
+"""Users' workloads, sound and broken, for tests of what a study does with them. Each fails on its last rank only."""
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainables.trial import Trial
+from trainables.workload import HeldOutSet, Workload
+
+TOO_LARGE_BATCH = 16
+HANGS = "hangs"
+STARVED = Path("/tmp/scaling-study-tests-starved")
+"""on a host where this lies, `slow` finds no memory"""
+
+
+def sound(trial: Trial) -> Workload:
+    """A linear model on random vectors."""
+    return _workload(lambda: None)
+
+
+def raises(trial: Trial) -> Workload:
+    """An exception in the middle of a step."""
+
+    def fail() -> None:
+        raise ValueError("these <b>targets</b> are wrong")
+
+    return _workload(lambda: _on_last_rank(fail))
+
+
+def needs_too_much_memory(trial: Trial) -> Workload:
+    """Asks the allocator for more than there is once the batch reaches TOO_LARGE_BATCH."""
+    return _workload(lambda: torch.empty(10**15) if trial.batch_per_gpu >= TOO_LARGE_BATCH else None)
+
+
+def hangs(trial: Trial) -> Workload:
+    """Never comes back, so that the other ranks wait in their all-reduce; says so in the folder `data_dir`, where there is one."""
+
+    def hang() -> None:
+        if trial.data_dir:
+            Path(trial.data_dir, HANGS).touch()
+        time.sleep(3600)
+
+    return _workload(lambda: _on_last_rank(hang))
+
+
+def dies(trial: Trial) -> Workload:
+    """Is killed as the kernel kills: no exception, no farewell."""
+    return _workload(lambda: _on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def slow(trial: Trial) -> Workload:
+    """Takes its time in every step, so that a test can interrupt it; each rank says in $STEPPING that it got there."""
+
+    def step() -> None:
+        if folder := os.environ.get("STEPPING"):
+            (Path(folder) / str(os.getpid())).touch()
+        if STARVED.exists():
+            torch.empty(10**15)
+        time.sleep(0.1)
+
+    return _workload(step)
+
+
+def trains(trial: Trial) -> Workload:
+    """Is sound, and takes half a second for an epoch of 8 steps of 32 samples, so that it can be watched and broken off."""
+    return _workload(lambda: time.sleep(0.06))
+
+
+def dies_once(trial: Trial) -> Workload:
+    """As `trains`, but is killed in its third epoch, in its first life only: the folder `data_dir` remembers."""
+    remembered = Path(trial.data_dir, "died")
+    steps = itertools.count(1)
+
+    def step() -> None:
+        time.sleep(0.06)
+        if next(steps) == 20 and not remembered.exists():
+            remembered.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _workload(step)
+
+
+def _on_last_rank(act: Any) -> None:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        act()
+
+
+def _workload(act: Any) -> Workload:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        act()
+        return nn.functional.cross_entropy(outputs, targets)
+
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(256, 8, generator=generator), torch.randint(4, (256,), generator=generator)
+    return Workload(
+        model=nn.Linear(8, 4),
+        dataset=TensorDataset(*samples),
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        validation=HeldOutSet(TensorDataset(*samples), nn.functional.cross_entropy),
+    )

@@ -1,0 +1,48 @@
+"""What tests of the orchestration share: a results folder's store, and trials on CPU ranks that take moments."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from study.store.store import Store
+from trainables.trial import Trial
+
+WORKLOADS = Path(__file__).with_name("faulty_workloads.py")
+QUICK: dict[str, Any] = {
+    "model": "mlp",
+    "steps": 3,
+    "warmup_steps": 2,
+    "prefetch_batches": 1,
+    "account_steps": 2,
+    "sweep_bytes": 2**12,
+}
+
+
+def quick_trial(**fields: Any) -> Trial:
+    """The mlp on the shipped images, few steps."""
+    return Trial(**{**QUICK, **fields})
+
+
+def workload_trial(name: str, **fields: Any) -> Trial:
+    """One of `faulty_workloads`, on two ranks unless told otherwise."""
+    return quick_trial(**{"workload": f"{WORKLOADS}:{name}", "world_size": 2, **fields})
+
+
+def new_store(folder: Path) -> Store:
+    """An empty results folder of a study named "test"."""
+    return Store.open(
+        str(folder), name="test", question="Does it work?", configuration={}, versions={}, command="pytest"
+    )
+
+
+def processes_of(marker: str) -> list[psutil.Process]:
+    """Live processes whose command line or working folder holds `marker` (a Ray session's folder, say)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if marker in " ".join(process.cmdline()) or marker in process.cwd():
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found

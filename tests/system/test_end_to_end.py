@@ -1,0 +1,182 @@
+"""The command as people run it, in a process of its own, with a local Ray that it starts itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.orchestration import WORKLOADS, processes_of
+
+pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SLOW = [
+    "run",
+    "smoke",
+    "--workload",
+    f"{WORKLOADS}:slow",
+    "--gpus",
+    "1,2",
+    "--batch-per-gpu",
+    "4",
+    "--repeats",
+    "2",
+    "--steps",
+    "8",
+]
+
+
+class Command:
+    """`python -m study.scaling ...` in a process group of its own; stderr goes to a file that can be read meanwhile."""
+
+    def __init__(self, arguments: list[str], folder: Path, name: str = "command"):
+        self.log = folder / f"{name}.err"
+        with self.log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "study.scaling", *arguments],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+                env=os.environ | {"COLUMNS": "100", "STEPPING": str(folder)},
+            )
+
+    def wait(self, timeout_s: float = 300) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr."""
+        stdout, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, stdout, self.log.read_text()
+
+    def family(self) -> list[psutil.Process]:
+        """The command's descendants, Ray's processes and its ranks among them."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_for(self, done: int, out: Path, timeout_s: float = 200) -> None:
+        """Waits until this command runs trials, and `done` are in the results folder: a killed one's ranks add to it too."""
+        deadline_s = time.monotonic() + timeout_s
+        while "cluster: " not in self.log.read_text() or len(finished(out)) < done:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
+            time.sleep(0.1)
+
+
+def finished(out: Path) -> dict[str, dict[str, object]]:
+    """Every trial's record in a results folder, by id."""
+    return {path.parent.name: json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")}
+
+
+def command_line(process: psutil.Process) -> str:
+    """A process' command line; empty where it has ended meanwhile, as a zombie's is."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def assert_gone(family: list[psutil.Process], timeout_s: float = 180) -> None:
+    """No process of these is left. Ray's agents take over a minute to notice that their raylet was killed."""
+    _, alive = psutil.wait_procs(family, timeout=timeout_s)
+    left = {process.pid: command_line(process) for process in alive if command_line(process)}
+    assert not left
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert not processes_of(str(tmp_path))
+
+
+def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finishes_them(folder: Path) -> None:
+    out = folder / "results"
+    command = [*SLOW, "--out", str(out)]
+
+    first = Command(command, folder, "killed")
+    first.wait_for(1, out)
+    orphans = first.family()
+    assert any("raylet" in command_line(process) for process in orphans)
+    kept = finished(out)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.wait()
+    assert kept.items() <= finished(out).items()
+
+    second = Command(command, folder, "interrupted")
+    second.wait_for(2, out)
+    family = second.family()
+    kept = finished(out)
+    os.killpg(second.process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C: to everyone in the foreground
+    status, _, stderr = second.wait()
+    assert status == 130
+    assert f"--out {out}" in stderr
+    assert_gone(family)
+    assert_gone(orphans)  # which had all the time of the second command
+    assert kept.items() <= finished(out).items()
+    assert {record["status"] for record in finished(out).values()} == {"done"}, "the trial that was cut short is none"
+    assert "partial" in (out / "report" / "index.html").read_text().lower()
+
+    third = Command(command, folder, "terminated")
+    third.wait_for(3, out)
+    family = third.family()
+    kept = finished(out)
+    third.process.send_signal(signal.SIGTERM)  # as a batch system ends a job
+    status, _, stderr = third.wait()
+    assert status == 130
+    assert f"--out {out}" in stderr
+    assert "SIGTERM" not in stderr, "a stack trace of Ray's"
+    assert_gone(family)
+    assert kept.items() <= finished(out).items()
+
+    status, stdout, stderr = Command(command, folder, "resumed").wait()
+    assert status == 0, stderr
+    records = finished(out)
+    assert len(records) == 4
+    assert {record["status"] for record in records.values()} == {"done"}
+    assert {trial: records[trial]["started_at"] for trial in kept} == {
+        trial: kept[trial]["started_at"] for trial in kept
+    }
+    assert stdout.strip().splitlines()[-1] == str(out / "report" / "index.html")
+    assert "partial" not in (out / "report" / "index.html").read_text().lower()
+    assert not list((out / "trials").glob(".*")), "a half-written folder was left behind"
+
+
+def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folder: Path) -> None:
+    out = folder / "results"
+    arguments = [
+        "run",
+        "--workload",
+        "examples/own_workload.py:tiny",
+        "--gpus",
+        "1,2",
+        "--batch-per-gpu",
+        "8",
+        "--precision",
+        "fp32",
+    ]
+    arguments += ["--loader-workers", "1", "--repeats", "1", "--steps", "4", "--out", str(out)]
+    status, stdout, stderr = Command(arguments, folder).wait()
+    assert status == 0, stderr
+    assert "tiny" in stderr
+    records = finished(out)
+    assert len(records) == 2
+    assert all(
+        record["status"] == "done" and str(record["trial_id"]).startswith("tiny-ddp") for record in records.values()
+    )
+    assert stdout.strip().endswith("index.html")
+
+
+def test_more_ranks_than_the_machine_has_are_refused_before_anything_starts(folder: Path) -> None:
+    out = folder / "results"
+    began_s = time.monotonic()
+    status, _, stderr = Command(
+        ["run", "smoke", "--gpus", "1,4096", "--address", "local", "--out", str(out)], folder
+    ).wait()
+    assert status == 3
+    assert "does not fit: world_size 4096" in stderr
+    assert time.monotonic() - began_s < 20
+    assert not out.exists()

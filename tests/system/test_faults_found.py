@@ -1,0 +1,133 @@
+"""Faults put into training on two real ranks, and what the analysis makes of them: wait, load, or wire."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+
+from analysis.load.reduce import windows
+from analysis.measure.allreduce import sweep_seconds
+from analysis.measure.communication import account, bucket_rows
+from analysis.measure.measures import summarise
+from benchmarks.harness.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
+from study.store.tables import packed, unpacked
+from tests.support.gloo import on_ranks
+from tests.support.system import NETWORK, needs
+from trainables.measure.run import run
+from trainables.step.context import RankOutput, RankSetup
+from trainables.trial import Trial
+
+CPU = torch.device("cpu")
+FAULTS = Path(__file__).parent.parent.parent / "benchmarks/harness/faulty_workloads.py"
+WIRE = "wire0"
+WIRE_BYTES_PER_S = 12_500_000
+CLONE_NEWNET = 0x40000000
+"""Linux, sched.h"""
+
+PAIR = Trial(
+    model="mlp", dataset="synthetic", image_size=32, world_size=2, batch_per_gpu=4, steps=10, account_steps=10, sweep_bytes=2**20
+)  # fmt: skip
+
+
+def measured(rank: int, *trials: Trial) -> list[RankOutput]:
+    return [run(trial, RankSetup(rank=rank, device=CPU)) for trial in trials]
+
+
+def findings(trial: Trial, ranks: list[RankOutput]) -> pd.Series:
+    """The account of one trial, its summary, and the rate in bytes/s of the largest all-reduce of its sweep."""
+    rows = {
+        "steps": [r.tables["steps"] for r in ranks],
+        "buckets": [r.tables["buckets"] for r in ranks],
+        "sweep": [r.tables["sweep"] for r in ranks],
+    }
+    steps, buckets, sweep = (
+        unpacked(packed(name, of_rank) for of_rank in each).to_pandas().assign(trial_id=trial.trial_id)
+        for name, each in rows.items()
+    )
+    trials = pd.DataFrame([trial.model_dump()]).assign(trial_id=trial.trial_id)
+    found = account(bucket_rows(buckets, steps, trials), windows(steps)).iloc[0]
+    largest = sweep_seconds(sweep).iloc[-1]
+    rate = largest["bytes"] / largest["seconds"]
+    return pd.concat([found, pd.Series(summarise(steps) | {"all_reduce_bytes_per_s": rate})])
+
+
+@pytest.fixture(scope="module")
+def visit() -> dict[str, pd.Series]:
+    """What is found in a sound trial and in two faulty ones, on the same two ranks."""
+    trials = {name: PAIR.but(workload=f"{FAULTS}:{name}") for name in ("sound", "late_rank", "slow_loader")}
+    by_rank = on_ranks(2, measured, *trials.values())
+    return {name: findings(trial, [rank[i] for rank in by_rank]) for i, (name, trial) in enumerate(trials.items())}
+
+
+def test_a_rank_that_is_late_is_waited_for(visit: dict[str, pd.Series]) -> None:
+    late = visit["late_rank"]
+    assert late["waited_for_rank"] == LATE_RANK
+    assert late["caused_wait_s"] > LATE_S / 2
+    assert late["caused_wait_s"] > late["wire_s"]
+    assert LATE_S / 2 < late["lateness_s"] < 3 * LATE_S
+    assert late["load_wait_s"] < LATE_S / 2
+
+
+def test_a_slow_loader_is_load_wait(visit: dict[str, pd.Series]) -> None:
+    sound, slow = visit["sound"], visit["slow_loader"]
+    assert slow["load_wait_s"] >= LOAD_S > 2 * sound["load_wait_s"]
+    assert slow["load_wait_s"] > slow["phases_step_s"] / 2
+    assert slow["caused_wait_s"] < slow["load_wait_s"] / 2
+
+
+# ------------------------------------------------------------------------------------------------------- a slow wire
+
+
+def _ip(*arguments: str, program: str = "ip") -> None:
+    subprocess.run([program, *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def slow_wire() -> Iterator[list[str]]:
+    """Two network namespaces joined by a wire that carries WIRE_BYTES_PER_S in each direction."""
+    names = [f"study-{os.getpid()}-{end}" for end in (0, 1)]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        _ip("link", "add", WIRE, "netns", names[0], "type", "veth", "peer", "name", WIRE, "netns", names[1])
+        for end, name in enumerate(names):
+            _ip("-n", name, "address", "add", f"10.199.0.{end + 1}/24", "dev", WIRE)
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "set", WIRE, "up")
+            shape = ["tbf", "rate", f"{8 * WIRE_BYTES_PER_S}bit", "burst", "32kb", "latency", "500ms"]
+            _ip("-n", name, "qdisc", "add", "dev", WIRE, "root", *shape, program="tc")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial: Trial) -> RankOutput:
+    """Leaves the default group and meets the other rank again over the wire between their namespaces."""
+    dist.barrier()  # the other rank may be on its way into the group that this one leaves
+    dist.destroy_process_group()
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{names[rank]}") as namespace:
+        if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:  # of this thread, whose sockets gloo's are
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ["GLOO_SOCKET_IFNAME"] = WIRE
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
+    return run(trial, RankSetup(rank=rank, device=CPU))
+
+
+@needs(*NETWORK)
+def test_a_slow_wire_is_wire(slow_wire: list[str], tmp_path: Path) -> None:
+    trial = PAIR.but(steps=4, account_steps=4)
+    found = findings(trial, on_ranks(2, measured_in_namespace, slow_wire, str(tmp_path / "meeting"), trial))
+    # each of two ranks sends all of the gradients once, 2(N-1)/N
+    expected_s = found["gradient_bytes"] / WIRE_BYTES_PER_S
+    assert found["wire_s"] > 0.9 * expected_s
+    assert found["exposed_wire_s"] > found["phases_step_s"] / 2
+    assert found["caused_wait_s"] < found["wire_s"] / 2
+    assert found["all_reduce_bytes_per_s"] < 1.1 * WIRE_BYTES_PER_S

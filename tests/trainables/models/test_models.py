@@ -1,0 +1,301 @@
+"""Models of the registry: their logits, their gradients, their sizes."""
+
+import copy
+import math
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.support.gloo import on_ranks
+from trainables.build import build_workload
+from trainables.data.loader import endless_batches
+from trainables.measure.run import run
+from trainables.models.mlstm import MultiplicativeLSTM
+from trainables.registry import IMAGE_MODELS, MODELS, TEXT_MODELS, load
+from trainables.step.context import RankSetup, build_context
+from trainables.step.step import training_step
+from trainables.step.timing import no_mark
+from trainables.trial import Trial
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+STEPPED = ("mlp", "resnet18", "resnet50_small", "inception_v3", "mlstm64", "transformer_tiny")
+"""One model per architecture computes a step. Of the others, larger or with another stem, torch's meta device shows the shapes."""
+
+
+def text_trial(**fields: Any) -> Trial:
+    return Trial(**{"model": "mlstm64", "dataset": "text_sample", "batch_per_gpu": 4, "sequence_length": 16} | fields)
+
+
+def on_meta(name: str, **fields: Any) -> torch.nn.Module:
+    with torch.device("meta"):
+        return load(TEXT_MODELS[name])(256, text_trial(model=name, **fields))
+
+
+def weights(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------ all models
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_a_model_gives_logits_for_the_smallest_image_that_a_trial_may_have(name: str, channels: int) -> None:
+    size = MODELS[name].smallest_image or 8
+    assert Trial(model=name, image_size=size).image_size == size
+    with torch.device("meta"):
+        model = load(IMAGE_MODELS[name])(10, channels, size)
+        assert model(torch.empty(2, channels, size, size)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_a_model_of_text_gives_logits_for_the_byte_after_each(name: str) -> None:
+    tokens = torch.empty(4, 16, dtype=torch.uint8, device="meta")
+    assert on_meta(name)(tokens).shape == (4, 16, 256)
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
+    # down to one pixel, batch normalisation would divide by the spread of two values, and gradients grow to 1e22 or beyond
+    size = max(64, MODELS[name].smallest_image)
+    trial = Trial(model=name, dataset="synthetic", image_size=size, sequence_length=8, batch_per_gpu=2)
+    torch.manual_seed(0)
+    workload = build_workload(trial, CPU)
+    inputs, targets = next(endless_batches(trial, workload, rank=0))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = workload.model(workload.prepare(inputs))
+        loss = workload.loss(outputs, targets)
+    assert outputs.dtype == torch.bfloat16
+    loss.backward()
+    for parameter_name, parameter in workload.model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), parameter_name
+        assert parameter.grad.any(), parameter_name
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - set(STEPPED)))
+def test_every_weight_of_any_other_model_takes_part_in_its_loss(name: str) -> None:
+    size = MODELS[name].smallest_image or 8
+    workload = build_workload(Trial(model=name, dataset="synthetic", image_size=size, batch_per_gpu=2), META)
+    inputs, targets = (tensor.to(META) for tensor in workload.dataset.tensors)  # type: ignore[attr-defined]
+    workload.loss(workload.model(workload.prepare(inputs)), targets).backward()
+    for parameter_name, parameter in workload.model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.shape == parameter.shape, parameter_name
+
+
+def test_most_of_vgg19_is_its_first_linear_layer() -> None:
+    with torch.device("meta"):
+        model = load(MODELS["vgg19"])(1000, 3, 224)
+    sizes = sorted(parameter.numel() for parameter in model.parameters())
+    assert sum(sizes) == 143_667_240  # table 2 of the paper: 144 million
+    assert sizes[-1] == 7 * 7 * 512 * 4096
+
+
+def test_inception_is_torchvisions_without_the_auxiliary_classifier() -> None:
+    with torch.device("meta"):
+        model = load(MODELS["inception_v3"])(1000, 3, 299)
+    auxiliary = 128 * 768 + 2 * 128 + 768 * 128 * 5 * 5 + 2 * 768 + 768 * 1000 + 1000
+    assert weights(model) == 27_161_264 - auxiliary  # torchvision's documented num_params has it
+
+
+def test_small_images_keep_their_size_up_to_the_first_block() -> None:
+    with torch.device("meta"):
+        model = load(MODELS["resnet50_small"])(10, 3, 32)
+        stem = model.maxpool(model.relu(model.bn1(model.conv1(torch.empty(2, 3, 32, 32)))))
+    assert stem.shape == (2, 64, 32, 32)
+
+
+def test_a_mlstm_of_4096_units_has_the_stated_86_million_weights() -> None:
+    assert round(weights(on_meta("mlstm4096")), -6) == 86_000_000
+    units = 8192
+    embedding, inputs = 256 * 64, 64 * 5 * units
+    recurrent = 5 * units * units + 4 * units
+    assert weights(on_meta("mlstm8192")) == embedding + inputs + recurrent + 256 * units + 256
+
+
+# ------------------------------------------------------------------------------------------------------- the mLSTM
+
+
+def reference(model: MultiplicativeLSTM, row: torch.Tensor, state: Any) -> tuple[list[torch.Tensor], Any]:
+    """Logits after each byte of one row, one step and one gate at a time, as the equations say; and the last h and c."""
+    layer = model.layer
+    w_mx, w_ix, w_fx, w_ox, w_gx = layer.inputs.split(layer.units)
+    w_im, w_fm, w_om, w_gm = layer.gates.split(layer.units)
+    b_i, b_f, b_o, b_g = layer.bias.split(layer.units)
+    hidden, cell = state
+    logits = []
+    for byte in row.tolist():
+        x = model.embedding.weight[byte]
+        m = (w_mx @ x) * (layer.factor @ hidden)
+        i = 1 / (1 + torch.exp(-(w_ix @ x + w_im @ m + b_i)))
+        f = 1 / (1 + torch.exp(-(w_fx @ x + w_fm @ m + b_f)))
+        o = 1 / (1 + torch.exp(-(w_ox @ x + w_om @ m + b_o)))
+        g = torch.tanh(w_gx @ x + w_gm @ m + b_g)
+        cell = f * cell + i * g
+        hidden = o * torch.tanh(cell)
+        logits.append(model.head.weight @ hidden + model.head.bias)
+    return logits, (hidden, cell)
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+
+
+def test_the_mlstm_follows_the_papers_equations_from_batch_to_batch_in_values_and_gradients() -> None:
+    torch.manual_seed(0)
+    model = MultiplicativeLSTM(256, units=7, batch=3).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)  # far from zero, so that no part of the state fades away
+    states: list[Any] = [(torch.zeros(7, dtype=torch.double), torch.zeros(7, dtype=torch.double))] * 3
+    untruncated = states
+    for number in range(3):
+        tokens = torch.randint(256, (3, 5), dtype=torch.uint8)
+        weighting = torch.randn(3, 5, 256, dtype=torch.double)
+        logits = model(tokens)
+        rows = [reference(model, row, state) for row, state in zip(tokens, states, strict=True)]
+        expected = torch.stack([torch.stack(row_logits) for row_logits, _ in rows])
+        torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(model.layer.hidden, torch.stack([hidden for _, (hidden, _) in rows]))
+        torch.testing.assert_close(model.layer.cell, torch.stack([cell for _, (_, cell) in rows]))
+        of_model = gradients(model, (logits * weighting).sum())
+        for ours, theirs in zip(of_model, gradients(model, (expected * weighting).sum()), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+        states = [(hidden.detach(), cell.detach()) for _, (hidden, cell) in rows]
+
+        rows = [reference(model, row, state) for row, state in zip(tokens, untruncated, strict=True)]
+        through = gradients(model, (torch.stack([torch.stack(each) for each, _ in rows]) * weighting).sum())
+        same = [torch.allclose(ours, theirs, rtol=1e-6) for ours, theirs in zip(of_model, through, strict=True)]
+        assert all(same) == (number == 0), "no gradient flows into the batch before"
+        untruncated = [state for _, state in rows]
+
+
+def test_a_batch_after_another_reads_on_as_if_they_were_one() -> None:
+    torch.manual_seed(0)
+    model = MultiplicativeLSTM(256, units=16, batch=2)
+    tokens = torch.randint(256, (2, 24), dtype=torch.uint8)
+    parts = torch.cat([model(part) for part in tokens.split(8, dim=1)], dim=1)
+    carried = model.layer.hidden.clone()
+    model.layer.hidden.zero_()
+    model.layer.cell.zero_()
+    torch.testing.assert_close(parts, model(tokens))
+    torch.testing.assert_close(carried, model.layer.hidden)
+
+
+def test_the_carried_state_stays_where_it_is_and_in_fp32() -> None:
+    model = MultiplicativeLSTM(256, units=16, batch=2)
+    places = model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randint(256, (2, 8), dtype=torch.uint8))
+    assert (model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()) == places, "a CUDA graph writes to fixed places"
+    assert model.layer.hidden.dtype == model.layer.cell.dtype == torch.float32
+    assert model.layer.hidden.any() and not model.layer.hidden.requires_grad
+    assert not list(model.buffers()), "a data-parallel wrapper would broadcast them"
+
+
+def test_compiled_it_learns_from_the_state_before_its_batch_all_the_same() -> None:
+    torch.manual_seed(0)
+    eager = MultiplicativeLSTM(256, units=8, batch=2)
+    batches = torch.randint(256, (3, 2, 4), dtype=torch.uint8)
+    eager(batches[0])
+    compiled = copy.deepcopy(eager)
+    forward = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for tokens in batches[1:]:
+        expected = gradients(eager, eager(tokens).square().sum())
+        for ours, theirs in zip(gradients(compiled, forward(tokens).square().sum()), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_evaluation_begins_with_zeros_and_leaves_what_training_carries() -> None:
+    torch.manual_seed(0)
+    model = MultiplicativeLSTM(256, units=16, batch=2)
+    tokens = torch.randint(256, (2, 8), dtype=torch.uint8)
+    first = model(tokens)
+    carried = model.layer.hidden.clone()
+    model.eval()
+    torch.testing.assert_close(model(tokens), first)
+    assert model(tokens[:1]).shape == (1, 8, 256)
+    assert torch.equal(model.layer.hidden, carried)
+
+
+def test_a_batch_of_another_size_has_no_state_to_go_on_from() -> None:
+    with pytest.raises(ValueError, match=r"^the model carries the state of 2 rows; this batch has 3$"):
+        MultiplicativeLSTM(256, units=16, batch=2)(torch.zeros(3, 8, dtype=torch.uint8))
+
+
+def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    trial = text_trial(world_size=2, learning_rate=1.0)
+    torch.manual_seed(rank)  # DDP gives every rank the weights of rank 0
+    context = build_context(trial, RankSetup(rank, CPU))
+    workload = context.workload
+    model: Any = workload.model
+    step = training_step(context, context.strategy.wrapped(model, trial, None))
+    alone = copy.deepcopy(model)  # reads the same rows with the same weights, and no wrapper touches its state
+    for inputs, targets in islice(endless_batches(trial, workload, rank), 3):
+        alone.load_state_dict(model.state_dict())
+        alone(inputs)
+        step((inputs, targets), no_mark)
+        torch.testing.assert_close(model.layer.hidden, alone.layer.hidden)
+        torch.testing.assert_close(model.layer.cell, alone.layer.cell)
+    return model.layer.hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_ranks_under_ddp_carry_states_of_their_own_and_equal_weights() -> None:
+    (first_state, first_weights), (second_state, second_weights) = on_ranks(2, three_steps)
+    assert torch.equal(first_weights, second_weights)
+    assert (first_state - second_state).abs().amax(dim=1).min() > 1e-3, "each row has read other bytes"
+
+
+# -------------------------------------------------------------------------------------------------- the transformer
+
+
+def test_no_position_of_the_transformer_sees_a_later_one() -> None:
+    torch.manual_seed(0)
+    model = load(MODELS["transformer_tiny"])(256, text_trial())
+    tokens = torch.randint(256, (1, 16), dtype=torch.uint8)
+    other = tokens.clone()
+    other[0, 9] += 1
+    differs = (model(tokens) != model(other)).any(dim=-1)[0]
+    assert differs.tolist() == [False] * 9 + [True] * 7
+
+
+def test_the_transformer_knows_positions_up_to_the_sequence_length() -> None:
+    model: Any = on_meta("transformer", sequence_length=300)
+    assert model.positions.weight.shape == (300, 512)
+    assert len(model.blocks) == 8
+    assert weights(model) - weights(model.positions) == 8 * (12 * 512**2 + 4 * 512) + 2 * 512 + 2 * 256 * 512
+
+
+def test_the_transformers_attention_is_the_textbooks() -> None:
+    torch.manual_seed(0)
+    model = load(MODELS["transformer_tiny"])(256, text_trial())
+    block = model.blocks[0]
+    hidden = torch.randn(2, 6, 32)
+    query, key, value = block.attention_in(block.attention_norm(hidden)).chunk(3, dim=-1)
+    heads = []
+    for head in range(2):
+        q, k, v = (part[..., 16 * head : 16 * (head + 1)] for part in (query, key, value))
+        scores = (q @ k.transpose(1, 2) / math.sqrt(16)).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+        heads.append(scores.softmax(dim=-1) @ v)
+    after = hidden + block.attention_out(torch.cat(heads, dim=-1))
+    inner = functional.gelu(block.perceptron_in(block.perceptron_norm(after)))
+    torch.testing.assert_close(block(hidden), after + block.perceptron_out(inner))
+
+
+# -------------------------------------------------------------------------------------------------- whole trials
+
+
+def learn(rank: int, model: str, learning_rate: float) -> list[float]:
+    trial = text_trial(
+        model=model, world_size=2, batch_per_gpu=8, learning_rate=learning_rate, steps=20, account_steps=4, sweep_bytes=4096
+    )  # fmt: skip
+    return [row["loss"] for row in run(trial, RankSetup(rank=rank, device=CPU)).tables["steps"]]
+
+
+@pytest.mark.parametrize(("model", "learning_rate"), [("mlstm64", 1.0), ("transformer_tiny", 0.1)])
+def test_models_of_text_learn_on_two_ranks(model: str, learning_rate: float) -> None:
+    for losses in on_ranks(2, learn, model, learning_rate):
+        assert losses[0] == pytest.approx(math.log(256), abs=0.2), "at first all bytes are alike"
+        assert sum(losses[-8:]) < 0.8 * 8 * losses[0]

@@ -1,0 +1,165 @@
+"""The state of a rank's process: set for a trial, and clean after it whatever the trial did."""
+
+import gc
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.gloo import on_ranks
+from trainables.registry import PRECISIONS, load
+from trainables.step import precision as formats
+from trainables.step.process import rehearse, settings_for
+from trainables.trial import Trial
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Spares the garbage collector, which runs with every trial, what was imported long before."""
+    clean_state()
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def state() -> dict[str, Any]:
+    """Every setting of the process that changes what a trial computes or how fast."""
+    backends: Any = torch.backends
+    switches = {
+        "all": backends,
+        "cuda.matmul": backends.cuda.matmul,
+        "cudnn": backends.cudnn,
+        "cudnn.conv": backends.cudnn.conv,
+        "cudnn.rnn": backends.cudnn.rnn,
+        "mkldnn": backends.mkldnn,
+        "mkldnn.matmul": backends.mkldnn.matmul,
+        "mkldnn.conv": backends.mkldnn.conv,
+        "mkldnn.rnn": backends.mkldnn.rnn,
+    }
+    return {
+        "threads": torch.get_num_threads(),
+        "default_dtype": torch.get_default_dtype(),
+        "default_device": torch.get_default_device(),
+        "grad": torch.is_grad_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn.enabled": backends.cudnn.enabled,
+        "cudnn.benchmark": backends.cudnn.benchmark,
+        "cudnn.deterministic": backends.cudnn.deterministic,
+        "collector": gc.isenabled(),
+        **{f"{name}.fp32_precision": switch.fp32_precision for name, switch in switches.items()},
+    }
+
+
+def clean_state() -> dict[str, Any]:
+    """What an ordinary trial leaves behind."""
+    with settings_for(Trial(), formats.fp32):
+        pass
+    return state()
+
+
+MEDDLING: dict[str, Any] = {
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "no gradients": lambda: torch.set_grad_enabled(False),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "no cudnn": lambda: setattr(torch.backends.cudnn, "enabled", False),
+    "no cudnn benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", False),
+    "cudnn deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "medium matmuls": lambda: torch.set_float32_matmul_precision("medium"),
+    "high matmuls": lambda: torch.set_float32_matmul_precision("high"),
+    "tf32 in cuda": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "tf32 everywhere": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "tf32 in cudnn": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    "bf16 in oneDNN": lambda: setattr(vars(torch.backends)["mkldnn"].matmul, "fp32_precision", "bf16"),
+}
+
+
+@pytest.mark.parametrize("raising", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("meddle", MEDDLING.values(), ids=MEDDLING)
+def test_what_a_users_code_changes_is_put_back(meddle: Any, raising: bool) -> None:
+    clean = clean_state()
+    try:
+        with settings_for(Trial(), formats.fp32):
+            before = state()
+            meddle()
+            assert state() != before, "this changes nothing that is looked at"
+            if raising:
+                raise ArithmeticError
+    except ArithmeticError:
+        pass
+    assert state() == clean
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_trials_own_settings_hold_in_it_and_end_with_it(name: str, deterministic: bool) -> None:
+    clean = clean_state()
+    trial = Trial(precision=name, deterministic=deterministic, cpus_per_rank=clean["threads"] + 1)
+    with settings_for(trial, load(PRECISIONS[name])):
+        within = state()
+    arithmetic = "tf32" if name == "tf32" else "ieee"
+    assert within == clean | {
+        "threads": clean["threads"] + 1,
+        "deterministic": deterministic,
+        "cudnn.benchmark": not deterministic,
+        "cudnn.deterministic": deterministic,
+        "cuda.matmul.fp32_precision": arithmetic,
+        "cudnn.conv.fp32_precision": arithmetic,
+        "cudnn.rnn.fp32_precision": arithmetic,
+        "mkldnn.matmul.fp32_precision": "tf32" if name == "tf32" else "none",
+    }
+    assert state() == clean
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_users_code_may_ask_torchs_older_switches(name: str) -> None:
+    with settings_for(Trial(precision=name), load(PRECISIONS[name])):
+        with torch.backends.cudnn.flags(enabled=False):
+            assert not torch.backends.cudnn.enabled
+        assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
+        assert torch.get_float32_matmul_precision() == ("high" if name == "tf32" else "highest")
+        assert torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
+
+
+def drawn(trial: Trial) -> list[float]:
+    """The first random numbers of a trial: a weight of torch's, numpy's and Python's."""
+    with settings_for(trial, formats.fp32):
+        return [nn.Linear(1, 1).weight.item(), float(np.random.rand()), random.random()]
+
+
+def test_the_same_trial_draws_the_same_numbers_and_other_repeats_and_seeds_others() -> None:
+    first = drawn(Trial())
+    torch.rand(3), np.random.rand(3), random.random()
+    assert drawn(Trial()) == first
+    for other in (Trial(repeat=1), Trial(seed=1), Trial(repeat=2**40, seed=2**31 - 1)):
+        assert all(a != b for a, b in zip(drawn(other), first, strict=True))
+
+
+def test_what_a_trial_leaves_in_a_cycle_is_freed_when_it_ends() -> None:
+    with settings_for(Trial(), formats.fp32):
+        model = nn.Linear(1, 1)
+        model.itself = [model]  # type: ignore[assignment]
+        left = weakref.ref(model)
+        del model
+    assert left() is None
+
+
+def _rehearses(rank: int) -> None:
+    before = state()
+    rehearse(torch.device("cpu"), None)
+    assert state() == before
+
+
+def test_a_rehearsal_changes_no_setting() -> None:
+    on_ranks(2, _rehearses)

@@ -1,0 +1,413 @@
+"""A trial's identity, what it derives, and the one line that says what is wrong with an impossible one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trainables.fields import FIELD_FACTS, explain, only_with, reference_order
+from trainables.registry import (
+    AHEAD_BATCHES,
+    DATASETS,
+    MODELS,
+    PARALLEL,
+    PRECISIONS,
+    datasets_of,
+)
+from trainables.rules import RULES, RuleError, unmet_requirement
+from trainables.trial import Trial
+
+ROOT = Path(__file__).parent.parent.parent
+
+CHANGED: dict[str, Any] = {
+    "model": "mlp",
+    "dataset": "cifar10",
+    "data_dir": "/data",
+    "workload": "mine.py:build",
+    "workload_digest": "0a1b2c3d",
+    "image_size": 32,
+    "sequence_length": 64,
+    "storage": "lmdb",
+    "storage_place": "shared_memory",
+    "page_cache": "cold",
+    "order": "in_order",
+    "set_epoch": False,
+    "decode": "torchvision",
+    "augment": "cpu",
+    "device": "cuda",
+    "world_size": 2,
+    "nodes": 2,
+    "cpus_per_rank": 2,
+    "pin_cores": True,
+    "batch_per_gpu": 64,
+    "loader_workers": 1,
+    "prefetch_batches": 3,
+    "pin_memory": False,
+    "non_blocking": False,
+    "copy_ahead": True,
+    "precision": "bf16",
+    "parallel": "none",
+    "sync_batch_norm": True,
+    "broadcast_buffers": False,
+    "bucket_mb": 1.0,
+    "gradient_as_bucket_view": False,
+    "static_graph": True,
+    "accumulation_steps": 2,
+    "execution": "compile",
+    "memory_format": "channels_last",
+    "rewritten_stem": True,
+    "optimizer": "nesterov",
+    "learning_rate": 0.1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "epochs": 1,
+    "target_accuracy": 0.9,
+    "reference_batch": 256,
+    "lr_rule": "linear",
+    "warmup": "gradual",
+    "warmup_epochs": 1.0,
+    "decay": "cosine",
+    "decay_norm_and_bias": False,
+    "zero_gamma": True,
+    "momentum_correction": False,
+    "loss_mean": "rank",
+    "shared_shuffle": False,
+    "label_smoothing": 0.1,
+    "resident_data": True,
+    "noise_scale": True,
+    "deterministic": True,
+    "warmup_steps": 4,
+    "steps": 21,
+    "median_width": 0.01,
+    "seed": 1,
+    "interconnect": "socket",
+    "account_steps": 0,
+    "sweep_bytes": 2**20,
+    "profile_ranks": "0+3",
+    "repeat": 1,
+}
+
+NEEDS: dict[str, dict[str, Any]] = {
+    "nodes": {"world_size": 2},
+    "rewritten_stem": {"model": "resnet18", "execution": "compile"},
+    **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
+    **{name: {"epochs": 1, "accumulation_steps": 2} for name, facts in FIELD_FACTS.items() if facts.needs_epochs},
+}
+"""with what else a changed field is possible"""
+
+
+def lines(fields: Any) -> list[str]:
+    with pytest.raises(ValidationError) as error:
+        Trial.model_validate(fields)
+    return explain(error.value)
+
+
+def broken(fields: Any) -> tuple[str, ...]:
+    """The fields of the rule that a trial with these fields breaks, once its message holds their values."""
+    with pytest.raises(ValidationError) as error:
+        Trial.model_validate(fields)
+    reason = error.value.errors()[0]["ctx"]["error"]
+    assert isinstance(reason, RuleError)
+    assert "{" not in str(reason) and "\n" not in str(reason)
+    assert all(name in str(reason) for name in reason.rule.fields[:1])
+    return reason.rule.fields
+
+
+# ------------------------------------------------------------------------------------------------------- identity
+
+
+def test_an_id_is_the_same_in_every_process() -> None:
+    trial = Trial(world_size=2, batch_per_gpu=64, precision="bf16", learning_rate=0.1)
+    code = (
+        "from trainables.trial import Trial\n"
+        "print(Trial(learning_rate=0.1, precision='bf16', batch_per_gpu=64, world_size=2).trial_id)"
+    )
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+        assert run.stdout.strip() == trial.trial_id
+
+
+def test_a_change_of_any_field_gives_another_id() -> None:
+    assert set(CHANGED) == set(Trial.model_fields), "a field is missing in this test"
+    for name, value in CHANGED.items():
+        before = Trial(**NEEDS.get(name, {}))
+        after = before.but(**{name: value})
+        assert getattr(before, name) != getattr(after, name)
+        assert before.trial_id != after.trial_id, name
+
+
+def test_an_id_reads_as_what_was_measured_and_ends_in_a_hash() -> None:
+    slug, _, digest = Trial(
+        model="mlp", world_size=4, nodes=2, batch_per_gpu=8, loader_workers=1, repeat=2, precision="bf16"
+    ).trial_id.rpartition("-")
+    assert slug == "mlp-ddp-bf16-n2x2-b8-w1-r2"
+    assert len(digest) == 8
+    assert set(digest) <= set("0123456789abcdef")
+
+
+def test_a_users_workload_lends_its_name_to_the_id() -> None:
+    assert Trial(workload="/home/me/my-models/mine.py:build").trial_id.startswith("build-ddp-")
+
+
+def test_a_trial_cannot_be_changed() -> None:
+    trial = Trial()
+    with pytest.raises(ValidationError):
+        trial.steps = 5  # type: ignore[misc]
+
+
+def test_a_changed_copy_is_validated_again() -> None:
+    with pytest.raises(ValidationError) as error:
+        Trial(world_size=2).but(nodes=3)
+    (line,) = explain(error.value)
+    assert line.startswith("world_size 2 must be a multiple of nodes 3")
+
+
+# ------------------------------------------------------------------------------------------------ what it derives
+
+
+def test_the_global_batch_is_what_all_ranks_take_together() -> None:
+    assert Trial(world_size=4, nodes=2, batch_per_gpu=8).global_batch == 32
+
+
+@pytest.mark.parametrize(
+    ("steps", "workers", "prefetch", "expected"),
+    [(20, 0, 64, 20), (20, 1, 2, 20), (20, 1, 3, 30), (20, 2, 2, 40), (100, 2, 2, 100), (1, 0, 1, 1)],
+)
+def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
+    steps: int, workers: int, prefetch: int, expected: int
+) -> None:
+    assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected
+
+
+def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() -> None:
+    trial = Trial(dataset="image_folder", decode="nvjpeg_ahead", steps=4)
+    assert trial.window_steps == 10 * AHEAD_BATCHES
+    assert trial.but(loader_workers=1).window_steps == 10 * (AHEAD_BATCHES + trial.prefetch_batches)
+    assert trial.but(decode="nvjpeg").window_steps == trial.steps
+    assert trial.but(decode="pil", copy_ahead=True).window_steps == 10 * AHEAD_BATCHES
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"model": "resnet81"},
+            f"model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
+        ),
+        ({"model": "zzz"}, f"model 'zzz' is not known; allowed: {', '.join(MODELS)}"),
+        ({"precision": "b16"}, f"precision 'b16' is not known; allowed: {', '.join(PRECISIONS)}; did you mean 'bf16'?"),
+        ({"parallel": "ddpp"}, f"parallel 'ddpp' is not known; allowed: {', '.join(PARALLEL)}; did you mean 'ddp'?"),
+        (
+            {"dataset": "cifar100"},
+            f"dataset 'cifar100' is not known; allowed: {', '.join(DATASETS)}; did you mean 'cifar10'?",
+        ),
+        (
+            {"memory_format": "channel_last"},
+            "memory_format 'channel_last' is not known; allowed: contiguous, channels_last; did you mean 'channels_last'?",
+        ),
+        ({"batch_per_gpu": 0}, "batch_per_gpu 0: input should be greater than or equal to 1"),
+        ({"warmup_steps": 1}, "warmup_steps 1: input should be greater than or equal to 2"),
+        ({"batch_per_gpu": "many"}, "batch_per_gpu 'many': input should be a valid integer, unable to parse string as an integer"),
+        ({"device": "tpu"}, "device 'tpu': input should be 'cpu' or 'cuda'"),
+        ({"learning_rate": 0.0}, "learning_rate 0.0: input should be greater than 0"),
+        ({"learning_rate": float("inf")}, "learning_rate inf: input should be a finite number"),
+        ({"batch_per_gpus": 8}, "'batch_per_gpus' is not a field of a trial; did you mean 'batch_per_gpu'?"),
+        ({"zzz": 8}, f"'zzz' is not a field of a trial; fields: {', '.join(Trial.model_fields)}"),
+        ({"workload": "mine.py"}, "workload 'mine.py' is not FILE.py:NAME"),
+        ({"workload": "mine.py:a/b"}, "workload 'mine.py:a/b' is not FILE.py:NAME"),
+        ({"median_width": 0.0}, "median_width 0.0: input should be greater than 0"),
+        (
+            {"interconnect": "infiniband", "device": "cuda"},
+            "interconnect 'infiniband': input should be 'auto', 'no_p2p' or 'socket'",
+        ),
+        ({"account_steps": -1}, "account_steps -1: input should be greater than or equal to 0"),
+        ({"sweep_bytes": 3}, "sweep_bytes 3: input should be greater than or equal to 4"),
+        ({"sweep_bytes": 2**34 + 1}, "sweep_bytes 17179869185: input should be less than or equal to 17179869184"),
+    ],
+)  # fmt: skip
+def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
+    assert lines(fields) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model": "mlstm64", "dataset": "text_sample", "set_epoch": False}, ("set_epoch", "dataset")),
+        ({"dataset": "synthetic", "order": "in_order"}, ("order", "dataset")),
+        ({"world_size": 3, "nodes": 2}, ("world_size", "nodes")),
+        ({"parallel": "fsdp2", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "none", "gradient_as_bucket_view": False}, ("gradient_as_bucket_view", "parallel")),
+        ({"parallel": "fsdp2", "world_size": 2, "broadcast_buffers": False}, ("broadcast_buffers", "parallel")),
+        ({"parallel": "none", "bucket_mb": 1.0}, ("bucket_mb", "parallel")),
+        ({"parallel": "none", "sync_batch_norm": True}, ("sync_batch_norm", "parallel")),
+        ({"parallel": "dp", "nodes": 2, "world_size": 2}, ("parallel", "nodes")),
+        ({"parallel": "dp", "execution": "graph"}, ("parallel", "execution")),
+        ({"parallel": "zero1", "execution": "graph"}, ("execution", "parallel")),
+        ({"execution": "graph", "accumulation_steps": 2}, ("execution", "accumulation_steps")),
+        ({"optimizer": "nesterov", "momentum": 0}, ("optimizer", "momentum")),
+        ({"order": "in_order", "set_epoch": False}, ("set_epoch", "order")),
+        ({"parallel": "none", "world_size": 2}, ("parallel", "world_size")),
+        ({"dataset": "synthetic", "loader_workers": 2}, ("loader_workers", "dataset")),
+        ({"model": "vgg19", "image_size": 31}, ("image_size", "model")),
+        ({"model": "inception_v3", "image_size": 74}, ("image_size", "model")),
+        ({"model": "mlstm64"}, ("model", "dataset")),
+        ({"dataset": "text_sample"}, ("model", "dataset")),
+        ({"storage": "lmdb"}, ("storage", "dataset")),
+        ({"augment": "cpu"}, ("augment", "dataset")),
+        ({"augment": "cpu", "dataset": "cifar10"}, ("augment", "dataset")),
+        ({"augment": "device", "dataset": "synthetic"}, ("augment", "dataset")),
+        ({"dataset": "image_folder", "storage": "arrow_raw", "decode": "torchvision"}, ("decode", "storage")),
+        ({"dataset": "image_folder", "decode": "nvjpeg", "execution": "graph"}, ("decode", "parallel", "execution")),
+        ({"dataset": "image_folder", "decode": "nvjpeg", "augment": "cpu"}, ("augment", "decode")),
+        ({"rewritten_stem": True, "model": "mlp"}, ("rewritten_stem", "model", "image_size")),
+        ({"rewritten_stem": True}, ("rewritten_stem", "execution")),
+        (
+            {"dataset": "image_folder", "storage_place": "shared_memory", "page_cache": "cold"},
+            ("page_cache", "storage_place"),
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert broken(fields) == expected
+
+
+def test_a_refusal_says_what_is_allowed() -> None:
+    (small,) = lines({"model": "vgg19", "image_size": 31})
+    assert "image_size 31" in small and ">= 32" in small
+    (strategy,) = lines({"parallel": "fsdp2", "static_graph": True})
+    assert strategy.endswith("use parallel ddp, ddp_fp16, ddp_bf16, zero1, or leave static_graph out")
+    (text,) = lines({"model": "mlstm64"})
+    assert ", ".join(datasets_of("text")) in text
+
+
+def test_every_rule_names_fields_of_a_trial() -> None:
+    for rules in RULES.values():
+        assert all(rule.fields and {*rule.fields} <= {*Trial.model_fields} for rule in rules)
+
+
+def test_reports_compare_against_the_default_first() -> None:
+    assert reference_order("parallel") == ["ddp", *(name for name in PARALLEL if name != "ddp")]
+    assert reference_order("broadcast_buffers") == [True, False]
+    assert reference_order("pin_memory") == [False, True]
+    assert reference_order("page_cache") == ["as_is", "cold", "warm"]
+    assert reference_order("loader_workers") == []
+    assert only_with("static_graph") == {"parallel": ["ddp", "ddp_fp16", "ddp_bf16", "zero1"]}
+    assert only_with("steps") == {}
+
+
+def test_only_what_comes_from_a_loader_can_be_copied_ahead() -> None:
+    asked = {"device": "cuda", "copy_ahead": True}
+    assert unmet_requirement(Trial.model_validate(asked)) is None
+    assert "dataset 'synthetic'" in (unmet_requirement(Trial.model_validate(asked | {"dataset": "synthetic"})) or "")
+    resident = {"dataset": "fashion_mnist_sample", "resident_data": True, "epochs": 1}
+    assert "'fashion_mnist_sample'" in (unmet_requirement(Trial.model_validate(asked | resident)) or "")
+    assert (
+        unmet_requirement(Trial.model_validate(asked | {"dataset": "synthetic", "workload": "mine.py:build"})) is None
+    )
+
+
+def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
+    fields = {"parallel": "dp", "device": "cuda"}
+    assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]
+    assert unmet_requirement(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
+    assert unmet_requirement(Trial.model_construct(model="mlstm64", workload="mine.py:build", **fields)) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        ({"parallel": "fsdp2", "memory_format": "channels_last"}, "parallel 'fsdp2' shards weights by rows"),
+        ({"parallel": "fsdp2", "precision": "fp16_master"}, "parallel 'fsdp2' takes weights of one type"),
+        ({"parallel": "fsdp2", "profile_ranks": "0"}, "profile_ranks wraps the model again"),
+        (
+            {"static_graph": True, "accumulation_steps": 2},
+            "static_graph records the first backward pass, in which accum",
+        ),
+    ],
+)
+def test_what_torch_cannot_do_together_is_infeasible(fields: dict[str, Any], begins: str) -> None:
+    assert (unmet_requirement(Trial(world_size=2, **fields)) or "").startswith(begins)
+    for name in fields:
+        assert (
+            unmet_requirement(Trial(world_size=2, **{key: value for key, value in fields.items() if key != name}))
+            is None
+        )
+
+
+@pytest.mark.parametrize(
+    ("profile_ranks", "profiled"),
+    [("", set()), ("0", {0}), ("3+1", {1, 3}), ("12", {12}), ("07", {7}), ("all", set(range(20)))],
+)
+def test_the_ranks_that_keep_a_trace_are_those_named(profile_ranks: str, profiled: set[int]) -> None:
+    trial = Trial(profile_ranks=profile_ranks)
+    assert {rank for rank in range(20) if trial.profiles(rank)} == profiled
+
+
+@pytest.mark.parametrize("wrong", ["0,1", "+1", "1+", "-1", "one", "ALL", "all+1", "\u0663", " 1", "1\n"])
+def test_ranks_to_profile_are_numbers_joined_by_plus(wrong: str) -> None:
+    assert lines({"profile_ranks": wrong}) == [
+        f"profile_ranks {wrong!r} names no ranks; allowed: all, or numbers joined by +, such as 0+3"
+    ]
+
+
+def test_each_wrong_field_has_a_line_of_its_own() -> None:
+    assert lines({"steps": 0, "batch_per_gpu": 0, "modell": "mlp"}) == [
+        "batch_per_gpu 0: input should be greater than or equal to 1",
+        "steps 0: input should be greater than or equal to 1",
+        "'modell' is not a field of a trial; did you mean 'model'?",
+    ]
+
+
+def test_synthetic_data_are_of_either_kind() -> None:
+    assert {"synthetic"} == {*datasets_of("images")} & {*datasets_of("text")}
+    for model in ("mlp", "mlstm64"):
+        assert Trial(model=model, dataset="synthetic").model == model
+
+
+def test_a_users_workload_may_load_what_a_resident_data_set_may_not() -> None:
+    assert Trial(dataset="text_sample", workload="mine.py:build").dataset == "text_sample"
+    assert Trial(dataset="synthetic", workload="mine.py:build", loader_workers=2).loader_workers == 2
+
+
+known = st.sampled_from([*MODELS, *DATASETS, *PRECISIONS, *PARALLEL, "contiguous", "channels_last", "cpu", "cuda"])
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), known, st.lists(st.integers(), max_size=2)
+)  # fmt: skip
+names = st.one_of(st.sampled_from(list(Trial.model_fields)), st.text(max_size=20))
+
+
+@given(st.dictionaries(names, anything, max_size=6))
+def test_any_fields_make_a_trial_or_a_line_for_each_mistake(fields: dict[str, Any]) -> None:
+    try:
+        trial = Trial.model_validate(fields)
+    except ValidationError as error:
+        explained = explain(error)
+        assert len(explained) == error.error_count() > 0
+        assert all(line.strip() and "\n" not in line for line in explained)
+        return
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+    assert Path(trial.trial_id).name == trial.trial_id
+    assert trial.trial_id.isprintable()
+
+
+@given(st.sampled_from(sorted(CHANGED)), st.sampled_from(sorted(CHANGED)))
+def test_trials_that_differ_in_two_fields_differ_in_their_ids(first: str, second: str) -> None:
+    base = Trial(world_size=2, device="cuda", dataset="image_folder")
+    allowed = {"parallel": "ddp_bf16", "loader_workers": 3, "dataset": "tiny_imagenet"}
+    changes = {name: allowed.get(name, CHANGED[name]) for name in {first, second} - {"world_size"}}
+    try:
+        changed = base.but(**changes)
+    except ValidationError:
+        reject()  # a pair that is impossible together
+    assert (changed == base) == (changed.trial_id == base.trial_id)

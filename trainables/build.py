@@ -1,0 +1,105 @@
+"""Build a trial's workload: model, data, loss and optimizer, from the registry or from a user's file."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainables.batch import identity
+from trainables.data.images.augment import padded_crop_and_flip
+from trainables.data.loader import all_on_device
+from trainables.data.text import next_byte_loss, streams
+from trainables.models.resnet import zero_last_gammas
+from trainables.models.rewritten_stem.stem import rewrite_stem
+from trainables.optimizers import make_optimizer
+from trainables.registry import DATASETS, MODELS, load
+from trainables.trial import Trial
+from trainables.user_workload import load_user_workload
+from trainables.workload import HeldOutSet, Workload, WorkloadError
+
+
+def build_workload(trial: Trial, device: torch.device, source: str | None = None) -> Workload:
+    """The trial's workload; its model is made on the device, or on the CPU where the workload is a user's own.
+
+    `source` is the text of a user's workload file, for hosts on which the file itself does not exist.
+    Raises WorkloadError, or the data source's DataError.
+    """
+    if trial.workload:
+        workload = load_user_workload(trial.workload, source)(trial)
+        if not isinstance(workload, Workload):
+            raise WorkloadError(
+                f"workload {trial.workload!r} returned {type(workload).__name__}; it must return a trainables.workload.Workload"
+            )
+        return workload
+    return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
+
+
+def _images(trial: Trial, device: torch.device) -> Workload:
+    data = load(DATASETS[trial.dataset].images)(trial)
+    blueprint = partial(load(MODELS[trial.model]), data.classes, data.channels, data.image_size)
+    with device:
+        model = blueprint()
+    if trial.zero_gamma:
+        zero_last_gammas(model)
+    if trial.rewritten_stem:
+        rewrite_stem(model)
+    first, normalise = data.prepare, _normalise(trial.memory_format)
+    if trial.augment == "device" and DATASETS[trial.dataset].in_memory:
+        first = padded_crop_and_flip
+    return Workload(
+        model=model,
+        blueprint=blueprint,
+        dataset=all_on_device(data.dataset, device) if trial.resident_data else data.dataset,
+        loss=partial(nn.functional.cross_entropy, label_smoothing=trial.label_smoothing),
+        optimizer=make_optimizer(trial),
+        collate=identity,
+        prepare=_prepare(first, normalise),
+        ahead=data.ahead,
+        resident=DATASETS[trial.dataset].on_device,
+        validation=_held(trial, device) if trial.epochs else None,
+        gathered=trial.resident_data,
+    )
+
+
+def _held(trial: Trial, device: torch.device) -> HeldOutSet:
+    """The data set's part for tests, without augmentation; its loss is the plain cross entropy."""
+    data = load(DATASETS[trial.dataset].images)(trial.but(augment="none"), "test")
+    dataset = all_on_device(data.dataset, device) if trial.resident_data else data.dataset
+    return HeldOutSet(dataset, nn.functional.cross_entropy, _prepare(data.prepare, _normalise(trial.memory_format)))
+
+
+def _text(trial: Trial, device: torch.device) -> Workload:
+    data = load(DATASETS[trial.dataset].text)(trial)
+    blueprint = partial(load(MODELS[trial.model]), data.vocabulary, trial)
+    with device:
+        model = blueprint()
+    return Workload(
+        model=model,
+        blueprint=blueprint,
+        dataset=data.dataset,
+        loss=next_byte_loss,
+        optimizer=make_optimizer(trial),
+        collate=identity,
+        resident=DATASETS[trial.dataset].on_device,
+        batch_indices=partial(streams, trial, data.dataset),
+    )
+
+
+def _prepare(
+    first: Callable[[Any], torch.Tensor] | None, normalise: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Any], torch.Tensor]:
+    return normalise if first is None else lambda inputs: normalise(first(inputs))
+
+
+def _normalise(memory_format: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    layout = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+
+    def normalise(images: torch.Tensor) -> torch.Tensor:
+        """uint8 [n, c, h, w] to float32 in [-1, 1]; floats pass."""
+        if images.dtype == torch.uint8:
+            images = torch.add(torch.tensor(-1.0), images.contiguous(memory_format=layout), alpha=1 / 127.5)
+        return images
+
+    return normalise

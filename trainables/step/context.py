@@ -1,0 +1,200 @@
+"""One rank's side of a trial: what the caller hands in, what every part of the trial needs, what the rank returns."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from trainables.build import build_workload
+from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
+from trainables.step.cuda_graph import capture, stream_for
+from trainables.step.flops import step_flops
+from trainables.step.parallel import Strategy
+from trainables.step.precision import Precision, cast_model
+from trainables.step.process import settings_for
+from trainables.step.timing import Row, Step
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+CHECKPOINT_EVERY_S = 30.0
+"""at most one checkpoint in so many seconds: a large model's takes seconds to write"""
+
+
+ReadEnergy = Callable[[list[torch.device]], Any]
+
+
+class Checkpoints(Protocol):
+    """Where an unfinished trial is stored. Only rank 0 calls it."""
+
+    def load(self) -> bytes | None:
+        """Return what was saved last; None if nothing was, and the trial starts."""
+
+    def save(self, content: bytes) -> None:
+        """Replace what was saved before."""
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """A rank's place among the trial's ranks, and what the caller wants called. Every rank of the trial has one.
+
+    group: averages gradients (NCCL or gloo; None: the default group). control: a gloo group of the same ranks for
+    barriers (None: `group`). source: the text of a user's workload file, if the file is not on this host.
+    """
+
+    rank: int
+    device: torch.device
+    group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+    source: str | None = None
+    observe: Callable[[], Any] = lambda: None
+    """called before the first step, and when the device has just finished the phases window or the last epoch"""
+    read_energy: ReadEnergy = lambda devices: None
+    """called with the GPUs that this rank drives, while they are idle right before and right after the plain window"""
+    on_epoch: Callable[[Row], None] | None = None
+    """called on rank 0 with each new row of `epochs`"""
+    checkpoints: Checkpoints | None = None
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """What a rank returns for a trial, timed windows or a training.
+
+    tables: rows by table ("steps", "buckets", "sweep", "epochs"), as the Parquet files have them. evidence: `before` and
+    `after`, what `observe` returned; `peak_memory_by_device_bytes` of each GPU that the rank drives, its own first (None
+    on CPUs); `step_flops` of a whole step, see `trainables.step.flops` (counted on CUDA only); `dataset_samples` of an epoch of
+    all ranks (None for data that have no end); of timed windows `plain_window`, what `read_energy` returned before and
+    after it. span: start and end in unix seconds. trace: gzip'd Chrome trace JSON, if the rank recorded one.
+    """
+
+    tables: dict[str, list[Row]]
+    evidence: dict[str, Any]
+    span: tuple[float, float]
+    trace: bytes | None = None
+
+
+@dataclass
+class RankContext:
+    """What every part of a trial needs on this rank."""
+
+    trial: Trial
+    rank: int
+    device: torch.device
+    group: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None
+    precision: Precision
+    strategy: Strategy
+    workload: Workload
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The GPUs that this rank drives, its own first; on CPUs its device."""
+        if self.device.type == "cpu":
+            return [self.device]
+        count = self.trial.world_size // self.trial.processes
+        return [torch.device("cuda", self.device.index + number) for number in range(count)]
+
+    @property
+    def distributed(self) -> bool:
+        """True if ranks average gradients."""
+        return self.trial.parallel not in ("none", "dp")
+
+    @property
+    def copies(self) -> bool:
+        """True if each batch is copied from the host to the device."""
+        return self.device.type == "cuda" and not self.workload.resident
+
+    def barrier(self) -> None:
+        if self.trial.processes > 1:
+            dist.barrier(self.control)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Return the ranks' values, in the order of ranks, on every rank."""
+        if self.trial.processes == 1:
+            return [value]
+        values: list[Any] = [None] * self.trial.processes
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        if self.trial.processes == 1:
+            return value
+        values = [value]
+        ranks: Any = self.control or dist.group.WORLD
+        dist.broadcast_object_list(values, src=dist.get_global_rank(ranks, 0), group=self.control)
+        return values[0]
+
+    def capture(
+        self, step: Step, example: Any, context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> Step:
+        """Return the step as a CUDA graph, see `trainables.step.cuda_graph.capture`."""
+        return capture(step, example, self.device, self.workload.resident, self.trial.non_blocking, context)
+
+    def step_flops(self, inputs: Any) -> float | None:
+        """Return the operations of one step of this rank, from the inputs of one backward pass. None if unknown."""
+        if self.device.type != "cuda":
+            return None
+        flops = step_flops(self.workload.blueprint, inputs, self.trial.model, self.trial.image_size)
+        return None if flops is None else flops * self.trial.accumulation_steps
+
+    def dataset_samples(self) -> int | None:
+        """Return the samples of an epoch of all ranks; None for data that have no end."""
+        if self.workload.resident:
+            return None
+        samples = len(self.workload.dataset)  # type: ignore[arg-type]
+        if not self.trial.workload and self.trial.model in TEXT_MODELS:
+            samples //= self.trial.sequence_length  # its length is in bytes
+        return samples
+
+    def evidence(self, observations: list[Any], peaks: list[int] | None, flops: float | None) -> dict[str, Any]:
+        """Return the evidence that timed windows and trainings share, see `RankOutput`."""
+        before, after = observations
+        return {
+            "before": before,
+            "after": after,
+            "peak_memory_by_device_bytes": peaks,
+            "step_flops": flops,
+            "dataset_samples": self.dataset_samples(),
+        }
+
+
+def build_context(trial: Trial, setup: RankSetup) -> RankContext:
+    """Build the trial's workload on the rank's device. Call it within the trial's settings."""
+    precision: Precision = load(PRECISIONS[trial.precision])
+    workload = build_workload(trial, setup.device, setup.source)
+    return RankContext(
+        trial,
+        setup.rank,
+        setup.device,
+        setup.group,
+        setup.control or setup.group,
+        precision,
+        load(PARALLEL[trial.parallel]),
+        on_device(workload, trial, precision, setup.device),
+    )
+
+
+@contextmanager
+def rank_context(trial: Trial, setup: RankSetup) -> Iterator[RankContext]:
+    """Set up the process for the trial and build its workload; restore the process afterwards.
+
+    The context holds the model and the data. Let go of it before other ranks or trials need the memory.
+    """
+    precision: Precision = load(PRECISIONS[trial.precision])
+    with settings_for(trial, precision), stream_for(trial, setup.device):
+        yield build_context(trial, setup)  # without a name, which would keep its memory until the process is restored
+
+
+def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:
+    """The workload with its model on the device, in training mode, in the trial's memory format and weights' type."""
+    layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
+    model = cast_model(workload.model.to(device), precision)
+    if any(parameter.dim() == 4 for parameter in model.parameters()):
+        model = model.to(memory_format=layout)
+    if trial.compiled:
+        model.compile()  # before it is wrapped: then the compiler cuts its graph where DDP's buckets end
+    return replace(workload, model=model.train())
