@@ -1,11 +1,13 @@
-"""The rooms and which way the data flows, held by reading the imports; and what the command line must not import."""
+"""Structure of the code: which package may import which, how many modules a folder holds, what `plan` must not import."""
 
 import ast
 import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,49 +16,157 @@ from trainables import registry
 
 ROOT = Path(__file__).parent.parent.parent
 ROOMS = ("study", "trainables", "analysis")
-MAY_IMPORT_RAY = {"study/orchestrate/tune.py", "study/orchestrate/worker_group.py", "study/orchestrate/cluster.py"}
+REGISTRIES = ("MODELS", "DATASETS", "PRECISIONS", "PARALLEL", "OPTIMIZERS", "STORAGES", "DECODERS")
+MOST_MODULES = 14
 LARGEST_LINES = 400
 FILES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-REGISTRIES = ("MODELS", "DATASETS", "PRECISIONS", "PARALLEL", "OPTIMIZERS", "STORAGES", "DECODERS")
+
+LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "analysis": (
+        ("analysis.text", "analysis.statistics"),
+        ("analysis.load",),
+        ("analysis.measure",),
+        ("analysis.compare",),
+        ("analysis.checks",),
+        ("analysis.study",),
+        ("analysis.predict",),
+        ("analysis.tables", "analysis.figures", "analysis.verdict"),
+        ("analysis.report", "analysis.export"),
+    ),
+    "study": (
+        ("study.errors", "study.capacity"),
+        ("study.options",),
+        ("study.studies",),
+        ("study.plan",),
+        ("study.store",),
+        ("study.orchestrate",),
+        ("study.cli",),
+        ("study.scaling",),
+    ),
+    "trainables": (
+        ("trainables.messages", "trainables.facts", "trainables.batch"),
+        ("trainables.registry",),
+        ("trainables.fields",),
+        ("trainables.rules",),
+        ("trainables.trial",),
+        ("trainables.workload", "trainables.optimizers"),
+        ("trainables.data",),
+        ("trainables.models",),
+        ("trainables.user_workload",),
+        ("trainables.build",),
+        ("trainables.step",),
+        ("trainables.measure", "trainables.train"),
+    ),
+}
+"""Packages and top-level modules of each room, lowest first. A module imports from its own package and from lower layers only;
+members of one layer do not import one another."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in FILES}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Names of all modules that a file imports, also within functions, as packages from the top."""
+    """Return the names of all modules that a file imports, also within functions."""
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} line {node.lineno}: relative imports hide which room they reach"
-            yield str(node.module)
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield full if full in MODULES else module
 
 
-def packages(path: Path) -> set[str]:
-    return {name.partition(".")[0] for name in imported(path)}
+IMPORTS = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
 
 
-FORBIDDEN: dict[str, set[str]] = {
-    "study": set(),
-    "trainables": {"study", "analysis"},
-    "analysis": {"study", "trainables", "torch", "torchvision"},
-}
+def top(name: str) -> str:
+    return name.partition(".")[0]
 
 
-def test_rooms_import_only_what_they_may() -> None:
-    offenders = {}
+def test_no_import_is_relative() -> None:
+    assert [name for name, targets in IMPORTS.items() if any(target.startswith(".") for target in targets)] == []
+
+
+def test_each_room_imports_only_what_it_may() -> None:
+    forbidden = {
+        "study": set(),
+        "trainables": {"study", "analysis", "ray"},
+        "analysis": {"study", "trainables", "torch", "torchvision", "ray"},
+    }
+    offenders = [
+        f"{name} imports {target}"
+        for name, targets in IMPORTS.items()
+        for target in sorted(targets)
+        if top(target) in forbidden[top(name)]
+    ]
+    assert offenders == []
+
+
+def test_only_the_orchestrate_package_imports_ray() -> None:
+    using = {name for name, targets in IMPORTS.items() if any(top(target) == "ray" for target in targets)}
+    assert using
+    assert [name for name in sorted(using) if not name.startswith("study.orchestrate.")] == []
+
+
+def layer_of(name: str, room: str) -> tuple[int, str] | None:
+    """Return the number of a module's layer and the layer's member that it belongs to; None for the room itself."""
+    for number, members in enumerate(LAYERS[room]):
+        for member in members:
+            if name == member or name.startswith(f"{member}."):
+                return number, member
+    return None
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_module_has_a_layer(room: str) -> None:
+    assert [name for name in MODULES if top(name) == room and name != room and layer_of(name, room) is None] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_packages_import_from_lower_layers_only(room: str) -> None:
+    offenders = []
+    for name, targets in IMPORTS.items():
+        if top(name) != room or (own := layer_of(name, room)) is None:
+            continue
+        for target in sorted(targets & MODULES.keys()):
+            other = layer_of(target, room) if top(target) == room else None
+            if other and other[1] != own[1] and other[0] >= own[0]:
+                offenders.append(f"{name} imports {target}")
+    assert offenders == []
+
+
+def test_modules_do_not_import_one_another_in_a_circle() -> None:
+    try:
+        TopologicalSorter({name: targets & MODULES.keys() for name, targets in IMPORTS.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle of imports: {' -> '.join(error.args[1])}")
+
+
+def test_no_folder_holds_more_modules_than_a_reader_can_survey() -> None:
+    counts: dict[str, int] = defaultdict(int)
     for path in FILES:
-        forbidden = FORBIDDEN[path.parts[0]] | (set() if str(path) in MAY_IMPORT_RAY else {"ray"})
-        if found := packages(path) & forbidden:
-            offenders[str(path)] = found
-    assert not offenders
+        counts[str(path.parent)] += path.name != "__init__.py"
+    assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
 
 
-def test_the_files_that_may_import_ray_do() -> None:
-    assert {str(path) for path in FILES if "ray" in packages(path)} == MAY_IMPORT_RAY
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in FILES}
+    assert {path: lines for path, lines in lengths.items() if lines > LARGEST_LINES} == {}
 
 
-def test_a_file_is_short_enough_to_read() -> None:
-    lines = {str(path): len((ROOT / path).read_text().splitlines()) for path in FILES}
-    assert not {path: count for path, count in lines.items() if count >= LARGEST_LINES}
+def test_every_package_says_what_comes_in_and_what_goes_out() -> None:
+    offenders = []
+    for name, path in MODULES.items():
+        if path.name == "__init__.py" and "." in name:
+            doc = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+            if "In:" not in doc or "Out:" not in doc:
+                offenders.append(name)
+    assert offenders == []
 
 
 def test_every_registered_name_loads_a_function_or_a_value() -> None:

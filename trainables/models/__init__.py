@@ -1,6 +1,5 @@
-"""One architecture a file.
+"""Define the networks.
 
-A model of images is a function `(classes, channels, image_size) -> nn.Module` from images [n, channels, image_size,
-image_size] to logits [n, classes]; a model of text is a function `(vocabulary, trial) -> nn.Module` from tokens [n, t] to
-logits [n, t, vocabulary] of the token that follows each.
+In: the number of classes, or the vocabulary and the trial. Out: a `torch.nn.Module` with random weights.
+To add a model: one module here and one line in `trainables.registry`.
 """
