@@ -9,9 +9,10 @@ import pandas as pd
 
 from analysis.environments import NONE, by_environment, fingerprint
 from analysis.formatting import configuration_label, join, rank_noun, text
-from analysis.measures import PHASES, summaries
+from analysis.measures import summaries
 from analysis.results import ResultsError, load_reduced, nothing_timed
 from analysis.scaling import trial_fields
+from analysis.schema import PHASES
 from analysis.statistics import log_estimates, ratios
 
 MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)

@@ -34,8 +34,9 @@ from analysis.drawing import (
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.prediction_tables import prediction_fan
 from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.schema import PHASES
 from analysis.step_plots import loss, timeline
-from analysis.windows import OPTIONAL_PHASES, PHASES
+from analysis.windows import OPTIONAL_PHASES
 
 _LAYOUT = ["world_size", "nodes"]
 

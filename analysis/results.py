@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,25 +21,11 @@ from pandas.api.types import union_categoricals
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from analysis.links import leads_outside
-from analysis.parquet import (
-    BUCKET_SCHEMA,
-    EPOCH_SCHEMA,
-    REQUIRED_STEP_COLUMNS,
-    RUN_AGAIN,
-    STEP_SCHEMA,
-    SWEEP_SCHEMA,
-    ResultsError,
-    dataset_of,
-    frame_of,
-    line,
-    portions,
-    read_portion,
-)
+from analysis.parquet import RUN_AGAIN, ResultsError, dataset_of, frame_of, line, portions, read_portion
+from analysis.schema import REQUIRED, SCHEMA_VERSION, frame_schema
 from analysis.step_losses import step_losses
 from analysis.step_shape import step_shapes
 from analysis.windows import windows
-
-SCHEMA_VERSION = 1
 
 OUTCOME_COLUMNS = (
     "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment", "log",
@@ -55,8 +41,8 @@ class Results:
     """A study as measured.
 
     `study` is study.json. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
-    `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
-    `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and `epochs` those of `EPOCH_SCHEMA`; none has a row of a trial that has no such file.
+    `schema.frame_schema("steps")` and one row per rank, window and step. `buckets`, `sweep` and `epochs` have the columns of
+    their own frame schemas; none has a row of a trial that has no such file.
 
     `windows`, `shapes` and `losses` are made from all steps: see the functions `windows`, `step_shapes` and `step_losses`
     of the modules windows, step_shape and step_losses. `load_reduced` makes them while it reads, and keeps only steps that have a `last_gradient_s`.
@@ -70,7 +56,7 @@ class Results:
     read_windows: pd.DataFrame | None = None
     read_shapes: pd.DataFrame | None = None
     read_losses: pd.DataFrame | None = None
-    epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, EPOCH_SCHEMA))
+    epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, frame_schema("epochs")))
 
     @cached_property
     def windows(self) -> pd.DataFrame:
@@ -166,10 +152,8 @@ def load(directory: str | os.PathLike[str]) -> Results:
     or a file is corrupt.
     """
     folder = _open(directory)
-    steps = folder.dataset("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS)
-    return Results(
-        folder.study, folder.trials, frame_of(steps, STEP_SCHEMA), *folder.communication(), epochs=folder.epochs()
-    )
+    steps, buckets, sweep, epochs = (folder.frame(name) for name in ("steps", "buckets", "sweep", "epochs"))
+    return Results(folder.study, folder.trials, steps, buckets, sweep, epochs=epochs)
 
 
 def load_reduced(directory: str | os.PathLike[str]) -> Results:
@@ -178,12 +162,12 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     Steps are read in portions (`parquet.ROWS_AT_ONCE`), so a study may be larger than memory.
     """
     folder = _open(directory)
-    steps = folder.dataset("steps.parquet", _REDUCED_SCHEMA, REQUIRED_STEP_COLUMNS)
+    steps = folder.dataset("steps", _REDUCED_SCHEMA)
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
-    stamped, *reduced = (_joined(frames) for frames in zip(*parts, strict=True))
-    found = Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
-    return replace(found, epochs=folder.epochs())
+    stamped, windows_of, shapes, losses = (_joined(frames) for frames in zip(*parts, strict=True))
+    buckets, sweep, epochs = (folder.frame(name) for name in ("buckets", "sweep", "epochs"))
+    return Results(folder.study, folder.trials, stamped, buckets, sweep, windows_of, shapes, losses, epochs)
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
@@ -203,7 +187,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 _READERS = 2
 _STEP = ("trial_id", "rank", "window", "step")
-_REDUCED_SCHEMA = pa.schema([field for field in STEP_SCHEMA if field.name != "host_load_s"])
+_REDUCED_SCHEMA = pa.schema([column for column in frame_schema("steps") if column.name != "host_load_s"])
 """Columns of steps that windows, shapes, losses and the account of communication are made from."""
 
 
@@ -218,21 +202,15 @@ class _Folder:
     folders: Sequence[str]
     paths: Collection[str]
 
-    def dataset(self, name: str, schema: pa.Schema, required: Sequence[str]) -> ds.Dataset | None:
-        """Every trial's table of that name; None where no trial has one. Raises ResultsError where one is damaged."""
-        present = [path for folder in self.folders if (path := f"{folder}/{name}") in self.paths]
-        return dataset_of(self.system, f"{self.root}/trials", present, schema, required) if present else None
+    def dataset(self, name: str, schema: pa.Schema) -> ds.Dataset | None:
+        """Every trial's table of that name; None if no trial has one. Raises ResultsError for a damaged one."""
+        present = [path for folder in self.folders if (path := f"{folder}/{name}.parquet") in self.paths]
+        return dataset_of(self.system, f"{self.root}/trials", present, schema, REQUIRED[name]) if present else None
 
-    def communication(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The frames of buckets and of the sweep."""
-        buckets = self.dataset("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:])
-        sweep = self.dataset("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:])
-        return frame_of(buckets, BUCKET_SCHEMA), frame_of(sweep, SWEEP_SCHEMA)
-
-    def epochs(self) -> pd.DataFrame:
-        """The frame of epochs."""
-        required = ("epoch", "step", "samples", "train_s", "validation_top1")
-        return frame_of(self.dataset("epochs.parquet", EPOCH_SCHEMA, required), EPOCH_SCHEMA)
+    def frame(self, name: str) -> pd.DataFrame:
+        """The rows of every trial's table of that name, with the columns of its frame schema."""
+        schema = frame_schema(name)
+        return frame_of(self.dataset(name, schema), schema)
 
 
 def _open(directory: str | os.PathLike[str]) -> _Folder:

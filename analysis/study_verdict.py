@@ -11,8 +11,8 @@ from analysis.comparison import against_reference
 from analysis.comparison_tables import COMPARED
 from analysis.formatting import configuration_label, join, number, percent, value_label
 from analysis.ladder import OURS, ladder_rows
-from analysis.measures import PHASES
 from analysis.scaling import Analysis
+from analysis.schema import PHASES
 
 WORTH_A_WORD = 0.05
 """share of a step below which nothing is said of loading and copying"""

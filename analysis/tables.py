@@ -37,9 +37,9 @@ from analysis.formatting import decimals_for
 from analysis.hardware_tables import hardware, memory_balance
 from analysis.host_tables import host, transfer
 from analysis.ladder import ladder
-from analysis.measures import PHASES
 from analysis.prediction_tables import law_parameters, laws, predictions
 from analysis.scaling import STRONG, WEAK, Analysis
+from analysis.schema import PHASES
 from analysis.table import Column, Table
 from analysis.trace_table import trace
 from analysis.trials_table import trials

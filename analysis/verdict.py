@@ -16,8 +16,8 @@ from analysis.evidence import doubts, named
 from analysis.formatting import configuration_label, join, number, percent, telling_fields, value_label, with_interval
 from analysis.goals import goal_of
 from analysis.host import advice, fewer_launches
-from analysis.measures import PHASES
 from analysis.scaling import HOW_MEASURED, NEITHER, STRONG, WEAK, Analysis
+from analysis.schema import PHASES
 
 WIDE_INTERVAL = 0.05
 """Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""

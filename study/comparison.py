@@ -8,8 +8,8 @@ from rich.table import Table
 
 from analysis.compare import MEASURES, SLOWER, Comparison, compare
 from analysis.formatting import number, percent, with_interval
-from analysis.measures import PHASES
 from analysis.scaling import OLDER
+from analysis.schema import PHASES
 from study.display import terminal
 from study.messages import ConfigurationError, shown
 from trainables.trial import Trial

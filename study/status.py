@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def ordered(statuses: Iterable[str]) -> dict[str, int]:
     """How many there are of each status, in one order everywhere."""
-    from study.store import STATUSES
+    from analysis.schema import STATUSES
 
     counts = Counter(statuses)
     return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}

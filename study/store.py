@@ -12,7 +12,7 @@
     DIR/checkpoints/<trial_id>/          of a training to an accuracy that has not ended (`study/checkpoints.py`)
     DIR/.partial/                        what is being written; that of killed writers is cleared when DIR is opened
 
-`study/tables.py` has the columns. DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
+`analysis/schema.py` has the columns. DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
 """
 
 import json
@@ -28,18 +28,16 @@ import pyarrow as pa
 from pyarrow import fs
 
 from analysis.links import leads_outside
+from analysis.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
 from study.durable import clear_partial, is_plain_name, replace_file, replace_folder
 from study.redaction import redacted
 from study.status import statuses_of
-from study.tables import SCHEMAS, parquet_bytes
+from study.tables import parquet_bytes
 from trainables.trial import Trial
 
-SCHEMA_VERSION = 1
 _PARQUET = b"PAR1"
 _PARQUET_TAIL_BYTES = 8
 _LEAST_PARQUET_BYTES = len(_PARQUET) + _PARQUET_TAIL_BYTES
-
-STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
 
 
 class StoreError(Exception):
@@ -50,7 +48,7 @@ class StoreError(Exception):
 class TrialResult:
     """What came of a trial. `log` is the text of all ranks' tracebacks.
 
-    `steps`, `buckets`, `sweep` and `epochs` have the columns that `study.tables` says; None where nothing of the kind was
+    `steps`, `buckets`, `sweep` and `epochs` have the columns of `analysis.schema`; None where nothing of the kind was
     measured. `traces` holds the profiler's trace of a rank as gzip'd JSON. `started_at` is in seconds since 1970 (UTC).
     `worker_group` names the warm worker group that ran it; it and `environment` are empty where nothing ran.
     """

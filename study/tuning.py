@@ -21,6 +21,7 @@ from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 from ray.util.metrics import Gauge
 
+from analysis.schema import SCHEMAS
 from study import checkpoints
 from study.cluster import Cluster, alive_nodes
 from study.failures import first_line
@@ -31,7 +32,7 @@ from study.plan import SETTLED, pruned_by
 from study.scratch import scratch_folder
 from study.status import statuses_of
 from study.store import Store, StoreError, TrialResult
-from study.tables import SCHEMAS, unpacked
+from study.tables import unpacked
 from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 45.0

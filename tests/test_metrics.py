@@ -4,8 +4,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from analysis.schema import STATUSES
 from study.metrics import OF_TRIAL, Metrics, counts
-from study.store import STATUSES
 from tests.dashboard import METRICS, OF_GPUS
 
 

@@ -18,8 +18,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
-from study.store import STATUSES, Store, StoreError, TrialResult
-from study.tables import BUCKETS_SCHEMA, STEPS_SCHEMA, SWEEP_SCHEMA, packed, unpacked
+from analysis.schema import BUCKETS_SCHEMA, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
+from study.store import Store, StoreError, TrialResult
+from study.tables import packed, unpacked
 from trainables.trial import Trial
 
 STUDY: dict[str, Any] = {

@@ -18,7 +18,7 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
-from analysis.measures import PHASES
+from analysis.schema import PHASES
 from study.cluster import Cluster, connect
 from study.store import Store
 from study.tuning import Event, run_trials, tune_grid
