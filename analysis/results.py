@@ -1,5 +1,5 @@
-"""Reads a results folder into data frames: a row a trial; a row a rank, window and step; and what was measured of
-communication.
+"""Reads a results folder, packed or with a folder per trial, into data frames: one row per trial; one row per rank, window
+and step; and what was measured of communication.
 
 The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI such as `s3://bucket/study`.
 """
@@ -7,7 +7,7 @@ The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI su
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,9 @@ from pandas.api.types import union_categoricals
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from analysis.links import leads_outside
-from analysis.parquet import RUN_AGAIN, ResultsError, dataset_of, frame_of, line, portions, read_portion
+from analysis.packed import TRIALS, PackedTrial, is_packed, listed_rows, read_trials
+from analysis.parquet import dataset_of, frame_of, portions, read_portion
+from analysis.results_error import RESTORE, RUN_AGAIN, ResultsError, line
 from analysis.schema import REQUIRED, SCHEMA_VERSION, frame_schema
 from analysis.step_losses import step_losses
 from analysis.step_shape import step_shapes
@@ -201,11 +203,25 @@ class _Folder:
     trials: pd.DataFrame
     folders: Sequence[str]
     paths: Collection[str]
+    packed: Sequence[PackedTrial] | None = None
 
     def dataset(self, name: str, schema: pa.Schema) -> ds.Dataset | None:
         """Every trial's table of that name; None if no trial has one. Raises ResultsError for a damaged one."""
+        if self.packed is not None:
+            return self._packed_dataset(name, schema, listed_rows(self.packed, name))
         present = [path for folder in self.folders if (path := f"{folder}/{name}.parquet") in self.paths]
         return dataset_of(self.system, f"{self.root}/trials", present, schema, REQUIRED[name]) if present else None
+
+    def _packed_dataset(self, name: str, schema: pa.Schema, rows: int | None) -> ds.Dataset | None:
+        path = f"{self.root}/{name}.parquet"
+        if rows is None:
+            return None
+        if self.system.get_file_info(path).type != pafs.FileType.File:
+            raise ResultsError(f"{path}: missing, though {TRIALS} lists {rows} rows of it; {RESTORE}")
+        dataset = dataset_of(self.system, None, [path], schema, REQUIRED[name])
+        if (held := dataset.count_rows()) != rows:
+            raise ResultsError(f"{path}: holds {held} rows, though {TRIALS} lists {rows}; {RESTORE}")
+        return dataset
 
     def frame(self, name: str) -> pd.DataFrame:
         """The rows of every trial's table of that name, with the columns of its frame schema."""
@@ -219,6 +235,8 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
         if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
             raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
         study = _read_study(system, root)
+        if is_packed(system, root):
+            return _open_packed(system, root, study)
         listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
         raise ResultsError(f"{root}: cannot be read ({line(error)})") from None
@@ -233,6 +251,20 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
     address = os.fspath(directory)
     traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
     return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
+
+
+def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _Folder:
+    packed = read_trials(system, root)
+    path = f"{root}/{TRIALS}"
+    files = []
+    for trial in packed:
+        where = f"{path}: {trial.record['trial_id']}"
+        _refuse_other_version(trial.record, where)
+        file = _validated(trial.record, where, RESTORE)
+        if file.status == "done" and "steps" not in trial.rows:
+            raise ResultsError(f"{where}: done, but without steps; {RESTORE}")
+        files.append(file)
+    return _Folder(system, root, study, _trials(files, [()] * len(files)), (), (), packed)
 
 
 def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -255,12 +287,16 @@ def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
         raise ResultsError(f"{path}: cannot be read ({line(error)})") from None
     if not isinstance(value, dict):
         raise ResultsError(f"{path}: holds {type(value).__name__} where a mapping belongs; {mend}")
+    _refuse_other_version(value, path)
+    return value
+
+
+def _refuse_other_version(value: Mapping[str, Any], where: str) -> None:
     version = value.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ResultsError(
-            f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that this program reads; update it"
+            f"{where}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that this program reads; update it"
         )
-    return value
 
 
 def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
@@ -273,18 +309,22 @@ def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
 
 
 def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
-    try:
-        file = _TrialFile.model_validate(_read_json(system, path, RUN_AGAIN))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ResultsError(f"{path}: {where}: {problem['msg']}; {RUN_AGAIN}") from None
+    file = _validated(_read_json(system, path, RUN_AGAIN), path, RUN_AGAIN)
     folder = path.split("/")[-2]
     if file.trial_id != folder:
         raise ResultsError(
             f"{path}: says trial_id {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
         )
     return file
+
+
+def _validated(record: Mapping[str, Any], where: str, fix: str) -> _TrialFile:
+    try:
+        return _TrialFile.model_validate(record)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field_name = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(f"{where}: {field_name}: {problem['msg']}; {fix}") from None
 
 
 def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:
