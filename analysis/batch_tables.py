@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import GIB, N_COLUMN, axis_columns, older_peaks, study_ranks
+from analysis.columns import GIB, N_COLUMN, axis_columns, study_ranks
 from analysis.environments import used_gpus
 from analysis.formatting import decimals_for, field_label, value_label
 from analysis.measures import configuration_of
@@ -103,7 +103,6 @@ def batch_size(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        older_peaks(analysis),
         blocks=("series",),
     )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Two results folders side by side: the same configurations before and after a change, on two machines, in two versions."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,15 +33,13 @@ class Comparison:
     verdict: "within noise" where the interval of throughput holds 1, else "slower" or "faster"; "no interval" where one
     side has a single repeat.
     axes: fields that vary among these rows. only_a, only_b: labels of configurations that one folder alone has done.
-    assumed: a line on each field that only one folder knows. environments: what the trials ran under where it is not the
-    same: name, a, b. left_out: a line on trials that ran under a further environment of their folder.
+    environments: what the trials ran under where it is not the same: name, a, b. left_out: a line on trials that ran under a further environment of their folder.
     """
 
     rows: pd.DataFrame
     axes: tuple[str, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    assumed: tuple[str, ...]
     environments: tuple[tuple[str, str, str], ...]
     left_out: tuple[str, ...]
 
@@ -62,20 +59,17 @@ class Comparison:
         return self.rows[self.rows["throughput_samples_per_s_high"] < 1 - threshold]
 
 
-def compare(
-    before: str | os.PathLike[str], after: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None
-) -> Comparison:
+def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Comparison:
     """Compares two results folders; their trials match where all fields but the repeat are equal.
 
-    A field that only one folder knows has its value in `defaults` in the other; one that is not there has the value
-    that all trials of the knowing folder share, if they do. Fields in `OF_THE_MACHINE` need not be equal where each
+    Fields in `OF_THE_MACHINE` need not be equal where each
     folder has one value of them. In a folder with several environments, that with most done trials counts.
 
-    Raises ResultsError where a folder cannot be read, has no done trial, or the two have no configuration in common.
+    Raises ResultsError where a folder cannot be read, has no done trial, or the two have unlike fields or no configuration in common.
     """
     sides = [_measured(directory) for directory in (before, after)]
     frames = [frame for frame, _ in sides]
-    assumed = _take_as_equal(frames, defaults or {})
+    _refuse_unlike_fields(frames, (before, after))
     fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
     apart = [name for name in OF_THE_MACHINE if name in fields and all(f[name].nunique() == 1 for f in frames)]
     keys = [name for name in fields if name not in apart]
@@ -103,7 +97,6 @@ def compare(
         axes,
         only("a"),
         only("b"),
-        tuple(assumed),
         _unlike(
             [*_environment(frames), *((name, _values(frames[0][name]), _values(frames[1][name])) for name in apart)]
         ),
@@ -122,17 +115,15 @@ def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, str]:
     return rows, line
 
 
-def _take_as_equal(frames: list[pd.DataFrame], defaults: Mapping[str, Any]) -> list[str]:
-    """Gives each frame the fields that only the other knows, in place; a line on each."""
-    lines = []
-    known = [trial_fields(frame) for frame in frames]
-    for lacking, knowing, side in ((0, 1, "A"), (1, 0, "B")):
-        for name in [name for name in known[knowing] if name not in known[lacking]]:
-            seen = frames[knowing][name]
-            value = defaults.get(name, seen.iloc[0] if seen.nunique(dropna=False) == 1 else None)
-            frames[lacking] = frames[lacking].assign(**{name: value})
-            lines.append(f"{side} does not know {name}: its trials are taken to have {value!r}.")
-    return lines
+def _refuse_unlike_fields(frames: list[pd.DataFrame], folders: tuple[Any, Any]) -> None:
+    """Raises ResultsError if one of the two folders has fields of a trial that the other lacks."""
+    known = [set(trial_fields(frame)) for frame in frames]
+    for here, other in ((0, 1), (1, 0)):
+        if lacking := sorted(known[other] - known[here]):
+            raise ResultsError(
+                f"{folders[here]} lacks the fields {', '.join(lacking)}, which {folders[other]} has; "
+                "run both with one version of this program"
+            )
 
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, older_peaks, study_ranks
+from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, study_ranks
 from analysis.formatting import number
 from analysis.hardware import LEAST_SHARE, LEAST_SPAN_S, PEAKS, USE_COLUMNS, use
 from analysis.measures import configuration_of
@@ -117,7 +117,7 @@ def memory_balance(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        f"Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats. {older_peaks(analysis)}".rstrip(),
+        "Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats.",
         blocks=blocks(axes),
     )  # fmt: skip
 

@@ -293,9 +293,10 @@ def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
 
 def _refuse_other_version(value: Mapping[str, Any], where: str) -> None:
     version = value.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        age, fix = ("newer", "update it") if version > SCHEMA_VERSION else ("older", "run the study again")
         raise ResultsError(
-            f"{where}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that this program reads; update it"
+            f"{where}: schema version {version} is {age} than {SCHEMA_VERSION}, the one that this program reads; {fix}"
         )
 
 

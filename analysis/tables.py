@@ -19,7 +19,6 @@ from analysis.columns import (
     axis_columns,
     blocks,
     characters_per_s,
-    older_peaks,
     study_ranks,
 )
 from analysis.communication_tables import (
@@ -90,7 +89,6 @@ def throughput(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        older_peaks(analysis),
         blocks=blocks(axes),
         empty="No trial is done yet.",
     )

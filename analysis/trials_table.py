@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.columns import axis_columns
 from analysis.formatting import text
-from analysis.scaling import OLDER, Analysis, trial_fields
+from analysis.scaling import Analysis, trial_fields
 from analysis.table import Column, Table
 
 _OPTIONS = {
@@ -27,7 +27,7 @@ _OPTIONS = {
 _NEVER = ("repeat", "workload_digest")
 
 _WITH_VIEWS = ("ddp", "ddp_fp16", "ddp_bf16", "zero1")
-"""Strategies that have `gradient_as_bucket_view`; others refuse what is not its default, which has been another."""
+"""Strategies that have `gradient_as_bucket_view`. Others refuse false, which trials before 24 November 2026 recorded."""
 
 AGAIN = "results/again"
 
@@ -66,13 +66,11 @@ def again(fields: Mapping[Any, Any], names: Iterable[str]) -> str:
     """The command that measures one configuration again: the fields `names` of the trial in full.
 
     They are set on the default study, a plain grid, of which they leave one trial: the trial's own may be a benchmark's,
-    which has no name on the command line, or may since have become another. A field that is younger than the trial is what
-    it was then.
+    which has no name on the command line, or may since have become another.
     """
     command = ["python", "-m", "study.scaling", "run", "default"]
-    for field in dict.fromkeys([*names, *OLDER]):
+    for field in names:
         value = fields.get(field)
-        value = OLDER.get(field, value) if text(value) in ("", "–") else value
         without = field == "gradient_as_bucket_view" and fields.get("parallel", "ddp") not in _WITH_VIEWS
         if text(value) in ("", "–") or field in _NEVER or without:
             continue

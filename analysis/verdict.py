@@ -3,6 +3,9 @@
 Each sentence is one function of the analysis, and None where the study has nothing to say about it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -286,10 +289,16 @@ def without_throughput(analysis: Analysis) -> str | None:
     )
 
 
+def notes(study: Mapping[str, Any]) -> list[str]:
+    """Return the notes of study.json: sentences on what its data hold, which no number shows."""
+    found = study.get("notes")
+    return [note for note in found if isinstance(note, str)] if isinstance(found, list) else []
+
+
 def trust(analysis: Analysis) -> list[str]:
-    """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
+    """Whether to believe the numbers: notes of the study, repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
-    lines = accuracy_verdict.trust(analysis)
+    lines = [*notes(analysis.results.study), *accuracy_verdict.trust(analysis)]
     if line := without_throughput(analysis):
         lines.append(line)
     if found.empty:

@@ -6,13 +6,11 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.compare import MEASURES, SLOWER, Comparison, compare
+from analysis.compare import MEASURES, SLOWER, Comparison
 from analysis.formatting import number, percent, with_interval
-from analysis.scaling import OLDER
 from analysis.schema import PHASES
 from study.display import terminal
 from study.messages import ConfigurationError, shown
-from trainables.trial import Trial
 
 _PARTS = {
     "step_s": "step",
@@ -36,11 +34,6 @@ def share(text: str) -> float:
             f"--fail-above: {shown(text)} is not a percentage; allowed: from 0% to below 100%, such as 5%"
         )
     return float(match[1]) / 100
-
-
-def compared(before: str, after: str) -> Comparison:
-    """The two folders; a field that one of them is too old to know has the default of a trial there, or what it was."""
-    return compare(before, after, {name: field.default for name, field in Trial.model_fields.items()} | OLDER)
 
 
 def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:
@@ -71,7 +64,6 @@ def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:
         "only_a": found.only_a,
         "only_b": found.only_b,
         "environments": [{"name": name, "a": a, "b": b} for name, a, b in found.environments],
-        "assumed": found.assumed,
         "left_out": found.left_out,
         "judged": found.judged,
         "fail_above": threshold,
@@ -85,9 +77,9 @@ def show(found: Comparison, before: str, after: str, threshold: float | None) ->
     out.print(f"A  {before}\nB  {after}\n", soft_wrap=True)
     for name, a, b in found.environments:
         out.print(f"unlike: {name}: {a} in A, {b} in B")
-    for line in (*found.assumed, *found.left_out):
+    for line in found.left_out:
         out.print(line)
-    if found.environments or found.assumed or found.left_out:
+    if found.environments or found.left_out:
         out.print()
     out.print(_throughput(found))
     if found.rows[[f"{name}_ratio" for name in _PARTS]].notna().any(axis=None):

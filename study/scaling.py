@@ -183,10 +183,11 @@ def compare(
     debug: Debug = False,
 ) -> int:
     """The same trials of two results folders side by side: ratios with intervals, regressions first."""
+    from analysis.compare import compare as compare_folders
     from study import comparison
 
     threshold = comparison.share(fail_above) if fail_above is not None else None
-    found = comparison.compared(before, after)
+    found = compare_folders(before, after)
     if json_:
         _print_json(comparison.as_json(found, threshold))
     else:

@@ -120,6 +120,7 @@ class Store:
                 "configuration": dict(configuration),
                 "versions": dict(versions),
                 "command": command,
+                **({"notes": existing["notes"]} if existing and "notes" in existing else {}),
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
             store.replace_file("study.json", _json_bytes(redacted(study)))
@@ -242,10 +243,11 @@ class Store:
             raise StoreError(
                 f"{self.out}/study.json is corrupt ({what}): restore it from a copy, or choose another --out"
             ) from error
-        if study["schema_version"] > SCHEMA_VERSION:
+        if (version := study["schema_version"]) != SCHEMA_VERSION:
+            age, fix = ("a newer", "update the tool, or ") if version > SCHEMA_VERSION else ("an older", "")
             raise StoreError(
-                f"{self.out} was written by a newer version of this tool (schema {study['schema_version']}, "
-                f"this one knows up to {SCHEMA_VERSION}): update the tool, or choose another --out"
+                f"{self.out} was written by {age} version of this tool (schema {version}, this one knows "
+                f"{SCHEMA_VERSION}): {fix}choose another --out"
             )
         return dict(study)
 

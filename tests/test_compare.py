@@ -12,7 +12,7 @@ from scipy import stats
 
 from analysis.compare import compare
 from analysis.results import ResultsError
-from study.comparison import compared, share
+from study.comparison import share
 from study.exit_codes import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE
 from study.messages import ConfigurationError
 from study.scaling import main
@@ -56,7 +56,7 @@ def test_the_largest_loss_comes_first_and_what_is_in_one_folder_only_is_named(pa
     assert found.rows["throughput_samples_per_s_ratio"].tolist() == pytest.approx([1 / 1.1, 1 / 1.1, 1, 1])
     assert found.only_a == ("1 GPU, batch 16 per GPU", "2 GPUs, batch 16 per GPU")
     assert found.only_b == ("8 GPUs, batch 32 per GPU", "8 GPUs, batch 64 per GPU")
-    assert (found.assumed, found.environments, found.left_out) == ((), (), ())
+    assert (found.environments, found.left_out) == ((), ())
 
 
 def test_a_ratio_has_welchs_interval_on_logarithms_of_the_repeats(pair: tuple[Path, Path]) -> None:
@@ -86,36 +86,12 @@ def test_a_single_repeat_has_no_interval_and_is_no_regression(tmp_path: Path) ->
     assert found.regressions(0.05).empty
 
 
-def test_a_field_that_only_one_folder_knows_has_its_default_in_the_other(tmp_path: Path) -> None:
+def test_folders_with_unlike_fields_are_refused(tmp_path: Path) -> None:
     before = folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1)
-    newer = [
-        t | {"accumulation_steps": k, "learning_rate": 0.01 * k, "repeat": r}
-        for k in (1, 2)
-        for r in range(3)
-        for t in trials([1], [32], repeats=1)
-    ]
-    write_study(tmp_path / "b")
-    for fields in newer:
-        name = f"k{fields['accumulation_steps']}-{fields['repeat']}"
-        write_trial(tmp_path / "b", record(fields, trial_id=name), steps(fields, 0.1 + 0.001 * fields["repeat"]))
-    found = compare(before, tmp_path / "b", {"accumulation_steps": 1})
-    assert found.assumed == ("A does not know accumulation_steps: its trials are taken to have 1.",)
-    assert len(found.rows) == 1
-    assert len(found.only_b) == 1
-    assert "accumulation steps 2" in found.only_b[0]
-
-
-def test_trials_older_than_an_option_of_ddp_are_taken_as_what_they_were_and_not_as_todays_default(
-    tmp_path: Path,
-) -> None:
-    before = folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1)
-    both = [t | {"gradient_as_bucket_view": views} for views in (False, True) for t in trials([1], [32])]
-    write_study(tmp_path / "b")
-    for number, fields in enumerate(both):
-        write_trial(tmp_path / "b", record(fields, trial_id=f"t{number}"), steps(fields, 0.1))
-    found = compared(str(before), str(tmp_path / "b"))
-    assert found.assumed == ("A does not know gradient_as_bucket_view: its trials are taken to have False.",)
-    assert (len(found.rows), len(found.only_b)) == (1, 1)
+    after = folder(tmp_path / "b", trials([1], [32], accumulation_steps=1), lambda fields: 0.1)
+    for one, other in ((before, after), (after, before)):
+        with pytest.raises(ResultsError, match=rf"{before} lacks the fields accumulation_steps, which {after} has"):
+            compare(one, other)
 
 
 def test_other_machines_are_named_and_compared(tmp_path: Path) -> None:
