@@ -13,6 +13,7 @@ from pyarrow import fs
 
 from analysis.packed import TRIALS, PackedTrial, read_trials, trials_table, whole_trials
 from analysis.parquet import ROWS_AT_ONCE
+from analysis.results_error import ResultsError
 from analysis.schema import SCHEMAS
 from study.durable import is_plain_name, new_file
 from study.store import Store, StoreError, explained
@@ -67,7 +68,8 @@ def pack(directory: str, out: str | None = None, *, drop_traces: bool = False) -
         table = _trials_table(trials, directory)
         with _output(target, TRIALS) as sink:
             _write(sink, table.schema, [table])
-        if read_trials(target.filesystem, target.root) != trials:
+        if not _holds(target, trials):
+            target.filesystem.delete_file(f"{target.root}/{TRIALS}")  # else the folder would count as packed
             raise StoreError(f"{target.out}/{TRIALS} is not what was written; nothing was removed")
         if out is not None:
             target.replace_file("study.json", source.read_file("study.json"))
@@ -231,6 +233,20 @@ def _trials_table(trials: list[PackedTrial], directory: str) -> pa.Table:
         raise StoreError(f"{directory}: a trial.json is malformed: {error}") from None
 
 
+def _holds(store: Store, trials: list[PackedTrial]) -> bool:
+    """Whether trials.parquet, read back, holds exactly these trials."""
+    try:
+        found = read_trials(store.filesystem, store.root)
+    except ResultsError:
+        return False
+    return [_exact(trial) for trial in found] == [_exact(trial) for trial in trials]
+
+
+def _exact(trial: PackedTrial) -> tuple[str, bytes | None, dict[str, int]]:
+    """A trial with its record as text, in which 1 is not 1.0 and NaN is NaN."""
+    return json.dumps(trial.record, sort_keys=True), trial.log, dict(trial.rows)
+
+
 def _files(store: Store) -> dict[str, int]:
     """Bytes of each file below trials/, by its path in there, of trials that have a trial.json."""
     base = f"{store.root}/trials"
@@ -286,7 +302,8 @@ def _remove_trials(store: Store, records: list[dict[str, Any]]) -> None:
 
 def _check_unpacked(target: Store, trial: PackedTrial, tables: Mapping[str, _PackedTable]) -> None:
     trial_id = trial.record["trial_id"]
-    same = json.loads(target.read_file(f"trials/{trial_id}/trial.json")) == trial.record and all(
+    record = json.loads(target.read_file(f"trials/{trial_id}/trial.json"))
+    same = json.dumps(record, sort_keys=True) == json.dumps(trial.record, sort_keys=True) and all(
         same_table(_trial_table(target, name, trial_id), as_schema(name, tables[name].of(trial_id)))
         for name in trial.rows
     )
