@@ -274,7 +274,7 @@ def test_the_best_for_time_to_accuracy_is_the_one_that_reaches_it_soonest(known:
 
 
 def test_trainings_stay_out_of_the_timing_tables(tmp_path: Path) -> None:
-    timed = grid({}, world_size=[1, 2], repeat=range(2))
+    timed = grid({"accumulation_steps": 1}, world_size=[1, 2], repeat=range(2))
     alone = analyse(load(write_results(tmp_path / "alone", timed, cpu_law)))
     mixed = write_results(tmp_path / "mixed", timed, cpu_law)
     fields = TRAINING | {"device": "cpu"}
