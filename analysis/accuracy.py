@@ -22,12 +22,6 @@ TARGET_SHARE = 0.99
 RELEVANT_LOSS = 0.01
 """An accuracy counts as held where its interval excludes a loss of so much: a wide interval holds 0 beside anything."""
 
-DEFAULTS: dict[str, Any] = {
-    "reference_batch": 128, "accumulation_steps": 1, "lr_rule": "none", "warmup": "none", "warmup_epochs": 5.0, "seed": 0, "repeat": 0,
-}  # fmt: skip
-"""what a trial's field is where its record is older than the field"""
-
-
 ELBOW_COLUMNS = [
     "remedy", "reference_batch", "reference_top1", "elbow", "is_open", "failing_batch", "failing_difference",
     "failing_difference_low", "failing_difference_high", "critical_batch", "critical_batch_low", "critical_batch_high", "critical_from",
@@ -87,7 +81,6 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["epochs"].fillna(0) > 0].reset_index(drop=True)
     if rows.empty:
         return rows
-    rows = rows.assign(**{name: value for name, value in DEFAULTS.items() if name not in rows})
     ordered = epochs.sort_values(["trial_id", "epoch"], kind="stable")
     last = ordered.drop_duplicates("trial_id", keep="last").set_index("trial_id").drop(columns=["learning_rate"])
     last = last.rename(columns={"epoch": "epochs_trained", "step": "steps_trained", "samples": "samples_trained"})

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.columns import GIB, N_COLUMN, axis_columns, older_peaks
+from analysis.columns import GIB, N_COLUMN, axis_columns
 from analysis.formatting import decimals_for, field_label, value_label
 from analysis.scaling import STRONG, WEAK
 from analysis.study import Analysis, study_ranks
@@ -29,7 +29,6 @@ def batch_size(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        older_peaks(analysis),
         blocks=("series",),
     )  # fmt: skip
 

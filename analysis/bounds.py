@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.communication import Communication, step_of_account_s
-from analysis.measures import PHASES
+from analysis.schema import PHASES
 
 BOUND_SHARE = 0.2
 """Share of a step from which load and transfer together, or wire and wait, are called a bound (TraceML's critical

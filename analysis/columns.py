@@ -26,10 +26,6 @@ PHASE_LABELS = {
 
 N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; one repeat has no interval.", decimals=0)
 
-_PEAKS_WITHOUT_WARM_UP_S = 1795390483.0
-"""22 November 2026, 23:34 UTC, in seconds since 1970: no trial that began before it can have been run by code that leaves
-the warm-up out of its peaks of memory."""
-
 
 def axis_columns(
     analysis: Analysis, last: tuple[str, ...] = ("world_size",), without: tuple[str, ...] = ()
@@ -58,17 +54,3 @@ def _exact(frame: pd.DataFrame, name: str) -> int | None:
 def blocks(axes: list[Column]) -> tuple[str, ...]:
     """A new block of rows wherever anything but the number of ranks changes."""
     return tuple(column.name for column in axes if column.name != "world_size")
-
-
-def older_peaks(analysis: Analysis) -> str:
-    """What the peaks of memory of older trials hold, as a sentence; "" where none that is shown is so old."""
-    found = analysis.measured
-    old = (found["started_at"].astype(float) < _PEAKS_WITHOUT_WARM_UP_S) & found["peak_memory_bytes"].notna()
-    if not old.any():
-        return ""
-    whose = (
-        "Peaks of memory"
-        if old.all()
-        else f"Peaks of memory of {int(old.sum())} of the {len(old)} trials, which began before 23 November 2026,"
-    )
-    return f"{whose} hold the warm-up too, with the workspaces in which cuDNN tried its algorithms: a run of today shows less."

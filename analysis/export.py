@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.measures import MEASURES, summaries
-from analysis.parquet import line
 from analysis.results import Results, ResultsError, load
+from analysis.results_error import line
 from analysis.scaling import trial_fields
 
 SERIES = {"loss": "plain", "step_s": "phases"}

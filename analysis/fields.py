@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.parquet import ResultsError
+from analysis.results_error import ResultsError
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.columns import GIB, N_COLUMN, axis_columns, blocks, older_peaks
+from analysis.columns import GIB, N_COLUMN, axis_columns, blocks
 from analysis.formatting import number
 from analysis.hardware import LEAST_SHARE, LEAST_SPAN_S, PEAKS, USE_COLUMNS, peak_bytes, use
 from analysis.measures import configuration_of
@@ -105,6 +105,6 @@ def memory_balance(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        f"Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats. {older_peaks(analysis)}".rstrip(),
+        "Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats.",
         blocks=blocks(axes),
     )  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.windows import LAUNCHED, LAUNCHES, PHASES, WINDOW_COLUMNS, require, windows
+from analysis.schema import PHASES
+from analysis.windows import LAUNCHED, LAUNCHES, WINDOW_COLUMNS, require, windows
 
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
 

@@ -28,8 +28,9 @@ from analysis.drawing import (
 )
 from analysis.formatting import configuration_label, field_label, value_label
 from analysis.scaling import LAYOUT, STRONG, WEAK
+from analysis.schema import PHASES
 from analysis.study import Analysis, study_ranks
-from analysis.windows import OPTIONAL_PHASES, PHASES
+from analysis.windows import OPTIONAL_PHASES
 
 
 def speed_up_weak(analysis: Analysis) -> Figure | None:

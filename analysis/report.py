@@ -22,9 +22,9 @@ from analysis.communication_verdict import sentences
 from analysis.drawing import GRID, INK, render
 from analysis.environments import commit, difference
 from analysis.formatting import field_label, field_value, join, text, value_label
-from analysis.parquet import ResultsError, line
 from analysis.report_inputs import ReportInputs, report_inputs
 from analysis.results import Results, filesystem, load_reduced
+from analysis.results_error import ResultsError, line
 from analysis.scaling import derived_lengths
 from analysis.sections import PLOTS, SECTIONS, TABLES
 from analysis.study import Analysis, study_ranks

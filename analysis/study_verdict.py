@@ -9,7 +9,7 @@ from analysis.columns import GIB
 from analysis.comparison import against_reference
 from analysis.formatting import configuration_label, join, number, percent, value_label
 from analysis.ladder import OURS
-from analysis.measures import PHASES
+from analysis.schema import PHASES
 from analysis.study import Analysis, study_ranks
 
 WORTH_A_WORD = 0.05

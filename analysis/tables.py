@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, characters_per_s, older_peaks
+from analysis.columns import GIB, N_COLUMN, PHASE_LABELS, axis_columns, blocks, characters_per_s
 from analysis.formatting import decimals_for
-from analysis.measures import PHASES
 from analysis.scaling import STRONG, WEAK
+from analysis.schema import PHASES
 from analysis.study import Analysis, study_ranks
 from analysis.table import Column, Table
 
@@ -59,7 +59,6 @@ def throughput(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        older_peaks(analysis),
         blocks=blocks(axes),
         empty="No trial is done yet.",
     )

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from analysis.schema import SCHEMAS
 from study import checkpoints
 from study.capacity import NodeCapacity
 from study.failures import first_line
@@ -19,7 +20,7 @@ from study.metrics import numbers
 from study.plan import SETTLED, pruned_by
 from study.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
 from study.store import Store, StoreError, TrialResult
-from study.tables import SCHEMAS, unpacked
+from study.tables import unpacked
 from trainables.trial import Trial
 
 CHECKPOINT_EVERY_S = 30.0

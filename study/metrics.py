@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from analysis.communication import bucket_rows, step_rows
 from analysis.measures import summarise
-from analysis.windows import PHASES
-from study.store import STATUSES, TrialResult
+from analysis.schema import PHASES, STATUSES
+from study.store import TrialResult
 from trainables.trial import Trial
 
 PREFIX = "scaling_study"

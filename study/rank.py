@@ -21,6 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from analysis.schema import SCHEMAS
 from study.environment import (
     energies,
     git_state,
@@ -34,7 +35,7 @@ from study.environment import (
 from study.failures import describe_failure
 from study.layout import Layout, ProcessKind, members
 from study.protocol import Environment, Evidence, Job, KeeperProxy, Payload, RankFacts
-from study.tables import SCHEMAS, packed
+from study.tables import packed
 from trainables.process import rehearse, release_memory
 from trainables.rank import RankSetup
 from trainables.run import run

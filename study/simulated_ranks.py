@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.schema import SCHEMAS
 from study.failures import describe_failure
 from study.in_process import CallInLoop, RankDied
 from study.layout import Layout
 from study.protocol import Environment, Evidence, Job, KeeperProxy, Payload
 from study.stuck import Calls, calls_in
-from study.tables import SCHEMAS, packed
+from study.tables import packed
 from trainables.trial import Trial
 
 ACCOUNT_STEPS, BUCKETS, SWEEP_ROWS = 10, 6, 40

@@ -14,10 +14,10 @@ from analysis.accuracy import by_precision, goodput
 from analysis.accuracy_verdict import at_report_epoch
 from analysis.advice import best
 from analysis.drawing import render
-from analysis.parquet import ResultsError
 from analysis.report import write_report
 from analysis.report_inputs import ReportInputs, with_models
 from analysis.results import load, load_reduced
+from analysis.results_error import ResultsError
 from analysis.sections import PLOTS, TABLES
 from analysis.statistics import mean_interval, welch_difference
 from analysis.study import analyse

@@ -10,8 +10,9 @@ from analysis.bounds import REGIONS, at_most, regions
 from analysis.communication import ACCOUNT_COLUMNS, Communication
 from analysis.formatting import telling_fields
 from analysis.host import fewer_launches
-from analysis.measures import HOST_BOUND_STEP_SHARE, PHASES, summarise
+from analysis.measures import HOST_BOUND_STEP_SHARE, summarise
 from analysis.results import load
+from analysis.schema import PHASES
 from analysis.study import analyse
 from analysis.verdict import bounds, growth, without_throughput
 from tests.frames import grid, record, steps, trial_id, write_results, write_study, write_trial

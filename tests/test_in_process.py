@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from analysis.measures import PHASES
+from analysis.schema import PHASES
 from study import checkpoints
 from study.capacity import NodeCapacity
 from study.in_process import LocalGauge, RankDied, local_cluster, run_trials

@@ -5,8 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.measures import BUSY, LAUNCHES, MEASURES, PHASES, summaries, summarise
+from analysis.measures import BUSY, LAUNCHES, MEASURES, summaries, summarise
 from analysis.results import load
+from analysis.schema import PHASES
 from tests.frames import FIELDS, gpu_study, steps
 
 CUDA = FIELDS | {"device": "cuda", "world_size": 2, "batch_per_gpu": 8, "steps": 4, "image_size": 16}

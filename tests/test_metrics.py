@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.schema import STATUSES
 from study.in_process import LocalGauge
 from study.metrics import OF_TRIAL, MakeGauge, Metrics, counts
-from study.store import STATUSES
 from tests.dashboard import METRICS, OF_GPUS
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from analysis.schema import SCHEMAS
 from study.failures import describe_failure, first_line, is_out_of_memory
 from study.layout import Layout, ProcessKind
 from study.protocol import Environment, Failure, Job, KeeperProxy, Payload
 from study.rank import serve
-from study.tables import SCHEMAS
 from tests.gloo import RankFailed, on_ranks
 from trainables.trial import Trial
 

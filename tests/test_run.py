@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from analysis.schema import STEPS_SCHEMA
 from study.rank import start_forkserver
-from study.tables import STEPS_SCHEMA
 from tests.gloo import on_ranks, preload_loader_processes
 from trainables.batch import byte_size, to_device
 from trainables.data.loader import endless_batches
