@@ -111,7 +111,9 @@ def test_every_reader_takes_a_packed_study(tmp_path: Path, capsys: pytest.Captur
         assert one.study == other.study
         for name in FRAMES:
             pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
-    reports = [Path(write_report(of, tmp_path / f"report-{of.name}")).with_name("report.md") for of in (folder, packed)]
+    reports = [
+        Path(write_report(of, tmp_path / f"report-{of.name}").path).with_name("report.md") for of in (folder, packed)
+    ]
     assert reports[0].read_text() == reports[1].read_text()
     assert status_of(str(folder)) == status_of(str(packed))
     assert (compare(folder, packed).rows["throughput_samples_per_s_ratio"] == 1).all()
