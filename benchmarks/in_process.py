@@ -153,6 +153,6 @@ class InstantKeeper:
 def fake_payload(trial: Trial, rank: int) -> dict[str, Any]:
     """What a rank hands in, from a fake measurement."""
     with mock.patch.object(rank_side, "run", fake_measurement):
-        job = {"id": trial.trial_id, "trial": trial.model_dump(), "source": None}
+        job: dict[str, Any] = {"id": trial.trial_id, "trial": trial.model_dump(), "source": None}
         job["checkpoint_every_s"] = CHECKPOINT_EVERY_S
         return rank_side.measure(job, rank, torch.device("cpu"), None, None, reports=None)  # type: ignore[arg-type]  # no training
