@@ -19,7 +19,8 @@ LAYERS: Mapping[str, str] = {
     "statistics": "statistics",
     **dict.fromkeys(
         (
-            "environments", "fields", "goals", "links", "parquet", "results", "step_losses", "step_shape", "study_record", "windows",
+            "environments", "fields", "goals", "links", "packed", "parquet", "results", "results_error", "schema", "step_losses",
+            "step_shape", "study_record", "windows",
         ),
         "load",
     ),
@@ -80,7 +81,7 @@ ELSEWHERE: Mapping[str, str] = {
             "throughput_estimates", "trial_fields",
         )
     },
-    **{f"accuracy.{name}": "measure" for name in ("DEFAULTS", "_noted", "_ratio", "_reached", "training_runs")},
+    **{f"accuracy.{name}": "measure" for name in ("_noted", "_ratio", "_reached", "training_runs")},
 }  # fmt: skip
 """Names whose layer is not that of the rest of their module."""
 
