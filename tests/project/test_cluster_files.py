@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from scripts.crd_facts import facts
+from scripts.crd_facts import closed_schema
 
 ROOT = Path(__file__).parent.parent.parent
 LAUNCHED = ("cluster.yaml", "clusters/local.yaml", "clusters/gcp.yaml")
@@ -174,7 +174,7 @@ def test_facts_of_a_crd_are_closed_where_a_manifest_goes_and_open_below() -> Non
             "labels": {"type": "object", "additionalProperties": {"type": "string"}},
         },
     }
-    assert facts(crd, [{"used": {"a": 1}, "ports": [1], "labels": {"x": "y"}}]) == {
+    assert closed_schema(crd, [{"used": {"a": 1}, "ports": [1], "labels": {"x": "y"}}]) == {
         "type": "object",
         "additionalProperties": False,
         "properties": {
