@@ -1,8 +1,8 @@
 """Faults that a cluster meets while a study runs on it, injected into one of two hosts, and what must hold after each.
 
-The study: trials of two ranks, one on each host, which take their time in every step (`faulty_workloads:slow`). One study
-suffers all faults, one after another; after each its next trial has to finish before the next fault comes. The second host's
-clock is an hour ahead all the time.
+The study: trials of two ranks, one on each host, which take their time in every step (`faulty_workloads:slow`). One
+study suffers all faults, one after another; after each its next trial has to finish before the next fault comes. The
+second host's clock is an hour ahead all the time.
 """
 
 import contextlib
@@ -254,9 +254,9 @@ COMPLETED = "the same command completes exactly the planned trials"
 def suffer(cluster: Cluster, moments: random.Random, names: Sequence[str] = tuple(FAULTS)) -> Iterator[dict[str, Any]]:
     """Runs a study that meets these faults at random moments, and in the end completes it by the same command.
 
-    Gives what happened at each fault, then for `CLOCKS` and `COMPLETED`. Raises FaultError where something does not hold: a
-    finished trial lost or run again, a failure that does not name its node, no further trial although the cluster fits it, a
-    span that mixes clocks, the study not complete, other trials than planned.
+    Gives what happened at each fault, then for `CLOCKS` and `COMPLETED`. Raises FaultError where something does not
+    hold: a finished trial lost or run again, a failure that does not name its node, no further trial although the
+    cluster fits it, a span that mixes clocks, the study not complete, other trials than planned.
     """
     cluster.number += 1
     run = cluster.start()

@@ -110,10 +110,10 @@ def steps(
 ) -> pd.DataFrame:
     """steps.parquet of a trial: every rank takes `step_s` a step, of which `shares` go to the six phases in order.
 
-    launch_ratio: host time to issue a step / its span on an idle device. previous_done: share of steps at whose end
-    the previous one had left the device. busy_ratio: of each phase after the copy, the part for which the device has
-    kernels to run. synced_ratio: a step that waits for its copy / one that does not; the forward pass has all of it. CPU
-    trials have none of these, nor transfers or memory; their transfer share is 0.
+    launch_ratio: host time to issue a step / its span on an idle device. previous_done: share of steps at whose end the
+    previous one had left the device. busy_ratio: of each phase after the copy, the part for which the device has
+    kernels to run. synced_ratio: a step that waits for its copy / one that does not; the forward pass has all of it.
+    CPU trials have none of these, nor transfers or memory; their transfer share is 0.
     """
     rng = rng or np.random.default_rng(0)
     cuda = fields["device"] == "cuda"
@@ -201,9 +201,9 @@ def account(
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Rows that a trial on several ranks adds to steps.parquet, its buckets.parquet, and its sweep.parquet.
 
-    An all-reduce alone takes latency_s + bytes / bandwidth, and in training `contention` times that. Buckets are ready at
-    equal distances up to `last_gradient_s`, on the straggler `late_s` later; an all-reduce begins when the last rank is
-    there, on CUDA also after the one before it. After the last of both, the optimizer takes `tail_s`.
+    An all-reduce alone takes latency_s + bytes / bandwidth, and in training `contention` times that. Buckets are ready
+    at equal distances up to `last_gradient_s`, on the straggler `late_s` later; an all-reduce begins when the last rank
+    is there, on CUDA also after the one before it. After the last of both, the optimizer takes `tail_s`.
     """
     rng = rng or np.random.default_rng(0)
     cuda, ranks, count = fields["device"] == "cuda", range(fields["world_size"]), fields["account_steps"]
