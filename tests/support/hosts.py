@@ -41,8 +41,8 @@ PATIENCE = {
     "RAY_worker_register_timeout_seconds": "300",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""long timeouts, because Ray's start may take minutes on a busy machine; and no busy-waiting threads, which took a sixth
-of the time of tests that train"""
+"""long timeouts, because Ray's start may take minutes on a busy machine; and no busy-waiting threads, which took a
+sixth of the time of tests that train"""
 
 
 class HostsError(Exception):
@@ -77,7 +77,7 @@ class Host:
         return self.folder / "tmp"
 
     def command(self, arguments: Sequence[str], env: Mapping[str, str] | None = None, cwd: str = HOME) -> list[str]:
-        """Return the command of this machine that runs `arguments` on the host, with the host's environment and `env`."""
+        """Return the command that runs `arguments` on the host, with the host's environment and `env`."""
         variables = _environment() | dict(env or {})
         enter = ["nsenter", f"--target={self.pid}", *(f"--{kind}" for kind in ("net", "pid", "mount", "ipc", "uts"))]
         script = f'cd {shlex.quote(cwd)} && exec "$@"'

@@ -80,7 +80,7 @@ HOSTS = ("mount", "nsenter", "ps", "pgrep", "ssh", "ssh-keygen", "sshd", "unshar
 
 
 def program(name: str) -> str | None:
-    """Return the path of the first program of this need, searching PATH and the sbin folders next to its bin folders."""
+    """Return the path of the first program of this need, in PATH or an sbin folder next to its bin folders."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     sbin = [f"{folder[:-3]}sbin" for folder in folders if folder.endswith("/bin")]
     search_path = os.pathsep.join([*folders, *sbin])
