@@ -14,9 +14,9 @@ STUDIES = sampled(4_000, 5)
 
 
 def test_with_five_repeats_94_to_96_percent_of_intervals_contain_the_true_value() -> None:
-    found = covered(STUDIES, 5)
-    assert set(found) == {"speed_up", "efficiency"}
-    assert all(0.94 <= count / STUDIES <= 0.96 for count in found.values())
+    counts = covered(STUDIES, 5)
+    assert set(counts) == {"speed_up", "efficiency"}
+    assert all(0.94 <= count / STUDIES <= 0.96 for count in counts.values())
 
 
 def test_with_two_repeats_intervals_are_wider_than_necessary_but_not_too_narrow() -> None:

@@ -35,24 +35,24 @@ def test_every_large_photograph_is_a_class(sources: Path) -> None:
 
 
 def test_the_result_is_an_image_folder_with_its_sources(sources: Path, tmp_path: Path) -> None:
-    made, again = tmp_path / "photos", tmp_path / "again"
-    mean_bytes = make_photos(made, 41, [sources], test_share=0.2, processes=1)
-    files = sorted(made.rglob("*.JPEG"))
+    photos, repeated = tmp_path / "photos", tmp_path / "again"
+    mean_bytes = make_photos(photos, 41, [sources], test_share=0.2, processes=1)
+    files = sorted(photos.rglob("*.JPEG"))
     assert len(files) == 41 and mean_bytes == pytest.approx(np.mean([path.stat().st_size for path in files]))
     for path in files:
         with Image.open(path) as image:
             assert image.size in SIZES and image.format == "JPEG" and image.mode == "RGB"
         assert path.stat().st_size <= max(BYTES)
     assert len({path.read_bytes() for path in files}) == 41, "all are different"
-    trial = Trial(dataset="image_folder", data_dir=str(made), image_size=64)
+    trial = Trial(dataset="image_folder", data_dir=str(photos), image_size=64)
     sizes = [len(source(trial, split).dataset) for split in ("train", "test")]  # type: ignore[arg-type]
     assert sizes == [33, 8]
-    facts = json.loads((made / "photos.json").read_text())
+    facts = json.loads((photos / "photos.json").read_text())
     assert (facts["images"], facts["seed"]) == (41, 0)
     assert facts["cut_from"]["wood"] == str(sources / "wood.JPEG")
-    assert "41 images cropped from 2 wallpapers" in (made / "README.md").read_text()
-    make_photos(again, 41, [sources], test_share=0.2, processes=1)
-    assert all((again / path.relative_to(made)).read_bytes() == path.read_bytes() for path in files)
+    assert "41 images cropped from 2 wallpapers" in (photos / "README.md").read_text()
+    make_photos(repeated, 41, [sources], test_share=0.2, processes=1)
+    assert all((repeated / path.relative_to(photos)).read_bytes() == path.read_bytes() for path in files)
 
 
 def test_an_image_gets_the_best_quality_that_fits() -> None:

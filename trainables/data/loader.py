@@ -119,7 +119,7 @@ def prefetch(
     device: torch.device,
     count: torch.Tensor | None = None,
 ) -> Iterator[Any]:
-    """Yield prepare(batch) in order, keeping `AHEAD_BATCHES` prepared in advance by a thread on a stream of its own.
+    """Yield prepare(batch) in order, keeping `AHEAD_BATCHES` prepared in advance by a thread with its own CUDA stream.
 
     A request waits on the host until the batch's work is issued, and makes the current stream wait until that work is
     done. Errors of `batches` and `prepare` are raised at that request. `count`, int64 [1], counts prepared batches.

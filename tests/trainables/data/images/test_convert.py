@@ -55,20 +55,20 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("part_images", [4, 4096])
 @pytest.mark.parametrize("storage", ENCODED)
 def test_encoded_formats_keep_every_file_unchanged(photos: Path, storage: str, part_images: int) -> None:
-    made = photos.parent / "made"
-    manifest = convert(photos, made, storage, part_images=part_images)
+    destination = photos.parent / "made"
+    manifest = convert(photos, destination, storage, part_images=part_images)
     for split, count in (("train", 18), ("val", 6)):
-        assert content(made, split) == content(photos, split)
+        assert content(destination, split) == content(photos, split)
         assert manifest["splits"][split]["count"] == count
-    assert read_manifest(made) == manifest and manifest["classes"] == ["cat", "dog", "owl"]
-    assert not (photos.parent / "made.partial").exists() and not (made / NOTES).exists()
+    assert read_manifest(destination) == manifest and manifest["classes"] == ["cat", "dog", "owl"]
+    assert not (photos.parent / "made.partial").exists() and not (destination / NOTES).exists()
 
 
 def test_arrow_raw_has_the_pixels_decoded_by_pil(photos: Path) -> None:
-    made = photos.parent / "made"
-    manifest = convert(photos, made, "arrow_raw", image_size=28, part_images=7)
+    destination = photos.parent / "made"
+    manifest = convert(photos, destination, "arrow_raw", image_size=28, part_images=7)
     assert (manifest["image_size"], manifest["stored_side"]) == (28, 32)
-    records, _ = open_folder(made, "train")
+    records, _ = open_folder(destination, "train")
     for index, (file, label) in enumerate(content(photos)):
         pixels, same_label = records[index]
         assert same_label == label and pixels.shape == (32, 32, 3)
@@ -107,22 +107,22 @@ def test_a_class_name_that_is_not_utf_8_is_kept(photos: Path, storage: str) -> N
     name = os.fsdecode(b"gr\xfcn")
     for split in ("train", "val"):
         (photos / split / "dog").rename(photos / split / name)
-    made = photos.parent / "made"
-    assert convert(photos, made, storage, image_size=28)["classes"] == ["cat", name, "owl"]
-    assert [label for _, label in content(made)] == [label for _, label in content(photos)]
+    destination = photos.parent / "made"
+    assert convert(photos, destination, storage, image_size=28)["classes"] == ["cat", name, "owl"]
+    assert [label for _, label in content(destination)] == [label for _, label in content(photos)]
 
 
 # ---------------------------------------------------------------------------------------------------- interruptions
 
 
-def convert_until_killed(photos: Path, made: Path, storage: str, phase: str, images: int) -> None:
-    """Convert, and kill the own process when a phase has processed `images` images."""
+def convert_until_killed(photos: Path, destination: Path, storage: str, phase: str, images: int) -> None:
+    """Convert, and kill this process when a phase has processed `images` images."""
 
     def report(current_phase: str, done: int, total: int) -> None:
         if current_phase == phase and done >= images:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    convert(photos, made, storage, 28, part_images=4, report=report)
+    convert(photos, destination, storage, 28, part_images=4, report=report)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def convert_until_killed(photos: Path, made: Path, storage: str, phase: str, ima
 def test_a_killed_conversion_resumes_and_gives_the_same_bytes(
     photos: Path, storage: str, phase: str, images: int
 ) -> None:
-    made, uninterrupted = photos.parent / "made", photos.parent / "uninterrupted"
+    destination, uninterrupted = photos.parent / "made", photos.parent / "uninterrupted"
     preload_loader_processes()
-    arguments = (photos, made, storage, phase, images)
+    arguments = (photos, destination, storage, phase, images)
     process = multiprocessing.get_context("forkserver").Process(target=convert_until_killed, args=arguments)
     process.start()
     process.join(100)
     assert process.exitcode == -signal.SIGKILL
-    assert not made.exists(), "a partial set must not look complete"
+    assert not destination.exists(), "a partial set must not look complete"
     notes = json.loads((photos.parent / "made.partial" / NOTES).read_text())
     assert sum(map(len, notes["digests"].values())) > 0
     converted_counts: list[int] = []
@@ -148,21 +148,21 @@ def test_a_killed_conversion_resumes_and_gives_the_same_bytes(
         if current_phase == "converting":
             converted_counts.append(done)
 
-    resumed = convert(photos, made, storage, 28, part_images=4, report=report)
+    resumed = convert(photos, destination, storage, 28, part_images=4, report=report)
     assert not converted_counts or min(converted_counts) > 4, "recorded parts are not read again"
     assert resumed == convert(photos, uninterrupted, storage, 28, part_images=4)
     if storage == "lmdb":  # the order of pages in the file may differ
-        assert content(made) == content(uninterrupted)
+        assert content(destination) == content(uninterrupted)
     else:
-        assert all_bytes(made) == all_bytes(uninterrupted)
+        assert all_bytes(destination) == all_bytes(uninterrupted)
 
 
 def test_a_complete_set_is_not_converted_again(photos: Path) -> None:
-    made = photos.parent / "made"
-    first = convert(photos, made, "lmdb")
-    before = (made / "train.lmdb").stat().st_mtime_ns
-    assert convert(photos, made, "lmdb") == first
-    assert (made / "train.lmdb").stat().st_mtime_ns == before
+    destination = photos.parent / "made"
+    first = convert(photos, destination, "lmdb")
+    before = (destination / "train.lmdb").stat().st_mtime_ns
+    assert convert(photos, destination, "lmdb") == first
+    assert (destination / "train.lmdb").stat().st_mtime_ns == before
 
 
 def test_a_set_converted_into_its_source_folder_is_not_a_class(photos: Path) -> None:
@@ -175,15 +175,15 @@ def test_a_set_converted_into_its_source_folder_is_not_a_class(photos: Path) -> 
 
 
 def test_two_conversions_do_not_write_the_same_folder(photos: Path) -> None:
-    made = photos.parent / "made"
+    destination = photos.parent / "made"
     messages: list[str] = []
 
     def start_second(phase: str, done: int, total: int) -> None:
         if not messages:
-            messages.append(error_message(photos, made))
+            messages.append(error_message(photos, destination))
 
-    convert(photos, made, "lmdb", report=start_second)
-    assert messages[0].startswith(f"another process is writing {made}.partial")
+    convert(photos, destination, "lmdb", report=start_second)
+    assert messages[0].startswith(f"another process is writing {destination}.partial")
 
 
 # ------------------------------------------------------------------------------------------------------------ errors
@@ -204,23 +204,25 @@ def test_a_damaged_image_is_reported_and_its_repair_needs_a_new_conversion(photo
 
 
 def test_a_set_that_differs_from_its_source_is_rejected(photos: Path) -> None:
-    made = photos.parent / "made"
+    destination = photos.parent / "made"
 
     def change_a_byte(phase: str, done: int, total: int) -> None:
         if phase == "converting" and done == total:
             path = photos.parent / "made.partial" / "train" / "cat" / "00000002.JPEG"
             path.write_bytes(path.read_bytes()[:-1] + b"?")
 
-    message = error_message(photos, made, "jpeg", report=change_a_byte)
-    assert message.startswith("checksum mismatch") and f"{made}.partial/train/cat/00000000.JPEG" in message
-    assert f"remove {made}.partial" in message
-    assert not made.exists()
+    message = error_message(photos, destination, "jpeg", report=change_a_byte)
+    assert message.startswith("checksum mismatch") and f"{destination}.partial/train/cat/00000000.JPEG" in message
+    assert f"remove {destination}.partial" in message
+    assert not destination.exists()
 
 
 def test_an_existing_destination_with_other_content_is_left_alone(photos: Path) -> None:
-    made = photos.parent / "made"
-    convert(photos, made, "lmdb")
-    assert error_message(photos, made, "arrow_jpeg").startswith(f"{made} already has another converted set")
+    destination = photos.parent / "made"
+    convert(photos, destination, "lmdb")
+    assert error_message(photos, destination, "arrow_jpeg").startswith(
+        f"{destination} already has another converted set"
+    )
     assert error_message(photos, photos).startswith(f"{photos} exists and is not a converted set")
     empty = photos.parent / "empty"
     empty.mkdir()
@@ -235,15 +237,15 @@ def test_an_existing_destination_with_other_content_is_left_alone(photos: Path) 
 
 
 def test_the_command_prints_the_result_and_how_to_use_it(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = photos.parent / "made"
-    assert main(["convert", str(photos), str(made), "--storage", "lmdb", "-q"]) == 0
+    destination = photos.parent / "made"
+    assert main(["convert", str(photos), str(destination), "--storage", "lmdb", "-q"]) == 0
     printed = capsys.readouterr()
-    manifest = json.loads((made / MANIFEST).read_text())
+    manifest = json.loads((destination / MANIFEST).read_text())
     assert printed.err == ""
     train, val, usage = printed.out.splitlines()
     assert "train: 18 images" in train and manifest["splits"]["train"]["sha256"] in train
     assert "val: 6 images" in val and manifest["splits"]["val"]["sha256"] in val
-    assert f"--data-dir {made} --set storage=lmdb" in usage
+    assert f"--data-dir {destination} --set storage=lmdb" in usage
     assert main(["convert", str(photos), str(photos.parent / "more"), "--storage", "arrow_raw", "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["stored_side"] == 256
@@ -271,12 +273,12 @@ def test_an_invalid_argument_is_one_line_and_exit_code_2(
 
 
 def test_a_destination_that_cannot_be_created_is_an_error(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = photos.parent / "file" / "made"
-    made.parent.touch()
-    assert main(["convert", str(photos), str(made), "--storage", "lmdb", "-q"]) == 2
+    destination = photos.parent / "file" / "made"
+    destination.parent.touch()
+    assert main(["convert", str(photos), str(destination), "--storage", "lmdb", "-q"]) == 2
     [message] = capsys.readouterr().err.splitlines()
     assert message.startswith("error: ") and str(photos) in message
-    assert f"Not a directory: '{made}.partial'" in message
+    assert f"Not a directory: '{destination}.partial'" in message
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -297,13 +299,13 @@ def test_a_conversion_resumes_after_a_full_disk(photos: Path, storage: str, caps
 def test_an_interrupt_prints_the_command_to_resume(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = photos.parent / "made"
-    arguments = ["convert", str(photos), str(made), "--storage", "lmdb", "-q"]
+    destination = photos.parent / "made"
+    arguments = ["convert", str(photos), str(destination), "--storage", "lmdb", "-q"]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
     with monkeypatch.context() as while_converting:
         while_converting.setattr(Progress, "update", lambda *args, **fields: signal.raise_signal(signal.SIGINT))
         assert main(arguments) == 130
     printed = capsys.readouterr()
     assert printed.out == "" and f"python -m study.scaling {' '.join(arguments)}\n" in printed.err
-    assert not made.exists()
-    assert main(arguments) == 0 and content(made) == content(photos)
+    assert not destination.exists()
+    assert main(arguments) == 0 and content(destination) == content(photos)

@@ -177,21 +177,21 @@ def test_the_plan_marks_trials_infeasible_that_a_folder_cannot_serve(sets: Path)
 
 @pytest.mark.parametrize("storage", [name for name in STORAGES if name != "jpeg"])
 def test_damaged_files_are_reported(sets: Path, tmp_path: Path, storage: str) -> None:
-    made = tmp_path / storage
-    shutil.copytree(sets / storage, made)
-    path = max(made.glob("train*"))
+    copy = tmp_path / storage
+    shutil.copytree(sets / storage, copy)
+    path = max(copy.glob("train*"))
     path.write_bytes(path.read_bytes()[:50])
-    message = error_message(trial(made, storage))
+    message = error_message(trial(copy, storage))
     assert message.startswith(f"{path} is damaged (") and message.endswith("convert it again")
     path.unlink()
-    assert error_message(trial(made, storage)).startswith(f"{path} is damaged (")
+    assert error_message(trial(copy, storage)).startswith(f"{path} is damaged (")
 
 
 def test_a_set_without_manifest_or_with_too_few_files_is_reported(sets: Path, tmp_path: Path) -> None:
-    made = tmp_path / "jpeg"
-    shutil.copytree(sets / "jpeg", made)
-    next((made / "train" / "cat").iterdir()).unlink()
-    assert error_message(trial(made)).startswith(f"{made} has 17 images in 'train', its manifest lists 18")
+    copy = tmp_path / "jpeg"
+    shutil.copytree(sets / "jpeg", copy)
+    next((copy / "train" / "cat").iterdir()).unlink()
+    assert error_message(trial(copy)).startswith(f"{copy} has 17 images in 'train', its manifest lists 18")
     shutil.copytree(sets / "lmdb", tmp_path / "lmdb")
     (tmp_path / "lmdb" / MANIFEST).unlink()
     assert error_message(trial(tmp_path / "lmdb", "lmdb")).startswith(f"no images in {tmp_path}/lmdb; ")
