@@ -1,4 +1,4 @@
-"""A workload of your own: model, data, loss and optimizer in one file; the study supplies the rest.
+"""A custom workload: model, data, loss and optimizer in one file. The study supplies the rest.
 
 python -m study.scaling run --workload examples/own_workload.py:tiny --gpus 1,2 --batch-per-gpu 16,64
 """
@@ -12,7 +12,7 @@ from trainables.workload import Workload
 
 
 class Waves(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Noisy sine waves of 1 to 4 periods over 256 points; the label is the number of periods less one."""
+    """Noisy sine waves of 1 to 4 periods over 256 points. The label is the number of periods minus one."""
 
     def __len__(self) -> int:
         return 8192
@@ -25,7 +25,7 @@ class Waves(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def tiny(trial: Trial) -> Workload:
-    """A small convolutional network; any field of the trial may shape it."""
+    """Return a small convolutional network. It may depend on any field of the trial."""
     convolutions = [nn.Conv1d(1, 32, 9, stride=2), nn.ReLU(), nn.Conv1d(32, 64, 9, stride=2), nn.ReLU()]
     return Workload(
         model=nn.Sequential(*convolutions, nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(512, 4)),

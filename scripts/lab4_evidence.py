@@ -1,11 +1,11 @@
-"""Evidence for three questions of the study hpml-lab4, on CPU ranks of this host.
+"""Collect evidence for three questions of the study hpml-lab4, on CPU ranks of this host.
 
     python -m scripts.lab4_evidence docs/studies/hpml-lab4-evidence.md
 
-1. What repeats across epochs where `set_epoch` is left out: from the samplers themselves, nothing is trained.
-2. What DistributedDataParallel (DDP) sends: bytes by kind from the model's tensors, beside those that rank 0 wrote to its
-   sockets meanwhile (Linux counts them for each process).
-3. What becomes of the buffers of batch normalisation, and of each rank's accuracy, when only gradients are communicated.
+1. Which samples repeat across epochs without `set_epoch`? Computed from the samplers, without training.
+2. What does DistributedDataParallel (DDP) send? Bytes by kind from the model's tensors, next to the bytes that rank 0
+   wrote to its sockets (Linux counts them per process).
+3. What happens to the buffers of batch normalisation, and to each rank's accuracy, if only gradients are communicated?
 """
 
 import argparse
@@ -47,36 +47,41 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of question 3 with and without communicated buffers")
     options = parser.parse_args()
     trial = Trial(world_size=RANKS, batch_per_gpu=BATCH, learning_rate=0.1, momentum=0.0, weight_decay=0.0)
-    trials = [trial.but(seed=seed, broadcast_buffers=kept) for seed in range(options.seeds) for kept in (True, False)]
-    sent = on_ranks(_sent, [trial, trial.but(broadcast_buffers=False)])
-    trained = on_ranks(_trained, trials, options.steps)
-    options.destination.write_text(page(trial, options.steps, repeats(), sent[0], trained))
+    trials = [
+        trial.but(seed=seed, broadcast_buffers=broadcast)
+        for seed in range(options.seeds)
+        for broadcast in (True, False)
+    ]
+    sent_bytes = on_ranks(measure_sent_bytes, [trial, trial.but(broadcast_buffers=False)])
+    runs = on_ranks(_train, trials, options.steps)
+    options.destination.write_text(page(trial, options.steps, repeats(), sent_bytes[0], runs))
 
 
 def repeats() -> pd.DataFrame:
-    """What rank 0 of 2 and 4 sees again after its first epoch, with and without `set_epoch`, as shares from 0 to 1.
+    """Return what rank 0 of 2 and 4 sees again after its first epoch, with and without `set_epoch`, as shares 0 to 1.
 
-    batches: of later epochs that held the same samples in the first one. neighbours: pairs of samples that followed each
-    other already. seen: samples of the data set that the rank has seen after all epochs.
+    batches: batches of later epochs with the same samples as a batch of the first epoch. neighbours: pairs of
+    consecutive samples that were already consecutive in the first epoch. seen: samples of the data set seen in all
+    epochs.
     """
     rows = []
     length = 10_000
     for name, make in (("DistributedSampler", _distributed), ("this project's", _endless)):
         for ranks in (2, 4):
-            for kept in (False, True):
-                epochs = make(length, ranks, kept)
+            for set_epoch in (False, True):
+                epochs = make(length, ranks, set_epoch)
                 first, later = epochs[0], [batch for epoch in epochs[1:] for batch in epoch]
-                known = set(map(frozenset, first))
-                pairs = set(pairwise(index for batch in first for index in batch))
-                again = list(pairwise(index for batch in later for index in batch))
+                first_batches = set(map(frozenset, first))
+                first_pairs = set(pairwise(index for batch in first for index in batch))
+                later_pairs = list(pairwise(index for batch in later for index in batch))
                 seen = {index for epoch in epochs for batch in epoch for index in batch}
                 rows.append(
                     {
                         "sampler": name,
                         "ranks": ranks,
-                        "set_epoch": "yes" if kept else "no",
-                        "batches": sum(frozenset(batch) in known for batch in later) / len(later),
-                        "neighbours": sum(pair in pairs for pair in again) / len(again),
+                        "set_epoch": "yes" if set_epoch else "no",
+                        "batches": sum(frozenset(batch) in first_batches for batch in later) / len(later),
+                        "neighbours": sum(pair in first_pairs for pair in later_pairs) / len(later_pairs),
                         "seen": len(seen) / length,
                     }
                 )
@@ -84,7 +89,7 @@ def repeats() -> pd.DataFrame:
 
 
 def _distributed(length: int, ranks: int, set_epoch: bool) -> list[Batches]:
-    """Rank 0's batches of each epoch as PyTorch's own sampler gives them; each epoch begins a new batch."""
+    """Return rank 0's batches per epoch from PyTorch's sampler. Every epoch starts a new batch."""
     sampler: Any = DistributedSampler(range(length), ranks, 0, seed=0)  # type: ignore[arg-type]
     epochs = []
     for epoch in range(EPOCHS):
@@ -95,13 +100,13 @@ def _distributed(length: int, ranks: int, set_epoch: bool) -> list[Batches]:
 
 
 def _endless(length: int, ranks: int, set_epoch: bool) -> list[Batches]:
-    """The same of this project's, whose batches run on across the end of an epoch."""
+    """Return rank 0's batches per epoch from this project's sampler. Batches continue across the end of an epoch."""
     batches = iter(RankSampler(Trial(batch_per_gpu=BATCH, world_size=ranks, set_epoch=set_epoch), length, 0))
     return [list(islice(batches, length // ranks // BATCH)) for _ in range(EPOCHS)]
 
 
 def on_ranks(function: Any, *arguments: Any) -> list[Any]:
-    """What `function(*arguments)` gives on each of `RANKS` ranks that are connected over gloo."""
+    """Call `function(*arguments)` on each of `RANKS` ranks connected over gloo, and return the results."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_rank, (folder, function, arguments), nprocs=RANKS)
         return [torch.load(Path(folder, str(rank)), weights_only=True) for rank in range(RANKS)]
@@ -115,8 +120,8 @@ def _rank(rank: int, folder: str, function: Any, arguments: Sequence[Any]) -> No
     dist.destroy_process_group()
 
 
-def _made(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
-    """The trial's workload, its model under its strategy, a step of training, and this rank's batches."""
+def _build(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
+    """Return the trial's workload, wrapped model, training step, and this rank's batches."""
     context = build_context(trial, RankSetup(dist.get_rank(), torch.device("cpu")))
     model = context.strategy.wrapped(context.workload.model.train(), trial, None)
     return (
@@ -127,15 +132,15 @@ def _made(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
     )
 
 
-def _sent(trials: Sequence[Trial]) -> dict[str, float]:
-    """Bytes that this rank wrote to sockets and files: making DDP, and a step with and without buffers sent."""
+def measure_sent_bytes(trials: Sequence[Trial]) -> dict[str, float]:
+    """Return the bytes that this rank writes: to build DDP, and per step with and without buffers."""
     written: dict[str, float] = {}
     for trial in trials:
         torch.manual_seed(trial.seed)
         before = _written_bytes()
-        _, _, step, batches = _made(trial)
+        _, _, step, batches = _build(trial)
         written["initial"] = _written_bytes() - before
-        step(next(batches), lambda part: None)  # DDP settles its buckets after the first step, and tells all ranks
+        step(next(batches), lambda part: None)  # DDP rebuilds its buckets after the first step, and sends their layout
         step(next(batches), lambda part: None)
         before = _written_bytes()
         for batch in islice(batches, COUNTED_STEPS):
@@ -145,36 +150,38 @@ def _sent(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _written_bytes() -> int:
-    """What this process has written by system calls (proc(5), /proc/PID/io)."""
+    """Return the bytes that this process has written with system calls (proc(5), /proc/PID/io)."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["wchar"])
 
 
-def _trained(trials: Sequence[Trial], steps: int) -> list[dict[str, float]]:
-    """For each trial this rank's accuracy after so many steps, and how far its weights and buffers are from rank 0's."""
-    found = []
+def _train(trials: Sequence[Trial], steps: int) -> list[dict[str, float]]:
+    """Return this rank's accuracy after `steps` steps per trial, and the distance of its tensors to rank 0's."""
+    results = []
     for trial in trials:
         torch.manual_seed(trial.seed)
-        workload, _, step, batches = _made(trial)
+        workload, _, step, batches = _build(trial)
         for batch in islice(batches, steps):
             step(batch, lambda part: None)
         model = workload.model
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-        found.append(
+        results.append(
             {
                 "seed": trial.seed,
                 "broadcast_buffers": trial.broadcast_buffers,
-                "weights": _apart([parameter.detach() for parameter in model.parameters()]),
-                "means": _apart([norm.running_mean for norm in norms], [norm.running_var for norm in norms]),
+                "weights": _distance_to_rank_0([parameter.detach() for parameter in model.parameters()]),
+                "means": _distance_to_rank_0(
+                    [norm.running_mean for norm in norms], [norm.running_var for norm in norms]
+                ),
                 "accuracy": _accuracy(workload, trial),
             }
         )
-    return found
+    return results
 
 
-def _apart(mine: Sequence[Any], variances: Sequence[Any] | None = None) -> float:
-    """Largest distance of any of these numbers from rank 0's, in rank 0's standard deviations where variances are given."""
-    flat = torch.cat([tensor.flatten() for tensor in mine])
+def _distance_to_rank_0(tensors: Sequence[Any], variances: Sequence[Any] | None = None) -> float:
+    """Return the largest absolute difference to rank 0's tensors, in its standard deviations if variances are given."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
     unit = torch.ones_like(flat) if variances is None else torch.cat([tensor.flatten() for tensor in variances]).sqrt()
     first = torch.stack([flat, unit])
     dist.broadcast(first, src=0)
@@ -183,76 +190,89 @@ def _apart(mine: Sequence[Any], variances: Sequence[Any] | None = None) -> float
 
 @torch.no_grad()
 def _accuracy(workload: Workload, trial: Trial) -> float:
-    """Share of the shipped sample's test images that this rank's copy of the model, with its own buffers, gets right."""
+    """Return the accuracy of this rank's copy of the model, with its own buffers, on the sample's test images."""
     images: Any = sample(trial, "test").dataset
     model = workload.model.eval()
-    right = 0
+    correct = 0
     for indices in torch.arange(len(images)).split(250):
         inputs, targets = images.__getitems__(indices.tolist())
-        right += int((model(workload.prepare(inputs)).argmax(dim=1) == targets).sum())
-    return right / len(images)
+        correct += int((model(workload.prepare(inputs)).argmax(dim=1) == targets).sum())
+    return correct / len(images)
 
 
 def page(
-    trial: Trial, steps: int, again: pd.DataFrame, sent: dict[str, float], trained: Sequence[Sequence[dict[str, float]]]
+    trial: Trial,
+    steps: int,
+    repeated: pd.DataFrame,
+    sent_bytes: dict[str, float],
+    runs: Sequence[Sequence[dict[str, float]]],
 ) -> str:
-    """The three answers as Markdown. sent: rank 0's bytes (`_sent`). trained: by rank, then by trial (`_trained`)."""
-    percent = again.assign(**{name: again[name].map("{:.1%}".format) for name in ("batches", "neighbours", "seen")})
-    percent = percent.rename(
-        columns={"batches": "batches of later epochs that repeat", "neighbours": "neighbours that repeat", "seen": f"data seen after {EPOCHS} epochs"}
-    )  # fmt: skip
-    parts = {
-        "": f"    python -m scripts.lab4_evidence docs/studies/hpml-lab4-evidence.md --steps {steps} --seeds {len(trained[0]) // 2}\n\n"
-        f"{RANKS} CPU ranks over gloo, torch {torch.__version__.partition('+')[0]}; {trial.model} on the shipped Fashion-MNIST "
-        f"sample, batch {BATCH} a rank, plain SGD with learning rate {trial.learning_rate:g}.",
-        "## What repeats across epochs without `set_epoch`": f"10,000 samples, batch {BATCH} a rank, rank 0's batches of {EPOCHS} epochs, computed from the samplers.\n\n"
-        f"{percent.to_markdown(index=False)}\n\n"
-        "Without `set_epoch` PyTorch's sampler gives each rank the same batches in the same order in every epoch, and a rank "
-        "never sees what the others train on. This project's batches run on across the end of an epoch, so there the same "
-        "samples follow each other, cut into batches at other places.",
-        "## What is sent, by kind": f"{_sent_table(trial, sent).to_markdown(index=False, floatfmt='.2f')}\n\n"
-        "Of the model: bytes of its parameters, gradients and buffers, times 2(N-1)/N for the all-reduce of the gradients "
-        "(a ring), once for what rank 0 broadcasts, here to one other rank. Written by rank 0: what its process gave to "
-        f"system calls, messages' heads and DDP's own checks included, the mean of {COUNTED_STEPS} steps. Buffers are "
-        "measured as the difference between steps with and without `broadcast_buffers`.",
-        "## When only gradients are communicated": f"{_trained_table(trained).to_markdown(index=False, floatfmt=('', '', '.2g', '.3f', '.1f', '.1f'))}\n\n"
-        f"After {steps} steps. Gradients alone keep the weights equal on all ranks. The running means of batch normalisation "
-        "are then each rank's own, from its own share of the data; with `broadcast_buffers` rank 0's go to all before each "
-        "forward pass, and ranks differ by their last batch only. Distance: the largest of any channel, in rank 0's running "
-        "standard deviations. Accuracy: each rank's copy, with its own buffers, on the sample's 2,000 test images; "
-        "rank 0's is the same either way, for nobody sends it buffers.",
-    }  # fmt: skip
-    return (
-        "\n\n".join(
-            ["# hpml-lab4: evidence for its questions", *(part for pair in parts.items() for part in pair if part)]
-        )
-        + "\n"
-    )
+    """Return the three answers as Markdown.
+
+    repeated: see `repeats`. sent_bytes: rank 0's `measure_sent_bytes`. runs: results of `_train` by rank, then trial.
+    """
+    command = f"python -m scripts.lab4_evidence docs/studies/hpml-lab4-evidence.md --steps {steps} --seeds"
+    parts = [
+        "# hpml-lab4: evidence for its questions",
+        f"    {command} {len(runs[0]) // 2}",
+        f"{RANKS} CPU ranks over gloo, torch {torch.__version__.partition('+')[0]}; {trial.model} on the shipped "
+        f"Fashion-MNIST sample, batch {BATCH} per rank, plain SGD with learning rate {trial.learning_rate:g}.",
+        "## What repeats across epochs without `set_epoch`",
+        f"10,000 samples, batch {BATCH} per rank, rank 0's batches of {EPOCHS} epochs, computed from the samplers.",
+        _repeats_table(repeated).to_markdown(index=False),
+        "Without `set_epoch`, PyTorch's sampler gives each rank the same batches in the same order in every epoch, and "
+        "a rank never sees the samples of the others. In this project, batches continue across the end of an epoch. So "
+        "the order of the samples repeats, but the batches start at different samples.",
+        "## What is sent, by kind",
+        _sent_table(trial, sent_bytes).to_markdown(index=False, floatfmt=".2f"),
+        "Of the model: bytes of its parameters, gradients and buffers; times 2(N-1)/N for the all-reduce of the "
+        "gradients (a ring), and once for broadcasts of rank 0, which has one other rank here. Written by rank 0: the "
+        "bytes that its process passed to system calls, including message headers and DDP's own checks; mean of "
+        f"{COUNTED_STEPS} steps. Buffers are the difference between steps with and without `broadcast_buffers`.",
+        "## When only gradients are communicated",
+        _runs_table(runs).to_markdown(index=False, floatfmt=("", "", ".2g", ".3f", ".1f", ".1f")),
+        f"After {steps} steps. Gradients alone keep the weights equal on all ranks. The running means of batch "
+        "normalisation then differ, because each rank computes them from its share of the data. With "
+        "`broadcast_buffers`, rank 0 sends its own before each forward pass, so ranks differ only by their last batch. "
+        "Distance: the largest of any channel, in rank 0's running standard deviations. Accuracy: each rank's copy, "
+        "with its own buffers, on the sample's 2,000 test images. Rank 0's accuracy is the same either way, because it "
+        "receives no buffers.",
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
-def _sent_table(trial: Trial, sent: dict[str, float]) -> pd.DataFrame:
+def _repeats_table(repeated: pd.DataFrame) -> pd.DataFrame:
+    columns = {
+        "batches": "batches of later epochs that repeat",
+        "neighbours": "neighbours that repeat",
+        "seen": f"data seen after {EPOCHS} epochs",
+    }
+    return repeated.assign(**{name: repeated[name].map("{:.1%}".format) for name in columns}).rename(columns=columns)
+
+
+def _sent_table(trial: Trial, sent_bytes: dict[str, float]) -> pd.DataFrame:
     model = build_workload(trial, torch.device("cpu")).model
     weights = sum(tensor.nbytes for tensor in model.parameters())
     buffers = sum(tensor.nbytes for tensor in model.buffers())
     rows = [
-        ("initial parameters and buffers", "once", weights + buffers, sent["initial"]),
-        ("gradients", "each step", weights * 2 * (RANKS - 1) / RANKS, sent["step False"]),
-        ("buffers", "each step", buffers, sent["step True"] - sent["step False"]),
+        ("initial parameters and buffers", "once", weights + buffers, sent_bytes["initial"]),
+        ("gradients", "each step", weights * 2 * (RANKS - 1) / RANKS, sent_bytes["step False"]),
+        ("buffers", "each step", buffers, sent_bytes["step True"] - sent_bytes["step False"]),
     ]
     frame = pd.DataFrame(rows, columns=["kind", "when", "of the model (MB)", "written by rank 0 (MB)"])
     return frame.assign(**{name: frame[name] / 1e6 for name in frame.columns[2:]})
 
 
-def _trained_table(trained: Sequence[Sequence[dict[str, float]]]) -> pd.DataFrame:
+def _runs_table(runs: Sequence[Sequence[dict[str, float]]]) -> pd.DataFrame:
     rows = [
         {
-            "buffers communicated": "yes" if of_ranks[0]["broadcast_buffers"] else "no",
-            "seed": int(of_ranks[0]["seed"]),
-            "weights apart": max(one["weights"] for one in of_ranks),
-            "running means apart (std)": max(one["means"] for one in of_ranks),
-            **{f"accuracy of rank {rank} (%)": 100 * one["accuracy"] for rank, one in enumerate(of_ranks)},
+            "buffers communicated": "yes" if ranks[0]["broadcast_buffers"] else "no",
+            "seed": int(ranks[0]["seed"]),
+            "distance of weights": max(result["weights"] for result in ranks),
+            "distance of running means (std)": max(result["means"] for result in ranks),
+            **{f"accuracy of rank {rank} (%)": 100 * result["accuracy"] for rank, result in enumerate(ranks)},
         }
-        for of_ranks in zip(*trained, strict=True)
+        for ranks in zip(*runs, strict=True)
     ]
     return pd.DataFrame(rows).sort_values(["buffers communicated", "seed"], ascending=[False, True])
 

@@ -1,9 +1,9 @@
-"""Makes the Fashion-MNIST sample that the project ships, from the data set's own files.
+"""Build the shipped Fashion-MNIST sample from the original files.
 
     python -m scripts.make_fashion_mnist_sample --source DIR
 
-DIR holds the publishers' four idx files (on Debian, the package dataset-fashion-mnist puts them under
-/usr/share/datasets/fashion-mnist). The same files give the same bytes, with the same version of pyarrow.
+DIR has the four published idx files (Debian's package dataset-fashion-mnist installs them to
+/usr/share/datasets/fashion-mnist). With the same version of pyarrow, the same files give the same bytes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from trainables.data.fashion_mnist import CLASSES, IMAGE_SIZE, SAMPLE, read_idx_folder
 from trainables.data.source import DataError
 
-LARGEST_BYTES = 6_000_000
+MAX_BYTES = 6_000_000
 METADATA = {
     "source": "https://github.com/zalandoresearch/fashion-mnist",
     "licence": "MIT, Copyright 2017 Zalando SE, https://tech.zalando.com; full text in README.md beside this file",
@@ -26,18 +26,21 @@ METADATA = {
 
 
 def first_of_each_class(labels: np.ndarray, per_class: int) -> np.ndarray:
-    """Indices, ascending, of the first `per_class` samples of each class. Raises ValueError where a class has fewer."""
-    chosen = []
+    """Return the ascending indices of the first `per_class` samples of each class.
+
+    Raises ValueError if a class has fewer.
+    """
+    indices_by_class = []
     for label in range(CLASSES):
-        found = np.flatnonzero(labels == label)[:per_class]
-        if len(found) < per_class:
-            raise ValueError(f"class {label} has {len(found)} samples, {per_class} are wanted")
-        chosen.append(found)
-    return np.sort(np.concatenate(chosen))
+        indices = np.flatnonzero(labels == label)[:per_class]
+        if len(indices) < per_class:
+            raise ValueError(f"class {label} has {len(indices)} samples; {per_class} are needed")
+        indices_by_class.append(indices)
+    return np.sort(np.concatenate(indices_by_class))
 
 
 def make_sample(source: Path, destination: Path, train_images: int, test_images: int) -> int:
-    """Writes the class-balanced sample and returns its size in bytes. Raises DataError or ValueError."""
+    """Write the class-balanced sample and return its size in bytes. Raises DataError or ValueError."""
     parts = []
     for split, count in (("train", train_images), ("test", test_images)):
         images, labels = read_idx_folder(str(source), split)
@@ -57,9 +60,9 @@ def make_sample(source: Path, destination: Path, train_images: int, test_images:
 
 
 def main() -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Make the Fashion-MNIST sample from the data set's own files.")
-    parser.add_argument("--source", type=Path, required=True, help="folder of the four idx files, plain or .gz")
+    """Run the command line and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--source", type=Path, required=True, help="folder with the four idx files, plain or .gz")
     parser.add_argument("--destination", type=Path, default=SAMPLE)
     parser.add_argument("--train-images", type=int, default=10_000)
     parser.add_argument("--test-images", type=int, default=2_000)
@@ -67,11 +70,11 @@ def main() -> int:
     try:
         size = make_sample(options.source, options.destination, options.train_images, options.test_images)
     except (DataError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{options.destination}: {size:,} bytes")
-    if size > LARGEST_BYTES:
-        print(f"that is over {LARGEST_BYTES:,} bytes: ask for fewer images", file=sys.stderr)
+    if size > MAX_BYTES:
+        print(f"error: the sample exceeds {MAX_BYTES:,} bytes; use fewer images", file=sys.stderr)
         return 1
     return 0
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Usage: scripts/set_up.sh LOCK
-# Makes .venv in the current folder and installs LOCK into it, every file checked against the hash in LOCK.
+# Create .venv in the current folder and install LOCK into it. Every file is checked against its hash in LOCK.
 #
-# PYTHON  the interpreter of a new .venv (python3)
-# TORCH   cuda: torch as LOCK has it (6 GB installed, most of it CUDA libraries).
-#         cpu: the small CPU build of the same version. That build has hashes of its own, which LOCK does not hold:
-#         torch and torchvision are pinned by version only, all else is hash-checked.
+# PYTHON  interpreter for a new .venv (default: python3)
+# TORCH   cuda (default): torch as in LOCK (6 GB installed, mostly CUDA libraries).
+#         cpu: the small CPU build of the same version. Its hashes differ and are not in LOCK, so torch and torchvision
+#         are only pinned by version. All other packages are hash-checked.
 set -euo pipefail
 
 lock=$1
@@ -27,15 +27,15 @@ have_uv() {
 }
 
 [[ $torch == cuda || $torch == cpu ]] || fail "TORCH is '$torch'; allowed: cuda, cpu"
-[[ -f $lock ]] || fail "there is no $lock here: run this in the project's folder"
+[[ -f $lock ]] || fail "$lock not found; run this in the project folder"
 
 if [[ -f .venv/torch-build && $(<.venv/torch-build) != "$torch" ]]; then
     rm -rf .venv
 fi
 if [[ ! -x .venv/bin/python ]]; then
-    command -v "$python" >/dev/null || fail "there is no $python; install Python 3.11 to 3.13, or say which: PYTHON=python3.12"
+    command -v "$python" >/dev/null || fail "$python not found; install Python 3.11 to 3.13, or choose one: PYTHON=python3.12"
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
-        fail "$python is $("$python" --version 2>&1); Python 3.11 to 3.13 is needed: say which, as in PYTHON=python3.12"
+        fail "$python is $("$python" --version 2>&1); Python 3.11 to 3.13 is required, for example PYTHON=python3.12"
     if have_uv; then
         uv venv --quiet --python "$(command -v "$python")" .venv
     else
@@ -45,7 +45,7 @@ fi
 echo "$torch" >.venv/torch-build
 
 if have_uv; then
-    # compiled, as pip does: else the first Ray of each node, whose agents have half a minute to be there, compiles it all
+    # Compile as pip does. Otherwise the first Ray on each node compiles everything, and its agents must start within 30 s.
     install=(uv pip install --quiet --compile-bytecode --python .venv/bin/python)
 else
     .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip
@@ -65,8 +65,8 @@ else
         "${install[@]}" "uv==$uv_version"
         uv=.venv/bin/uv
     fi
-    # uv knows where PyTorch publishes its CPU builds; all that they depend on is installed by now.
-    # shellcheck disable=SC2046  # two words are wanted
+    # uv knows the index of PyTorch's CPU builds. Their dependencies are already installed.
+    # shellcheck disable=SC2046  # the output must split into two words
     "$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --torch-backend cpu --no-deps \
         $(grep -oE '^(torch|torchvision)==[^ ;\\]+' "$lock")
 fi

@@ -1,8 +1,8 @@
-"""Writes a study's page for docs/studies from its results: its question, its answer, and the tables that show it.
+"""Write a study's page for docs/studies from its results: question, answer and supporting tables.
 
     python -m scripts.study_page RESULTS docs/studies/NAME.md throughput parallel memory_balance
 
-Nothing in a page is written by hand: the command that it names and this one make it again.
+Pages are never edited by hand. The command on the page and this command reproduce it.
 """
 
 import argparse
@@ -18,21 +18,21 @@ from analysis.verdict.trust import trust
 
 
 def page(results_folder: str, names: list[str]) -> str:
-    """The page as Markdown. Raises ResultsError for what is no results folder, KeyError for an unknown table."""
+    """Return the page as Markdown. Raises ResultsError if the folder has no results, KeyError for an unknown table."""
     results = load_reduced(results_folder)
     first = report_inputs(results)[0]
-    where = first.environment.get("device") or ", ".join(map(str, results.trials["device_name"].dropna().unique()))
+    device = first.environment.get("device") or ", ".join(map(str, results.trials["device_name"].dropna().unique()))
     data = ", ".join(sorted(map(str, results.trials["dataset"].dropna().unique())))
     parts = [
         f"# {results.study['name']}",
         results.study["question"],
-        f"Measured on: {where}; data: {data}."
+        f"Measured on: {device}; data: {data}."
         + (
-            " Without GPUs a study is a small form of itself: it shows the way, not what GPUs do."
+            " Without GPUs the study runs in a reduced form that shows the method, not the performance of GPUs."
             if set(results.trials["device"]) == {"cpu"}
             else ""
         ),
-        f"    {_anywhere(results.study['command'])}",
+        f"    {_without_folder(results.study['command'])}",
         ", ".join(f"{count} {label}" for label, count in status_counts(results) if count) + " trials.",
         "## Answer",
         " ".join([*answer(first), *limits(first)]),
@@ -45,16 +45,16 @@ def page(results_folder: str, names: list[str]) -> str:
     return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
 
 
-def _anywhere(command: str) -> str:
-    """The command without the folder that it happened to write into."""
+def _without_folder(command: str) -> str:
+    """Return the command without its results folder."""
     return re.sub(r" --out \S+", "", command)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", help="folder of a study")
+    parser.add_argument("results", help="results folder of a study")
     parser.add_argument("page", type=Path, help="file to write")
-    parser.add_argument("tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    parser.add_argument("tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"one of {', '.join(TABLES)}")
     options = parser.parse_args()
     options.page.parent.mkdir(parents=True, exist_ok=True)
     options.page.write_text(page(options.results, options.tables))

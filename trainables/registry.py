@@ -42,7 +42,7 @@ DATASETS: Mapping[str, DatasetFacts] = {
     "text_sample": DatasetFacts(text="trainables.data.text:sample"),
     "amazon_reviews": DatasetFacts(
         text="trainables.data.amazon_reviews:amazon_reviews", needs_data_dir=True,
-        file_patterns=("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"), missing="trainables.data.files:lacking_reviews",
+        file_patterns=("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"), missing="trainables.data.files:missing_reviews",
     ),
     "fashion_mnist_sample": DatasetFacts(
         "trainables.data.fashion_mnist:sample", in_memory=True, training_images=10_000
@@ -50,11 +50,11 @@ DATASETS: Mapping[str, DatasetFacts] = {
     "fashion_mnist": DatasetFacts(
         "trainables.data.fashion_mnist:full", needs_data_dir=True, in_memory=True, training_images=60_000,
         found_by=("FashionMNIST", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
-        missing="trainables.data.files:lacking_fashion_mnist",
+        missing="trainables.data.files:missing_fashion_mnist",
     ),
     "cifar10": DatasetFacts(
         "trainables.data.cifar10:cifar10", needs_data_dir=True, in_memory=True, image_size=32, training_images=50_000,
-        found_by=("cifar-10-batches-py",), missing="trainables.data.files:lacking_cifar10",
+        found_by=("cifar-10-batches-py",), missing="trainables.data.files:missing_cifar10",
     ),
     "image_folder": DatasetFacts(
         "trainables.data.images.folder:source", needs_data_dir=True, image_folder=True, image_size=224,
@@ -70,7 +70,7 @@ DATASETS: Mapping[str, DatasetFacts] = {
     "synthetic": DatasetFacts(
         "trainables.data.synthetic:resident", "trainables.data.synthetic:resident_text", on_device=True, random=True
     ),
-    "synthetic_loader": DatasetFacts("trainables.data.synthetic:loaded", random=True),
+    "synthetic_loader": DatasetFacts("trainables.data.synthetic:from_loaders", random=True),
 }  # fmt: skip
 
 PRECISIONS: Mapping[str, PrecisionFacts] = {

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank
 from study.errors import USAGE, counted
 from study.studies.study import NO_FIELDS, Study
-from trainables.data.files import lacking
+from trainables.data.files import missing_files
 from trainables.facts import DatasetFacts
 from trainables.fields import explain, fields_of_kind
 from trainables.registry import DATASETS
@@ -144,9 +144,9 @@ def _misfit(trial: Trial, look_up: Callable[..., str | None]) -> str | None:
 
 
 def _lacking(capacity: Capacity, folder: Path, *asked: Any) -> str | None:
-    """What `lacking` says; nothing of a folder that is not here, or is empty where other nodes may have it mounted."""
+    """What `missing_files` says; nothing of a folder that is not here, or is empty where other nodes may have it mounted."""
     is_elsewhere = not folder.is_dir() or (len(capacity) > 1 and not any(folder.iterdir()))
-    return None if is_elsewhere else lacking(folder, *asked)
+    return None if is_elsewhere else missing_files(folder, *asked)
 
 
 def _batch_parts(fields: Mapping[str, Any]) -> tuple[tuple[int, int], str]:

@@ -1,4 +1,4 @@
-"""The report's 95 % intervals hold the true speed-up and efficiency as often as they say, from trials to the scaling table."""
+"""The report's 95 % intervals contain the true speed-up and efficiency as often as they claim."""
 
 import pytest
 
@@ -13,21 +13,21 @@ pytestmark = pytest.mark.statistics
 STUDIES = sampled(4_000, 5)
 
 
-def test_with_five_repeats_94_to_96_percent_of_intervals_hold_the_true_value() -> None:
-    found = covered(STUDIES, 5)
-    assert set(found) == {"speed_up", "efficiency"}
-    assert all(0.94 <= count / STUDIES <= 0.96 for count in found.values())
+def test_with_five_repeats_94_to_96_percent_of_intervals_contain_the_true_value() -> None:
+    counts = covered(STUDIES, 5)
+    assert set(counts) == {"speed_up", "efficiency"}
+    assert all(0.94 <= count / STUDIES <= 0.96 for count in counts.values())
 
 
-def test_with_two_repeats_intervals_are_wider_than_they_need_to_be_and_never_too_narrow() -> None:
+def test_with_two_repeats_intervals_are_wider_than_necessary_but_not_too_narrow() -> None:
     assert 0.97 <= covered(STUDIES, 2)["speed_up"] / STUDIES <= 0.99
 
 
-def test_worker_groups_that_agree_cost_little() -> None:
+def test_equal_worker_groups_widen_intervals_little() -> None:
     assert 0.945 <= covered(STUDIES, 5, groups=2)["speed_up"] / STUDIES <= 0.97
 
 
-def test_generated_studies_are_of_the_speed_up_that_they_claim() -> None:
+def test_generated_studies_have_the_stated_speed_up() -> None:
     rows = scaling_rows(configurations(trials(500, 5, 1, 0.0)), DECLARED)
     rows = rows[rows["world_size"] == SIZE]
     assert len(rows) == 500

@@ -1,19 +1,19 @@
-"""The evidence for hpml-lab4: what repeats follows from how samples are dealt, and the bytes are those of the tensors."""
+"""The evidence for hpml-lab4: repetition follows from the samplers, and sent bytes equal those of the tensors."""
 
 from typing import cast
 
 import pytest
 import torch
 
-from scripts.lab4_evidence import BATCH, EPOCHS, _sent, repeats
+from scripts.lab4_evidence import BATCH, EPOCHS, measure_sent_bytes, repeats
 from tests.support.gloo import on_ranks
 from trainables.build import build_workload
 from trainables.trial import Trial
 
 
-def test_without_set_epoch_a_rank_sees_its_share_only_and_with_it_a_new_one_each_epoch() -> None:
-    found = repeats().set_index(["sampler", "ranks", "set_epoch"])
-    for key, row in found.iterrows():
+def test_a_rank_sees_a_new_share_per_epoch_only_with_set_epoch() -> None:
+    rows = repeats().set_index(["sampler", "ranks", "set_epoch"])
+    for key, row in rows.iterrows():
         sampler, ranks, set_epoch = cast(tuple[str, int, str], key)
         if set_epoch == "no":
             assert row["seen"] == pytest.approx(1 / ranks, abs=BATCH / 10_000)
@@ -25,14 +25,14 @@ def test_without_set_epoch_a_rank_sees_its_share_only_and_with_it_a_new_one_each
             assert row["neighbours"] < 0.01
 
 
-def sent(rank: int, trials: list[Trial]) -> dict[str, float]:
+def sent_bytes_on_rank(rank: int, trials: list[Trial]) -> dict[str, float]:
     torch.set_num_threads(1)
-    return _sent(trials)
+    return measure_sent_bytes(trials)
 
 
 def test_ddp_sends_the_bytes_of_its_tensors() -> None:
     trial = Trial(world_size=2, batch_per_gpu=2)
-    first, _ = on_ranks(2, sent, [trial, trial.but(broadcast_buffers=False)])
+    first, _ = on_ranks(2, sent_bytes_on_rank, [trial, trial.but(broadcast_buffers=False)])
     model = build_workload(trial, torch.device("cpu")).model
     weights = sum(tensor.nbytes for tensor in model.parameters())
     buffers = sum(tensor.nbytes for tensor in model.buffers())

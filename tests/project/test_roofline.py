@@ -1,4 +1,4 @@
-"""The roofline's arithmetic, on operators as a profiler notes them."""
+"""The roofline's arithmetic, on operators as a profiler records them."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ TRIAL = Trial(model="resnet18", dataset="synthetic", image_size=64)
 
 
 def operator(name: str, dims: list[Any], types: list[str], **arguments: Any) -> dict[str, Any]:
-    noted = {"Input Dims": dims, "Input type": types, "External id": 7, **arguments}
-    return {"name": name, "cat": "cpu_op", "args": noted}
+    recorded = {"Input Dims": dims, "Input type": types, "External id": 7, **arguments}
+    return {"name": name, "cat": "cpu_op", "args": recorded}
 
 
 CONVOLUTION = operator(
@@ -27,11 +27,11 @@ FORWARD_FLOPS = 2 * 8 * 128 * 28 * 28 * 64 * 9
 IMAGE, WEIGHT, RESULT = 2 * 8 * 64 * 56 * 56, 2 * 128 * 64 * 9, 2 * 8 * 128 * 28 * 28
 
 
-def test_a_convolution_multiplies_each_output_by_each_weight_and_moves_each_tensor_once() -> None:
+def test_flops_and_bytes_of_a_convolution() -> None:
     assert needs(CONVOLUTION) == (FORWARD_FLOPS, IMAGE + WEIGHT + RESULT)
 
 
-def test_a_convolutions_gradients_are_two_convolutions_and_the_first_layers_one() -> None:
+def test_gradients_of_a_convolution_are_two_convolutions_or_one_in_the_first_layer() -> None:
     shapes: list[Any] = [[8, 128, 28, 28], [8, 64, 56, 56], [128, 64, 3, 3]]
     backward = operator("aten::convolution_backward", shapes, [BF16] * 3)
     assert needs(backward) == (2 * FORWARD_FLOPS, 2 * RESULT + 2 * IMAGE + 2 * WEIGHT)
@@ -40,7 +40,7 @@ def test_a_convolutions_gradients_are_two_convolutions_and_the_first_layers_one(
     assert needs(first) == (2 * 8 * 128 * 28 * 28 * 27, RESULT + 2 * 8 * 3 * 56 * 56 + 2 * 2 * 128 * 27)
 
 
-def test_a_product_of_matrices_and_what_is_done_element_by_element() -> None:
+def test_flops_and_bytes_of_matrix_products_and_elementwise_operators() -> None:
     assert needs(operator("aten::addmm", [[5], [2, 3], [3, 5]], ["float"] * 3)) == (60, 4 * (5 + 6 + 15 + 10))
     assert needs(operator("aten::add", [[10], [10]], ["float"] * 2)) == (0, 120)
     assert needs(operator("triton_poi_fused_relu_0", [[10], [10], []], [BF16, BF16, "Scalar"])) == (0, 40)
@@ -49,7 +49,7 @@ def test_a_product_of_matrices_and_what_is_done_element_by_element() -> None:
     assert needs(operator("aten::empty", [[]], ["ScalarList"])) == (0, 0)
 
 
-def test_kernels_of_one_operator_share_its_needs_by_their_time() -> None:
+def test_kernels_of_one_operator_share_its_flops_by_their_time() -> None:
     kernels = [
         {"name": name, "cat": "kernel", "dur": micros, "args": {"External id": 7}}
         for name, micros in (("sm90_xmma_fprop", 30.0), ("nchwToNhwc", 10.0))
@@ -57,11 +57,11 @@ def test_kernels_of_one_operator_share_its_needs_by_their_time() -> None:
     table = roofline([CONVOLUTION, *kernels * STEPS], torch.device("cpu"), TRIAL)
     first, second = table["kernels"]
     assert (first["kernel"], first["calls"], first["seconds"]) == ("sm90_xmma_fprop", 1.0, pytest.approx(30e-6))
-    # three steps of both kernels are three calls of the operator in truth, and one here
+    # three steps of both kernels would be three calls of the operator; this trace has one
     assert first["flops"] + second["flops"] == pytest.approx(FORWARD_FLOPS / STEPS)
     assert first["flops"] == pytest.approx(3 * second["flops"])
     assert table["total"]["seconds"] == pytest.approx(40e-6)
-    assert table["total"]["floor_s"] is None, "a CPU's peak is not known"
+    assert table["total"]["floor_s"] is None, "the peak of a CPU is unknown"
     assert "| sm90_xmma_fprop | 1 | 0.030 | 75.0 |" in as_markdown("eager:8", table)
 
 
@@ -76,5 +76,5 @@ def test_kernels_of_one_operator_share_its_needs_by_their_time() -> None:
         ("ncclDevKernel_AllReduce_Sum_f32", "", "communication"),
     ],
 )
-def test_kernels_are_classed_by_what_they_are_for(kernel: str, launched_by: str, expected: str) -> None:
+def test_kernels_are_classified_by_purpose(kernel: str, launched_by: str, expected: str) -> None:
     assert class_of(kernel, launched_by) == expected

@@ -1,4 +1,4 @@
-"""Two sides that take turns: who runs when, and which steps of a trial are timed."""
+"""Two sides that run alternately: their order, and the steps of a trial that are timed."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from benchmarks.harness.in_turn import Blocks, SameProcess
 from benchmarks.harness.turns import LEAD_STEPS, Turns, new_turns
 
 
-def test_ranks_of_two_sides_run_as_abba_and_no_side_before_all_ranks_of_the_other_have_ended(tmp_path: Path) -> None:
+def test_two_sides_run_as_abba_and_wait_for_all_ranks_of_the_other(tmp_path: Path) -> None:
     file, ran, lock = new_turns(tmp_path, ranks=2), [], threading.Lock()
 
     def side(name: str, rank: int) -> None:
@@ -33,20 +33,20 @@ def test_ranks_of_two_sides_run_as_abba_and_no_side_before_all_ranks_of_the_othe
     assert in_order == [("A", 2), ("B", 4), ("A", 4), ("B", 4), ("A", 4), ("B", 4), ("A", 2)]
 
 
-def test_a_side_that_is_gone_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_dead_side_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "PATIENCE_S", 0.01)
     alone = Turns(new_turns(tmp_path, ranks=1), "A", 0)
-    with pytest.raises(TimeoutError, match="the other side did not end its block"):
+    with pytest.raises(TimeoutError, match="the other side"):
         alone.begin()
 
 
-def test_blocks_are_those_of_the_plain_and_the_phases_window_without_their_lead(
+def test_blocks_cover_the_plain_and_the_phases_window_without_their_lead_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = itertools.count()  # a second passes with each look at the clock, and with each synchronisation none
+    now = itertools.count()  # every reading of the clock advances it by 1 s; synchronising does not
     monkeypatch.setattr("benchmarks.harness.in_turn.time.perf_counter", lambda: float(next(now)))
     file = new_turns(tmp_path, ranks=1)
-    Turns(file, "B", 0).mine[0] = 10**6  # it has always ended
+    Turns(file, "B", 0).mine[0] = 10**6  # side B has always ended its block
     steps, blocks_a_window, settling = 3, 2, 4
     window = blocks_a_window * (LEAD_STEPS + steps) + 1
     synchronised: list[int] = []
@@ -59,7 +59,7 @@ def test_blocks_are_those_of_the_plain_and_the_phases_window_without_their_lead(
     assert synchronised == [*first, *(step + window for step in first)]
 
 
-def test_the_bare_loop_in_the_studys_own_process_runs_as_abba_too(tmp_path: Path) -> None:
+def test_a_bare_loop_in_the_process_of_the_study_runs_as_abba(tmp_path: Path) -> None:
     ran: list[str] = []
     file = tmp_path / "bare-0.json"
     others = SameProcess(lambda: ran.append("lead"), lambda: float(ran.append("B") or 2.0), file)  # type: ignore[func-returns-value]

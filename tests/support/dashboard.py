@@ -1,4 +1,4 @@
-"""What the Grafana dashboard asks Prometheus for."""
+"""The Prometheus queries and metrics of the Grafana dashboard."""
 
 import json
 import re

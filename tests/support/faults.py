@@ -1,8 +1,8 @@
-"""Faults that a cluster meets while a study runs on it, injected into one of two hosts, and what must hold after each.
+"""Inject faults into one of two hosts while a study runs, and check what must hold after each fault.
 
-The study: trials of two ranks, one on each host, which take their time in every step (`faulty_workloads:slow`). One study
-suffers all faults, one after another; after each its next trial has to finish before the next fault comes. The second host's
-clock is an hour ahead all the time.
+The trials of the study have two ranks, one per host, and sleep in every step (`faulty_workloads:slow`). One study meets
+all faults, one after another. After each fault, its next trial must finish before the next fault. The clock of the
+second host is always an hour ahead.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from tests.support.orchestration import WORKLOADS
 from tests.support.system import file, missing
 
 REPEATS = 10
-"""of two batches: a fault takes the trial that it meets, and those before and after it are to finish"""
+"""of two batches; each fault ends one trial, and the trials before and after it must finish"""
 TRIAL_TIMEOUT_S = 25
-NAMED_TIMEOUT_S = 240.0
+MESSAGE_TIMEOUT_S = 240.0
 NEXT_TIMEOUT_S = 600.0
-"""long enough for a group that does not start, and for the next one"""
+"""long enough for a worker group that fails to start, and for the next one"""
 CUT_S = 30.0
 AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"
@@ -35,12 +35,12 @@ Records = dict[str, dict[str, Any]]
 
 
 class FaultError(AssertionError):
-    """Something that must hold after a fault does not."""
+    """A requirement after a fault is violated."""
 
 
 @dataclass
 class Cluster:
-    """Two hosts under Ray, and a study's command on the first of them."""
+    """Two hosts under Ray, and a study's command on the first."""
 
     hosts: Hosts
     address: str
@@ -53,22 +53,24 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """The results folder as seen from outside, where what is mounted on the host is not."""
+        """Return the results folder through the host's root, because its mount is invisible from outside."""
         return Path(f"/proc/{self.hosts[0].pid}/root{self.out}")
 
     def arguments(self) -> list[str]:
-        """The study's command, for the results folder of now."""
+        """Return the command of the study for the current results folder."""
         return [
-            "python", "-m", "study.scaling", "run", "smoke", "--workload", f"{WORKLOADS}:slow", "--address", self.address,
-            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4", "--out", self.out,
-            "--trial-timeout", str(TRIAL_TIMEOUT_S), "--set", "account_steps=2", "--set", "warmup_steps=2",
+            "python", "-m", "study.scaling", "run", "smoke", "--workload", f"{WORKLOADS}:slow",
+            "--address", self.address,
+            "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4",
+            "--out", self.out, "--trial-timeout", str(TRIAL_TIMEOUT_S),
+            "--set", "account_steps=2", "--set", "warmup_steps=2",
         ]  # fmt: skip
 
     def records(self) -> Records:
-        """Every trial's record in the results folder, by id."""
+        """Return the records of all trials in the results folder, by trial id."""
         return {path.parent.name: json.loads(path.read_text()) for path in self.folder.glob("trials/*/trial.json")}
 
-    def planned(self) -> set[str]:
+    def planned_trials(self) -> set[str]:
         return set(json.loads((self.folder / "study.json").read_text())["configuration"]["planned_trials"])
 
     def start(self) -> "Run":
@@ -77,53 +79,54 @@ class Cluster:
             process = self.hosts[0].start(self.arguments(), cwd=str(ROOT), stdout=subprocess.DEVNULL, stderr=stderr)
         return Run(process, log)
 
-    def alive(self) -> int:
-        """Nodes that Ray counts as alive."""
+    def alive_nodes(self) -> int:
+        """Return the number of nodes that Ray considers alive."""
         code = (
-            f"import ray, logging; ray.init(address='{self.address}', log_to_driver=False, logging_level=logging.ERROR); "
+            "import logging, ray; "
+            f"ray.init(address='{self.address}', log_to_driver=False, logging_level=logging.ERROR); "
             "print(sum(node['Alive'] for node in ray.nodes()))"
         )
-        found = self.hosts[0].run(["python", "-c", code], check=False)
-        return int(found.stdout.split()[-1]) if found.returncode == 0 else 0
+        process = self.hosts[0].run(["python", "-c", code], check=False)
+        return int(process.stdout.split()[-1]) if process.returncode == 0 else 0
 
-    def done(self) -> Records:
+    def done_trials(self) -> Records:
         return {trial: record for trial, record in self.records().items() if record["status"] == "done"}
 
     def rejoin(self) -> None:
-        """Brings the second host back into the cluster, where it is no part of it any more."""
-        if self.alive() == 2:
+        """Bring the second host back if it has left the cluster."""
+        if self.alive_nodes() == 2:
             return
         host = self.hosts[1]
         host.run(["ray", "stop", "--force"], check=False)
         start_node(host, [f"--address={self.address}"], _clock_ahead())
         deadline_s = time.monotonic() + 60
-        while self.alive() != 2:
+        while self.alive_nodes() != 2:
             if time.monotonic() > deadline_s:
-                raise FaultError("the second host did not come back into the cluster")
+                raise FaultError("the second host did not rejoin the cluster")
             time.sleep(1)
 
 
 @dataclass
 class Run:
-    """A study's command that was started."""
+    """A running command of a study."""
 
     process: "subprocess.Popen[str]"
     log: Path
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.process.poll() is not None
 
-    def await_said(self, pattern: str, since: int) -> None:
-        """Waits until the command has said so, after its first `since` characters."""
-        deadline_s = time.monotonic() + NAMED_TIMEOUT_S
-        while not re.search(pattern, self.said[since:]):
-            if self.ended or time.monotonic() > deadline_s:
-                raise FaultError(f"no reason names {pattern!r}:\n{self.said[since:]}")
+    def await_message(self, pattern: str, since: int) -> None:
+        """Wait until the command has printed `pattern` after its first `since` characters."""
+        deadline_s = time.monotonic() + MESSAGE_TIMEOUT_S
+        while not re.search(pattern, self.output[since:]):
+            if self.has_ended or time.monotonic() > deadline_s:
+                raise FaultError(f"no message matches {pattern!r}:\n{self.output[since:]}")
             time.sleep(0.2)
 
     def end(self, timeout_s: float = 420) -> int:
@@ -131,12 +134,12 @@ class Run:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise FaultError(f"the study did not end within {timeout_s:.0f} s:\n{self.said}") from None
+            raise FaultError(f"the study did not end within {timeout_s:.0f} s:\n{self.output}") from None
 
 
 @contextlib.contextmanager
 def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
-    """Two hosts of two CPUs each under Ray, for a study of so many repeats; gone afterwards."""
+    """Create two hosts of two CPUs each under Ray, for a study with `repeats` repeats. Removes them afterwards."""
     with Hosts(2) as hosts:
         address = f"{hosts[0].address}:6379"
         for host in hosts:
@@ -150,25 +153,24 @@ def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
 
 
 def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:
-    """Starts Ray on a host."""
-    bounded = ["--num-cpus=2", "--object-store-memory=200000000", "--disable-usage-stats"]
-    host.run(["ray", "start", *role, f"--node-ip-address={host.address}", *bounded], env=env, timeout_s=400)
+    """Start Ray on a host."""
+    limits = ["--num-cpus=2", "--object-store-memory=200000000", "--disable-usage-stats"]
+    host.run(["ray", "start", *role, f"--node-ip-address={host.address}", *limits], env=env, timeout_s=400)
 
 
 def processes(host: Host, pattern: str) -> list[int]:
-    """Ids, as that host counts them, of processes whose command line matches."""
-    found = host.run(["pgrep", "-f", pattern], check=False).stdout.split()
-    return [int(pid) for pid in found]
+    """Return the ids, in the host's own namespace, of processes whose command line matches."""
+    return [int(pid) for pid in host.run(["pgrep", "-f", pattern], check=False).stdout.split()]
 
 
 def send(host: Host, pattern: str, number: signal.Signals) -> None:
-    """Sends a signal to every such process of a host. Raises FaultError where there is none."""
+    """Send a signal to all matching processes of a host. Raises FaultError if there are none within 30 s."""
     deadline_s = time.monotonic() + 30
-    while not (found := processes(host, pattern)):
+    while not (pids := processes(host, pattern)):
         if time.monotonic() > deadline_s:
             raise FaultError(f"no process {pattern!r} on {host.name}")
         time.sleep(0.2)
-    host.run(["kill", f"-{int(number)}", *map(str, found)], check=False)
+    host.run(["kill", f"-{int(number)}", *map(str, pids)], check=False)
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
@@ -214,7 +216,7 @@ def feed(cluster: Cluster) -> None:
 
 def _clock_ahead() -> dict[str, str]:
     library = file("libfaketime")
-    if library is None:  # the linker only warns of a library that is missing, and the clocks would be one
+    if library is None:  # the linker would only warn, and the clocks would be equal
         raise FaultError(missing("libfaketime"))
     return {
         "LD_PRELOAD": str(library),
@@ -226,114 +228,113 @@ def _clock_ahead() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """How a fault is injected and mended. named: what the command says of it; None: the command itself ends by it, and the
-    same one goes on.
+    """How a fault is injected and repaired.
+
+    message: pattern of the command's output; None if the fault ends the command, which is then repeated.
     """
 
     inject: Callable[[Cluster], None]
-    named: str | None = None
-    mend: Callable[[Cluster], None] = Cluster.rejoin
+    message: str | None = None
+    repair: Callable[[Cluster], None] = Cluster.rejoin
 
 
 ON_HOST2 = r"host2 \([0-9a-f]{8}\)|10\.77\.0\.3"
 FAULTS = {
     "rank killed": Fault(kill_rank, ON_HOST2),
-    "rank hangs": Fault(hang_rank, rf"--trial-timeout\); rank 1 on node ({ON_HOST2}) does not answer"),
+    "rank hangs": Fault(hang_rank, rf"trial-timeout.*\brank 1\b.*({ON_HOST2})"),
     "link cut for 30 s": Fault(cut_link, ON_HOST2),
-    "disk full": Fault(fill_disk, r"No space left on device", mend=empty_disk),
+    "disk full": Fault(fill_disk, r"No space left on device", repair=empty_disk),
     "driver killed": Fault(kill_driver),
     "raylet killed": Fault(kill_raylet, ON_HOST2),
-    "out of memory on one node": Fault(starve, ON_HOST2, mend=feed),
+    "out of memory on one node": Fault(starve, ON_HOST2, repair=feed),
 }
-"""in the order in which a study suffers them: what ran out of memory leaves larger batches out"""
+"""in the order of injection; the last one prunes trials with larger batches"""
 
 CLOCKS = "clocks an hour apart"
 COMPLETED = "the same command completes exactly the planned trials"
 
 
-def suffer(cluster: Cluster, moments: random.Random, names: Sequence[str] = tuple(FAULTS)) -> Iterator[dict[str, Any]]:
-    """Runs a study that meets these faults at random moments, and in the end completes it by the same command.
+def suffer(cluster: Cluster, rng: random.Random, names: Sequence[str] = tuple(FAULTS)) -> Iterator[dict[str, Any]]:
+    """Run a study, inject these faults at random times, and complete the study by repeating its command.
 
-    Gives what happened at each fault, then for `CLOCKS` and `COMPLETED`. Raises FaultError where something does not hold: a
-    finished trial lost or run again, a failure that does not name its node, no further trial although the cluster fits it, a
-    span that mixes clocks, the study not complete, other trials than planned.
+    Yields what happened at each fault, and then for `CLOCKS` and `COMPLETED`. Raises FaultError if a finished trial is
+    lost or repeated, a failure does not name its node, no further trial runs although the cluster has room for it, a
+    duration mixes the clocks of nodes, the study is incomplete, or its trials are not the planned ones.
     """
     cluster.number += 1
     run = cluster.start()
     for name in names:
         fault = FAULTS[name]
-        began_s = time.monotonic()
-        run = _after_next(cluster, run)
-        wait_s = moments.uniform(0.0, 4.0)
+        started_s = time.monotonic()
+        run = _await_next_trial(cluster, run)
+        wait_s = rng.uniform(0.0, 4.0)
         time.sleep(wait_s)
-        kept, since = cluster.done(), len(run.said)
+        finished, since = cluster.done_trials(), len(run.output)
         fault.inject(cluster)
-        if fault.named is None:
+        if fault.message is None:
             run.end()
         else:
-            run.await_said(fault.named, since)
-        fault.mend(cluster)
-        _keeps(cluster, kept)
+            run.await_message(fault.message, since)
+        fault.repair(cluster)
+        _check_unchanged(cluster, finished)
         yield {
             "fault": name,
             "moment_s": round(wait_s, 2),
-            "finished_before": len(kept),
-            "said": _line(run.said[since:], fault.named),
-            "seconds": round(time.monotonic() - began_s, 1),
+            "finished_before": len(finished),
+            "said": _first_line(run.output[since:], fault.message),
+            "seconds": round(time.monotonic() - started_s, 1),
         }
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     codes = [run.end()]
-    kept = cluster.done()
+    finished = cluster.done_trials()
     while codes[-1] != 0 and len(codes) < 4:
         run = cluster.start()
         codes.append(run.end())
-    _keeps(cluster, kept)
+    _check_unchanged(cluster, finished)
     final = cluster.records()
     longest_s = max(record["duration_s"] for record in final.values() if record["status"] == "done")
-    _require(
-        longest_s < AHEAD_S / 2, f"a trial lasted {longest_s:.0f} s by its own account: clocks of nodes were mixed"
-    )
+    _require(longest_s < AHEAD_S / 2, f"a trial reports a duration of {longest_s:.0f} s: it mixes the clocks of nodes")
     yield {"fault": CLOCKS, "longest_trial_s": longest_s}
-    _require(codes[-1] == 0, f"the same command did not complete the study: exit codes {codes}\n{run.said}")
-    _require(set(final) == cluster.planned(), "the final trials are not those planned")
+    _require(codes[-1] == 0, f"repeating the command did not complete the study: exit codes {codes}\n{run.output}")
+    _require(set(final) == cluster.planned_trials(), "the final trials are not the planned ones")
     statuses = {record["status"] for record in final.values()}
     allowed = {"done", "out_of_memory", "pruned"} if "out of memory on one node" in names else {"done"}
-    _require(statuses <= allowed, f"statuses {statuses}")
+    _require(statuses <= allowed, f"unexpected statuses: {statuses - allowed}")
     yield {
         "fault": COMPLETED,
         "exit_codes": codes,
         "trials": len(final),
-        "seconds": round(time.monotonic() - began_s, 1),
+        "seconds": round(time.monotonic() - started_s, 1),
     }
 
 
-def _after_next(cluster: Cluster, run: Run) -> Run:
-    """Waits until one more trial is done. Where the command ended before that, a host made whole gets the same one again."""
-    before = len(cluster.done())
+def _await_next_trial(cluster: Cluster, run: Run) -> Run:
+    """Wait until one more trial is done. If the command ends first, repair the cluster and repeat it once."""
+    before = len(cluster.done_trials())
     for _ in range(2):
-        if run.ended:
+        if run.has_ended:
             cluster.rejoin()
             run = cluster.start()
         deadline_s = time.monotonic() + NEXT_TIMEOUT_S
-        while not run.ended and time.monotonic() < deadline_s:
-            if len(cluster.done()) > before:
+        while not run.has_ended and time.monotonic() < deadline_s:
+            if len(cluster.done_trials()) > before:
                 return run
             time.sleep(0.2)
     run.process.kill()
-    raise FaultError(f"no further trial finished:\n{run.said}")
+    raise FaultError(f"no other trial finished:\n{run.output}")
 
 
-def _keeps(cluster: Cluster, kept: Records) -> None:
-    now = cluster.records()
-    changed = sorted(trial for trial, record in kept.items() if now.get(trial) != record)
-    _require(not changed, f"finished trials were lost or ran again: {changed}")
+def _check_unchanged(cluster: Cluster, finished: Records) -> None:
+    records = cluster.records()
+    changed = sorted(trial for trial, record in finished.items() if records.get(trial) != record)
+    _require(not changed, f"finished trials were lost or repeated: {changed}")
 
 
-def _line(said: str, pattern: str | None) -> str:
-    """The line that names a fault."""
-    return next((line.strip() for line in said.splitlines() if pattern and re.search(pattern, line)), "")
+def _first_line(output: str, pattern: str | None) -> str:
+    """Return the first line of the output that matches."""
+    return next((line.strip() for line in output.splitlines() if pattern and re.search(pattern, line)), "")
 
 
-def _require(holds: Any, otherwise: str) -> None:
-    if not holds:
-        raise FaultError(otherwise)
+def _require(condition: Any, message: str) -> None:
+    if not condition:
+        raise FaultError(message)

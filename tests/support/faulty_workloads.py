@@ -1,4 +1,4 @@
-"""Users' workloads, sound and broken, for tests of what a study does with them. Each fails on its last rank only."""
+"""User workloads that work or fail, for tests of studies. Failures happen on the last rank only."""
 
 import itertools
 import os
@@ -18,16 +18,16 @@ from trainables.workload import HeldOutSet, Workload
 TOO_LARGE_BATCH = 16
 HANGS = "hangs"
 STARVED = Path("/tmp/scaling-study-tests-starved")
-"""on a host where this lies, `slow` finds no memory"""
+"""if this file exists on a host, `slow` runs out of memory there"""
 
 
 def sound(trial: Trial) -> Workload:
-    """A linear model on random vectors."""
+    """Train a linear model on random vectors."""
     return _workload(lambda: None)
 
 
 def raises(trial: Trial) -> Workload:
-    """An exception in the middle of a step."""
+    """Raise an exception during a step."""
 
     def fail() -> None:
         raise ValueError("these <b>targets</b> are wrong")
@@ -36,12 +36,12 @@ def raises(trial: Trial) -> Workload:
 
 
 def needs_too_much_memory(trial: Trial) -> Workload:
-    """Asks the allocator for more than there is once the batch reaches TOO_LARGE_BATCH."""
+    """Run out of memory if the batch is at least TOO_LARGE_BATCH."""
     return _workload(lambda: torch.empty(10**15) if trial.batch_per_gpu >= TOO_LARGE_BATCH else None)
 
 
 def hangs(trial: Trial) -> Workload:
-    """Never comes back, so that the other ranks wait in their all-reduce; says so in the folder `data_dir`, where there is one."""
+    """Hang, so that the other ranks wait in their all-reduce. Creates the file HANGS in `data_dir`, if that is set."""
 
     def hang() -> None:
         if trial.data_dir:
@@ -52,12 +52,12 @@ def hangs(trial: Trial) -> Workload:
 
 
 def dies(trial: Trial) -> Workload:
-    """Is killed as the kernel kills: no exception, no farewell."""
+    """Die by SIGKILL, without an exception."""
     return _workload(lambda: _on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
 def slow(trial: Trial) -> Workload:
-    """Takes its time in every step, so that a test can interrupt it; each rank says in $STEPPING that it got there."""
+    """Sleep in every step, so that a test can interrupt it. Each rank creates a file in the folder $STEPPING."""
 
     def step() -> None:
         if folder := os.environ.get("STEPPING"):
@@ -70,19 +70,19 @@ def slow(trial: Trial) -> Workload:
 
 
 def trains(trial: Trial) -> Workload:
-    """Is sound, and takes half a second for an epoch of 8 steps of 32 samples, so that it can be watched and broken off."""
+    """Take half a second per epoch of 8 steps of 32 samples, so that a test can watch and interrupt it."""
     return _workload(lambda: time.sleep(0.06))
 
 
 def dies_once(trial: Trial) -> Workload:
-    """As `trains`, but is killed in its third epoch, in its first life only: the folder `data_dir` remembers."""
-    remembered = Path(trial.data_dir, "died")
+    """Train as `trains`, but die in the third epoch, once. A file in `data_dir` records that."""
+    died = Path(trial.data_dir, "died")
     steps = itertools.count(1)
 
     def step() -> None:
         time.sleep(0.06)
-        if next(steps) == 20 and not remembered.exists():
-            remembered.touch()
+        if next(steps) == 20 and not died.exists():
+            died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     return _workload(step)

@@ -1,4 +1,4 @@
-"""Results folders made by hand: trials whose step times follow a stated law, with noise."""
+"""Synthetic results folders: trials whose step times follow a stated law, with noise."""
 
 import itertools
 import json
@@ -20,21 +20,22 @@ CPU = "AMD EPYC 9554 64-Core Processor"
 FIELDS: dict[str, Any] = Trial(model="resnet18_small", account_steps=6, sweep_bytes=2**28).model_dump()
 RECORDED = recorded_fields()
 DECLARED = fields_of({"fields": RECORDED})
-"""what a study's results say of the fields of its trials"""
+"""the declaration of trial fields in a study's results"""
 
-OTHER_NAMES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
-"""Fields that an id names where they are not as usual."""
+USUAL_VALUES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
+"""fields that are only part of an id if they have another value"""
 
 
 def grid(base: dict[str, Any], **axes: Iterable[Any]) -> list[dict[str, Any]]:
-    """The product of the axes over `base`."""
+    """Return the product of the axes over `base`."""
     return [FIELDS | base | dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def trial_id(fields: dict[str, Any]) -> str:
+    """Return a readable id. It is unlike that of real trials."""
     names = ("model", "precision", "world_size", "batch_per_gpu", "loader_workers", "repeat")
-    others = [name for name in OTHER_NAMES if fields.get(name, OTHER_NAMES[name]) != OTHER_NAMES[name]]
-    return "-".join(str(fields[name]) for name in (*names, *others))
+    unusual = [name for name, usual in USUAL_VALUES.items() if fields.get(name, usual) != usual]
+    return "-".join(str(fields[name]) for name in (*names, *unusual))
 
 
 def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -> dict[str, Any]:
@@ -89,9 +90,9 @@ def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -
     }
 
 
-def _reading(cuda: bool, **of_gpu: float) -> dict[str, Any]:
-    """What a rank reads before and after its windows."""
-    gpu: dict[str, Any] = of_gpu | {"memory_clock_mhz": 3201, "throttle_reasons": []}
+def _reading(cuda: bool, **gpu_values: float) -> dict[str, Any]:
+    """Return what a rank reads from its device before or after its windows."""
+    gpu: dict[str, Any] = gpu_values | {"memory_clock_mhz": 3201, "throttle_reasons": []}
     return (gpu if cuda else dict.fromkeys(gpu)) | {"load_average_1min": 3.5}
 
 
@@ -108,12 +109,12 @@ def steps(
     noise: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> pd.DataFrame:
-    """steps.parquet of a trial: every rank takes `step_s` a step, of which `shares` go to the six phases in order.
+    """Return steps.parquet of a trial: each step takes `step_s` on every rank, split into six phases by `shares`.
 
-    launch_ratio: host time to issue a step / its span on an idle device. previous_done: share of steps at whose end
-    the previous one had left the device. busy_ratio: of each phase after the copy, the part for which the device has
-    kernels to run. synced_ratio: a step that waits for its copy / one that does not; the forward pass has all of it. CPU
-    trials have none of these, nor transfers or memory; their transfer share is 0.
+    launch_ratio: host time to issue a step / its duration on an idle device. previous_done: share of steps that end
+    after the device has finished the previous step. busy_ratio: share of each phase after the copy in which the device
+    runs kernels. synced_ratio: duration of a step that waits for its copy / of one that does not; the forward pass
+    contains the difference. CPU trials have none of these, and no transfers or memory; their transfer share is 0.
     """
     rng = rng or np.random.default_rng(0)
     cuda = fields["device"] == "cuda"
@@ -124,9 +125,9 @@ def steps(
     plain, phases, issue, busy, synced = (
         window == name for name in ("plain", "phases", "issue", "busy", "transfer_synced")
     )
-    each = step_s * np.exp(noise * rng.standard_normal(total)) * np.where(phases | synced, instruments, 1.0)
-    window_s = np.select([plain, phases], [each[plain].sum(), each[phases].sum()], np.nan)
-    window_s = np.where(synced, each[synced].sum() * synced_ratio, window_s)
+    durations_s = step_s * np.exp(noise * rng.standard_normal(total)) * np.where(phases | synced, instruments, 1.0)
+    window_s = np.select([plain, phases], [durations_s[plain].sum(), durations_s[phases].sum()], np.nan)
+    window_s = np.where(synced, durations_s[synced].sum() * synced_ratio, window_s)
     columns: dict[str, Any] = {
         "rank": np.int32(0),
         "window": window.astype(object),
@@ -135,7 +136,7 @@ def steps(
         "window_s": window_s,
         "loss": 2.3 * np.exp(-0.01 * np.arange(total)),
     }
-    instrumented = np.where(plain, np.nan, each)
+    instrumented = np.where(plain, np.nan, durations_s)
     names = ["load_wait_s", "host_to_device_s", "forward_s", "loss_s", "backward_s", "optimizer_s"]
     parts = {name: instrumented * share for name, share in zip(names, shares, strict=True)}
     for name in names:
@@ -144,10 +145,10 @@ def steps(
         parts["host_to_device_s"] = np.full(total, np.nan)
     columns |= parts
     columns["step_s"] = np.where(busy, np.nan, instrumented * (sum(shares) - (0.0 if copies else shares[1])))
-    waited_s = np.where(synced, each * (synced_ratio - 1), 0.0)
-    columns["forward_s"] += waited_s
-    columns["step_s"] += waited_s
-    columns["host_to_device_bytes"] = _some(
+    wait_s = np.where(synced, durations_s * (synced_ratio - 1), 0.0)
+    columns["forward_s"] += wait_s
+    columns["step_s"] += wait_s
+    columns["host_to_device_bytes"] = _value_if(
         ~plain & ~busy & copies, fields["batch_per_gpu"] * fields["image_size"] ** 2 * 4
     )
     columns["host_load_s"] = instrumented * shares[0]
@@ -160,26 +161,26 @@ def steps(
         ],
         dtype="boolean",
     )
-    launched = {"forward": 0.38, "loss": 0.02, "backward": 0.4, "optimizer": 0.2, "step": 1.0}
-    for name, part in launched.items():
-        columns[f"{name}_launch_s"] = np.where(issue, each * launch_ratio * part, np.nan)
+    launch_shares = {"forward": 0.38, "loss": 0.02, "backward": 0.4, "optimizer": 0.2, "step": 1.0}
+    for name, share in launch_shares.items():
+        columns[f"{name}_launch_s"] = np.where(issue, durations_s * launch_ratio * share, np.nan)
     peak_bytes = 2**30 + 12 * MIB * fields["batch_per_gpu"]
-    columns["peak_memory_bytes"] = _some(np.full(total, cuda), peak_bytes)
-    columns["peak_reserved_bytes"] = _some(np.full(total, cuda), peak_bytes + 256 * MIB)
-    # Ranks keep step with each other, so the noise of a step is the same on all.
+    columns["peak_memory_bytes"] = _value_if(np.full(total, cuda), peak_bytes)
+    columns["peak_reserved_bytes"] = _value_if(np.full(total, cuda), peak_bytes + 256 * MIB)
+    # Ranks are synchronised, so the noise of a step is the same on all.
     frame = pd.DataFrame(columns)
     return pd.concat([frame.assign(rank=np.int32(rank)) for rank in range(fields["world_size"])], ignore_index=True)
 
 
 def _window_steps(fields: dict[str, Any]) -> dict[str, int]:
-    """Steps of each window of `steps`, in their order."""
+    """Return the number of steps of each window, in order."""
     timed = {"warmup": fields["warmup_steps"], "plain": fields["steps"], "phases": fields["steps"]}
     on_cuda = {"issue": 5, "busy": 5} if fields["device"] == "cuda" else {}
     return timed | on_cuda | ({"transfer_synced": 10} if _copies(fields) else {})
 
 
 def _copies(fields: dict[str, Any]) -> bool:
-    """Is there a batch to copy to a device in each step?"""
+    """Return True if each step copies a batch to a device."""
     return bool(fields["device"] == "cuda" and fields["dataset"] != "synthetic")
 
 
@@ -199,11 +200,12 @@ def account(
     noise: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Rows that a trial on several ranks adds to steps.parquet, its buckets.parquet, and its sweep.parquet.
+    """Return the rows that several ranks add to steps.parquet, and their buckets.parquet and sweep.parquet.
 
-    An all-reduce alone takes latency_s + bytes / bandwidth, and in training `contention` times that. Buckets are ready at
-    equal distances up to `last_gradient_s`, on the straggler `late_s` later; an all-reduce begins when the last rank is
-    there, on CUDA also after the one before it. After the last of both, the optimizer takes `tail_s`.
+    An all-reduce alone takes latency_s + bytes / bandwidth; in training `contention` times that. Buckets are ready at
+    equal intervals until `last_gradient_s`, and `late_s` later on the straggler. An all-reduce starts when the last
+    rank is ready, and on CUDA also after the previous one. After the last gradient and all-reduce, the optimizer takes
+    `tail_s`.
     """
     rng = rng or np.random.default_rng(0)
     cuda, ranks, count = fields["device"] == "cuda", range(fields["world_size"]), fields["account_steps"]
@@ -214,10 +216,10 @@ def account(
     for number in range(count):
         factor = float(np.exp(noise * rng.standard_normal()))
         ready = factor * last_gradient_s * np.arange(1, len(sizes) + 1) / len(sizes)
-        wire = factor * contention * (latency_s + sizes / bandwidth)
+        transfer_s = factor * contention * (latency_s + sizes / bandwidth)
         end, free = np.empty(len(sizes)), 0.0
         for k, ready_everywhere in enumerate(ready + max(late.values())):
-            end[k] = max(ready_everywhere, free if cuda else 0.0) + wire[k]
+            end[k] = max(ready_everywhere, free if cuda else 0.0) + transfer_s[k]
             free = end[k]
         last = float(ready[-1])
         for rank in ranks:
@@ -243,9 +245,9 @@ def account(
                 for k in range(len(sizes))
             ]
     frame = pd.DataFrame(rows)
-    of_window = frame["window"] == "communication"
-    each_s = plain_step_s * communication_ratio if plain_step_s else frame.loc[of_window, "step_s"].mean()
-    frame["window_s"] = np.where(of_window, count * each_s, np.nan)
+    in_window = frame["window"] == "communication"
+    mean_step_s = plain_step_s * communication_ratio if plain_step_s else frame.loc[in_window, "step_s"].mean()
+    frame["window_s"] = np.where(in_window, count * mean_step_s, np.nan)
     powers = [4**k for k in range(1, 20) if 4**k <= fields["sweep_bytes"]]
     sweep = pd.DataFrame(
         [
@@ -259,13 +261,13 @@ def account(
     return frame, pd.DataFrame(buckets), sweep
 
 
-def _some(known: Any, value: int) -> Any:
-    """`value` where it is known, null elsewhere."""
-    return pd.array([value if k else None for k in known], dtype="Int64")
+def _value_if(conditions: Any, value: int) -> Any:
+    """Return `value` for each true condition, null for the others."""
+    return pd.array([value if condition else None for condition in conditions], dtype="Int64")
 
 
 def record(fields: dict[str, Any], status: str = "done", reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """trial.json of a trial."""
+    """Return trial.json of a trial."""
     ran = status not in ("infeasible", "pruned")
     return {
         "schema_version": 2,
@@ -322,29 +324,30 @@ def write_results(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Path:
-    """A folder of done trials; `law` gives the keyword arguments of `steps`, and each repeat is off by a factor e^±spread.
+    """Write a folder of completed trials. `law` returns the keyword arguments of `steps` for a trial's fields.
 
-    Where it also gives `account`, the keyword arguments of that function, trials on several ranks have an account.
+    Step times vary between repeats with a log-normal spread. If `law` also returns `account`, the keyword arguments of
+    that function, trials on several ranks get a communication breakdown.
     """
     rng = np.random.default_rng(seed)
     write_study(directory)
     for fields in trials:
         arguments = law(fields)
-        measured = arguments.pop("account", None)
+        account_arguments = arguments.pop("account", None)
         arguments["step_s"] *= float(np.exp(spread * rng.standard_normal()))
         frame = steps(fields, **arguments, noise=noise, rng=rng)
-        if measured is None or fields["world_size"] == 1:
+        if account_arguments is None or fields["world_size"] == 1:
             write_trial(directory, record(fields), frame)
             continue
         more, buckets, sweep = account(
-            fields, **{"plain_step_s": arguments["step_s"], "noise": noise, "rng": rng} | measured
+            fields, **{"plain_step_s": arguments["step_s"], "noise": noise, "rng": rng} | account_arguments
         )
         write_trial(directory, record(fields), pd.concat([frame, more], ignore_index=True), buckets, sweep)
     return directory
 
 
 def cpu_law(fields: dict[str, Any]) -> dict[str, Any]:
-    """Two ranks on two cores: compute grows with the batch, bf16 is slower, the all-reduce costs 25 ms."""
+    """Model two ranks on two cores: compute grows with the batch, bf16 is slower, and the all-reduce takes 25 ms."""
     compute = 0.004 * fields["batch_per_gpu"] * (1.35 if fields["precision"] == "bf16" else 1.0)
     load = {1: 0.010, 2: 0.004}.get(fields["loader_workers"], 0.02)
     communication = 0.025 if fields["world_size"] > 1 else 0.0
@@ -353,17 +356,17 @@ def cpu_law(fields: dict[str, Any]) -> dict[str, Any]:
         np.array([load, 0.0, 0.32 * compute, 0.01 * compute, 0.6 * compute + communication, 0.07 * compute]) / step_s
     )
     last_gradient_s = 0.93 * step_s - communication
-    measured = {
+    account_arguments = {
         "last_gradient_s": last_gradient_s,
         "bandwidth": 2e9,
         "bucket_bytes": (40 * MIB, 4 * MIB),
         "tail_s": 0.01,
     }
-    return {"step_s": step_s, "shares": tuple(parts), "account": measured}
+    return {"step_s": step_s, "shares": tuple(parts), "account": account_arguments}
 
 
 def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
-    """ResNet-50 like: the host needs 14 ms to issue a step (20 ms with DDP over several GPUs), the rest grows with the batch."""
+    """Model ResNet-50: the host needs 14 ms to issue a step (20 ms with DDP), all else grows with the batch."""
     several = fields["world_size"] > 1
     compute = 0.0002 * fields["batch_per_gpu"] * (1.9 if fields["precision"] == "fp32" else 1.0) + 0.001
     host = 0.020 if several else 0.014
@@ -386,7 +389,7 @@ def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def cpu_study(directory: Path) -> Path:
-    """48 trials: 1 and 2 CPU ranks x 2 batches x 2 loader worker counts x 2 precisions x 3 repeats."""
+    """Write 48 trials: 1 and 2 CPU ranks x 2 batches x 2 loader worker counts x 2 precisions x 3 repeats."""
     trials = grid(
         {},
         world_size=[1, 2],
@@ -399,7 +402,7 @@ def cpu_study(directory: Path) -> Path:
 
 
 def gpu_study(directory: Path) -> Path:
-    """180 trials: 1, 2 and 4 GPUs x 3 batches x 2 loader worker counts x 2 precisions x 5 repeats; some did not finish."""
+    """Write 180 trials: 1, 2, 4 GPUs x 3 batches x 2 worker counts x 2 precisions x 5 repeats. Some did not finish."""
     base = {"device": "cuda", "model": "resnet50", "image_size": 224, "cpus_per_rank": 8, "steps": 30}
     trials = grid(
         base,
@@ -409,9 +412,11 @@ def gpu_study(directory: Path) -> Path:
         precision=["bf16", "fp32"],
         repeat=range(5),
     )
-    lost = [t for t in trials if t["batch_per_gpu"] == 512 and t["precision"] == "fp32" and t["loader_workers"] == 8]
-    write_results(directory, [t for t in trials if t not in lost], gpu_law, noise=0.02)
-    for fields in lost:
+    unfinished = [
+        t for t in trials if t["batch_per_gpu"] == 512 and t["precision"] == "fp32" and t["loader_workers"] == 8
+    ]
+    write_results(directory, [t for t in trials if t not in unfinished], gpu_law, noise=0.02)
+    for fields in unfinished:
         if fields["repeat"] == 0:
             reason = "rank 0: CUDA out of memory. Tried to allocate 3.06 GiB"
             write_trial(directory, record(fields, "out_of_memory", reason))

@@ -1,8 +1,8 @@
-"""One Ray on this machine that many tests join:  python -m tests.support.local_ray
+"""Start a local Ray that many tests share:  python -m tests.support.local_ray
 
-It prints its address and ends when its standard input does, that is at the latest with the process that started it. Its
-temporary folder is its own, so that no command finds it without `--address`, and the Prometheus of another test finds only
-the Ray of that test.
+It prints its address, and ends when its standard input is closed, at the latest with its parent process. It has its own
+temporary folder, so that commands find it only with `--address`, and the Prometheus of another test finds only that
+test's Ray.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 SETTINGS = {
     "RAY_metrics_report_interval_ms": "1000",  # instead of 10 s
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",  # instead of 60 s, for resources that others hold
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",  # instead of 60 s; resources may be in use by other tests
 }
 
 
 @contextlib.contextmanager
 def started() -> Iterator[str]:
-    """Start the Ray in a process of its own and give its address; it is gone afterwards."""
+    """Start Ray in a separate process, yield its address, and stop it afterwards."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.local_ray"],

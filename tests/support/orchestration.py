@@ -1,4 +1,4 @@
-"""What tests of the orchestration share: a results folder's store, and trials on CPU ranks that take moments."""
+"""Shared by tests of the orchestration: the store of a results folder, and quick trials on CPU ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,29 @@ QUICK: dict[str, Any] = {
 
 
 def quick_trial(**fields: Any) -> Trial:
-    """The mlp on the shipped images, few steps."""
+    """Return a trial of the mlp on the shipped sample with few steps."""
     return Trial(**{**QUICK, **fields})
 
 
 def workload_trial(name: str, **fields: Any) -> Trial:
-    """One of `faulty_workloads`, on two ranks unless told otherwise."""
+    """Return a trial of a workload in `faulty_workloads`, by default on two ranks."""
     return quick_trial(**{"workload": f"{WORKLOADS}:{name}", "world_size": 2, **fields})
 
 
 def new_store(folder: Path) -> Store:
-    """An empty results folder of a study named "test"."""
+    """Open an empty results folder of a study named "test"."""
     return Store.open(
         str(folder), name="test", question="Does it work?", configuration={}, versions={}, command="pytest"
     )
 
 
 def processes_of(marker: str) -> list[psutil.Process]:
-    """Live processes whose command line or working folder holds `marker` (a Ray session's folder, say)."""
-    found = []
+    """Return live processes whose command line or working folder contains `marker`, such as a Ray session's folder."""
+    processes = []
     for process in psutil.process_iter():
         try:
             if marker in " ".join(process.cmdline()) or marker in process.cwd():
-                found.append(process)
+                processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-    return found
+    return processes

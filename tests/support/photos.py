@@ -1,4 +1,4 @@
-"""Small photographs for tests: gradients with texture, written as real JPEG files in the layouts that data sets have."""
+"""Small photographs for tests: noisy gradients, as real JPEG files in the layouts of the data sets."""
 
 import struct
 import zlib
@@ -14,7 +14,7 @@ SPLITS = {"train": 6, "val": 2}
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:
-    """Colours that change slowly over the image, in another way for each seed, under a little noise."""
+    """Return an image with smooth gradients and slight noise. The gradients depend on the seed."""
     y, x = np.mgrid[:height, :width]
     waves = [
         np.sin((seed + 1) * x / width + channel) + np.cos((seed + 2) * y / height - channel) for channel in range(3)
@@ -24,14 +24,14 @@ def picture(width: int, height: int, seed: int) -> Image.Image:
 
 
 def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
-    """The image as a file's bytes."""
+    """Encode the image as a file's bytes."""
     file = BytesIO()
     image.save(file, kind)
     return file.getvalue()
 
 
 def png_of_16_bits(pixels: np.ndarray) -> bytes:
-    """A PNG file of uint8 pixels [h, w] or [h, w, 3], with other lower bits in its 16-bit values than in its upper ones."""
+    """Encode uint8 pixels [h, w] or [h, w, 3] as a 16-bit PNG whose lower 8 bits differ from its upper 8."""
     rows = (pixels.astype(">u2") << 8) + 77
     header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
     image = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows))
@@ -42,7 +42,7 @@ def png_of_16_bits(pixels: np.ndarray) -> bytes:
 
 
 def decoded(content: bytes) -> Image.Image:
-    """The image in a file's bytes."""
+    """Decode the image in a file's bytes."""
     image = Image.open(BytesIO(content))
     image.load()
     return image
@@ -51,7 +51,7 @@ def decoded(content: bytes) -> Image.Image:
 def write_photos(
     folder: Path, splits: Mapping[str, int] = SPLITS, classes: Sequence[str] = CLASSES, first_seed: int = 0
 ) -> Path:
-    """FOLDER/SPLIT/CLASS/*.JPEG with so many images a class, of different sizes; split "" is the folder itself."""
+    """Write FOLDER/SPLIT/CLASS/*.JPEG in different sizes. `splits`: split -> images per class; "" is FOLDER."""
     seed = first_seed
     for split, count in splits.items():
         for name in classes:
@@ -64,7 +64,7 @@ def write_photos(
 
 
 def write_tiny_imagenet(folder: Path) -> Path:
-    """Tiny-ImageNet's own layout, three classes, 64 x 64 pixels."""
+    """Write Tiny-ImageNet's layout with three classes and 64 x 64 pixels."""
     classes = ("n02", "n01", "n03")
     folder.mkdir()
     (folder / "wnids.txt").write_text("\n".join(classes) + "\n")

@@ -1,10 +1,10 @@
-"""What some tests need from the system: programs, files and privileges. A test that lacks one is skipped with the reason.
+"""Programs, files and privileges that some tests need from the system. Without them, a test is skipped.
 
     @needs("prometheus")
     def test_...
 
-The skip comes before any fixture runs (tests/conftest.py). `python -m tests.support.system` prints the Debian packages that satisfy
-all needs; .ci/run installs them.
+The skip happens before any fixture runs (tests/conftest.py). `python -m tests.support.system` prints the Debian
+packages that satisfy all needs; .ci/run installs them.
 """
 
 import functools
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Need:
-    """One need: any of `programs` on the PATH, or a match of the glob `file` below the root folder, or whatever `check` asks.
+    """One need: any of `programs` on the PATH, a match of the glob `file` below the root folder, or a passed `check`.
 
-    package: the Debian package that provides it; None for a privilege. check: returns what is missing, None if nothing is.
+    package: the Debian package that provides it; None for a privilege. check: returns what is missing, or None.
     """
 
     package: str | None = None
@@ -37,17 +37,20 @@ def _no_root() -> str | None:
     return None if os.geteuid() == 0 else "must run as root"
 
 
-_NETWORK = "ip link add name one type veth peer name two && tc qdisc add dev one root tbf rate 100mbit burst 64kb latency 100ms"
+_NETWORK = (
+    "ip link add name one type veth peer name two && "
+    "tc qdisc add dev one root tbf rate 100mbit burst 64kb latency 100ms"
+)
 
 
 @functools.cache
 def _no_namespaces() -> str | None:
     command = ["unshare", "--net", "--pid", "--fork", "--mount", "sh", "-c", _NETWORK]
     try:
-        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         return f"cannot create namespaces: {error}"
-    return f"cannot create namespaces: {tried.stderr.strip()}" if tried.returncode else None
+    return f"cannot create namespaces: {process.stderr.strip()}" if process.returncode else None
 
 
 NEEDS = {
@@ -77,11 +80,12 @@ HOSTS = ("mount", "nsenter", "ps", "pgrep", "ssh", "ssh-keygen", "sshd", "unshar
 
 
 def program(name: str) -> str | None:
-    """Return the path of the first program of this need, searching PATH and the sbin folders next to its bin folders."""
+    """Return the path of the first program of this need, in PATH or an sbin folder next to its bin folders."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     sbin = [f"{folder[:-3]}sbin" for folder in folders if folder.endswith("/bin")]
-    path = os.pathsep.join([*folders, *sbin])
-    return next((found for each in NEEDS[name].programs if (found := shutil.which(each, path=path))), None)
+    search_path = os.pathsep.join([*folders, *sbin])
+    paths = (shutil.which(candidate, path=search_path) for candidate in NEEDS[name].programs)
+    return next(filter(None, paths), None)
 
 
 def file(name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Results folders of trainings made by hand: accuracies that follow a stated law of batch and remedy, with noise over seeds."""
+"""Synthetic results folders of trainings: accuracy follows a stated law of batch and recipe, with noise per seed."""
 
 import hashlib
 import json
@@ -13,7 +13,8 @@ from tests.support.frames import FIELDS, record, write_study, write_trial
 
 TRAINING: dict[str, Any] = FIELDS | {
     "device": "cuda", "model": "resnet18_small", "precision": "bf16", "batch_per_gpu": 128, "accumulation_steps": 1,
-    "optimizer": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 6, "target_accuracy": None,
+    "optimizer": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 6,
+    "target_accuracy": None,
     "reference_batch": 128, "lr_rule": "none", "warmup": "none", "warmup_epochs": 3.0, "decay": "cosine",
     "decay_norm_and_bias": True, "label_smoothing": 0.0, "noise_scale": False,
 }  # fmt: skip
@@ -31,9 +32,9 @@ def global_batch(fields: dict[str, Any]) -> int:
 
 
 def epochs(fields: dict[str, Any], final_top1: float, step_s: float = 0.01, **columns: Any) -> pd.DataFrame:
-    """epochs.parquet of a training whose accuracy rises to its last one, with losses and times to match.
+    """Return epochs.parquet of a training whose accuracy rises to its final value, with matching losses and times.
 
-    Validation accuracy of epoch e of E is `final_top1` - 0.3 (1 - e / E); `columns` overwrite whole columns.
+    Validation accuracy of epoch e of E is `final_top1` - 0.3 (1 - e / E). `columns` replace complete columns.
     """
     count = fields["epochs"]
     number = np.arange(1, count + 1)
@@ -64,7 +65,7 @@ def epochs(fields: dict[str, Any], final_top1: float, step_s: float = 0.01, **co
 def write_training(
     directory: Path, fields: dict[str, Any], frame: pd.DataFrame, side_by_side: int | None = None, **more: Any
 ) -> str:
-    """A done training; its id is a hash of its fields, as a trial's is. Gives the id."""
+    """Write a completed training, and return its id. The id contains a hash of its fields, as in real trials."""
     trial = record(fields, **more)
     name = f"training-{hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]}"
     trial |= {"trial_id": name}
@@ -83,36 +84,39 @@ def write_training(
     return name
 
 
-def drop(fields: dict[str, Any], elbow: int) -> float:
-    """Accuracy lost: 3 points for each doubling of the batch above the elbow."""
-    return 0.03 * max(0.0, float(np.log2(global_batch(fields) / elbow)))
+def accuracy_loss(fields: dict[str, Any], largest_lossless_batch: int) -> float:
+    """Return the loss of accuracy: 3 points per doubling of the batch above the largest lossless batch."""
+    return 0.03 * max(0.0, float(np.log2(global_batch(fields) / largest_lossless_batch)))
 
 
 def large_batch(directory: Path, seeds: int = 5, spread: float = 0.001, phi: float = 1500.0) -> Path:
-    """92 % at batch 128; nothing holds to 512, linear to 2048, linear + warm-up to 8192, LARS (from 91 %) throughout.
+    """Write a study of large batches with 92 % accuracy at batch 128 (LARS: 91 %).
 
-    A step takes 5 ms and 2 µs a sample; gradients have tr(Sigma) / |G|^2 of `phi`, 20 % off in each training.
+    The largest lossless batch is 512 without a recipe, 2048 with linear scaling, 8192 with linear scaling and warm-up,
+    and unlimited with LARS. A step takes 5 ms plus 2 µs per sample. Gradients have a noise scale tr(Sigma) / |G|^2 of
+    `phi`, which varies by 20 % between trainings.
     """
     write_study(directory, "large-batch", "Up to which batch does training reach the accuracy of the reference batch?",
                 configuration={"repeats": seeds, "price-per-gpu-hour": 3.0})  # fmt: skip
     rng = np.random.default_rng(1)
-    elbow_of: list[tuple[dict[str, Any], int, Callable[[int], bool]]] = [
+    recipes: list[tuple[dict[str, Any], int, Callable[[int], bool]]] = [
         (NOTHING, 512, lambda batch: True),
         (LINEAR, 2048, lambda batch: batch > 128),
         (WARMED, 8192, lambda batch: batch > 128),
         (LARS, 10**9, lambda batch: True),
     ]
     for seed in range(seeds):
-        for remedy, elbow, runs_at in elbow_of:
+        for recipe, largest_lossless_batch, runs_at in recipes:
             for batch in (128, 512, 2048, 8192, 32768):
                 if not runs_at(batch):
                     continue
                 parts = 2 if batch == 32768 else 1
-                fields = TRAINING | remedy | {
+                fields = TRAINING | recipe | {
                     "batch_per_gpu": batch // parts, "accumulation_steps": parts, "seed": seed, "repeat": seed,
                 }  # fmt: skip
-                top = (0.91 if remedy is LARS else 0.92) - drop(fields, elbow) + spread * rng.standard_normal()
-                frame = epochs(fields, top, 0.005 + 2e-6 * batch)
+                top1 = (0.91 if recipe is LARS else 0.92) - accuracy_loss(fields, largest_lossless_batch)
+                top1 += spread * rng.standard_normal()
+                frame = epochs(fields, top1, 0.005 + 2e-6 * batch)
                 write_training(directory, fields, frame, side_by_side=4)
         fields = TRAINING | NOISE | {"seed": seed, "repeat": seed}
         norm2 = 0.02 * np.exp(0.2 * rng.standard_normal())

@@ -85,7 +85,7 @@ def test_a_cable_carries_what_it_is_set_to_and_no_more(hosts: Hosts) -> None:
 
 def test_the_bucket_of_a_shaper_holds_two_milliseconds_of_its_rate() -> None:
     assert [bucket_bytes(rate) for rate in ("1gbit", "200mbit", "64kbit")] == [250_000, 65_536, 65_536]
-    with pytest.raises(HostsError, match="rate '1 Gbit/s': allowed are such as 200mbit, 1gbit"):
+    with pytest.raises(HostsError, match="rate '1 Gbit/s'"):
         bucket_bytes("1 Gbit/s")
 
 

@@ -1,4 +1,7 @@
-"""What is made once a host from a data set's files, and kept: $XDG_CACHE_HOME/scaling-study (~/.cache without that variable)."""
+"""Files derived from a data set, built once per host and kept in $XDG_CACHE_HOME/scaling-study.
+
+Without XDG_CACHE_HOME, the folder is ~/.cache/scaling-study.
+"""
 
 import fcntl
 import os
@@ -10,31 +13,33 @@ from pathlib import Path
 from trainables.data.source import DataError
 
 
-def made_once(name: str, source: str, make: Callable[[Path], object]) -> Path:
-    """The file or folder `name` of the cache; where it is not there, `make` writes it. Other ranks of the host wait for it.
+def build_once(name: str, source: str, build: Callable[[Path], object]) -> Path:
+    """Return the cached file or folder `name`, and call `build(path)` first if it does not exist.
 
-    `make` is given a path beside, which is renamed: what has the name is whole. `source` says in words what it is made
-    from. Raises DataError where it cannot be written, and what `make` raises.
+    Other ranks of the host wait meanwhile. `build` writes to a temporary path that is then renamed, so an entry under
+    its final name is complete. `source` describes the input in error messages. Raises DataError if the cache cannot be
+    written, and the errors of `build`.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaling-study"
     target = cache / name
-    partial = cache / f"{name}.{platform.node()}.partial"  # hosts may share the folder, not the lock
+    partial = cache / f"{name}.{platform.node()}.partial"  # hosts may share the folder, but not the lock
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, also by the end of a killed process
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also if the process is killed
             if target.exists():
                 return target
             try:
                 _remove(partial)
-                make(partial)
-                if not (target.is_dir() and partial.is_dir()):  # another host was sooner, and a folder is not replaced
+                build(partial)
+                # Another host may have finished first. A file is then replaced; a folder cannot be.
+                if not (target.is_dir() and partial.is_dir()):
                     partial.replace(target)
             finally:
                 _remove(partial)
     except OSError as error:
         raise DataError(
-            f"{source} cannot be converted into {target}: {error}; XDG_CACHE_HOME=DIR names another place for the cache"
+            f"cannot convert {source} into {target}: {error}; use another cache folder: XDG_CACHE_HOME=DIR"
         ) from error
     return target
 

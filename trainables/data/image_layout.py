@@ -1,7 +1,7 @@
-"""Image sets on disk, as planning sees them: which kind lies in a folder, and in which storage format. No torch here.
+"""Recognise image sets on disk: the data set's layout and its storage formats. Used by planning, so no torch here.
 
-A converted set is a folder with a manifest; a folder of image files needs none. A folder may also hold one set for each
-storage format, in subfolders of the formats' names (DIR/jpeg, DIR/lmdb, ...), so that a study can compare them.
+A converted set is a folder with a manifest. A folder of image files needs none. A folder may also hold one set per
+storage format, in subfolders named after the formats (DIR/jpeg, DIR/lmdb, ...), so that a study can compare them.
 """
 
 import json
@@ -17,31 +17,31 @@ FORMAT = "scaling-study image set"
 VERSION = 1
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-"""names of image files, in lower case; others are passed over"""
+"""of image files, in lower case; other files are ignored"""
 
-STORED_PART = 256 / 224
-"""edge of the square that is kept of an image / edge of what a model sees: room for a random crop, as ImageNet's
-usual evaluation has it (Krizhevsky et al., 2012)"""
+STORED_RATIO = 256 / 224
+"""edge of the stored square / edge of the model's input, which leaves room for a random crop; 256 and 224 as in the
+usual evaluation on ImageNet (Krizhevsky et al., 2012)"""
 
 
 def stored_side(image_size: int) -> int:
-    """Edge in pixels of the square that is kept of an image: 256 for 224."""
-    return round(image_size * STORED_PART)
+    """Return the edge in pixels of the stored square: 256 for 224."""
+    return round(image_size * STORED_RATIO)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a converted set; None where the folder is none, or its manifest damaged or of a version that is not known."""
+    """Return the manifest of a converted set, or None if it is missing, damaged or of an unknown version."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
     known = isinstance(manifest, dict) and manifest.get("format") == FORMAT and manifest.get("version") == VERSION
-    whole = known and manifest.get("storage") in STORAGES and isinstance(manifest.get("splits"), dict)
-    return manifest if whole else None
+    valid = known and manifest.get("storage") in STORAGES and isinstance(manifest.get("splits"), dict)
+    return manifest if valid else None
 
 
 def kind_of(folder: Path) -> str | None:
-    """The data set that a folder's layout belongs to: tiny_imagenet, image_folder, or none."""
+    """Return the data set whose layout a folder has: tiny_imagenet, image_folder, or None."""
     try:
         if (folder / "wnids.txt").is_file() and (folder / "train").is_dir():
             return "tiny_imagenet"
@@ -55,59 +55,62 @@ def kind_of(folder: Path) -> str | None:
 
 
 def storages_in(folder: Path) -> dict[str, Path]:
-    """Storage formats that a folder offers, each with the folder that holds the set."""
-    found: dict[str, Path] = {}
+    """Return the storage formats available in a folder, each with the folder of its set."""
+    storages: dict[str, Path] = {}
     for path in (folder, *(folder / name for name in STORAGES)):
         manifest = read_manifest(path)
         if manifest:
-            found.setdefault(manifest["storage"], path)
+            storages.setdefault(manifest["storage"], path)
         elif path in (folder, folder / "jpeg") and kind_of(path):
-            found.setdefault("jpeg", path)
-    return found
+            storages.setdefault("jpeg", path)
+    return storages
 
 
-def misfit(folder: Path, dataset: str, storage: str, image_size: int, split: str = "train") -> str | None:
-    """Why the sets in a folder are not what a trial asks for, in one line; None where they are. `split` is train or test."""
-    found = storages_in(folder)
-    if not found:
-        return f"{folder} holds no images; dataset {dataset!r} needs {DATASETS[dataset].layout}, or a converted set"
-    if storage not in found:
-        return f"{folder} holds storage {', '.join(map(repr, found))}, the trial asks for {storage!r}; " + _advice(
-            folder, found, storage, image_size
-        )
-    folder = found[storage]
+def layout_mismatch(folder: Path, dataset: str, storage: str, image_size: int, split: str = "train") -> str | None:
+    """Return why a folder does not hold the set that a trial needs, in one line, or None if it does.
+
+    `split` is train or test.
+    """
+    storages = storages_in(folder)
+    if not storages:
+        return f"no images in {folder}; dataset {dataset!r} needs {DATASETS[dataset].layout}, or a converted set"
+    if storage not in storages:
+        available = ", ".join(map(repr, storages))
+        fix = _conversion_advice(folder, storages, storage, image_size)
+        return f"{folder} has storage {available}, but the trial needs {storage!r}; {fix}"
+    folder = storages[storage]
     manifest = read_manifest(folder)
     if manifest is None and kind_of(folder) != dataset:
-        return (
-            f"{folder} is laid out as dataset {kind_of(folder)!r}, not as {dataset!r}: --set dataset={kind_of(folder)}"
-        )
+        actual = kind_of(folder)
+        return f"{folder} has the layout of dataset {actual!r}, not {dataset!r}; use --set dataset={actual}"
     if manifest is not None and manifest["storage"] == "arrow_raw" and manifest["image_size"] != image_size:
         return (
-            f"{folder} holds pixels for image_size {manifest['image_size']} ({manifest['stored_side']} x "
-            f"{manifest['stored_side']}), the trial asks for {image_size} (which needs {stored_side(image_size)}); "
-            f"convert its JPEG files again: {_command('SRC', 'DST', storage, image_size)}"
+            f"{folder} has pixels for image_size {manifest['image_size']} ({manifest['stored_side']} x "
+            f"{manifest['stored_side']}), but the trial's image_size is {image_size} (which needs "
+            f"{stored_side(image_size)}); convert its JPEG files again: {_command('SRC', 'DST', storage, image_size)}"
         )
-    return lacking_split(folder, "val") if split == "test" else None
+    return missing_split(folder, "val") if split == "test" else None
 
 
-def lacking_split(folder: Path, split: str) -> str | None:
-    """Why the one set that lies directly in a folder has no such split (train or val), as far as names tell."""
+def missing_split(folder: Path, split: str) -> str | None:
+    """Return why the set directly in a folder lacks a split (train or val), judged by names only, or None."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        missing = split not in manifest["splits"]
-        return f"{folder} has no split {split!r}: its source had none when it was converted" if missing else None
+        if split in manifest["splits"]:
+            return None
+        return f"{folder} has no split {split!r}, because its source had none when it was converted"
     has_both = os.path.isdir(folder / "train") and os.path.isdir(folder / "val")
     if split == "train" or has_both or kind_of(folder) == "tiny_imagenet":
         return None
-    return f"{folder} has no images to test with; expected {folder / 'val'}/CLASS/*.JPEG"
+    return f"no test images in {folder}; expected {folder / 'val'}/CLASS/*.JPEG"
 
 
-def _advice(folder: Path, found: dict[str, Path], storage: str, image_size: int) -> str:
-    """How to get the format that is asked for."""
-    source = next((path for name, path in found.items() if name != "arrow_raw"), None)
+def _conversion_advice(folder: Path, storages: dict[str, Path], storage: str, image_size: int) -> str:
+    """Return how to get the requested format."""
+    source = next((path for name, path in storages.items() if name != "arrow_raw"), None)
     if source is None:
         command = _command("SRC", "DST", storage, image_size)
-        return f"pixels cannot become JPEG files again; convert what they were made from: {command}"
+        return f"pixels cannot be converted back to JPEG; convert the original images: {command}"
     destination = f"{source}-{storage}" if source == folder else str(folder / storage)
     return f"convert it: {_command(str(source), destination, storage, image_size)}"
 
@@ -119,5 +122,5 @@ def _command(source: str, destination: str, storage: str, image_size: int) -> st
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name is an image's."""
+    """Return True if a file name is that of an image."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")

@@ -1,4 +1,4 @@
-"""From a data set to an endless stream of batches, one stream a rank."""
+"""Turn a data set into an endless stream of batches, one stream per rank."""
 
 import itertools
 from collections import deque
@@ -17,43 +17,52 @@ from trainables.registry import AHEAD_BATCHES
 from trainables.trial import Trial
 from trainables.workload import Workload
 
+CHUNK = 4096
+"""images resized at a time"""
+
 
 def endless_batches(
     trial: Trial,
     workload: Workload,
     rank: int,
-    delivered: torch.Tensor | None = None,
-    made: torch.Tensor | None = None,
+    worker_counts: torch.Tensor | None = None,
+    prefetch_count: torch.Tensor | None = None,
 ) -> Iterator[Any]:
-    """Batches (inputs, targets) for ever, or tuples of `accumulation_steps` of them; see `loader` and `made_ahead`, unless
-    resident."""
+    """Yield batches (inputs, targets) forever, or tuples of `accumulation_steps` batches.
+
+    A resident data set is one batch that repeats. `worker_counts` is described in `loader`, `prefetch_count` in
+    `prefetch`.
+    """
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
     indices = (workload.batch_indices or partial(sampler, trial, workload))(rank)
-    batches = loader(trial, workload, workload.dataset, indices, trial.seed, delivered)
-    return _accumulated(beside_the_step(trial, workload, iter(batches), made), trial.accumulation_steps)
+    batches = loader(trial, workload, workload.dataset, indices, trial.seed, worker_counts)
+    return _accumulated(with_prefetch(trial, workload, iter(batches), prefetch_count), trial.accumulation_steps)
 
 
-def beside_the_step(
-    trial: Trial, workload: Workload, batches: Iterator[Any], made: torch.Tensor | None = None
+def with_prefetch(
+    trial: Trial, workload: Workload, batches: Iterator[Any], prefetch_count: torch.Tensor | None = None
 ) -> Iterator[Any]:
-    """The batches, with what is done for them ahead of the step: the workload's own work, the copy to the device."""
-    if not works_ahead(trial, workload):
+    """Return the batches, prepared ahead of the step if the trial asks for it.
+
+    Preparing means the workload's `ahead` function and, with `copy_ahead`, the copy to the device.
+    """
+    if not uses_prefetch(trial, workload):
         return batches
     device = device_of(trial)
 
-    def make(batch: Any) -> Any:
+    def prepare(batch: Any) -> Any:
         inputs, targets = batch
         if workload.ahead is not None:
             inputs = workload.ahead(inputs)
         return to_device((inputs, targets), device, trial.non_blocking) if trial.copy_ahead else (inputs, targets)
 
-    return made_ahead(batches, make, device, made)
+    return prefetch(batches, prepare, device, prefetch_count)
 
 
-def works_ahead(trial: Trial, workload: Workload) -> bool:
-    """Whether a thread beside the step makes batches ready before they are asked for."""
+def uses_prefetch(trial: Trial, workload: Workload) -> bool:
+    """Return True if a thread prepares batches during the step, before they are requested."""
     return trial.copy_ahead or workload.ahead is not None
 
 
@@ -63,16 +72,16 @@ def loader(
     dataset: Any,
     indices: Iterable[list[int]],
     seed: int,
-    delivered: torch.Tensor | None = None,
+    worker_counts: torch.Tensor | None = None,
 ) -> DataLoader[Any]:
-    """The batches of these indices, on the host, in pinned memory where the trial says so; `seed` is the processes'.
+    """Return a DataLoader for batches of these indices, on the host, pinned if the trial asks for it.
 
-    Loader processes come from a forkserver: they inherit neither CUDA nor threads of the rank. Each counts the batches that it
-    has made in its own element of `delivered`, int64 in shared memory.
+    `seed` seeds the loader processes. They start from a forkserver, so they inherit neither CUDA nor threads of the
+    rank. Each counts its batches in its own element of `worker_counts`, int64 in shared memory.
     """
     collate = workload.collate
-    if delivered is not None and trial.loader_workers:
-        collate = partial(_counted, collate, delivered)
+    if worker_counts is not None and trial.loader_workers:
+        collate = partial(_counting_collate, collate, worker_counts)
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
@@ -87,14 +96,14 @@ def loader(
     )
 
 
-def _counted(collate: Callable[[list[Any]], Any], delivered: torch.Tensor, samples: list[Any]) -> Any:
+def _counting_collate(collate: Callable[[list[Any]], Any], worker_counts: torch.Tensor, samples: list[Any]) -> Any:
     batch = collate(samples)
-    delivered[get_worker_info().id] += 1  # type: ignore[union-attr]
+    worker_counts[get_worker_info().id] += 1  # type: ignore[union-attr]
     return batch
 
 
 def _accumulated(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """Tuples of so many batches, where a step takes several."""
+    """Group batches into tuples of `count`, if a step takes several."""
     return batches if count == 1 else zip(*[batches] * count, strict=True)
 
 
@@ -104,60 +113,59 @@ def sampler(trial: Trial, workload: Workload, rank: int, first_epoch: int = 0) -
     return RankSampler(trial, len(workload.dataset), rank, first_epoch=first_epoch, numbered=numbered)  # type: ignore[arg-type]
 
 
-def made_ahead(
-    batches: Iterator[Any], make: Callable[[Any], Any], device: torch.device, made: torch.Tensor | None = None
+def prefetch(
+    batches: Iterator[Any],
+    prepare: Callable[[Any], Any],
+    device: torch.device,
+    count: torch.Tensor | None = None,
 ) -> Iterator[Any]:
-    """make(batch) of each batch, in order; `made`, int64 [1], counts them.
+    """Yield prepare(batch) in order, keeping `AHEAD_BATCHES` prepared in advance by a thread with its own CUDA stream.
 
-    Where a batch is asked for, the host waits until it has been issued, and the device's current stream until it is
-    there. What `batches` or `make` raise is raised there too.
+    A request waits on the host until the batch's work is issued, and makes the current stream wait until that work is
+    done. Errors of `batches` and `prepare` are raised at that request. `count`, int64 [1], counts prepared batches.
     """
-    # small kernels get in between the step's large ones, which else make them wait
+    # High priority, so that these small kernels run between the large kernels of the step instead of after them.
     stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
-    def kept(tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor, whose memory would else be given to a later batch while the current stream reads it."""
+    def record_use(tensor: torch.Tensor) -> torch.Tensor:
+        """Keep the allocator from reusing the tensor's memory for a later batch while the current stream reads it."""
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(device))
         return tensor
 
-    def one() -> tuple[Any, Any] | None:
+    def prepare_next() -> tuple[Any, Any] | None:
         batch = next(batches, None)
         if batch is None:
             return None
         if stream is None:
-            batch, ready = make(batch), None
+            batch, ready = prepare(batch), None
         else:
             with torch.cuda.device(device), torch.cuda.stream(stream):
-                batch, ready = make(batch), stream.record_event()
-        if made is not None:
-            made.add_(1)
+                batch, ready = prepare(batch), stream.record_event()
+        if count is not None:
+            count.add_(1)
         return batch, ready
 
-    maker = ThreadPoolExecutor(1, thread_name_prefix="made-ahead")
+    executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        pending = deque(maker.submit(one) for _ in range(AHEAD_BATCHES))
+        pending = deque(executor.submit(prepare_next) for _ in range(AHEAD_BATCHES))
         while (first := pending.popleft().result()) is not None:
-            pending.append(maker.submit(one))
+            pending.append(executor.submit(prepare_next))
             batch, ready = first
             if ready is not None:
                 torch.cuda.current_stream(device).wait_event(ready)
-                batch = map_tensors(kept, batch)
+                batch = map_tensors(record_use, batch)
             yield batch
     finally:
-        maker.shutdown(cancel_futures=True)
-
-
-CHUNK = 4096
-"""images that are resized at a time"""
+        executor.shutdown(cancel_futures=True)
 
 
 def device_of(trial: Trial) -> torch.device:
-    """The device of this rank."""
+    """Return the device of this rank."""
     return torch.device("cuda", torch.cuda.current_device()) if trial.device == "cuda" else torch.device("cpu")
 
 
 def all_on_device(dataset: ImageDataset, device: torch.device) -> TensorDataset:
-    """All images uint8 [N, c, edge, edge] and labels int64 [N] of a data set. Raises its DataError."""
+    """Copy a data set to the device: images uint8 [N, c, edge, edge] and labels int64 [N]. Raises DataError."""
     parts = [dataset.__getitems__(indices.tolist()) for indices in torch.arange(len(dataset)).split(CHUNK)]
     return TensorDataset(*(torch.cat(tensors).to(device) for tensors in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""Data sources: a function from a trial to a `DataSource`, one file or format a module."""
+"""`DataSource`: the samples of a data set, as the functions in this package return them. One module per data set."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 ImageArrays = tuple[np.ndarray, np.ndarray]
-"""Images uint8 [N, C, H, W] and labels int64 [N]."""
+"""images uint8 [N, C, H, W] and labels int64 [N]"""
 
 
 class DataError(Exception):
-    """Data files are missing or unreadable. One line: what was looked for, where, and what to do."""
+    """Data files are missing or unreadable. The message is one line: what was expected, where, and the fix."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Samples to train on. `dataset` delivers whole batches; `image_size` is the edge of an image as delivered."""
+    """Samples to train on. `dataset` delivers complete batches; `image_size` is an image's edge in pixels."""
 
     dataset: Dataset
     classes: int
     channels: int
     image_size: int
     prepare: Callable[[Any], torch.Tensor] | None = None
-    """what is left to do on the device before images are normalised (None: nothing)"""
+    """work left for the device before images are normalised (None: nothing)"""
     ahead: Callable[[Any], torch.Tensor] | None = None
-    """what of that is done for batches to come, beside the step (None: nothing)"""
+    """the part of that work that the prefetch thread does for later batches, during the step (None: nothing)"""
 
 
 class ImageDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Labelled images held in memory, delivered a batch at a time as uint8; normalising is the device's work.
+    """Labelled images in memory, delivered as uint8 batches. The device normalises them.
 
-    Loader processes get it pickled, so it holds how to read the images and not the images: `read(path, split)` is a
-    module-level function that caches its result, once a process.
+    The data set is pickled into loader processes, so it holds a function that reads the images instead of the images.
+    `read(path, split)` is a module-level function that caches its result once per process.
     """
 
     def __init__(self, read: Callable[[str, str], ImageArrays], path: str, split: str, image_size: int) -> None:
@@ -50,7 +50,7 @@ class ImageDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return len(self.read(self.path, self.split)[1])
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch of these samples: images uint8 [n, C, image_size, image_size] and labels int64 [n]."""
+        """Return a batch: images uint8 [n, C, image_size, image_size] and labels int64 [n]."""
         images, labels = self.read(self.path, self.split)
         batch = torch.from_numpy(images[indices])
         if batch.shape[-1] != self.image_size:
@@ -58,6 +58,6 @@ class ImageDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return batch, torch.from_numpy(labels[indices])
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One sample: image uint8 [C, image_size, image_size] and label int64 []."""
+        """Return one sample: image uint8 [C, image_size, image_size] and label int64 []."""
         images, labels = self.__getitems__([index])
         return images[0], labels[0]

@@ -1,4 +1,4 @@
-"""Random data: resident on the device, so that there is only training, or delivered by loaders that need not decode."""
+"""Random data, either resident on the device (compute only) or delivered by loaders without decoding."""
 
 from functools import lru_cache
 
@@ -13,17 +13,17 @@ from trainables.trial import Trial
 CLASSES = 1000
 CHANNELS = 3
 LENGTH = 1_281_167
-"""images in an epoch, as many as ImageNet's training split has"""
+"""images per epoch, as in ImageNet's training split"""
 
 _SLICES = 64
 _STRIDE_BYTES = 4096
 
 
 def resident(trial: Trial) -> DataSource:
-    """One batch of standard normal images and labels on the rank's device, used in every step.
+    """Return one batch of standard normal images and random labels on the rank's device, used in every step.
 
-    Images are float32 [batch_per_process, 3, image_size, image_size] in the trial's memory format. Random values, not zeros:
-    zeros draw less power and run faster.
+    Images are float32 [batch_per_process, 3, image_size, image_size] in the trial's memory format. They are random
+    because zeros draw less power and run faster.
     """
     device = device_of(trial)
     layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
@@ -34,21 +34,22 @@ def resident(trial: Trial) -> DataSource:
 
 
 def resident_text(trial: Trial) -> TextSource:
-    """One batch of random bytes on the rank's device, used in every step: inputs and targets uint8 [batch_per_process,
-    sequence_length].
+    """Return one batch of random bytes on the rank's device, used in every step.
+
+    Inputs and targets are uint8 [batch_per_process, sequence_length].
     """
     shape = (trial.batch_per_process, trial.sequence_length + 1)
     rows = torch.randint(VOCABULARY, shape, dtype=torch.uint8, device=device_of(trial))
     return TextSource(TensorDataset(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()), VOCABULARY)
 
 
-def loaded(trial: Trial) -> DataSource:
-    """Random images that loaders deliver: their processes, queues and copies without reading or decoding."""
+def from_loaders(trial: Trial) -> DataSource:
+    """Return random images from loaders, to measure processes, queues and copies without reading or decoding."""
     return DataSource(RandomImages(trial.image_size), CLASSES, CHANNELS, trial.image_size)
 
 
 class RandomImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Images are overlapping slices of one random block, so that a batch costs its own copy and nothing else."""
+    """Random images that are overlapping slices of one block, so that a batch costs one copy and nothing else."""
 
     def __init__(self, image_size: int) -> None:
         self.image_size = image_size
@@ -57,20 +58,20 @@ class RandomImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return LENGTH
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch of these samples: images uint8 [n, 3, image_size, image_size] and labels int64 [n]."""
+        """Return a batch: images uint8 [n, 3, image_size, image_size] and labels int64 [n]."""
         numbers = torch.tensor(indices)
         images = _slices(CHANNELS * self.image_size**2).index_select(0, numbers % _SLICES)
         return images.view(-1, CHANNELS, self.image_size, self.image_size), numbers % CLASSES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One sample: image uint8 [3, image_size, image_size] and label int64 []."""
+        """Return one sample: image uint8 [3, image_size, image_size] and label int64 []."""
         images, labels = self.__getitems__([index])
         return images[0], labels[0]
 
 
 @lru_cache(maxsize=1)
 def _slices(image_bytes: int) -> torch.Tensor:
-    """uint8 [64, image_bytes], each 4 KiB further into one block; made once a process."""
+    """Return uint8 [64, image_bytes]: slices of one block, 4 KiB apart. Built once per process."""
     size = image_bytes + (_SLICES - 1) * _STRIDE_BYTES
     block = torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return block.unfold(0, image_bytes, _STRIDE_BYTES)

@@ -1,6 +1,6 @@
-"""Text as one long run of bytes, cut into streams: each row of each rank's batches reads a stream of its own, in order.
+"""Text as one array of bytes, cut into streams. Each row of each rank's batches reads its own stream, in order.
 
-Row n of a batch goes on where row n of the batch before it ended, as models that carry their state need it.
+Row n of a batch continues where row n of the previous batch ended, as models that carry their state require.
 """
 
 import itertools
@@ -17,24 +17,24 @@ from trainables.trial import Trial
 
 VOCABULARY = 256
 
-
 TEST_SHARE = 20
-"""the last twentieth of a text's bytes is its test split, what comes before it its training split"""
+"""the last 1/20 of a text's bytes is its test split, the rest its training split"""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """Bytes to train on; `dataset` delivers whole batches, or is resident on the device."""
+    """Bytes to train on. `dataset` delivers complete batches, or is resident on the device."""
 
     dataset: Dataset
     vocabulary: int
 
 
 class TextDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A split of a text. A sample is named by its first byte: `sequence_length` bytes, and as targets those after each.
+    """A split of a text. A sample, addressed by its first byte, is `sequence_length` bytes and the byte after each.
 
-    Loader processes get it pickled, so it holds how to read the text and not the text: `read(path)` is a module-level
-    function that gives uint8 [N] and caches its result, once a process; a memory-mapped file is not held at all.
+    The data set is pickled into loader processes, so it holds a function that reads the text instead of the text.
+    `read(path)` is a module-level function that returns uint8 [N] and caches its result once per process. A
+    memory-mapped file is not copied into memory.
     """
 
     def __init__(self, read: Callable[[str], np.ndarray], path: str, split: str, sequence_length: int) -> None:
@@ -46,28 +46,28 @@ class TextDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.first, self.end = {"train": (0, border), "test": (border, length)}[split]
 
     def __len__(self) -> int:
-        """Bytes of the split."""
+        """Return the number of bytes in the split."""
         return self.end - self.first
 
     def __getitems__(self, starts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets from these bytes of the split on: uint8 [n, sequence_length] each."""
+        """Return inputs and targets that start at these bytes of the split: uint8 [n, sequence_length] each."""
         text = self.read(self.path)
         firsts = [self.first + start for start in starts]
         rows = np.stack([text[first : first + self.sequence_length + 1] for first in firsts])
         return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
 
     def __getitem__(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One sample: inputs and targets uint8 [sequence_length]."""
+        """Return one sample: inputs and targets uint8 [sequence_length]."""
         inputs, targets = self.__getitems__([start])
         return inputs[0], targets[0]
 
 
 class Streams(Sampler[list[int]]):
-    """For each batch of one rank the first byte of every row; it never ends.
+    """Yield the first byte of every row for each batch of one rank, forever.
 
-    The `length` bytes are cut into `world_size * batch` streams of equal length; row n of rank r reads stream
-    `r * batch + n`, so that no two rows share a byte. At its end, where less than a sequence is left, a stream begins
-    again. Raises DataError where a stream would be shorter than one sequence.
+    The `length` bytes are cut into `world_size * batch` streams of equal length. Row n of rank r reads stream `r *
+    batch + n`, so no two rows share a byte. A stream with less than one sequence left restarts. Raises DataError if a
+    stream would be shorter than one sequence.
     """
 
     def __init__(self, length: int, batch: int, rank: int, world_size: int, sequence_length: int) -> None:
@@ -75,42 +75,45 @@ class Streams(Sampler[list[int]]):
         if self.stream_bytes <= sequence_length:
             rows = f"{world_size} ranks of {batch} rows" if world_size > 1 else f"{batch} rows"
             raise DataError(
-                f"the text has {length} bytes; {rows} read {sequence_length + 1} each: "
+                f"the text has {length} bytes, too few for {rows} of {sequence_length + 1} bytes each; "
                 "use a longer text, a smaller batch or a shorter sequence_length"
             )
         self.firsts = [(rank * batch + row) * self.stream_bytes for row in range(batch)]
         self.sequence_length = sequence_length
 
     def __iter__(self) -> Iterator[list[int]]:
-        sequences = (self.stream_bytes - 1) // self.sequence_length  # the last byte read is a target only
+        sequences = (self.stream_bytes - 1) // self.sequence_length  # the last byte is only a target
         for step in itertools.cycle(range(sequences)):
             yield [first + step * self.sequence_length for first in self.firsts]
 
 
 def streams(trial: Trial, dataset: TextDataset, rank: int) -> Streams:
-    """The streams of this rank of a trial. Raises DataError."""
+    """Return the streams of one rank of a trial. Raises DataError."""
     return Streams(len(dataset), trial.batch_per_process, rank, trial.processes, trial.sequence_length)
 
 
 def next_byte_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in nats a byte: logits [n, t, 256] against the bytes that follow, uint8 [n, t]."""
+    """Return the mean cross entropy in nats per byte of logits [n, t, 256] and the following bytes, uint8 [n, t]."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
 
 
 def sample(trial: Trial, split: str = "train") -> TextSource:
-    """All topics in alphabetical order, an empty line between them. Raises DataError. `trial.data_dir` is not used."""
+    """Return the text of `read_topics`. `trial.data_dir` is not used. Raises DataError."""
     return TextSource(TextDataset(read_topics, "", split, trial.sequence_length), VOCABULARY)
 
 
 @lru_cache(maxsize=1)
 def read_topics(path: str) -> np.ndarray:
-    """The text as bytes, uint8 [N]. Raises DataError where this Python came without it."""
+    """Return Python's help topics in alphabetical order, separated by line breaks: uint8 [N].
+
+    Raises DataError if this Python installation lacks them.
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise DataError(
-            f"dataset 'text_sample' reads Python's own help, which this Python lacks ({error}): install the whole "
-            "standard library, or use dataset 'synthetic'"
+            f"dataset 'text_sample' needs Python's help topics, which this Python lacks ({error}); install the "
+            "complete standard library, or use dataset 'synthetic'"
         ) from error
     texts = [topics[name] for name in sorted(topics)]
     return np.frombuffer("\n".join(texts).encode(), dtype=np.uint8)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from trainables.data.loader import endless_batches, works_ahead
+from trainables.data.loader import endless_batches, uses_prefetch
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.communication import Account, bucket_bytes, bucket_rows, with_account
 from trainables.measure.profiler import kineto
@@ -129,7 +129,7 @@ def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -
     trial, workload, device = context.trial, context.workload, context.device
     processes = 0 if workload.resident else trial.loader_workers
     delivered = torch.zeros(processes, dtype=torch.int64).share_memory_()
-    made = torch.zeros(int(works_ahead(trial, workload)), dtype=torch.int64)
+    made = torch.zeros(int(uses_prefetch(trial, workload)), dtype=torch.int64)
     batches = endless_batches(trial, workload, context.rank, delivered, made)
     ready = [each for each in (delivered, made) if len(each)]
     windows = _Windows(context, setup, batches, ready, clock_for(device))

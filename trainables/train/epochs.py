@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trainables.data.loader import beside_the_step, loader, sampler
+from trainables.data.loader import loader, sampler, with_prefetch
 from trainables.data.sampler import Parts, rank_steps, seed_of, steps_per_epoch
 from trainables.step.context import RankContext
 from trainables.step.step import StepBatch
@@ -45,7 +45,7 @@ def _loaded(context: RankContext, length: int, first: int) -> Iterator[Iterator[
     trial, workload, rank = context.trial, context.workload, context.rank
     indices = sampler(trial, workload, rank, first)
     loaded = loader(trial, workload, workload.dataset, indices, seed_of(trial, "loaders", first, rank))
-    batches = beside_the_step(trial, workload, iter(loaded))
+    batches = with_prefetch(trial, workload, iter(loaded))
     for epoch in range(first, trial.epochs):
         planned = rank_steps(trial, length, epoch, rank)
         yield (_step_batch(trial, parts, samples, batches) for parts, samples in planned)

@@ -1,5 +1,7 @@
-"""For Pythons under libfaketime: its clock_nanosleep, left alone with the monotonic clock, fails with EINVAL, and
-time.sleep (Python 3.11 and later) is made of it. Waiting for nothing sleeps as long.
+"""Replace time.sleep for Python under libfaketime.
+
+time.sleep uses clock_nanosleep since Python 3.11, and libfaketime's fails with EINVAL if the monotonic clock is not
+faked. `select` without descriptors sleeps as long.
 """
 
 import select

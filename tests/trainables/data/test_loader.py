@@ -1,4 +1,4 @@
-"""The stream of batches of every rank: what it holds, in which order, and that it never ends."""
+"""The endless batches of each rank: their samples and their order."""
 
 import pickle
 import subprocess
@@ -37,14 +37,14 @@ shapes = {
 }
 
 
-def endless(length: int, batch: int, rank: int, world_size: int, seed: int) -> RankSampler:
+def rank_sampler(length: int, batch: int, rank: int, world_size: int, seed: int) -> RankSampler:
     return RankSampler(Trial(model="mlp", batch_per_gpu=batch, world_size=world_size, seed=seed), length, rank)
 
 
 def epochs(length: int, batch: int, rank: int, world_size: int, seed: int, count: int = 2) -> list[list[int]]:
-    """The indices that one rank takes in each of the first epochs, cut from its stream of batches."""
+    """Return the indices of one rank in each of the first epochs, cut from its stream of batches."""
     share = length // world_size
-    batches = list(islice(endless(length, batch, rank, world_size, seed), -(-share * count // batch)))
+    batches = list(islice(rank_sampler(length, batch, rank, world_size, seed), -(-share * count // batch)))
     assert all(len(indices) == batch for indices in batches)
     stream = [index for indices in batches for index in indices]
     return [stream[epoch * share : (epoch + 1) * share] for epoch in range(count)]
@@ -56,83 +56,80 @@ def epochs(length: int, batch: int, rank: int, world_size: int, seed: int, count
 @given(**shapes)
 @example(length=7, batch=3, world_size=2, seed=0)
 @example(length=5, batch=16, world_size=5, seed=0)
-def test_every_epoch_takes_each_sample_at_most_once_over_all_ranks(
-    length: int, batch: int, world_size: int, seed: int
-) -> None:
+def test_no_sample_occurs_twice_in_an_epoch_across_ranks(length: int, batch: int, world_size: int, seed: int) -> None:
     length = max(length, world_size)
-    of_ranks = [epochs(length, batch, rank, world_size, seed) for rank in range(world_size)]
+    epochs_by_rank = [epochs(length, batch, rank, world_size, seed) for rank in range(world_size)]
     for epoch in range(2):
-        taken = [index for of_rank in of_ranks for index in of_rank[epoch]]
-        assert len(set(taken)) == len(taken) == length - length % world_size
-        assert set(taken) <= set(range(length))
+        indices = [index for rank_epochs in epochs_by_rank for index in rank_epochs[epoch]]
+        assert len(set(indices)) == len(indices) == length - length % world_size
+        assert set(indices) <= set(range(length))
 
 
 @given(**shapes)
-def test_ranks_share_one_shuffle_whatever_their_number(length: int, batch: int, world_size: int, seed: int) -> None:
+def test_the_shuffle_does_not_depend_on_the_number_of_ranks(
+    length: int, batch: int, world_size: int, seed: int
+) -> None:
     length = max(length, world_size)
-    [alone, *_] = epochs(length, batch, 0, 1, seed)
+    [one_rank, *_] = epochs(length, batch, 0, 1, seed)
     for rank in range(world_size):
         [first, *_] = epochs(length, batch, rank, world_size, seed)
-        assert first == alone[rank :: world_size][: length // world_size]  # fmt: skip
+        assert first == one_rank[rank :: world_size][: length // world_size]  # fmt: skip
 
 
 @given(**shapes)
 def test_the_same_seed_gives_the_same_batches(length: int, batch: int, world_size: int, seed: int) -> None:
     length = max(length, world_size)
-    batches = endless(length, batch, world_size - 1, world_size, seed)
+    batches = rank_sampler(length, batch, world_size - 1, world_size, seed)
     assert list(islice(batches, 5)) == list(islice(batches, 5))
-    assert list(islice(endless(length, batch, world_size - 1, world_size, seed), 5)) == list(islice(batches, 5))
+    assert list(islice(rank_sampler(length, batch, world_size - 1, world_size, seed), 5)) == list(islice(batches, 5))
 
 
 @given(seed=st.integers(0, 2**31 - 1001))
-def test_the_next_epoch_and_another_seed_have_another_order(seed: int) -> None:
+def test_the_order_changes_with_epoch_and_seed(seed: int) -> None:
     first, second, third = epochs(100, 8, 0, 1, seed, count=3)
     assert first != second != third != first
     assert sorted(first) == sorted(second) == sorted(third) == list(range(100))
     assert epochs(100, 8, 0, 1, seed + 1000)[0] != first
 
 
-def test_a_batch_larger_than_the_data_set_takes_samples_again() -> None:
-    [batch] = islice(endless(4, 10, 0, 1, 0), 1)
+def test_a_batch_larger_than_the_data_set_repeats_samples() -> None:
+    [batch] = islice(rank_sampler(4, 10, 0, 1, 0), 1)
     assert len(batch) == 10
     assert sorted(batch[:4]) == sorted(batch[4:8]) == [0, 1, 2, 3]
 
 
-def test_fewer_samples_than_ranks_is_one_line() -> None:
-    with pytest.raises(DataError) as error:
-        endless(3, 8, 0, 4, 0)
-    assert str(error.value) == (
-        "the data set has 3 samples, fewer than its 4 ranks; use a larger one or fewer ranks"
-    )  # fmt: skip
-    assert len(epochs(4, 1, 3, 4, 0)[0]) == 1, "one sample a rank is enough"
+def test_fewer_samples_than_ranks_is_an_error() -> None:
+    with pytest.raises(DataError, match="3 samples, fewer than its 4 ranks"):
+        rank_sampler(3, 8, 0, 4, 0)
+    assert len(epochs(4, 1, 3, 4, 0)[0]) == 1, "one sample per rank is enough"
 
 
 # ------------------------------------------------------------------------------------------------------- batches
 
 
-def shipped(**fields: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The first batches of the shipped images as a trial loads them on its last rank."""
+def sample_batches(**fields: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the first batches of the shipped sample on the last rank of a trial."""
     trial = Trial(model="mlp", batch_per_gpu=16, world_size=2, **fields)
     return list(islice(endless_batches(trial, build_workload(trial, CPU), rank=1), 8))
 
 
-def test_loader_processes_deliver_what_the_rank_itself_would_load() -> None:
+def test_loader_processes_deliver_the_same_batches_as_the_rank_itself() -> None:
     preload_loader_processes()
-    alone = shipped()
-    assert {images.dtype for images, _ in alone} == {torch.uint8}
-    assert {tuple(images.shape) for images, _ in alone} == {(16, 1, 28, 28)}
+    expected = sample_batches()
+    assert {images.dtype for images, _ in expected} == {torch.uint8}
+    assert {tuple(images.shape) for images, _ in expected} == {(16, 1, 28, 28)}
     for workers, prefetch in ((1, 1), (2, 2)):
-        loaded = shipped(loader_workers=workers, prefetch_batches=prefetch)
-        for (images, labels), (expected_images, expected_labels) in zip(loaded, alone, strict=True):
+        loaded = sample_batches(loader_workers=workers, prefetch_batches=prefetch)
+        for (images, labels), (expected_images, expected_labels) in zip(loaded, expected, strict=True):
             assert torch.equal(images, expected_images)
             assert torch.equal(labels, expected_labels)
 
 
 def test_another_seed_loads_other_images() -> None:
-    assert not torch.equal(shipped()[0][0], shipped(seed=1)[0][0])
+    assert not torch.equal(sample_batches()[0][0], sample_batches(seed=1)[0][0])
 
 
-def test_loading_leaves_the_ranks_random_numbers_alone() -> None:
+def test_loading_does_not_advance_the_random_state_of_the_rank() -> None:
     trial = Trial(model="mlp")
     workload = build_workload(trial, CPU)
     torch.manual_seed(0)
@@ -142,21 +139,21 @@ def test_loading_leaves_the_ranks_random_numbers_alone() -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def samples_of_dicts(trial: Trial) -> Workload:
+def dict_workload(trial: Trial) -> Workload:
     return Workload(
         model=nn.Linear(1, 1), dataset=[({"x": torch.tensor([float(i)])}, i) for i in range(32)],  # type: ignore[arg-type]
         loss=nn.functional.mse_loss, optimizer=torch.optim.SGD,
     )  # fmt: skip
 
 
-def test_samples_of_a_users_data_set_are_collated_into_a_batch() -> None:
+def test_samples_of_a_user_data_set_are_collated() -> None:
     trial = Trial(batch_per_gpu=8)
-    inputs, targets = next(endless_batches(trial, samples_of_dicts(trial), rank=0))
+    inputs, targets = next(endless_batches(trial, dict_workload(trial), rank=0))
     assert inputs["x"].shape == (8, 1)
     assert inputs["x"].flatten().tolist() == targets.tolist()
 
 
-def test_a_workload_may_bring_its_own_order_of_samples() -> None:
+def test_a_workload_may_define_its_order_of_samples() -> None:
     trial = Trial(batch_per_gpu=2, world_size=2, loader_workers=0)
 
     class Backwards(Sampler[list[int]]):
@@ -166,11 +163,11 @@ def test_a_workload_may_bring_its_own_order_of_samples() -> None:
         def __iter__(self) -> Iterator[list[int]]:
             return iter([[31 - self.rank, 30 - self.rank], [0, 0]])
 
-    workload = replace(samples_of_dicts(trial), batch_indices=Backwards)
+    workload = replace(dict_workload(trial), batch_indices=Backwards)
     assert [targets.tolist() for _, targets in endless_batches(trial, workload, rank=1)] == [[30, 29], [0, 0]]
 
 
-def test_loader_processes_deliver_made_up_images() -> None:
+def test_loader_processes_deliver_random_images() -> None:
     preload_loader_processes()
     trial = Trial(model="mlp", dataset="synthetic_loader", image_size=16, batch_per_gpu=8, loader_workers=2)
     workload = build_workload(trial, CPU)
@@ -184,7 +181,7 @@ def test_loader_processes_deliver_made_up_images() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["fashion_mnist_sample", "synthetic_loader", "text_sample"])
-def test_a_loader_process_finds_all_that_it_needs_in_its_parent(dataset: str) -> None:
+def test_the_forkserver_preloads_all_modules_that_a_loader_needs(dataset: str) -> None:
     model = "mlstm64" if dataset == "text_sample" else "mlp"
     trial = Trial(model=model, dataset=dataset, batch_per_gpu=4, loader_workers=1)
     workload = build_workload(trial, CPU)
@@ -198,16 +195,16 @@ def test_a_loader_process_finds_all_that_it_needs_in_its_parent(dataset: str) ->
         [sys.executable, "-c", code, *LOADER_MODULES, *(layout.loader_modules or ())],
         input=pickle.dumps((workload.dataset, workload.collate)), capture_output=True, check=True, cwd=ROOT,
     ).stdout.split()  # fmt: skip
-    assert imported == [], "each trial with loaders would wait for these"
+    assert imported == [], "every trial with loaders would wait for these imports"
 
 
-def test_resident_text_is_one_batch_for_ever() -> None:
+def test_resident_text_repeats_one_batch() -> None:
     trial = Trial(model="mlstm64", dataset="synthetic", batch_per_gpu=4, sequence_length=8)
     first, second = islice(endless_batches(trial, build_workload(trial, CPU), rank=0), 2)
     assert first is second and first[0].shape == (4, 8)
 
 
-def test_resident_data_is_one_batch_for_ever() -> None:
+def test_resident_images_repeat_one_batch() -> None:
     trial = Trial(model="mlp", dataset="synthetic", batch_per_gpu=4, image_size=8)
     workload = build_workload(trial, CPU)
     assert workload.collate is identity

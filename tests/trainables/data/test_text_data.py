@@ -1,4 +1,4 @@
-"""Text: each row of each rank reads a stream of its own, in order; reviews become bytes once a host."""
+"""Text streams, the text sample, and the conversion of reviews."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.support.gloo import preload_loader_processes
 from trainables.build import build_workload
-from trainables.data.amazon_reviews import amazon_reviews, converted, read_bytes
+from trainables.data.amazon_reviews import amazon_reviews, convert_reviews, read_bytes
 from trainables.data.loader import endless_batches
 from trainables.data.source import DataError
 from trainables.data.text import Streams, TextDataset, next_byte_loss, read_topics, sample
@@ -30,14 +30,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which converted reviews are kept, empty at first."""
+    """An empty cache folder for converted reviews."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "scaling-study"
 
 
-def counted(path: str) -> np.ndarray:
-    """A text whose every byte says where it stands, up to 256."""
+def count_up(path: str) -> np.ndarray:
+    """Return a text whose bytes are their own positions, modulo 256. `path` is its length."""
     return np.arange(int(path), dtype=np.uint8)
 
 
@@ -45,9 +45,10 @@ def text_trial(**fields: Any) -> Trial:
     return Trial(**{"model": "mlstm64", "dataset": "text_sample", "batch_per_gpu": 4, "sequence_length": 16} | fields)
 
 
-def the_line(folder: Path) -> str:
+def error_message(folder: Path) -> str:
+    """Return the error of converting a folder, which must be one line."""
     with pytest.raises(DataError) as error:
-        converted(folder)
+        convert_reviews(folder)
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -80,48 +81,45 @@ def test_no_two_rows_of_any_rank_share_a_byte(
 
 
 @given(**streams_of)
-def test_each_row_reads_on_where_it_stopped_and_begins_again_at_its_end(
+def test_each_row_continues_where_it_stopped_and_restarts_at_its_end(
     sequence: int, batch: int, world_size: int, sequences: int, left_over: int
 ) -> None:
     length = world_size * batch * (sequence * sequences + 1) + left_over
     streams = Streams(length, batch, world_size - 1, world_size, sequence)
-    whole = (length // (world_size * batch) - 1) // sequence
-    assert whole >= sequences
-    batches = list(islice(streams, 2 * whole))
+    steps = (length // (world_size * batch) - 1) // sequence
+    assert steps >= sequences
+    batches = list(islice(streams, 2 * steps))
     for row in range(batch):
         starts = [starts[row] for starts in batches]
-        assert starts[:whole] == starts[whole:] == list(range(starts[0], starts[0] + whole * sequence, sequence))
+        assert starts[:steps] == starts[steps:] == list(range(starts[0], starts[0] + steps * sequence, sequence))
     assert list(islice(streams, 3)) == list(islice(streams, 3))
 
 
 @pytest.mark.parametrize(("world_size", "rows"), [(1, "4 rows"), (3, "3 ranks of 4 rows")])
-def test_a_text_too_short_for_its_rows_is_one_line(world_size: int, rows: str) -> None:
+def test_a_text_too_short_for_its_rows_is_an_error(world_size: int, rows: str) -> None:
     enough = world_size * 4 * 17
     assert Streams(enough, 4, 0, world_size, 16).stream_bytes == 17
     with pytest.raises(DataError) as error:
         Streams(enough - 1, 4, 0, world_size, 16)
-    assert str(error.value) == (
-        f"the text has {enough - 1} bytes; {rows} read 17 each: "
-        "use a longer text, a smaller batch or a shorter sequence_length"
-    )
+    assert str(error.value).startswith(f"the text has {enough - 1} bytes, too few for {rows} of 17 bytes each")
 
 
 def test_targets_are_the_bytes_that_follow() -> None:
-    inputs, targets = TextDataset(counted, "200", "train", 5).__getitems__([0, 100])
+    inputs, targets = TextDataset(count_up, "200", "train", 5).__getitems__([0, 100])
     assert inputs.dtype == targets.dtype == torch.uint8
     assert inputs.tolist() == [[0, 1, 2, 3, 4], [100, 101, 102, 103, 104]]
     assert targets.tolist() == [[1, 2, 3, 4, 5], [101, 102, 103, 104, 105]]
-    assert TextDataset(counted, "200", "train", 5)[7][1].tolist() == [8, 9, 10, 11, 12]
+    assert TextDataset(count_up, "200", "train", 5)[7][1].tolist() == [8, 9, 10, 11, 12]
 
 
 def test_the_last_twentieth_is_the_test_split() -> None:
-    train, test = (TextDataset(counted, "200", split, 3) for split in ("train", "test"))
+    train, test = (TextDataset(count_up, "200", split, 3) for split in ("train", "test"))
     assert (len(train), len(test)) == (190, 10)
     assert train[186][1].tolist() == [187, 188, 189]
     assert test[0][0].tolist() == [190, 191, 192]
 
 
-def test_the_loss_is_the_cross_entropy_of_a_byte_in_nats() -> None:
+def test_the_loss_is_the_cross_entropy_in_nats_per_byte() -> None:
     logits = torch.zeros(2, 3, 256)
     targets = torch.tensor([[0, 255, 7], [1, 1, 1]], dtype=torch.uint8)
     assert next_byte_loss(logits, targets).item() == pytest.approx(np.log(256))
@@ -134,23 +132,22 @@ def test_the_loss_is_the_cross_entropy_of_a_byte_in_nats() -> None:
 
 def test_the_sample_is_english_text_of_the_standard_library() -> None:
     text = bytes(read_topics("")).decode()
-    assert 300_000 < len(text)
+    assert len(text) > 300_000
     assert "Assert statements are a convenient way to insert debugging assertions" in text
     assert len(sample(text_trial()).dataset) + len(sample(text_trial(), "test").dataset) == len(text.encode())  # type: ignore[arg-type]
 
 
-def test_a_python_without_its_help_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_help_topics_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     read_topics.cache_clear()
     with pytest.raises(DataError) as error:
         sample(text_trial())
-    assert str(error.value) == (
-        "dataset 'text_sample' reads Python's own help, which this Python lacks (import of pydoc_data.topics halted; "
-        "None in sys.modules): install the whole standard library, or use dataset 'synthetic'"
-    )
+    message = str(error.value)
+    assert message.startswith("dataset 'text_sample' needs Python's help topics") and "pydoc_data.topics" in message
+    assert "'synthetic'" in message
 
 
-def test_the_dataset_pickles_small_after_it_was_read() -> None:
+def test_the_dataset_stays_small_when_pickled_after_reading() -> None:
     assert len(pickle.dumps(sample(text_trial()).dataset)) < 1_000
 
 
@@ -181,12 +178,14 @@ def write_reviews(path: Path, *reviews: Any) -> Path:
     return path
 
 
-def test_reviews_of_all_files_become_one_text_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_reviews_become_one_text_in_the_order_of_file_names(tmp_path: Path) -> None:
     write_reviews(tmp_path / "b.jsonl", {"text": "third"}, {"text": "fourth"})
     write_reviews(tmp_path / "a.json.gz", {"reviewText": "first", "overall": 5.0}, {"reviewText": "second"})
     write_reviews(tmp_path / "c.json", {"reviewText": "fifth"})
     write_reviews(tmp_path / "d.jsonl.gz", {"text": "sixth"})
-    assert bytes(read_bytes(str(converted(tmp_path)))) == b"\n first \n second \n third \n fourth \n fifth \n sixth "
+    assert (
+        bytes(read_bytes(str(convert_reviews(tmp_path)))) == b"\n first \n second \n third \n fourth \n fifth \n sixth "
+    )
 
 
 def test_a_review_is_one_line_without_entities(tmp_path: Path) -> None:
@@ -199,14 +198,14 @@ def test_a_review_is_one_line_without_entities(tmp_path: Path) -> None:
     ]
     write_reviews(tmp_path / "reviews.json", *reviews)
     with (tmp_path / "reviews.json").open("a") as file:
-        file.write("\n")  # an empty line is no review
-    assert bytes(read_bytes(str(converted(tmp_path)))) == "\n two lines & an'entity \n caf\u00e9 ? ".encode()
+        file.write("\n")  # an empty line is not a review
+    assert bytes(read_bytes(str(convert_reviews(tmp_path)))) == "\n two lines & an'entity \n caf\u00e9 ? ".encode()
 
 
 def test_a_trial_reads_reviews_from_a_memory_mapped_file(tmp_path: Path, cache: Path) -> None:
     write_reviews(tmp_path / "reviews.jsonl.gz", *({"text": f"review number {number}"} for number in range(100)))
     trial = text_trial(dataset="amazon_reviews", data_dir=str(tmp_path))
-    [target] = [converted(tmp_path)]
+    target = convert_reviews(tmp_path)
     assert target.parent == cache and isinstance(read_bytes(str(target)).base, np.memmap)
     inputs, _ = next(endless_batches(trial, build_workload(trial, CPU), rank=0))
     assert bytes(inputs[0].numpy()) == b"\n review number 0 \n review"[:16]
@@ -215,50 +214,54 @@ def test_a_trial_reads_reviews_from_a_memory_mapped_file(tmp_path: Path, cache: 
 
 def test_files_are_converted_once_until_they_change(tmp_path: Path, cache: Path) -> None:
     path = write_reviews(tmp_path / "reviews.json", {"text": "one"})
-    first = converted(tmp_path)
+    first = convert_reviews(tmp_path)
     written = first.stat().st_mtime_ns
-    assert converted(tmp_path) == first and first.stat().st_mtime_ns == written
+    assert convert_reviews(tmp_path) == first and first.stat().st_mtime_ns == written
     write_reviews(path, {"text": "other"})
-    second = converted(tmp_path)
+    second = convert_reviews(tmp_path)
     assert second != first and second.read_bytes() == b"\n other "
     assert sorted(entry.suffix for entry in cache.iterdir()) == [".bin", ".bin", ".lock", ".lock"]
 
 
-def test_ranks_that_ask_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_start_together_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainables.data import amazon_reviews as module
 
     write_reviews(tmp_path / "reviews.json", *({"text": f"review number {number}"} for number in range(2_000)))
     calls = []
-    convert = module._convert
+    write_all = module._write_all
 
-    def counting(sources: Any, target: Path) -> None:
+    def record_call(sources: Any, target: Path) -> None:
         calls.append(target)
-        convert(sources, target)
+        write_all(sources, target)
 
-    monkeypatch.setattr(module, "_convert", counting)
-    found: list[Path] = []
-    ranks = [threading.Thread(target=lambda: found.append(converted(tmp_path))) for _ in range(4)]
+    monkeypatch.setattr(module, "_write_all", record_call)
+    paths: list[Path] = []
+    ranks = [threading.Thread(target=lambda: paths.append(convert_reviews(tmp_path))) for _ in range(4)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join()
-    assert len(calls) == 1 and len(found) == 4 and len(set(found)) == 1
+    assert len(calls) == 1 and len(paths) == 4 and len(set(paths)) == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "problem"),
     [
-        ("{'reviewText': 'a Python literal'}", " is not JSON: Expecting property name enclosed in double quotes (column 2); expected JSON Lines, one review a line"),
-        ('{"text": "cut', " is not JSON: Unterminated string starting at (column 10); expected JSON Lines, one review a line"),
-        ("[1, 2]", " is of type list, not a review with reviewText"),
-        ('{"text": 5}', ": the review's text is of type int, not a string"),
+        (
+            "{'reviewText': 'a Python literal'}",
+            "is not JSON: Expecting property name .* \\(column 2\\); expected JSON Lines",
+        ),
+        ('{"text": "cut', "is not JSON: Unterminated string .* \\(column 10\\); expected JSON Lines"),
+        ("[1, 2]", "is of type list; expected .* reviewText"),
+        ('{"text": 5}', "the review text is of type int; expected a string"),
     ],
-)  # fmt: skip
-def test_a_damaged_line_is_named_by_file_and_number(tmp_path: Path, cache: Path, line: str, what: str) -> None:
+)
+def test_a_damaged_line_is_reported_by_file_and_number(tmp_path: Path, cache: Path, line: str, problem: str) -> None:
     path = write_reviews(tmp_path / "reviews.json", {"text": "whole"}, {"text": "whole"})
     path.write_text(f"{path.read_text()}{line}\n")
-    assert the_line(tmp_path) == f"{path} line 3{what}"
-    assert [entry.suffix for entry in cache.iterdir()] == [".lock"], "half a file is left behind"
+    message = error_message(tmp_path)
+    assert message.startswith(f"{path} line 3") and re.search(problem, message)
+    assert [entry.suffix for entry in cache.iterdir()] == [".lock"], "no partial file remains"
 
 
 @given(line=st.binary(max_size=30))
@@ -266,59 +269,54 @@ def test_any_line_is_a_review_or_a_data_error(tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("any")
     (folder / "reviews.json").write_bytes(b'{"text": "whole"}\n' + line.replace(b"\n", b"") + b"\n")
     try:
-        assert converted(folder).read_bytes().startswith(b"\n whole ")
+        assert convert_reviews(folder).read_bytes().startswith(b"\n whole ")
     except DataError as error:
         assert f"{folder}/reviews.json line 2" in str(error) and "\n" not in str(error)
 
 
-def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_reported(tmp_path: Path) -> None:
     path = write_reviews(tmp_path / "reviews.json.gz", *({"text": f"number {number}"} for number in range(50)))
     path.write_bytes(path.read_bytes()[:-20])
     assert re.fullmatch(
-        rf"{path} is damaged after line [1-9]\d?: Compressed file ended before the end-of-stream marker was reached; "
-        "download it again",
-        the_line(tmp_path),
+        rf"{path} is damaged after line [1-9]\d?: Compressed file ended before .*; download it again",
+        error_message(tmp_path),
     )
     path.write_bytes(b"no gzip")
-    assert the_line(tmp_path) == f"{path} is damaged after line 0: Not a gzipped file (b'no'); download it again"
+    assert error_message(tmp_path).startswith(f"{path} is damaged after line 0: Not a gzipped file (b'no')")
 
 
-def test_a_file_without_any_review_is_named(tmp_path: Path) -> None:
+def test_a_file_without_reviews_is_reported(tmp_path: Path) -> None:
     write_reviews(tmp_path / "a.json", {"text": "whole"})
     path = write_reviews(tmp_path / "meta.json", {"title": "a product"})
-    assert (
-        the_line(tmp_path)
-        == f"{path} holds no review: none of its lines has reviewText or text; take it out of the folder"
-    )
+    message = error_message(tmp_path)
+    assert message.startswith(f"{path} has no reviews") and "reviewText or text" in message
 
 
-def test_a_folder_without_reviews_says_what_was_expected(tmp_path: Path) -> None:
-    assert the_line(tmp_path) == (
-        f"no reviews in {tmp_path}: expected JSON Lines in *.json, *.jsonl, *.json.gz, *.jsonl.gz; correct --data-dir"
-    )
+def test_a_folder_without_reviews_lists_the_expected_files(tmp_path: Path) -> None:
+    patterns = "*.json, *.jsonl, *.json.gz, *.jsonl.gz"
+    assert error_message(tmp_path).startswith(f"no reviews in {tmp_path}: expected JSON Lines in {patterns}")
     with pytest.raises(DataError) as error:
         amazon_reviews(text_trial(dataset="amazon_reviews"))
-    assert str(error.value) == (
-        "dataset 'amazon_reviews' needs --data-dir DIR with reviews as JSON Lines (*.json, *.jsonl, *.json.gz, "
-        "*.jsonl.gz); dataset 'text_sample' needs none"
-    )
+    message = str(error.value)
+    assert message.startswith("dataset 'amazon_reviews' needs --data-dir DIR") and patterns in message
+    assert "'text_sample'" in message
 
 
-def test_a_cache_that_cannot_be_written_says_how_to_move_it(
+def test_an_unwritable_cache_is_reported_with_the_variable_that_moves_it(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_reviews(tmp_path / "reviews.json", {"text": "whole"})
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    told = the_line(tmp_path)
-    assert told.startswith(f"the reviews in {tmp_path} cannot be converted into {tmp_path}/file/scaling-study/amazon-")
-    assert "Not a directory" in told and told.endswith("; XDG_CACHE_HOME=DIR names another place for the cache")
+    message = error_message(tmp_path)
+    assert f"the reviews in {tmp_path} into {tmp_path}/file/scaling-study/amazon-" in message
+    assert "Not a directory" in message and message.endswith("XDG_CACHE_HOME=DIR")
 
 
-def test_reviews_are_converted_ahead_of_a_study_by_a_script(tmp_path: Path) -> None:
+def test_a_script_converts_reviews_before_a_study(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.convert_reviews", "--source", str(tmp_path)]
     failed = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (failed.returncode, failed.stderr) == (1, f"{the_line(tmp_path)}\n")
+    assert (failed.returncode, failed.stderr) == (1, f"error: {error_message(tmp_path)}\n")
     write_reviews(tmp_path / "reviews.json", {"text": "whole"})
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert made.stdout == f"{converted(tmp_path)}: 8 bytes\n"
+    succeeded = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert succeeded.stdout == f"{convert_reviews(tmp_path)}: 8 bytes\n"

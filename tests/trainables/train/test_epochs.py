@@ -75,7 +75,7 @@ def test_a_data_set_smaller_than_a_global_batch_is_refused() -> None:
     with pytest.raises(DataError) as error:
         steps_per_epoch(trial, 47)
     assert str(error.value) == (
-        "the data set has 47 samples, fewer than one global batch of 48 (2 ranks x 8 x 3): use a smaller batch"
+        "the data set has 47 samples, fewer than one global batch of 48 (2 ranks x 8 x 3); use a smaller batch"
     )
 
 

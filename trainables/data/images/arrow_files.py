@@ -1,10 +1,11 @@
-"""Storage formats `arrow_jpeg` and `arrow_raw`: Arrow IPC files, memory-mapped, so that all processes of a host share
-what they read. The first holds JPEG bytes.
+"""Storage formats `arrow_jpeg` and `arrow_raw`: memory-mapped Arrow IPC files, shared by all processes of a host.
 
-The second holds pixels: of every image its centre square, resized to `stored_side(image_size)`, uint8 [side, side, 3],
-decoded by PIL when the set was converted. That is what `image_size` then crops from, so a set serves one image_size;
-another one needs another conversion (`convert --image-size`). With `augment="cpu"` crops come from the stored square,
-where the JPEG formats crop from the whole image.
+`arrow_jpeg` holds JPEG bytes.
+
+`arrow_raw` holds pixels uint8 [side, side, 3]: the centre square of each image, decoded by PIL during the conversion
+and resized to `stored_side(image_size)`. A set therefore serves one image_size; another size needs another conversion
+(`convert --image-size`). With `augment="cpu"`, crops come from the stored square, while the JPEG formats crop from the
+complete image.
 """
 
 import os
@@ -17,17 +18,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainables.data.images.records import Records, Sample, Storage, damaged
+from trainables.data.images.records import Records, Sample, Storage, damaged_file
 
 BATCH_IMAGES = 256
-"""images of a record batch, which is in memory while it is written"""
+"""images per record batch, which is held in memory while it is written"""
 
 
 @dataclass
 class ArrowFiles:
-    """`part` images lie in each file, fewer in the last. `side` is the edge of stored pixels; 0: JPEG bytes.
+    """Files of `part` images each; the last may have fewer. `side` is the edge of stored pixels, 0 for JPEG bytes.
 
-    Mappings end with this value: one that outlived its trial would keep pages from leaving the cache.
+    Mappings end with this object. One that outlived its trial would pin pages in the page cache.
     """
 
     folder: str
@@ -56,7 +57,7 @@ class ArrowFiles:
         return vars(self) | {"_open": {}}
 
     def batches(self, number: int) -> list[tuple[pa.Array, np.ndarray]]:
-        """Image column and labels int64 of every record batch of a file, still in the file. Raises DataError."""
+        """Map a file, and return image column and labels int64 of each of its record batches. Raises DataError."""
         if number not in self._open:
             path = self._path(number)
             try:
@@ -64,7 +65,7 @@ class ArrowFiles:
                 batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
                 self._open[number] = [(batch.column("image"), batch.column("label").to_numpy()) for batch in batches]
             except (OSError, pa.ArrowException, KeyError) as error:
-                raise damaged(path, error) from error
+                raise damaged_file(path, error) from error
         return self._open[number]
 
     def name(self, index: int) -> str:
@@ -82,41 +83,41 @@ def _file_name(split: str, number: int) -> str:
 
 
 def read(folder: Path, split: str, manifest: dict[str, Any]) -> Records:
-    """A split of a converted set. Raises DataError."""
+    """Open a split of a converted set. Raises DataError."""
     side = manifest.get("stored_side") or 0
     records = ArrowFiles(str(folder), split, manifest["splits"][split]["count"], manifest["part_images"], side)
     for number, name in enumerate(records.files()):
         path = str(folder / name)
         if not os.path.isfile(path):
-            raise damaged(path, "it is missing")
-        if number == len(records.files()) - 1:  # of the others a damaged one is found when it is first read
+            raise damaged_file(path, "it is missing")
+        if number == len(records.files()) - 1:  # damage in the other files is detected when they are first read
             rows = sum(len(labels) for _, labels in records.batches(number))
             expected = len(records) - number * records.part
             if rows != expected:
-                raise damaged(path, f"it holds {rows} images, its manifest promises {expected}")
+                raise damaged_file(path, f"it has {rows} images, its manifest lists {expected}")
     return records
 
 
 def write(folder: Path, split: str, first: int, samples: Iterable[Sample], manifest: dict[str, Any]) -> None:
-    """One file, written beside and renamed."""
+    """Write one file under a temporary name, then rename it."""
     side = manifest.get("stored_side")
     kind = pa.binary(3 * side**2) if side else pa.large_binary()
     schema = pa.schema([("image", kind), ("label", pa.int64())])
     path = folder / _file_name(split, first // manifest["part_images"])
-    beside = path.with_suffix(".partial")
-    with open(beside, "wb") as file:
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb") as file:
         with pa.ipc.new_file(file, schema) as writer:
             for chunk in _chunks(samples):
                 images = [content.tobytes() if side else bytes(content) for content, _ in chunk]
                 writer.write(pa.record_batch([pa.array(images, kind), [label for _, label in chunk]], schema=schema))
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    partial.replace(path)
 
 
 def _chunks(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    left = iter(samples)
-    while chunk := list(islice(left, BATCH_IMAGES)):
+    remaining = iter(samples)
+    while chunk := list(islice(remaining, BATCH_IMAGES)):
         yield chunk
 
 

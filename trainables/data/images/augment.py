@@ -1,4 +1,4 @@
-"""Random crops and flips: of a whole batch on the device, or of one image in a loader process."""
+"""Crop and flip at random: a batch on the device, or one image in a loader process."""
 
 import math
 from collections.abc import Iterator
@@ -11,47 +11,46 @@ from trainables.data.images.decode import Box
 
 SCALE = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
-"""of a crop, against the image's area, and its width / height (Szegedy et al., arXiv:1409.4842, section 6; torchvision's
-RandomResizedCrop)"""
+"""limits of a crop's area / image area, and of its width / height (Szegedy et al., arXiv:1409.4842, section 6, and
+torchvision's RandomResizedCrop)"""
 
 
 def crop_and_flip(images: torch.Tensor, size: int) -> torch.Tensor:
-    """A crop at a random place of each image, every second one mirrored: uint8 [n, c, side, side] to [n, c, size, size].
+    """Crop each image at its own random position and mirror it with probability 0.5, without synchronising the host.
 
-    Place and flip of each image are its own. One pass over the batch; the host waits for nothing.
+    Input uint8 [n, c, side, side], output uint8 [n, c, size, size]. One pass over the batch.
     """
     n, side = images.shape[0], images.shape[-1]
     device = images.device
-    places = torch.randint(side - size + 1, (2, n, 1), device=device)
+    offsets = torch.randint(side - size + 1, (2, n, 1), device=device)
     mirrored = torch.rand((n, 1), device=device) < 0.5
     if device.type == "cuda":
-        from trainables.data.images.gpu.kernels import cropped  # triton comes with torch's builds for CUDA only
+        from trainables.data.images.gpu.kernels import crop  # only CUDA builds of torch have triton
 
-        return cropped(images, places, mirrored, size)
+        return crop(images, offsets, mirrored, size)
     along = torch.arange(size, device=device)
-    rows = (places[0] + along)[:, :, None]
-    columns = (places[1] + torch.where(mirrored, size - 1 - along, along))[:, None, :]
+    rows = (offsets[0] + along)[:, :, None]
+    columns = (offsets[1] + torch.where(mirrored, size - 1 - along, along))[:, None, :]
     image = torch.arange(n, device=device)[:, None, None]
     return images.permute(0, 2, 3, 1)[image, rows, columns].permute(0, 3, 1, 2)
 
 
 def padded_crop_and_flip(images: torch.Tensor) -> torch.Tensor:
-    """Small images uint8 [n, c, edge, edge], each moved by up to an eighth of its edge in either direction, zeros coming
-    in from outside, and every second one mirrored.
+    """Pad small images uint8 [n, c, edge, edge] with zeros by an eighth of their edge, then crop and flip them.
 
-    At 28 and 32 pixels the padding is 4, as for CIFAR in He et al. 2016 (https://arxiv.org/abs/1512.03385, section 4.2).
+    At 28 and 32 pixels the padding is 4, as for CIFAR-10 in He et al. 2016 (arXiv:1512.03385, section 4.2).
     """
     edge = images.shape[-1]
     return crop_and_flip(pad(images, [round(edge / 8)] * 4), edge)
 
 
-def generators(seed: int, epoch_and_index: list[tuple[int, int]]) -> Iterator[np.random.Generator]:
-    """For each sample random numbers of its own: the same for the same seed, epoch and index, whoever loads it."""
-    return (np.random.default_rng((seed, epoch, index)) for epoch, index in epoch_and_index)
+def sample_generators(seed: int, epochs_and_indices: list[tuple[int, int]]) -> Iterator[np.random.Generator]:
+    """Yield one random generator per sample. It depends only on seed, epoch and index, not on the loading process."""
+    return (np.random.default_rng((seed, epoch, index)) for epoch, index in epochs_and_indices)
 
 
 def random_resized_crop(width: int, height: int, random: np.random.Generator) -> Box:
-    """A crop of random area and shape; after ten that do not fit, the whole image cut to the nearest allowed shape."""
+    """Return a box of random area and shape. After ten misfits, crop the centre to the nearest allowed ratio."""
     for _ in range(10):
         area = width * height * random.uniform(*SCALE)
         ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))

@@ -1,4 +1,4 @@
-"""Storage format `lmdb`: one LMDB file a split; a key is the record's number, a value its label and the JPEG bytes."""
+"""Storage format `lmdb`: one LMDB file per split. Keys are record numbers, values are label and JPEG bytes."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -9,17 +9,17 @@ from weakref import WeakValueDictionary
 
 import lmdb
 
-from trainables.data.images.records import Records, Sample, Storage, damaged
+from trainables.data.images.records import Records, Sample, Storage, damaged_file
 
 _KEY, _LABEL = struct.Struct(">Q"), struct.Struct("<q")
 _LARGEST_BYTES = 2**42
-"""address space that a file is mapped into while it is written; the file itself grows as it is filled"""
+"""address space of the mapping while a file is written; the file itself grows with its content"""
 
 
 class _Reader:
-    """A file opened to read, with one transaction for as long as anyone holds this.
+    """A file opened for reading, with one transaction for the lifetime of this object.
 
-    Nobody writes a converted set, so there is nothing to lock. Values are views of the mapped file.
+    Converted sets are never written to, so no lock is needed. Values are views of the mapped file.
     """
 
     def __init__(self, path: str) -> None:
@@ -28,7 +28,8 @@ class _Reader:
 
 
 _READERS: WeakValueDictionary[str, _Reader] = WeakValueDictionary()
-"""LMDB lets a process open a file once; a mapping that outlived its trial would keep pages from leaving the cache"""
+"""open files by path, because a process may open an LMDB file only once; weak, because a mapping that outlives its
+trial pins pages in the page cache"""
 
 
 @dataclass
@@ -45,9 +46,9 @@ class LmdbFile:
         try:
             value = self.reader().transaction.get(_KEY.pack(index))
         except lmdb.Error as error:
-            raise damaged(self._path, error) from error
+            raise damaged_file(self._path, error) from error
         if value is None or len(value) <= _LABEL.size:
-            raise damaged(self.name(index), "it is not there")
+            raise damaged_file(self.name(index), "it is missing")
         return value[_LABEL.size :], _LABEL.unpack_from(value)[0]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class LmdbFile:
         return [f"{self.split}.lmdb"]
 
     def reader(self) -> _Reader:
-        """The open file. Raises lmdb.Error."""
+        """Return the open file. Raises lmdb.Error."""
         if self._reader is None:
             self._reader = _READERS.get(self._path) or _Reader(self._path)
             _READERS[self._path] = self._reader
@@ -72,22 +73,22 @@ class LmdbFile:
 
 
 def read(folder: Path, split: str, manifest: dict[str, Any]) -> Records:
-    """A split of a converted set. Raises DataError."""
+    """Open a split of a converted set. Raises DataError."""
     records = LmdbFile(str(folder), split, manifest["splits"][split]["count"])
     try:
         entries = records.reader().environment.stat()["entries"]
     except lmdb.Error as error:
-        raise damaged(folder / f"{split}.lmdb", error) from error
+        raise damaged_file(folder / f"{split}.lmdb", error) from error
     if entries != len(records):
-        raise damaged(folder / f"{split}.lmdb", f"it holds {entries} records, its manifest promises {len(records)}")
+        raise damaged_file(folder / f"{split}.lmdb", f"it has {entries} records, its manifest lists {len(records)}")
     return records
 
 
 def write(folder: Path, split: str, first: int, samples: Iterable[Sample], manifest: dict[str, Any]) -> None:
-    """One transaction: all of the samples are in the file, or none. Raises OSError, as where the disk is full."""
+    """Write the samples in one transaction: all of them or none. Raises OSError, for example if the disk is full."""
     path = str(folder / f"{split}.lmdb")
     if not first:
-        Path(path).unlink(missing_ok=True)  # of a call that ended before its first page was whole
+        Path(path).unlink(missing_ok=True)  # left by a call that ended before its first page was complete
     try:
         with (
             lmdb.open(path, subdir=False, map_size=_LARGEST_BYTES, lock=False) as environment,

@@ -1,7 +1,7 @@
-"""Where a split's files lie when a trial reads them: on their disk with a page cache in a known state, or in /dev/shm.
+"""Control where a trial reads a split's files: from disk with a page cache in a known state, or from /dev/shm.
 
-A copy in shared memory stays after the trial, for the next one to use. It goes when another set needs the room and no
-process on this host uses it, or by hand: `rm -r /dev/shm/scaling-study-images-*`, or a restart of the host.
+A copy in shared memory stays after the trial for the next one. It is removed when another set needs the space and no
+process on this host uses the copy. To remove it by hand: `rm -r /dev/shm/scaling-study-images-*`, or restart the host.
 """
 
 import fcntl
@@ -20,66 +20,67 @@ SHARED_MEMORY = Path("/dev/shm")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 _READ_BYTES = 4 * 2**20
 _THREADS = 8
-"""files are read and copied at the same time: a disk that is far away has more throughput than one request at a time"""
+"""files read or copied at a time, because a network disk needs several requests at once for its full throughput"""
 
 
 def set_page_cache(records: Records, state: str) -> None:
-    """Drops the split's pages from the host's page cache (cold) or reads them all into it (warm).
+    """Drop the split's pages from the host's page cache (`state="cold"`), or read all of them into it ("warm").
 
-    Every rank of a host may do it at the same moment. Pages that another process has mapped stay, as the kernel has it.
-    Raises DataError for files that lie in memory themselves, which are never cold.
+    All ranks of a host may call this at the same time. The kernel keeps pages that another process has mapped. Raises
+    DataError for files on a memory file system, which are never cold.
     """
     if state == "cold":
         if (kind := file_system(records.folder)) in MEMORY_FILE_SYSTEMS:
             raise DataError(
-                f"page_cache 'cold' cannot be had: {records.folder} lies in memory ({kind}); move it to a disk, or use 'as_is'"
+                f"page_cache 'cold' is impossible: {records.folder} is in memory ({kind}); "
+                "move it to a disk, or use page_cache 'as_is'"
             )
-        os.sync()  # a page that is not on the disk yet cannot be dropped
-    treat = {"cold": _drop, "warm": _read_through}[state]
+        os.sync()  # the kernel cannot drop pages that are not on the disk yet
+    action = {"cold": _drop, "warm": _read_through}[state]
     with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(treat, (os.path.join(records.folder, name) for name in records.files())):
+        for _ in pool.map(action, (os.path.join(records.folder, name) for name in records.files())):
             pass
 
 
 def file_system(folder: str) -> str | None:
-    """The kind of the file system that holds a folder, as Linux names it; None where that cannot be told."""
+    """Return the type of the file system that holds a folder, such as "tmpfs", or None if unknown."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo") as mounts:
-        fields = [line.split() for line in mounts]  # proc(5): the third is the device's number, the kind follows a dash
-    return next((each[each.index("-", 6) + 1] for each in fields if each[2] == number), None)
+        lines = [line.split() for line in mounts]  # proc(5): the third field is the device, the type follows a dash
+    return next((fields[fields.index("-", 6) + 1] for fields in lines if fields[2] == number), None)
 
 
-def in_shared_memory(records: Records, spare_bytes: int) -> tuple[str, IO[Any]]:
-    """A folder in /dev/shm with a copy of the split's files, made once a host; and what keeps others from removing it.
+def copy_to_shared_memory(records: Records, spare_bytes: int) -> tuple[str, IO[Any]]:
+    """Copy the split's files to /dev/shm once per host. Return the folder, and an open file that marks it as in use.
 
-    The copy is used by whoever holds the second value, until that is closed. Copies are told apart by the files' names,
-    sizes and times. `spare_bytes` must stay free for the loaders' batches. Raises DataError where there is no room.
+    The copy stays at least until that file is closed. Its name is a digest of the files' names, sizes and times.
+    `spare_bytes` must stay free for the loaders' batches. Raises DataError if there is not enough space.
     """
     root = SHARED_MEMORY / f"scaling-study-images-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
-        raise DataError(f"{root} belongs to another user; have it removed, or use storage_place 'disk'")
+        raise DataError(f"{root} belongs to another user; ask them to remove it, or use storage_place 'disk'")
     target = root / fingerprint(records)
     with _locked(root / "lock"):
         if not target.is_dir():
-            for partial in root.glob("*.partial"):  # of a process that was killed: this one holds the lock
+            for partial in root.glob("*.partial"):  # left by a killed process, since this one holds the lock
                 shutil.rmtree(partial)
-            _make_room(records, root, spare_bytes)
+            _free_space(records, root, spare_bytes)
             _copy(records, target)
         os.utime(target)
-        return str(target), _use(target)
+        return str(target), _mark_in_use(target)
 
 
-def _use(target: Path) -> IO[Any]:
-    """Says that this process uses a copy, for as long as the file is open."""
-    file = open(target.with_suffix(".in-use"), "ab")  # noqa: SIM115 - closed when the trial's data set goes
+def _mark_in_use(target: Path) -> IO[Any]:
+    """Mark a copy as in use by this process, for as long as the returned file is open."""
+    file = open(target.with_suffix(".in-use"), "ab")  # noqa: SIM115 - closed with the trial's data set
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 
 
-def _make_room(records: Records, root: Path, spare_bytes: int) -> None:
-    """Removes copies that nobody uses, the least recently used first, until the files fit."""
+def _free_space(records: Records, root: Path, spare_bytes: int) -> None:
+    """Remove unused copies, least recently used first, until the files fit. Raises DataError if they do not."""
     needed = sum((Path(records.folder) / name).stat().st_size for name in records.files()) + spare_bytes
     copies = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
     for path in copies:
@@ -94,8 +95,9 @@ def _make_room(records: Records, root: Path, spare_bytes: int) -> None:
     free = shutil.disk_usage(root).free
     if free < needed:
         raise DataError(
-            f"{records.folder} does not fit into {SHARED_MEMORY}: {needed / 1e9:.2f} GB are needed with the loaders' batches, "
-            f"{free / 1e9:.2f} GB are free; enlarge it (mount -o remount,size=...), or use storage_place 'disk'"
+            f"{records.folder} does not fit into {SHARED_MEMORY}: it needs {needed / 1e9:.2f} GB including the "
+            f"loaders' batches, {free / 1e9:.2f} GB are free; "
+            "enlarge it (mount -o remount,size=...), or use storage_place 'disk'"
         )
 
 
@@ -113,13 +115,13 @@ def _copy(records: Records, target: Path) -> None:
                 pass
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise DataError(f"{records.folder} cannot be copied to {SHARED_MEMORY}: {error}") from error
+        raise DataError(f"cannot copy {records.folder} to {SHARED_MEMORY}: {error}") from error
     partial.rename(target)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock that one process of the host has at a time; others wait."""
+    """Hold a lock. Other processes of the host wait for it."""
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

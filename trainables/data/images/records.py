@@ -1,4 +1,4 @@
-"""One split of an image set as it is kept: encoded images, or pixels, with their labels. What all formats share."""
+"""What all storage formats share: a split as indexed records of an encoded image or pixels, and a label."""
 
 import hashlib
 import os
@@ -16,11 +16,11 @@ Content = Any
 """an encoded image as bytes or memoryview, or its pixels as uint8 [side, side, 3]"""
 
 Sample = tuple[Content, int]
-"""content and label"""
+"""content, label"""
 
 
 class Records(Protocol):
-    """A split that is read by index. It pickles to paths and small arrays; files are opened on first use."""
+    """A split read by index. It pickles to paths and small arrays, and opens files on first use."""
 
     @property
     def folder(self) -> str: ...
@@ -28,15 +28,15 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample:
-        """Raises DataError where the file is damaged."""
+        """Return one sample. Raises DataError if the file is damaged."""
         ...
 
     def name(self, index: int) -> str:
-        """Where a record lies, for a message."""
+        """Return where a record is stored, for messages."""
         ...
 
     def files(self) -> Sequence[str]:
-        """Paths of all files that hold the split, relative to `folder`."""
+        """Return the paths of all files of the split, relative to `folder`."""
         ...
 
 
@@ -44,17 +44,18 @@ class Records(Protocol):
 class Storage:
     """A storage format.
 
-    `read(folder, split, manifest)` opens a split of a converted set; it raises DataError. `write(folder, split, first,
-    samples, manifest)` writes samples that are numbered from `first` on and returns when they are on the disk; called
-    again it replaces what an interrupted call left.
+    `read(folder, split, manifest)` opens a split of a converted set. It raises DataError.
+
+    `write(folder, split, first, samples, manifest)` writes samples numbered from `first`, and returns when they are on
+    the disk. A repeated call replaces the remains of an interrupted one.
     """
 
     read: Callable[[Path, str, dict[str, Any]], Records]
     write: Callable[[Path, str, int, Iterable[Sample], dict[str, Any]], None]
 
 
-def hashed(samples: Iterable[Sample], digest: Any) -> Iterator[Sample]:
-    """The samples, each taken into the digest as it passes: label and length as little-endian int64, then the content."""
+def hash_samples(samples: Iterable[Sample], digest: Any) -> Iterator[Sample]:
+    """Yield the samples, adding each to the digest: label and length as little-endian int64, then the content."""
     for content, label in samples:
         view = memoryview(content)
         digest.update(np.array([label, view.nbytes], dtype="<i8").tobytes())
@@ -63,25 +64,25 @@ def hashed(samples: Iterable[Sample], digest: Any) -> Iterator[Sample]:
 
 
 def part_digest(samples: Iterable[Sample]) -> str:
-    """sha256 of samples in order, see `hashed`."""
+    """Return the sha256 of samples in order. See `hash_samples`."""
     digest = hashlib.sha256()
-    for _ in hashed(samples, digest):
+    for _ in hash_samples(samples, digest):
         pass
     return digest.hexdigest()
 
 
 def fingerprint(records: Records) -> str:
-    """16 hex digits that tell one state of a split's files from another: sha256 over their names, sizes and times."""
+    """Return 16 hex digits that identify the state of a split's files: sha256 of their names, sizes and times."""
     digest = hashlib.sha256()
     for name in records.files():
         try:
-            found = (Path(records.folder) / name).stat()
+            status = (Path(records.folder) / name).stat()
         except OSError as error:
-            raise DataError(f"{Path(records.folder) / name} cannot be read: {error.strerror}") from None
-        digest.update(os.fsencode(name) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+            raise DataError(f"cannot read {Path(records.folder) / name}: {error.strerror}") from None
+        digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def damaged(path: Path | str, error: object) -> DataError:
-    """The line for a converted file that cannot be read."""
-    return DataError(f"{path} is damaged ({one_line(error)}): delete its set and convert it again")
+def damaged_file(path: Path | str, error: object) -> DataError:
+    """Return the error for an unreadable file of a converted set."""
+    return DataError(f"{path} is damaged ({one_line(error)}); delete its set and convert it again")

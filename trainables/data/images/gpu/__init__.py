@@ -1,4 +1,4 @@
 """Decode and resize JPEG images on the GPU.
 
-In: encoded batches. Out: uint8 image batches on the device. Only used by the nvJPEG decoders.
+In: encoded batches. Out: uint8 image batches on the device. Only the nvJPEG decoders and device augmentation use it.
 """
