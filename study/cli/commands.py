@@ -16,7 +16,7 @@ from study.cli.configuration import Configuration, resolve
 from study.cli.prepared import PreparedStudy, replaced_by_workload, side_by_side, warnings
 from study.cli.status import log_path
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
-from study.options import given
+from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, ClusterError, connect, is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def configure(options: Mapping[str, Any]) -> Configuration:
     """The configuration that a command's options ask for."""
-    return resolve(given(dict(options)), options["config"])
+    return resolve(explicit_options(dict(options)), options["config"])
 
 
 def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:

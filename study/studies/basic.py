@@ -34,8 +34,8 @@ def default(capacity: Capacity) -> Study:
     return Study(
         name="default",
         question=(
-            "How does data-parallel training scale on this machine, and how do batch size, loader workers and precision "
-            "affect it?"
+            "How does data-parallel training scale on this machine, and how do batch size, loader workers and "
+            "precision affect it?"
         ),
         base=base,
         axes=axes,

@@ -79,7 +79,7 @@ def everything(capacity: Capacity) -> Study:
     }
     return Study(
         name="everything",
-        question="Which models, precisions, strategies, storage formats and execution modes run on this machine, or why not?",
+        question="Which models, precisions, strategies, storage formats and execution modes run here, or why not?",
         base=base,
         axes={},
         repeats=1,
@@ -215,8 +215,8 @@ def hpml_lab4(capacity: Capacity) -> Study:
     return Study(
         name="hpml-lab4",
         question=(
-            "As the batch per GPU grows fourfold until memory runs out, how do DataParallel and DDP scale, where does the "
-            "time go, and how much of the interconnect do they use?"
+            "As the batch per GPU grows fourfold until memory runs out, how do DataParallel and DDP scale, where does "
+            "the time go, and how much of the interconnect do they use?"
         ),
         base=base,
         axes={
@@ -247,8 +247,8 @@ def vgg_case_study(capacity: Capacity) -> Study:
     return Study(
         name="vgg-case-study",
         question=(
-            "How do step time and peak memory per GPU grow with the batch for VGG-19, with DataParallel and with DDP, and "
-            "which accuracy does each batch reach?"
+            "How do step time and peak memory per GPU grow with the batch for VGG-19, with DataParallel and with DDP, "
+            "and which accuracy does each batch reach?"
         ),
         base=base | {"learning_rate": 0.01},
         axes={

@@ -41,8 +41,8 @@ def large_batch(capacity: Capacity) -> Study:
     return Study(
         name="large-batch",
         question=(
-            "Up to which global batch does training reach the accuracy of the reference batch, how far does each recipe "
-            "raise that limit, and which batch reaches the accuracy first?"
+            "Up to which global batch does training reach the accuracy of the reference batch, how far does each "
+            "recipe raise that limit, and which batch reaches the accuracy first?"
         ),
         base=_training(on_gpus) | {"world_size": 1},
         axes={"global_batch": batches},
@@ -62,8 +62,8 @@ def fifth_epoch(capacity: Capacity) -> Study:
     return Study(
         name="fifth-epoch",
         question=(
-            "What are the mean training loss and training accuracy of the fifth epoch with the largest batch per GPU on "
-            "all GPUs, compared with batch 128 on one GPU, and how do two recipes change them?"
+            "What are the mean training loss and training accuracy of the fifth epoch with the largest batch per GPU "
+            "on all GPUs, compared with batch 128 on one GPU, and how do two recipes change them?"
         ),
         base=_training(on_gpus) | recipe | {"epochs": 5},
         axes={},
@@ -83,7 +83,7 @@ def accuracy(capacity: Capacity) -> Study:
     on_gpus = gpus(capacity) > 0
     return Study(
         name="accuracy",
-        question="Which accuracy does this recipe reach, how long does it take, and how much faster is it on more GPUs?",
+        question="Which accuracy does this recipe reach, how long does it take, and how much faster are more GPUs?",
         base=_training(on_gpus) | {"global_batch": REFERENCE_BATCH},
         axes={"world_size": world_sizes(capacity)},
         repeats=3,
@@ -123,7 +123,7 @@ def short_training(on_gpus: bool) -> dict[str, Any]:
 
 
 def _training(on_gpus: bool) -> dict[str, Any]:
-    """Return the base of all trainings: ResNet-18 on GPUs; on CPUs a perceptron for a few epochs, which takes minutes."""
+    """Return the base of all trainings: ResNet-18 on GPUs; on CPUs a perceptron, which takes minutes."""
     common: dict[str, Any] = {
         "dataset": "fashion_mnist_sample",
         "reference_batch": REFERENCE_BATCH,
