@@ -183,8 +183,9 @@ def compare(
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="Exit with code 1 if the throughput of any configuration fell by more than this, such as 5%, according "
-            "to the entire 95 % interval of its ratio. Exit with code 3 if nothing has repeats, and so no interval.",
+            help="Exit with code 1 if the throughput of any configuration fell by more than this, such as 5%, "
+            "according to the entire 95 % interval of its ratio. Exit with code 3 if nothing has repeats and "
+            "therefore an interval.",
         ),
     ] = None,
     json_: Json = False,

@@ -16,7 +16,7 @@ from study.orchestrate.failures import first_line
 from study.orchestrate.metrics import numbers
 from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
 from study.plan.placement import Layout, ProcessKind, can_share_host, concurrent_slots, layouts, members, relocate
-from study.plan.trials import SETTLED, pruned_by
+from study.plan.trials import FINAL_STATUSES, pruned_by
 from study.store import checkpoints
 from study.store.store import Store, StoreError, TrialResult
 from study.store.tables import SCHEMAS, unpacked
@@ -142,7 +142,7 @@ class TrialDriver:
             self.store.save(result)
         except StoreError as error:  # a full disk, for example: the next trial may find room again
             result = _failed(trial, f"measured as {result.status}, but not kept, so it runs again next time: {error}")
-        if result.status in SETTLED:
+        if result.status in FINAL_STATUSES:
             checkpoints.drop(self.store, [trial.trial_id])
         summary = numbers(result)
         self.keeper.ended(trial.trial_id, result.status, {name: float(value) for name, value in summary.items()})

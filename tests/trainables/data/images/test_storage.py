@@ -381,7 +381,7 @@ def test_a_study_of_storage_formats_is_planned_at_imagenets_size(sets: Path) -> 
 
     host = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
     axes = data_axes(sets, set=["storage=jpeg,arrow_raw", "decode=pil,torchvision"]) | {"data_dir": (str(sets),)}
-    rows = plan_trials(STUDIES["smoke"](host).asking(axes), host)
+    rows = plan_trials(STUDIES["smoke"](host).with_overrides(axes), host)
     trials = [row.trial for row in rows if row.trial]
     assert {asked.image_size for asked in trials} == {224}
     assert {(asked.storage, asked.decode) for asked in trials} == {("jpeg", "pil"), ("jpeg", "torchvision"), ("arrow_raw", "pil")}  # fmt: skip
