@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from study.orchestrate.metrics import OF_TRIAL, MakeGauge, Metrics, counts
+from study.orchestrate.metrics import TRIAL_METRICS, MakeGauge, Metrics, counts
 from study.orchestrate.twin.in_process import LocalGauge
 from study.store.store import STATUSES
 from tests.support.dashboard import METRICS, OF_GPUS
@@ -59,7 +59,7 @@ def test_the_dashboard_asks_only_for_metrics_that_are_ours_or_rays() -> None:
     assert found is not None
     assert found.origin is not None
     agent = Path(found.origin).parent / "dashboard/modules/reporter/reporter_agent.py"
-    ours = {f"ray_scaling_study_{name}" for name in (*OF_TRIAL, "trials", "current")}
+    ours = {f"ray_scaling_study_{name}" for name in (*TRIAL_METRICS, "trials", "current")}
     rays = {f"ray_{name}" for name in re.findall(r'"(node_\w+)"', agent.read_text())}
     assert set(METRICS) <= ours | rays
     assert set(OF_GPUS) <= set(METRICS)

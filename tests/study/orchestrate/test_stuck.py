@@ -51,7 +51,7 @@ def serve(go: threading.Event) -> None:
 
 
 def test_calls_are_those_of_the_thread_that_serves_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck, "SERVES", (__file__, "serve"))
+    monkeypatch.setattr(stuck, "SERVE_CALL", (__file__, "serve"))
     go = threading.Event()
     thread = threading.Thread(target=serve, args=(go,))
     thread.start()
