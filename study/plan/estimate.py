@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,7 @@ def estimate(
     def is_shared(trial: Trial) -> bool:
         return concurrent > 1 and can_share_host(trial)
 
-    group_sizes: dict[ProcessKind, int] = {}
-    for trial in pending:
-        if not is_shared(trial):
-            kind = ProcessKind.of(trial)
-            group_sizes[kind] = max(group_sizes.get(kind, 0), trial.world_size)
+    group_sizes = _group_sizes(trial for trial in pending if not is_shared(trial))
     total_s = gpu_s = 0.0
     similar_count = 0
     for trial in pending:
@@ -106,6 +102,15 @@ _SIMILAR_FIELDS = _REPEAT_FIELDS | {"batch_per_gpu", "loader_workers", "precisio
 
 _ACCURACY_FIELDS = frozenset({*fields_of_kind("recipe"), "accumulation_steps", "execution", "noise_scale"})
 """Fields that affect the accuracy of a training more than its time, or its time less than the batch does."""
+
+
+def _group_sizes(trials: Iterable[Trial]) -> dict[ProcessKind, int]:
+    """Return the ranks of the largest trial per process kind."""
+    sizes: dict[ProcessKind, int] = {}
+    for trial in trials:
+        kind = ProcessKind.of(trial)
+        sizes[kind] = max(sizes.get(kind, 0), trial.world_size)
+    return sizes
 
 
 def _key(fields: Mapping[str, Any], ignored: frozenset[str]) -> tuple[Any, ...]:

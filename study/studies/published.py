@@ -17,6 +17,28 @@ from trainables.registry import (
     TEXT_MODELS,
 )
 
+_OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "synchronised batch normalisation": {"model": "resnet18", "sync_batch_norm": True},
+    "no buffer broadcast": {"model": "resnet18", "broadcast_buffers": False},
+    "small buckets": {"bucket_mb": 0.1},
+    "accumulation": {"accumulation_steps": 2},
+    "without set_epoch": {"set_epoch": False},
+    "in order": {"order": "in_order"},
+    "augmentation by loaders": {"dataset": "image_folder_sample", "augment": "cpu"},
+    "augmentation on the device": {"dataset": "image_folder_sample", "augment": "device"},
+    "warm page cache": {"dataset": "image_folder_sample", "page_cache": "warm"},
+    "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
+    "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
+    "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
+    "batches copied ahead": {
+        "dataset": "synthetic_loader",
+        "image_size": 32,
+        "loader_workers": 1,
+        "copy_ahead": True,
+    },
+}
+"""Options of trials that are not choices from a registry."""
+
 
 def everything(capacity: Capacity) -> Study:
     """Try each model, precision, strategy, optimizer, storage format, decoder and execution mode once.
@@ -25,47 +47,7 @@ def everything(capacity: Capacity) -> Study:
     """
     on_gpus = gpus(capacity) > 0
     ranks = max(size for size in world_sizes(capacity) if size <= 2)
-    cases: dict[str, dict[str, Any]] = {"plain": {}}
-    for name, facts in IMAGE_MODELS.items():
-        cases[f"model {name}"] = {"model": name, "image_size": max(32, facts.smallest_image)}
-        if name.startswith("vgg") and not on_gpus:  # gloo takes seconds per step for 560 MB of gradients
-            cases[f"model {name}"]["world_size"] = 1
-    for name in TEXT_MODELS:
-        cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
-    for name in PRECISIONS:
-        cases[f"precision {name}"] = {"precision": name}
-    for name in PARALLEL:
-        cases[f"parallel {name}"] = {"parallel": name} | ({"world_size": 1} if name == "none" else {})
-    for name in EXECUTIONS:
-        cases[f"execution {name}"] = {"execution": name}
-    for name in OPTIMIZERS:
-        cases[f"optimizer {name}"] = {"optimizer": name}
-    for name in STORAGES:
-        cases[f"storage {name}"] = {"dataset": "image_folder_sample", "storage": name}
-    for name in DECODERS:
-        cases[f"decode {name}"] = {"dataset": "image_folder_sample", "decode": name}
-    for name in MEMORY_FORMATS:
-        cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
-    cases |= {
-        "synchronised batch normalisation": {"model": "resnet18", "sync_batch_norm": True},
-        "buffers left alone": {"model": "resnet18", "broadcast_buffers": False},
-        "small buckets": {"bucket_mb": 0.1},
-        "accumulation": {"accumulation_steps": 2},
-        "without set_epoch": {"set_epoch": False},
-        "in order": {"order": "in_order"},
-        "augmentation by loaders": {"dataset": "image_folder_sample", "augment": "cpu"},
-        "augmentation on the device": {"dataset": "image_folder_sample", "augment": "device"},
-        "warm page cache": {"dataset": "image_folder_sample", "page_cache": "warm"},
-        "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
-        "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
-        "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
-        "batches copied ahead": {
-            "dataset": "synthetic_loader",
-            "image_size": 32,
-            "loader_workers": 1,
-            "copy_ahead": True,
-        },
-    }
+    cases: dict[str, dict[str, Any]] = {"plain": {}} | _registered_names(on_gpus) | _OTHER_OPTIONS
     base: dict[str, Any] = {
         "device": "cuda" if on_gpus else "cpu",
         "model": "mlp",
@@ -87,12 +69,38 @@ def everything(capacity: Capacity) -> Study:
     )
 
 
+def _registered_names(on_gpus: bool) -> dict[str, dict[str, Any]]:
+    """Return one case per name in the registries."""
+    cases: dict[str, dict[str, Any]] = {}
+    for name, facts in IMAGE_MODELS.items():
+        cases[f"model {name}"] = {"model": name, "image_size": max(32, facts.smallest_image)}
+        if name.startswith("vgg") and not on_gpus:  # gloo takes seconds per step for 560 MB of gradients
+            cases[f"model {name}"]["world_size"] = 1
+    for name in TEXT_MODELS:
+        cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
+    for name in PRECISIONS:
+        cases[f"precision {name}"] = {"precision": name}
+    for name in PARALLEL:
+        cases[f"parallel {name}"] = {"parallel": name} | ({"world_size": 1} if name == "none" else {})
+    for name in EXECUTIONS:
+        cases[f"execution {name}"] = {"execution": name}
+    for name in OPTIMIZERS:
+        cases[f"optimizer {name}"] = {"optimizer": name}
+    for name in STORAGES:
+        cases[f"storage {name}"] = {"dataset": "image_folder_sample", "storage": name}
+    for name in DECODERS:
+        cases[f"decode {name}"] = {"dataset": "image_folder_sample", "decode": name}
+    for name in MEMORY_FORMATS:
+        cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
+    return cases
+
+
 def forum_phases(capacity: Capacity) -> Study:
     """Ask why the processing time of a batch on one GPU changes when other GPUs train too."""
     on_gpus = gpus(capacity) > 0
-    together = _on_one_node(capacity)
+    node_ranks = _on_one_node(capacity)
     axes: dict[str, tuple[Any, ...]] = {
-        "world_size": (1, together) if together > 1 else (1,),
+        "world_size": (1, node_ranks) if node_ranks > 1 else (1,),
         "parallel": ("dp", "ddp"),
     }
     if on_gpus:
@@ -140,38 +148,7 @@ PUBLISHED_LADDERS = [
 def acceleration_ladder(capacity: Capacity) -> Study:
     """Apply one improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
     on_gpus = gpus(capacity) > 0
-    together = _on_one_node(capacity)
-    global_batch = 512 if on_gpus else 8
-
-    def step(ranks: int, **fields: Any) -> dict[str, Any]:
-        return {"world_size": ranks, "batch_per_gpu": global_batch // ranks} | fields
-
-    raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
-    mixed = {"precision": "fp16" if on_gpus else "bf16"}
-    share = (
-        default_cpus_per_rank("cuda", capacity)
-        if on_gpus
-        else max(1, max((node.cpus for node in capacity), default=1) // together)
-    )
-    few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
-    many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
-    one = {"parallel": "none"}
-    cases: dict[str, dict[str, Any]] = {
-        "JPEG files, fp32, one GPU": step(1, storage="jpeg", **one, **few),
-        "LMDB": step(1, storage="lmdb", **one, **few),
-        "raw pixels in shared memory": step(1, **raw, **one, **few),
-        "mixed precision (O1)": step(1, **raw, **one, **few, **mixed),
-        "fp16 with master weights (O2)": step(1, **raw, **one, **few, precision="fp16_master"),
-        "pure fp16 (O3)": step(1, **raw, **one, **few, precision="fp16_pure"),
-        "DataParallel, fp32": step(together, **raw, **few, parallel="dp"),
-        "DataParallel, more loader workers and CPU threads": step(together, **raw, **many, parallel="dp"),
-        "DDP, fp32": step(together, **raw, **many, parallel="ddp"),
-        "DDP, mixed precision": step(together, **raw, **many, **mixed, parallel="ddp"),
-        "DDP, mixed precision, two nodes": {
-            "world_size": 2 * together, "nodes": 2, "batch_per_gpu": global_batch // together,
-            **raw, **many, **mixed, "parallel": "ddp",
-        },
-    }  # fmt: skip
+    mixed_precision = "fp16" if on_gpus else "bf16"
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "augment": "cpu"}
     if on_gpus:
         base |= {"dataset": "image_folder", "model": "resnet50", "image_size": 224, "warmup_steps": 100, "steps": 300}
@@ -180,7 +157,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
     # Speed does not show whether a precision can learn. Short trainings on the shipped sample do, whatever data set
     # the steps of the ladder read.
-    levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed["precision"]}
+    levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed_precision}
     levels |= {"fp16 with master weights (O2)": "fp16_master", "pure fp16 (O3)": "fp16_pure"}
     training = short_training(on_gpus)
     return Study(
@@ -189,11 +166,46 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         base=base | {"learning_rate": 0.01},
         axes={},
         repeats=3,
-        cases=cases,
+        cases=_ladder_steps(capacity, on_gpus, mixed_precision),
         ladder=True,
         report={"reference_ladders": PUBLISHED_LADDERS},
         extra_trials={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
     )
+
+
+def _ladder_steps(capacity: Capacity, on_gpus: bool, mixed_precision: str) -> dict[str, dict[str, Any]]:
+    node_ranks = _on_one_node(capacity)
+    global_batch = 512 if on_gpus else 8
+
+    def step(ranks: int, **fields: Any) -> dict[str, Any]:
+        return {"world_size": ranks, "batch_per_gpu": global_batch // ranks} | fields
+
+    raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
+    mixed = {"precision": mixed_precision}
+    share = (
+        default_cpus_per_rank("cuda", capacity)
+        if on_gpus
+        else max(1, max((node.cpus for node in capacity), default=1) // node_ranks)
+    )
+    few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
+    many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
+    one = {"parallel": "none"}
+    return {
+        "JPEG files, fp32, one GPU": step(1, storage="jpeg", **one, **few),
+        "LMDB": step(1, storage="lmdb", **one, **few),
+        "raw pixels in shared memory": step(1, **raw, **one, **few),
+        "mixed precision (O1)": step(1, **raw, **one, **few, **mixed),
+        "fp16 with master weights (O2)": step(1, **raw, **one, **few, precision="fp16_master"),
+        "pure fp16 (O3)": step(1, **raw, **one, **few, precision="fp16_pure"),
+        "DataParallel, fp32": step(node_ranks, **raw, **few, parallel="dp"),
+        "DataParallel, more loader workers and CPU threads": step(node_ranks, **raw, **many, parallel="dp"),
+        "DDP, fp32": step(node_ranks, **raw, **many, parallel="ddp"),
+        "DDP, mixed precision": step(node_ranks, **raw, **many, **mixed, parallel="ddp"),
+        "DDP, mixed precision, two nodes": {
+            "world_size": 2 * node_ranks, "nodes": 2, "batch_per_gpu": global_batch // node_ranks,
+            **raw, **many, **mixed, "parallel": "ddp",
+        },
+    }  # fmt: skip
 
 
 def hpml_lab4(capacity: Capacity) -> Study:
