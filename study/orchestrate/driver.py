@@ -54,7 +54,7 @@ class RunOptions:
     isolate: bool = False
     """True to start a worker group per trial."""
     timeout_s: float = 600.0
-    """Time limit per trial, or per epoch of a training."""
+    """Time limit per trial, or per epoch of a training trial."""
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
 
 
@@ -91,7 +91,7 @@ def grid_of(blocks: Sequence[Sequence[Trial]], isolate: bool, slots: Sequence[st
 def grids_of(
     blocks: Sequence[Sequence[Trial]], nodes: Sequence[NodeCapacity], isolate: bool, max_concurrent: int
 ) -> Iterator[Grid]:
-    """Split a run into grids: first trials that run alone, then up to `max_concurrent` one-rank trainings at a time."""
+    """Split a run into grids: exclusive trials, then one-rank training trials, up to `max_concurrent` at a time."""
 
     def select(concurrent: bool) -> list[list[Trial]]:
         return [
@@ -138,7 +138,7 @@ class TrialDriver:
         """Measure a trial, store it, and report it.
 
         Reports `study_trial_id`, `status`, `reason`, `log` and the measures of `analysis.measure.measures.summarise`
-        that are not null. A training reports each epoch, and at the end its last epoch instead of measures.
+        that are not null. A training trial reports each epoch, and at the end its last epoch instead of measures.
         """
         trial = point.trial
         result = self._prune(trial) or self._measure(point, report)

@@ -2,7 +2,7 @@
 
     Tune trial -> Keeper.measure(job) -> rank 0 -> broadcast -> trainables on the trial's ranks -> rows -> Keeper
 
-It runs on the driver's host, because checkpoints of trainings pass through it into the results folder.
+It runs on the driver's host, because checkpoints of training trials pass through it into the results folder.
 """
 
 import asyncio
@@ -86,8 +86,8 @@ class Keeper:
     async def measure(self, job: Job, layout: Layout, block: Any, timeout_s: float) -> Outcome:
         """Run a job in the live group, or in a new one if layout or block differ.
 
-        `timeout_s` limits each epoch of a training, or the complete job otherwise. Raises CancelledError if `close`
-        interrupts it.
+        `timeout_s` limits each epoch of a training trial, or the complete job otherwise. Raises CancelledError if
+        `close` interrupts it.
         """
         started_at = time.time()
         self.repeating = self.repeating or asyncio.create_task(self._repeat_metrics())

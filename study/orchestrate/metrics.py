@@ -44,7 +44,7 @@ EPOCH_METRICS: Mapping[str, str] = {
     "validation_top1": "top-1 validation accuracy after the latest epoch",
     "learning_rate": "learning rate of the latest step",
 }
-"""Descriptions of a training's metrics while it runs."""
+"""Descriptions of a training trial's metrics while it runs."""
 
 MakeGauge = Callable[..., Any]
 
@@ -80,7 +80,7 @@ class Metrics:
             self._publish(name, TRIAL_METRICS[name], "trial", trial_id, values[name])
 
     def epoch_ended(self, trial_id: str, row: Mapping[str, float | None]) -> None:
-        """Publish an epoch of a training from its row of epochs.parquet."""
+        """Publish an epoch of a training trial from its row of epochs.parquet."""
         for name, description in EPOCH_METRICS.items():
             if (value := row.get(name)) is not None:
                 self._publish(name, description, "trial", trial_id, float(value))
@@ -108,7 +108,7 @@ class Metrics:
 def numbers(result: TrialResult) -> dict[str, float]:
     """Return the measures of a trial that are not null, and `communication_s` and `exposed_s` if it has buckets.
 
-    For a training: its last epoch, and samples of all epochs per second of training.
+    For a training trial: its last epoch, and samples of all epochs per second of training.
     """
     if result.epochs is not None:
         last = result.epochs.slice(result.epochs.num_rows - 1).to_pylist()[0]

@@ -25,7 +25,7 @@ class Job:
     source: str | None = None
     """Text of the user's workload file, None without one."""
     checkpoint_every_s: float = 30.0
-    """Minimum time between two checkpoints of a training."""
+    """Minimum time between two checkpoints of a training trial."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Evidence:
     step_flops: float | None
     dataset_samples: int | None
     plain_window: JSON | None = None
-    """Energy readings before and after the plain window; None for trainings, which have no windows."""
+    """Energy readings before and after the plain window; None for training trials, which have no windows."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""

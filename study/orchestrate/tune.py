@@ -72,8 +72,8 @@ def run_trials(
     """Run all trials and store each when it ends. Return True if Ctrl-C ended the run early.
 
     The trials of a block run in order and may share a warm worker group, unless `isolate` is True. If `max_concurrent`
-    is above 1, trainings on one rank run last, as many at a time as fit. `known` has the trials in the store; None
-    reads them.
+    is above 1, training trials on one rank run last, as many at a time as fit. `known` has the trials in the store;
+    None reads them.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
@@ -166,7 +166,7 @@ class RayKeeper:
         self._call_with_retries(self.actor.ended, trial_id, status, values)
 
     def _report_epochs(self, job_id: str, pending: Any, on_epoch: Report) -> None:
-        """Report each epoch of a training until it ends."""
+        """Report each epoch of a training trial until it ends."""
         reported = 0
         while not ray.wait([pending], timeout=EPOCHS_POLL_S)[0]:
             for row in ray.get(self.actor.epochs_of.remote(job_id))[reported:]:

@@ -61,8 +61,8 @@ def estimate(
     """Estimate time, GPU-hours and cost of the pending rows from the durations in `records` (contents of trial.json).
 
     A trial takes the median time of recorded repeats of its configuration, else of trials that also differ in batch,
-    loader workers and precision. Everything is unknown if one pending trial has neither. `concurrent` trainings on one
-    rank run at the same time, each with its own GPU.
+    loader workers and precision. Everything is unknown if one pending trial has neither. `concurrent` training trials
+    on one rank run at the same time, each with its own GPU.
     """
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     if not pending:
@@ -101,7 +101,7 @@ _SIMILAR_FIELDS = _REPEAT_FIELDS | {"batch_per_gpu", "loader_workers", "precisio
 """Fields that may differ between similar trials."""
 
 _ACCURACY_FIELDS = frozenset({*fields_of_kind("recipe"), "accumulation_steps", "execution", "noise_scale"})
-"""Fields that affect the accuracy of a training more than its time, or its time less than the batch does."""
+"""Fields that affect the accuracy of a training trial more than its time, or its time less than the batch does."""
 
 
 def _group_sizes(trials: Iterable[Trial]) -> dict[ProcessKind, int]:

@@ -135,7 +135,7 @@ def _rank_nodes(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity])
 
 
 def can_share_host(trial: Trial) -> bool:
-    """Return True if other trainings may share the host. Timed and multi-rank trials need it exclusively."""
+    """Return True if other training trials may share the host. Timed and multi-rank trials need it exclusively."""
     return trial.epochs > 0 and trial.world_size == 1
 
 

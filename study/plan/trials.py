@@ -29,7 +29,7 @@ LAYOUT_FIELDS = (*fields_of_kind("layout"), "cpus_per_rank", "device")
 MAX_TRIALS = 100_000
 
 SEED_STRIDE = 1_000
-"""Difference between the seeds of a training's repeats. Repeats of timed trials share one seed."""
+"""Difference between the seeds of a training trial's repeats. Repeats of timed trials share one seed."""
 
 FolderCheck = Callable[..., str | None]
 """Takes data folder, data set, storage, image size and split; returns what the folder lacks, or None."""

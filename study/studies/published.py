@@ -155,8 +155,8 @@ def acceleration_ladder(capacity: Capacity) -> Study:
     else:
         base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "warmup_steps": 2, "steps": 4}
         base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
-    # Speed does not show whether a precision can learn. Short trainings on the shipped sample do, whatever data set
-    # the steps of the ladder read.
+    # Speed does not show whether a precision can learn. Short training trials on the shipped sample do, whatever data
+    # set the steps of the ladder read.
     levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed_precision}
     levels |= {"fp16 with master weights (O2)": "fp16_master", "pure fp16 (O3)": "fp16_pure"}
     training = short_training(on_gpus)

@@ -116,14 +116,14 @@ def without_idle_rules(fields: Fields) -> Fields:
 
 
 def short_training(on_gpus: bool) -> dict[str, Any]:
-    """Return a training of five epochs at the reference batch on one rank, enough to see if and how well it learns."""
+    """Return a training trial of five epochs at the reference batch on one rank, enough to see if it learns."""
     return _training(on_gpus) | {
         "world_size": 1, "batch_per_gpu": REFERENCE_BATCH, "parallel": "none", "execution": "eager", "epochs": 5,
     }  # fmt: skip
 
 
 def _training(on_gpus: bool) -> dict[str, Any]:
-    """Return the base of all trainings: ResNet-18 on GPUs; on CPUs a perceptron, which takes minutes."""
+    """Return the base of all training trials: ResNet-18 on GPUs; on CPUs a perceptron, which takes minutes."""
     common: dict[str, Any] = {
         "dataset": "fashion_mnist_sample",
         "reference_batch": REFERENCE_BATCH,
