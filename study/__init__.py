@@ -1,1 +1,1 @@
-"""Decides what to run, where, and keeps it: plan, Ray Tune, warm worker groups, the store, the command line."""
+"""Plan studies, run them on Ray, and store the results."""

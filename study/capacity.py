@@ -1,4 +1,4 @@
-"""What a machine can hold: nodes with CPUs and GPUs, counted without starting anything."""
+"""CPUs and GPUs per node, counted without starting Ray or CUDA."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """One host: its identity in the cluster (empty before there is one), address, CPU cores and GPUs."""
+    """One host: its node id in Ray (empty without a cluster), address, CPU cores and GPUs."""
 
     node_id: str
     address: str
@@ -17,10 +17,10 @@ class NodeCapacity:
 
 
 def count_gpus() -> int:
-    """GPUs of this host that a process may use, by NVML; `CUDA_VISIBLE_DEVICES` narrows them. 0 without a driver."""
+    """Return the number of GPUs of this host by NVML, limited by `CUDA_VISIBLE_DEVICES`. Return 0 without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    named = None if visible is None else len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
-    if named == 0:
+    limit = None if visible is None else len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    if limit == 0:
         return 0
     import pynvml
 
@@ -29,29 +29,26 @@ def count_gpus() -> int:
     except pynvml.NVMLError:
         return 0
     try:
-        there = int(pynvml.nvmlDeviceGetCount())
-        return there if named is None else min(named, there)
+        count = int(pynvml.nvmlDeviceGetCount())
+        return count if limit is None else min(limit, count)
     finally:
         pynvml.nvmlShutdown()
 
 
 def count_cpus() -> int:
-    """CPU cores that this process may run on: its affinity, not the machine's number."""
+    """Return the number of CPU cores in this process' affinity mask, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
 def local_capacity() -> list[NodeCapacity]:
-    """This host as the only node."""
+    """Return this host as the only node."""
     return [NodeCapacity(node_id="", address=socket.gethostname(), cpus=count_cpus(), gpus=count_gpus())]
 
 
 Capacity = Sequence[NodeCapacity]
 
 
-# ------------------------------------------------------------------------------------------------------ what fits
-
-
 def default_cpus_per_rank(device: str, capacity: Capacity) -> int:
-    """One core for a CPU rank; for a GPU its share of its node's cores, the smallest share in the cluster."""
+    """Return the CPU cores per rank: for GPUs the smallest share of cores per GPU in the cluster, else 1."""
     shares = [node.cpus // node.gpus for node in capacity if node.gpus]
     return max(1, min(shares, default=1)) if device == "cuda" else 1

@@ -1,16 +1,16 @@
-"""How does data-parallel training scale here, what holds it back, what should change?
+"""Measure how data-parallel training scales on this machine or cluster, what limits it, and what to change.
 
 Examples:
 
-  python -m study.scaling                                  the default study on what is here
+  python -m study.scaling                                  run the default study on this machine
 
-  python -m study.scaling plan strong --gpus 1,2,4         what would run, and how long
+  python -m study.scaling plan strong --gpus 1,2,4         show which trials would run, and for how long
 
   python -m study.scaling run --model resnet50 --batch-per-gpu 64,256 --out results/resnet50
 
-  python -m study.scaling report results/resnet50          the report again, from the results alone
+  python -m study.scaling report results/resnet50          rewrite the report from stored results
 
-  python -m study.scaling predict results/resnet50 --gpus 64   what more GPUs would bring
+  python -m study.scaling predict results/resnet50 --gpus 64   predict scaling to more GPUs
 """
 
 import json
@@ -42,14 +42,14 @@ Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of
 
 @app.command("list")
 def list_studies(json_: Json = False) -> None:
-    """The studies, each with the question that it answers."""
+    """List the studies and the question that each answers."""
     from study.studies.basic import STUDIES
 
     questions = {name: study([]).question for name, study in STUDIES.items()}
     if json_:
         return _print_json([{"name": name, "question": question} for name, question in questions.items()])
     indent = max(map(len, questions)) + 2
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize  # a pipe gets lines whole
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize  # no wrapping in a pipe
     for name, question in questions.items():
         print(textwrap.fill(f"{name:{indent}}{question}", columns, subsequent_indent=" " * indent))
 
@@ -57,7 +57,7 @@ def list_studies(json_: Json = False) -> None:
 @app.command()
 @with_study_options
 def plan(json_: Json = False, **options: Any) -> int:
-    """Dry run: every trial with its status, the time and the money that is left to spend."""
+    """Show every trial with its status, and the remaining time and cost, without running anything."""
     from study.cli import commands as session
     from study.cli import terminal as display
 
@@ -78,7 +78,7 @@ def plan(json_: Json = False, **options: Any) -> int:
 @app.command("run")
 @with_study_options
 def run_study(**options: Any) -> int:
-    """Run what is missing in the results folder, then write the report."""
+    """Run the trials that the results folder lacks, then write the report."""
     from study.cli import commands as session
 
     configuration = session.configure(options)
@@ -90,7 +90,7 @@ def run_study(**options: Any) -> int:
 
 @app.command()
 def status(directory: Directory, json_: Json = False, debug: Debug = False) -> None:
-    """What is in a results folder: counts, failures with reason and log, what is left."""
+    """Show the state of a results folder: trial counts, failures with reason and log, remaining trials."""
     from study.cli import terminal as display
     from study.cli.status import status_of
 
@@ -103,10 +103,10 @@ def status(directory: Directory, json_: Json = False, debug: Debug = False) -> N
 @app.command()
 def report(
     directory: Directory,
-    out: Annotated[str | None, typer.Option(metavar="DIR2", help="Where to; left out: DIR/report.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR2", help="Output folder. Default: DIR/report.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write tables, figures and report again, from the results alone."""
+    """Rewrite tables, figures and report from stored results."""
     from analysis.report.report import write_report
 
     print(write_report(directory, out).path)
@@ -114,17 +114,17 @@ def report(
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted set.")],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="Folder to make; not there yet.")],
-    storage: Annotated[str, typer.Option(metavar="FORMAT", help="jpeg, lmdb, arrow_jpeg, arrow_raw.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted data set.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="New folder to create.")],
+    storage: Annotated[str, typer.Option(metavar="FORMAT", help="Any of jpeg, lmdb, arrow_jpeg, arrow_raw.")],
     image_size: Annotated[
-        int, typer.Option(metavar="N", min=8, max=4096, help="For arrow_raw: the image_size of the trials to come.")
+        int, typer.Option(metavar="N", min=8, max=4096, help="For arrow_raw: the image_size that trials will use.")
     ] = 224,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """An image folder into another storage format: verified; goes on where it was stopped."""
+    """Convert an image folder to another storage format and verify it. Resumes if interrupted."""
     from study.cli.convert import convert_set
 
     try:
@@ -135,8 +135,8 @@ def convert(
     if json_:
         _print_json(manifest)
         return DONE
-    for split, found in manifest["splits"].items():
-        print(f"{destination}: {split}: {found['count']:,} images in {storage}, verified, sha256 {found['sha256']}")
+    for name, split in manifest["splits"].items():
+        print(f"{destination}: {name}: {split['count']:,} images in {storage}, verified, sha256 {split['sha256']}")
     print(f"use it with: --data-dir {shlex.quote(destination)} --set storage={storage}")
     return DONE
 
@@ -144,21 +144,29 @@ def convert(
 @app.command()
 def predict(
     directory: Directory,
-    gpus: Annotated[str, typer.Option(metavar="LIST", help="GPUs (on CPUs: ranks) to predict, such as 8 or 16,64.")],
+    gpus: Annotated[
+        str, typer.Option(metavar="LIST", help="Numbers of GPUs (or CPU ranks) to predict for, such as 8 or 16,64.")
+    ],
     interconnect: Annotated[
         str | None,
         typer.Option(
-            metavar="X", help="A measured one (auto, no_p2p, socket), or LATENCY_US:BANDWIDTH_GB_S, such as 5:50."
+            metavar="X",
+            help="A measured interconnect (auto, no_p2p, socket), or LATENCY_US:BANDWIDTH_GB_S, such as 5:50.",
         ),
     ] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(metavar="PRICE", help="For the predicted cost.")] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="Price for the predicted cost.")
+    ] = None,
     goal: Annotated[
-        str | None, typer.Option(metavar="GOAL", help="Best configuration for throughput, time-to-accuracy or cost.")
+        str | None,
+        typer.Option(
+            metavar="GOAL", help="Criterion for the best configuration: throughput, time-to-accuracy or cost."
+        ),
     ] = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Step time, efficiency and cost on GPUs that were not measured, with intervals and held-out error."""
+    """Predict step time, efficiency and cost for more GPUs than measured, with intervals and held-out error."""
     from study.cli import terminal as display
     from study.cli.predict import outlook
 
@@ -170,20 +178,21 @@ def predict(
 
 @app.command()
 def compare(
-    before: Annotated[str, typer.Argument(metavar="DIR_A", help="Results folder, or its URI: what to compare with.")],
-    after: Annotated[str, typer.Argument(metavar="DIR_B", help="Results folder, or its URI: what to judge.")],
+    before: Annotated[str, typer.Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")],
+    after: Annotated[str, typer.Argument(metavar="DIR_B", help="Results folder or URI to compare with the baseline.")],
     fail_above: Annotated[
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="Exit code 1 where throughput is shown to have fallen by more than this, such as 5%: "
-            "where the whole 95 % interval of its ratio lies below; 3 where nothing has repeats, and so no interval.",
+            help="Exit with code 1 if the throughput of any configuration fell by more than this, such as 5%, "
+            "according to the entire 95 % interval of its ratio. Exit with code 3 if nothing has repeats and "
+            "therefore an interval.",
         ),
     ] = None,
     json_: Json = False,
     debug: Debug = False,
 ) -> int:
-    """The same trials of two results folders side by side: ratios with intervals, regressions first."""
+    """Compare the trials of two results folders: ratios with intervals, regressions first."""
     from analysis.compare.folders import compare as compare_folders
     from study.cli import compare as comparison
 
@@ -227,7 +236,7 @@ def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -
 
 @app.command()
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
-    """What is wrong here, and the mend: versions, GPUs, links, memory, disk, cluster, data."""
+    """Check this machine and cluster, and suggest a fix for each problem: versions, GPUs, links, memory, disk, data."""
     from study.cli import terminal as display
     from study.cli.configuration import address_of
     from study.cli.doctor import examine
@@ -241,9 +250,9 @@ def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, d
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line and gives its exit code. A user's mistake is one line on stderr."""
-    if twice := _given_twice(arguments):
-        print(f"error: {twice} is given twice; give it once, a list with commas between its values", file=sys.stderr)
+    """Run the command line and return its exit code. Errors of the user are one line on stderr."""
+    if option := _repeated_option(arguments):
+        print(f"error: {option} is given twice; give it once, a list with commas between its values", file=sys.stderr)
         return USAGE
     is_command = arguments and (not arguments[0].startswith("-") or arguments[0] in ("-h", "--help"))
     try:
@@ -258,22 +267,22 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; resume with: {_command()}", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
-        return _explained(error, arguments)
+    except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
+        return _report_error(error, arguments)
 
 
-def _given_twice(arguments: Sequence[str]) -> str | None:
-    """An option of which the parser would drop all but the last value; --set alone may be repeated."""
+def _repeated_option(arguments: Sequence[str]) -> str | None:
+    """Return an option that is given twice: the parser would use only its last value. --set may be repeated."""
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     return next((name for name in names if name != "--set" and names.count(name) > 1), None)
 
 
-def _explained(error: Exception, arguments: Sequence[str]) -> int:
-    """The exit code of an error, which is told in one line; an internal error's traceback goes to a file."""
-    if hasattr(error, "format_message"):  # of the option parser, which typer has brought along or imported by turns
+def _report_error(error: Exception, arguments: Sequence[str]) -> int:
+    """Print an error in one line and return its exit code. The traceback of an internal error goes to a file."""
+    if hasattr(error, "format_message"):  # an error of click, which typer bundles or imports depending on its version
         print(f"error: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
         return USAGE
-    # of the class itself: an error that Ray brings from another process inherits from its cause, and holds its traceback
+    # only of the class itself: an error that Ray raises from another process also inherits from its cause
     exit_code: int | None = vars(type(error)).get("exit_code")
     if exit_code is not None:
         print(f"error: {error}", file=sys.stderr)

@@ -16,11 +16,11 @@ from study.cli.configuration import Configuration, resolve
 from study.cli.prepared import PreparedStudy, replaced_by_workload, side_by_side, warnings
 from study.cli.status import log_path
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
-from study.options import given
+from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, ClusterError, connect, is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
-from study.plan.trials import LAYOUT_FIELDS, SETTLED, plan_trials
+from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, plan_trials
 from study.store.records import ordered, statuses_of
 from study.studies.basic import STUDIES
 from trainables.rules import unmet_requirement
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def configure(options: Mapping[str, Any]) -> Configuration:
     """The configuration that a command's options ask for."""
-    return resolve(given(dict(options)), options["config"])
+    return resolve(explicit_options(dict(options)), options["config"])
 
 
 def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
@@ -51,7 +51,7 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
     """The plan of a configuration on these nodes, with what its results folder already holds."""
     study_of = STUDIES[configuration.study]
-    study = study_of(nodes).asking(configuration.axes, configuration.repeats)
+    study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
     known = KnownTrials.of(records)
@@ -251,7 +251,7 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
     rungs: dict[str, list[str]] = {}
     for row in prepared.rows:
-        if prepared.study.ladder and row.trial is not None and row.case not in prepared.study.beside:
+        if prepared.study.ladder and row.trial is not None and row.case not in prepared.study.extra_trials:
             rungs.setdefault(row.case, []).append(row.trial.trial_id)
     marked = {"rungs": [{"name": name, "trial_ids": ids} for name, ids in rungs.items()]} if rungs else {}
     store = Store.open(
@@ -266,7 +266,7 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
         command=command,
     )
     known = prepared.known.statuses
-    checkpoints.drop(store, [trial_id for trial_id, status in known.items() if status in SETTLED])
+    checkpoints.drop(store, [trial_id for trial_id, status in known.items() if status in FINAL_STATUSES])
     for row in prepared.rows:
         if row.trial is None or row.status not in ("infeasible", "pruned"):
             continue

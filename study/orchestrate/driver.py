@@ -1,6 +1,7 @@
-"""What runs trials on the driver's host: the order of a run, one trial from its job to its saved result, and events.
+"""Run trials from the driver's host: grids in order, each trial from its job to its stored result, and events.
 
-Knows no Ray: `study/orchestrate/tune.py` runs it under Ray Tune, `study/orchestrate/twin/in_process.py` in one process.
+Independent of Ray: `study/orchestrate/tune.py` runs it under Ray Tune, `study/orchestrate/twin/in_process.py` in one
+process.
 """
 
 import time
@@ -17,42 +18,44 @@ from study.orchestrate.failures import first_line
 from study.orchestrate.metrics import numbers
 from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
 from study.plan.placement import Layout, ProcessKind, can_share_host, concurrent_slots, layouts, members, relocate
-from study.plan.trials import SETTLED, pruned_by
+from study.plan.trials import FINAL_STATUSES, pruned_by
 from study.store import checkpoints
 from study.store.store import Store, StoreError, TrialResult
 from study.store.tables import unpacked
 from trainables.trial import Trial
 
 CHECKPOINT_EVERY_S = 30.0
-"""a training's state crosses the cluster to the driver's host: that of ResNet-50 is 200 MB"""
+"""Checkpoints cross the cluster to the driver's host; one of ResNet-50 has 200 MB."""
 
 Report = Callable[[dict[str, Any]], None]
 OnEvent = Callable[[Event], None]
 
 
 class KeeperKilled(Exception):
-    """The keeper's process was killed while it measured; it starts again for the next trial."""
+    """The keeper's process was killed during a measurement. It restarts for the next trial."""
 
 
 class KeeperClient(Protocol):
-    """The keeper, as the driver of a trial calls it."""
+    """The keeper's methods for the driver of a trial."""
 
     def measure(self, job: Job, layout: Layout, block: str, timeout_s: float, on_epoch: Report) -> Outcome:
-        """Wait for the outcome of a job. `on_epoch` gets each row of epochs.parquet meanwhile. Raises KeeperKilled."""
+        """Wait for the outcome of a job. Call `on_epoch` with each new row of epochs.parquet. Raises KeeperKilled."""
 
     def trials_out_of_memory(self) -> Sequence[Trial]:
         """Return every trial so far that ran out of memory."""
 
     def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
-        """Publish that a trial ended, and its numbers."""
+        """Publish the end of a trial and its measures."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How trials are run. `isolate`: a worker group per trial. `timeout_s` limits a trial, or each epoch of a training."""
+    """Options of a run."""
 
     isolate: bool = False
+    """True to start a worker group per trial."""
     timeout_s: float = 600.0
+    """Time limit per trial, or per epoch of a training trial."""
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
 
 
@@ -66,13 +69,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Grid:
-    """Trials that run in one go, in this order.
-
-    `slots` has a node id per trial that runs at the same time, all on one rank each; if empty, trials run one by one.
-    """
+    """Trials of one run, in order."""
 
     points: Sequence[Point]
     slots: Sequence[str] = ()
+    """One node id per concurrent trial, each of one rank. If empty, trials run one after another."""
 
     @property
     def trials(self) -> list[Trial]:
@@ -80,7 +81,7 @@ class Grid:
 
 
 def grid_of(blocks: Sequence[Sequence[Trial]], isolate: bool, slots: Sequence[str] = ()) -> Grid:
-    """Return the trials of `blocks` as one grid."""
+    """Return a grid of the trials of `blocks`."""
     points: list[Point] = []
     for number, block in enumerate(blocks):
         for trial in block:
@@ -91,32 +92,35 @@ def grid_of(blocks: Sequence[Sequence[Trial]], isolate: bool, slots: Sequence[st
 def grids_of(
     blocks: Sequence[Sequence[Trial]], nodes: Sequence[NodeCapacity], isolate: bool, max_concurrent: int
 ) -> Iterator[Grid]:
-    """Split a run into grids: timed trials one by one, then trainings on one rank, up to `max_concurrent` at a time."""
+    """Split a run into grids: exclusive trials, then one-rank training trials, up to `max_concurrent` at a time."""
 
-    def part(concurrent: bool) -> list[list[Trial]]:
+    def select(concurrent: bool) -> list[list[Trial]]:
         return [
             [trial for trial in block if (max_concurrent > 1 and can_share_host(trial)) == concurrent]
             for block in blocks
         ]
 
-    if any(alone := part(concurrent=False)):
-        yield grid_of(alone, isolate)
-    if any(trainings := part(concurrent=True)):
+    if any(exclusive := select(concurrent=False)):
+        yield grid_of(exclusive, isolate)
+    if any(trainings := select(concurrent=True)):
         slots = concurrent_slots([trial for block in trainings for trial in block], nodes)[:max_concurrent]
         yield grid_of(trainings, isolate, slots)
 
 
 @dataclass(frozen=True)
 class TrialDriver:
-    """Takes one trial after another of a grid through its measurement. `alive_nodes` asks the cluster."""
+    """Measures and stores the trials of a grid."""
 
     keeper: KeeperClient
     store: Store
     options: RunOptions
     layouts: Mapping[ProcessKind, Layout]
     sources: Mapping[str, str]
+    """Text of users' workload files by `workload` field."""
     hosts: Mapping[str, str]
+    """Description of each node by node id."""
     alive_nodes: Callable[[], Sequence[NodeCapacity]]
+    """Queries the cluster."""
 
     @classmethod
     def of(
@@ -132,45 +136,45 @@ class TrialDriver:
         return cls(keeper, store, options, layouts(trials, nodes), _workload_sources(trials), hosts, alive_nodes)
 
     def run(self, point: Point, report: Report) -> None:
-        """Measure a trial, save it, and report it.
+        """Measure a trial, store it, and report it.
 
-        Reports `study_trial_id`, `status`, `reason`, `log` and every number of `analysis.measure.measures.summarise` that is not
-        null; a training reports each epoch, and instead of those numbers the results of the last one.
+        Reports `study_trial_id`, `status`, `reason`, `log` and the measures of `analysis.measure.measures.summarise`
+        that are not null. A training trial reports each epoch, and at the end its last epoch instead of measures.
         """
         trial = point.trial
-        result = self._pruned(trial) or self._measured(point, report)
+        result = self._prune(trial) or self._measure(point, report)
         try:
             self.store.save(result)
-        except StoreError as error:  # a full disk, for example: the next trial may find room again
-            result = _failed(trial, f"measured as {result.status}, but not kept, so it runs again next time: {error}")
-        if result.status in SETTLED:
+        except StoreError as error:  # such as a full disk: the next trial may succeed again
+            result = _failed(trial, f"measured as {result.status}, but not saved, so it runs again next time: {error}")
+        if result.status in FINAL_STATUSES:
             checkpoints.drop(self.store, [trial.trial_id])
         summary = numbers(result)
         self.keeper.ended(trial.trial_id, result.status, {name: float(value) for name, value in summary.items()})
         log = f"{self.store.trial_folder(trial.trial_id)}/error.log" if result.log else ""
-        ended = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason, "log": log}
-        report(ended | summary)
+        final = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason, "log": log}
+        report(final | summary)
 
     def layout(self, trial: Trial) -> Layout:
-        """Return where the ranks of a trial's group sit: on other nodes than planned if one of those is gone.
+        """Return the layout of a trial's group. It uses other nodes than planned if one of those is lost.
 
-        Raises ValueError if too few are left.
+        Raises ValueError if too few nodes are left.
         """
         layout = relocate(self.layouts[ProcessKind.of(trial)], self.alive_nodes())
         return replace(layout, world_sizes=(trial.processes,)) if self.options.isolate else layout
 
-    def _pruned(self, trial: Trial) -> TrialResult | None:
+    def _prune(self, trial: Trial) -> TrialResult | None:
         reason = pruned_by(trial, self.keeper.trials_out_of_memory())
         if reason is None:
             return None
         return TrialResult(trial=trial, status="pruned", reason=reason, started_at=time.time(), duration_s=0.0)
 
-    def _measured(self, point: Point, report: Report) -> TrialResult:
+    def _measure(self, point: Point, report: Report) -> TrialResult:
         trial = point.trial
         try:
             layout = self.layout(trial)
         except ValueError as error:
-            return self._lost_nodes(trial, error)
+            return self._lost_node_result(trial, error)
         job = Job(trial.trial_id, trial, self.sources.get(trial.workload), self.options.checkpoint_every_s)
         started_at = time.time()
         try:
@@ -182,24 +186,24 @@ class TrialDriver:
                 lambda row: report({"study_trial_id": trial.trial_id, **row}),
             )
         except KeeperKilled as error:
-            killed = "the process that holds the worker groups was killed, as Ray and the kernel do where a host's memory is full"
-            reason = f"{killed}: {first_line(error.__cause__ or error)}"
-            return _failed(trial, reason, started_at, log=str(error.__cause__ or error))
+            cause = error.__cause__ or error
+            killed = "the process that holds the worker groups was killed, perhaps because the host's memory was full"
+            return _failed(trial, f"{killed}: {first_line(cause)}", started_at, log=str(cause))
         return result_of(trial, outcome)
 
-    def _lost_nodes(self, trial: Trial, error: ValueError) -> TrialResult:
+    def _lost_node_result(self, trial: Trial, error: ValueError) -> TrialResult:
         alive = {node.node_id for node in self.alive_nodes()}
-        gone = set(self.layouts[ProcessKind.of(trial)].node_ids) - alive
-        lost = ", ".join(sorted(self.hosts[node_id] for node_id in gone))
+        lost_ids = set(self.layouts[ProcessKind.of(trial)].node_ids) - alive
+        lost = ", ".join(sorted(self.hosts[node_id] for node_id in lost_ids))
         return _failed(
-            trial, f"lost node {lost}: {error}; when the cluster is whole again, the same command runs what is left"
+            trial, f"lost node {lost}: {error}; fix: repair the cluster, then rerun the same command for the rest"
         )
 
 
 def result_of(trial: Trial, outcome: Outcome) -> TrialResult:
-    """Return an outcome as the store keeps it: tables of all ranks, and the evidence of each beside its facts."""
+    """Return an outcome in the format of the store: tables of all ranks, and facts and evidence per rank."""
     environment = outcome.environment.record() if outcome.environment else {}
-    measured: dict[str, Any] = {}
+    measurements: dict[str, Any] = {}
     if outcome.payloads:
         assert outcome.environment is not None
         environment["ranks"] = [
@@ -207,9 +211,9 @@ def result_of(trial: Trial, outcome: Outcome) -> TrialResult:
             for facts, payload in zip(_ranks_of(outcome.environment, trial), outcome.payloads, strict=True)
         ]
         tables = {name: table_of(name, outcome.payloads) for name in SCHEMAS}
-        measured = {name: table for name, table in tables.items() if table.num_rows}
+        measurements = {name: table for name, table in tables.items() if table.num_rows}
         traces = {rank: payload.trace for rank, payload in enumerate(outcome.payloads)}
-        measured["traces"] = {rank: trace for rank, trace in traces.items() if trace is not None}
+        measurements["traces"] = {rank: trace for rank, trace in traces.items() if trace is not None}
     return TrialResult(
         trial=trial,
         status=outcome.status,
@@ -219,18 +223,18 @@ def result_of(trial: Trial, outcome: Outcome) -> TrialResult:
         started_at=outcome.started_at,
         duration_s=outcome.duration_s,
         environment=environment,
-        **measured,
+        **measurements,
     )
 
 
 def table_of(name: str, payloads: Sequence[Payload]) -> pa.Table:
-    """Return the rows of all ranks."""
+    """Return the table with the rows of all ranks."""
     return unpacked(payload.tables[name] for payload in payloads)
 
 
 @dataclass
 class Narrator:
-    """Turns starts and reports of trials into events."""
+    """Translates starts and reports of trials into events."""
 
     on_event: OnEvent
     block: str | None = None
@@ -242,7 +246,7 @@ class Narrator:
         self.on_event(Event("trial_started", point.trial))
 
     def reported(self, trial: Trial, report: Mapping[str, Any]) -> None:
-        """Take in a report of `TrialDriver.run`: an epoch, or the end of a trial."""
+        """Handle a report of `TrialDriver.run`: an epoch or the end of a trial."""
         if "status" not in report:
             if "epoch" in report:
                 self.on_event(Event("epoch_ended", trial, summary=dict(report)))
@@ -253,14 +257,14 @@ class Narrator:
         self.on_event(Event("trial_ended", trial, status, reason, dict(report), log))
 
     def crashed(self, trial: Trial, log: str) -> None:
-        """Take in that the trial's driver itself failed."""
-        reason = "the trial's driver failed; it is not saved and runs again next time"
+        """Handle a failure of the trial's driver itself."""
+        reason = "the trial's driver failed, so the trial is not saved and runs again next time"
         self.on_event(Event("trial_ended", trial, "failed", reason, log=log))
 
 
 @dataclass(frozen=True)
-class KeepUpToDate:
-    """An `on_event` that also adds what ends to the known trials."""
+class UpdateKnownTrials:
+    """An `on_event` that also adds each trial that ends to the known trials."""
 
     known: KnownTrials
     on_event: OnEvent
@@ -270,7 +274,7 @@ class KeepUpToDate:
         self.on_event(event)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks; no copy of these is called
+        return {}  # Tune pickles its callbacks, but never calls the copy
 
 
 def _failed(trial: Trial, reason: str, started_at: float | None = None, log: str = "") -> TrialResult:
@@ -282,11 +286,11 @@ def _failed(trial: Trial, reason: str, started_at: float | None = None, log: str
 
 
 def _ranks_of(environment: Environment, trial: Trial) -> list[dict[str, Any]]:
-    """Return the facts of the group's ranks that took part in a trial, in the order of the trial's own ranks."""
+    """Return the facts of the group's ranks that a trial used, in the order of the trial's ranks."""
     ranks = environment.ranks
     return [ranks[rank] for rank in members([facts["node_id"] for facts in ranks], trial.processes)]
 
 
 def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:
-    """Return the text of users' workload files, for nodes that do not have the files."""
+    """Return the text of users' workload files, for nodes without these files."""
     return {trial.workload: Path(trial.workload.rpartition(":")[0]).read_text() for trial in trials if trial.workload}

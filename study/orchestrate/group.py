@@ -1,8 +1,8 @@
-"""A live worker group as the keeper knows it: its jobs, its ranks' failures, and the verdict on a job it did not finish.
+"""A live worker group from the keeper's side: jobs, failures of ranks, and the verdict on an unfinished job.
 
-How ranks are started and killed is a backend's: Ray Train's (`study/orchestrate/worker_group.py`) or this machine's
-(`study/orchestrate/twin/in_process.py`). Any failure ends the group, because ranks that wait in a collective for one that raised can only
-be ended from outside.
+A backend starts and kills ranks: Ray Train (`study/orchestrate/worker_group.py`) or local threads and processes
+(`study/orchestrate/twin`). Any failure ends the group, because ranks that wait in a collective for a failed rank can
+only be ended from outside.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from study.plan.placement import Layout
 
 
 class RankBackend(Protocol):
-    """How the ranks of worker groups are started, asked and killed. A process handle is what `serve` was given."""
+    """Starts, queries and kills the ranks of worker groups. A process handle is the `process` argument of `serve`."""
 
     def prepare(self) -> None:
-        """Called once, before the keeper's first group."""
+        """Prepare this process. Called once, before the keeper's first group."""
 
     def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
-        """Return a function that starts a group's ranks and returns when all have ended; it raises what ended them.
+        """Return a function that runs a group's ranks until all have ended, and raises the error that ended them.
 
-        Called in the keeper's event loop; the function runs in a thread of its own. Ranks call `keeper` back.
+        Called in the keeper's event loop, but the function runs in its own thread. Ranks call `keeper` back.
         """
 
     def kill(self, process: Any) -> None:
-        """Kill a rank; no error if it has ended."""
+        """Kill a rank. No error if it has ended."""
 
     async def calls_of(self, process: Any) -> Calls | None:
-        """Return the calls that a rank is in, None if it does not answer."""
+        """Return the call stack of a rank, None if it does not answer."""
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """True if an error of the backend's own means that a host's memory ran out."""
+        """Return True if an error of the backend means that a host's memory ran out."""
 
 
 class GroupError(Exception):
@@ -49,7 +49,7 @@ class GroupError(Exception):
 
 
 class WorkerGroup:
-    """The ranks that one call of a backend's launcher runs, in a thread of the keeper, and what is known of them."""
+    """Ranks that one call of a backend's launcher runs in a thread of the keeper, and their state."""
 
     def __init__(self, name: str, layout: Layout, block: Any, backend: RankBackend):
         self.name, self.layout, self.key, self.backend = name, layout, (layout, block), backend
@@ -67,14 +67,14 @@ class WorkerGroup:
         self.requested_at = time.time()
 
     def start(self, keeper: Any) -> None:
-        """Start the ranks, which then ask the keeper for jobs. Call it in the keeper's event loop."""
+        """Start the ranks, which then request jobs from the keeper. Must be called in the keeper's event loop."""
         loop = asyncio.get_running_loop()
         run_ranks = self.backend.launcher(keeper, self.name, self.layout)
 
         def run() -> None:
             try:
                 run_ranks()
-            except BaseException as error:  # noqa: BLE001  the keeper waits for the thread's end, whatever ends it
+            except BaseException as error:  # noqa: BLE001  the keeper must learn of any end of the thread
                 self.error = error
             loop.call_soon_threadsafe(self.ended.set_result, None)
 
@@ -86,19 +86,19 @@ class WorkerGroup:
             self.backend.kill(process)
 
     async def collect_stacks(self) -> None:
-        """Ask every rank which calls it is in."""
+        """Collect the call stacks of all ranks."""
         self.stacks = list(await asyncio.gather(*map(self.backend.calls_of, self.processes)))
 
     def verdict(self, timed_out: str = "") -> tuple[str, str, str]:
-        """Return status, reason in one line, and log of the job that this group did not finish.
+        """Return status, one-line reason and log of the job that this group did not finish.
 
-        `timed_out` says what did not come in time.
+        `timed_out` describes what exceeded the time limit, if anything did.
         """
         status, reason = self._reported_failure() or self._timeout(timed_out) or self._death()
         return status, reason, self.log()
 
     def _dead_ranks(self) -> dict[int, BaseException]:
-        """Errors of ranks that ended without a report. The others may then report broken connections to them."""
+        """Return errors of ranks that ended without a report. Other ranks may then report broken connections."""
         reported = {failure.rank for failure in self.failures}
         return {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
 
@@ -114,12 +114,12 @@ class WorkerGroup:
     def _timeout(self, timed_out: str) -> tuple[str, str] | None:
         if not timed_out:
             return None
-        slow = culprits(self.stacks) if self.stacks else {}
-        suspects = "".join(f"; {self.rank_and_host(rank)} {what}" for rank, what in slow.items())
+        blocking = culprits(self.stacks) if self.stacks else {}
+        suspects = "".join(f"; {self.rank_and_host(rank)} {state}" for rank, state in blocking.items())
         nodes = self.environment.nodes if self.environment else []
         if wait_for_each_other(self.stacks) and len(nodes) > 1:
             names = ", ".join(f"{node['host']} ({node['node_id'][:8]})" for node in nodes)
-            suspects = f"; all ranks wait for each other: look at the network between nodes {names}"
+            suspects = f"; all ranks wait for each other: check the network between nodes {names}"
         return "timeout", f"{timed_out}{suspects}"
 
     def _death(self) -> tuple[str, str]:
@@ -133,7 +133,7 @@ class WorkerGroup:
         return "failed", f"worker group ended: {first_line(self.error)}"
 
     def rank_and_host(self, rank: int) -> str:
-        """Name a rank with its host and the start of the node's id in Ray."""
+        """Return a rank with its host and the start of its node id."""
         if self.environment is None or rank >= len(self.environment.ranks):
             return f"rank {rank}"
         node_id = self.environment.ranks[rank]["node_id"]
@@ -141,7 +141,7 @@ class WorkerGroup:
         return f"rank {rank} on node {hosts[node_id]} ({node_id[:8]})"
 
     def log(self) -> str:
-        """Return the ranks' calls at the time limit, all reported tracebacks, then the backend's own error."""
+        """Return the call stacks at the time limit, all reported tracebacks, and the backend's own error."""
         parts = [calls_as_text(rank, calls) for rank, calls in enumerate(self.stacks)]
         parts += [f"rank {failure.rank} on node {failure.node_id}\n{failure.traceback}" for failure in self.failures]
         if self.error is not None:

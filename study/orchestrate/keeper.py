@@ -1,8 +1,8 @@
-"""The actor that holds a study's live worker groups, and passes values between the driver and the ranks.
+"""The actor that holds a study's live worker groups and passes messages between driver and ranks.
 
     Tune trial -> Keeper.measure(job) -> rank 0 -> broadcast -> trainables on the trial's ranks -> rows -> Keeper
 
-It lives on the driver's host, so checkpoints of trainings pass through it into the results folder.
+It runs on the driver's host, because checkpoints of training trials pass through it into the results folder.
 """
 
 import asyncio
@@ -20,17 +20,18 @@ from study.store.store import Store
 from trainables.trial import Trial
 
 START_TIMEOUT_S = 300.0
-"""Ray Train itself gives up sooner where room is missing; on two cores with a load of 12 a group took 171 s to start"""
+"""On two cores with a load of 12, a group took 171 s to start. Ray Train gives up earlier if resources are missing."""
 CLOSE_TIMEOUT_S = 20.0
 FAILURE_GRACE_S = 5.0
-"""how long after one rank's failure the others may still report theirs"""
+"""Time after a rank's failure in which other ranks may still report theirs."""
 
 
 @dataclass
 class _Slot:
-    """A place for one live group: on the nodes of its job's own layout, or with all its ranks on the node `node_id`."""
+    """Room for one live group."""
 
     node_id: str | None = None
+    """Node for all ranks of the group; None uses the nodes of the job's layout."""
     group: WorkerGroup | None = None
 
     def layout_of(self, layout: Layout) -> Layout:
@@ -40,7 +41,7 @@ class _Slot:
 
 @dataclass
 class RunningJob:
-    """What is known of a job while it runs. `concurrent`: the most jobs, this one included, that ran meanwhile."""
+    """State of a running job. `concurrent` is the largest number of jobs at the same time, including this one."""
 
     job: Job
     result: asyncio.Future[Sequence[Payload]]
@@ -50,11 +51,10 @@ class RunningJob:
 
 
 class Keeper:
-    """Holds one live worker group, or one for each of `node_ids`. An asyncio actor: every method may wait while others run.
+    """Holds one live worker group, or one per node in `node_ids`. An asyncio actor, whose methods run concurrently.
 
-    `out_of_memory` are the trials that ran out of memory before; `backend` starts the ranks.
-
-    Metrics are gauges of this process, which lives as long as the study. `counts` and `make_gauge`: see `study.orchestrate.metrics.Metrics`.
+    `out_of_memory` has the trials that ran out of memory before; `backend` starts the ranks. Metrics are gauges of this
+    process, which lives as long as the study; see `study.orchestrate.metrics.Metrics` for `counts` and `make_gauge`.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Keeper:
         self.out_of_memory = list(out_of_memory)
         self.store = store
         self.slots = [_Slot(node_id) for node_id in node_ids] or [_Slot()]
-        self.free: asyncio.Queue[_Slot] = asyncio.Queue()
+        self.free_slots: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self.slots:
-            self.free.put_nowait(slot)
+            self.free_slots.put_nowait(slot)
         self.running: dict[str, RunningJob] = {}
         self.opened_groups = 0
         self.closing = False
@@ -84,14 +84,14 @@ class Keeper:
         self.repeating: asyncio.Task[None] | None = None
 
     async def measure(self, job: Job, layout: Layout, block: Any, timeout_s: float) -> Outcome:
-        """Run a job in a live group, or in a new one if layout or block differ.
+        """Run a job in the live group, or in a new one if layout or block differ.
 
-        `timeout_s` limits each epoch of a training, and all of any other job. Raises CancelledError if `close` interrupts
-        it.
+        `timeout_s` limits each epoch of a training trial, or the complete job otherwise. Raises CancelledError if
+        `close` interrupts it.
         """
         started_at = time.time()
         self.repeating = self.repeating or asyncio.create_task(self._repeat_metrics())
-        slot = await self.free.get()
+        slot = await self.free_slots.get()
         running = RunningJob(job, asyncio.get_running_loop().create_future())
         self.running[job.id] = running
         for other in self.running.values():
@@ -102,7 +102,7 @@ class Keeper:
             outcome = Outcome("failed", started_at, time.time() - started_at, reason=str(error), log=error.log)
         finally:
             del self.running[job.id]
-            self.free.put_nowait(slot)
+            self.free_slots.put_nowait(slot)
         if self.closing and outcome.status != "done":
             raise asyncio.CancelledError
         return replace(outcome, concurrent=running.concurrent)
@@ -114,9 +114,9 @@ class Keeper:
         await group.jobs.put(running.job)
         in_time = await _result_or_end(running, group, timeout_s)
         if running.result.done():
-            return _done(running.result.result(), group)
+            return _outcome_of(running.result.result(), group)
         if in_time:
-            await asyncio.sleep(0)  # reports that arrived together with the end
+            await asyncio.sleep(0)  # let reports arrive that came together with the end
         else:
             await group.collect_stacks()
         await self._end(slot, kill=True)
@@ -129,7 +129,7 @@ class Keeper:
         return Outcome(status, dispatched_at, duration_s, reason, log, group.name, group.environment)
 
     async def prepare(self, layout: Layout, block: Any) -> None:
-        """Start the group for this layout and block if no group is live. Does not wait for it."""
+        """Start a group for this layout and block if none is live. Does not wait for it."""
         if self.slots[0].group is None:
             self._start(self.slots[0], layout, block)
 
@@ -138,13 +138,13 @@ class Keeper:
         return self.out_of_memory
 
     async def epochs_of(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the epochs that a running job has reported in this run of it; empty for any other job."""
+        """Return the epochs that a running job has reported; empty for any other job."""
         return self.running[job_id].epochs if job_id in self.running else []
 
     async def close(self) -> None:
-        """End the live groups, and wait until their processes and resources are gone.
+        """End the live groups and wait until their processes and resources are released.
 
-        A job that still runs is interrupted: its ranks are killed, and it has no outcome.
+        Running jobs are interrupted: their ranks are killed, and they have no outcome.
         """
         self.closing = True
         interrupted = bool(self.running)
@@ -158,47 +158,47 @@ class Keeper:
             self.metrics.repeat()
 
     async def ended(self, trial_id: str, status: str, values: dict[str, float]) -> None:
-        """Publish that a trial ended, and its numbers, on this node's metrics port."""
+        """Publish the end of a trial and its measures on this node's metrics port."""
         self.metrics.ended(trial_id, status, values)
 
     # called by ranks
 
     async def opened(self, name: str, environment: Environment, processes: Sequence[Any]) -> None:
-        """Rank 0 of a group reports that all its ranks are connected."""
+        """Called by rank 0 when all ranks of its group are connected."""
         if group := self._live(name):
             times = {"asked_at": group.requested_at, "opened_at": time.time()}
             group.environment, group.processes = replace(environment, group=times), list(processes)
             group.ready.set_result(None)
 
     async def next_job(self, name: str) -> Job | None:
-        """Rank 0 waits here for a job; None ends the group."""
+        """Called by rank 0. Wait for a job and return it; None ends the group."""
         group = self._live(name)
         return await group.jobs.get() if group else None
 
     async def finished(self, name: str, job_id: str, payloads: Sequence[Payload]) -> None:
-        """Rank 0 hands in what all ranks measured."""
+        """Called by rank 0 with the payloads of all ranks."""
         running = self._job(name, job_id)
         if running and not running.result.done():
             running.result.set_result(payloads)
 
     async def epoch_ended(self, name: str, job_id: str, row: dict[str, Any]) -> None:
-        """Rank 0 reports a row of epochs.parquet."""
+        """Called by rank 0 with a row of epochs.parquet."""
         if running := self._job(name, job_id):
             running.epochs.append(row)
             running.news.set()
             self.metrics.epoch_ended(job_id, row)
 
     async def load_checkpoint(self, name: str, job_id: str) -> bytes | None:
-        """Rank 0 asks for the checkpoint that an earlier run of this job left."""
+        """Called by rank 0. Return the checkpoint of an earlier run of this job, or None."""
         return await asyncio.to_thread(checkpoints.load, self.store, job_id)
 
     async def save_checkpoint(self, name: str, job_id: str, content: bytes) -> None:
-        """Rank 0 hands in a checkpoint. Those of a group that was given up are dropped."""
+        """Called by rank 0 with a checkpoint. Checkpoints of abandoned groups are ignored."""
         if self._job(name, job_id):
             await asyncio.to_thread(checkpoints.save, self.store, job_id, content)
 
     async def rank_failed(self, name: str, failure: Failure) -> None:
-        """A rank reports what it raised, before it ends. The others get `FAILURE_GRACE_S` to report theirs."""
+        """Called by a rank with its exception before it ends. The others get `FAILURE_GRACE_S` to report theirs."""
         group = self._live(name)
         if group is None:
             return
@@ -229,9 +229,9 @@ class Keeper:
             return group
         timed_out = not group.ended.done()
         await self._end(slot, kill=True)
-        what = f"did not start within {self.start_timeout_s:.0f} s" if timed_out else "did not start"
-        _, why, log = group.verdict()
-        raise GroupError(f"worker group of {len(layout.node_ids)} ranks {what}: {why}", log)
+        problem = f"did not start within {self.start_timeout_s:.0f} s" if timed_out else "did not start"
+        _, reason, log = group.verdict()
+        raise GroupError(f"worker group of {len(layout.node_ids)} ranks {problem}: {reason}", log)
 
     def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
         self.opened_groups += 1
@@ -241,16 +241,18 @@ class Keeper:
         return slot.group
 
     async def _refuse_shared_gpus(self, slot: _Slot, group: WorkerGroup) -> None:
-        """Raise GroupError if another live group holds a GPU of this group too."""
+        """Raise GroupError if another live group also holds a GPU of this group."""
         others = [other.group.environment for other in self.slots if other is not slot and other.group is not None]
         shared = shared_gpus(group.environment, others)
         if shared:
             await self._end(slot, kill=True)
-            raise GroupError(f"GPU {shared[0]} is held by two worker groups at once: use --max-concurrent 1", "")
+            raise GroupError(
+                f"two worker groups hold GPU {shared[0]} at the same time; fix: use --max-concurrent 1", ""
+            )
 
     async def _end(self, slot: _Slot, kill: bool) -> None:
         group = slot.group
-        if group is None:  # `close` came first
+        if group is None:  # `close` has ended it
             return
         if kill:
             group.kill()
@@ -266,18 +268,18 @@ class Keeper:
 
 
 def shared_gpus(environment: Environment | None, others: Sequence[Environment | None]) -> list[str]:
-    """Return the UUIDs of GPUs held both by a group's ranks and by ranks of others; None is a group still starting."""
+    """Return the UUIDs of GPUs that ranks of a group and of other groups hold. None is a group that still starts."""
 
-    def uuids(of: Environment | None) -> set[str]:
-        return {rank["gpu_uuid"] for rank in of.ranks if rank["gpu_uuid"]} if of else set()
+    def uuids(group: Environment | None) -> set[str]:
+        return {rank["gpu_uuid"] for rank in group.ranks if rank["gpu_uuid"]} if group else set()
 
     return sorted(uuids(environment) & set().union(*map(uuids, others)))
 
 
 async def _result_or_end(running: RunningJob, group: WorkerGroup, timeout_s: float) -> bool:
-    """Wait until the job has its result or the group has ended. Return False if neither came in time.
+    """Wait for the job's result or the end of the group. Return False if neither came within `timeout_s`.
 
-    The time starts again with each epoch that ends.
+    The time limit restarts with each epoch.
     """
     while True:
         running.news.clear()
@@ -289,8 +291,8 @@ async def _result_or_end(running: RunningJob, group: WorkerGroup, timeout_s: flo
             return bool(done)
 
 
-def _done(payloads: Sequence[Payload], group: WorkerGroup) -> Outcome:
-    """Return the outcome of a measured job. Clocks of different nodes may differ, so each span is of one rank's clock."""
+def _outcome_of(payloads: Sequence[Payload], group: WorkerGroup) -> Outcome:
+    """Return the outcome of a measured job. Its duration is the longest span by one rank's clock: clocks may differ."""
     span_s = max(payload.ended_at - payload.started_at for payload in payloads)
     environment = group.environment
     return Outcome(

@@ -1,9 +1,9 @@
-"""What a study tells Prometheus through Ray's metrics ports, while it runs: its progress, and the numbers of its latest trial.
+"""Prometheus metrics of a running study: its progress and the measures of its latest trial.
 
-Ray puts `ray_` before each name. Every series has the label `study`; those of a trial also `trial`. Ray exports a value that
-was set once, and forgets it some 20 s later; so `repeat` sets again what still holds, every REPEAT_S. What is known of a trial
-that is no longer the latest is not repeated and goes, and until then `scaling_study_current`, 1 for the latest trial and 0 for
-the one before, tells which to show.
+Ray exports them through its metrics ports and adds `ray_` to each name. Every series has the label `study`; series of a
+trial also have `trial`. Ray drops a value about 20 s after it was set, so `repeat` sets current values again every
+REPEAT_S. Values of earlier trials are not repeated and disappear. Until then `scaling_study_current` tells which trial
+to show: 1 for the latest, 0 for the one before.
 """
 
 from collections import Counter
@@ -22,93 +22,93 @@ from trainables.trial import Trial
 PREFIX = "scaling_study"
 LEFT = "left"
 REPEAT_S = 5.0
-"""half of Ray's interval of reports, twice of which is what Ray keeps a value for"""
-OF_TRIAL: Mapping[str, str] = {
-    "throughput_samples_per_s": "samples of all ranks per second of the slowest",
-    "step_s": "seconds of a plain step on the slowest rank",
-    "rank_window_ratio": "slowest rank's time / fastest rank's",
-    **{name: f"median seconds of the phase {name.removesuffix('_s')} of a step" for name in PHASES},
-    "phases_step_s": "median seconds of a step whose phases were timed",
-    "busy_fraction": "share of a step for which the device has work",
-    "peak_memory_bytes": "most memory allocated on a rank's device",
-    "communication_s": "seconds of a step with gradient communication, median over steps, mean over ranks",
-    "exposed_s": "those of them after the last local gradient, which lengthen the step",
+"""Half of Ray's reporting interval. Ray keeps a value for two intervals."""
+TRIAL_METRICS: Mapping[str, str] = {
+    "throughput_samples_per_s": "samples of all ranks per second of the slowest rank",
+    "step_s": "time per plain step on the slowest rank (s)",
+    "rank_window_ratio": "time of the slowest rank / time of the fastest rank",
+    **{name: f"median time of the phase {name.removesuffix('_s')} per step (s)" for name in PHASES},
+    "phases_step_s": "median time of a step with timed phases (s)",
+    "busy_fraction": "fraction of a step during which the device is busy",
+    "peak_memory_bytes": "peak memory allocated on the device of a rank",
+    "communication_s": "gradient communication per step (s): median over steps, mean over ranks",
+    "exposed_s": "gradient communication after the last local gradient, which lengthens the step (s)",
 }
-"""numbers of a trial by name; a trial has those that it measured"""
+"""Descriptions of a trial's metrics by name. A trial has those that it measured."""
 
-OF_EPOCH: Mapping[str, str] = {
-    "epoch": "epochs that a training has ended",
-    "train_loss": "mean loss of its latest epoch",
-    "train_top1": "share of training samples that were right in its latest epoch",
-    "validation_loss": "loss on held-out samples after its latest epoch",
-    "validation_top1": "share of held-out samples that are right after its latest epoch",
-    "learning_rate": "learning rate of its latest step",
+EPOCH_METRICS: Mapping[str, str] = {
+    "epoch": "completed epochs of a training",
+    "train_loss": "mean training loss of the latest epoch",
+    "train_top1": "top-1 training accuracy of the latest epoch",
+    "validation_loss": "validation loss after the latest epoch",
+    "validation_top1": "top-1 validation accuracy after the latest epoch",
+    "learning_rate": "learning rate of the latest step",
 }
-"""numbers of a training while it runs"""
+"""Descriptions of a training trial's metrics while it runs."""
 
 MakeGauge = Callable[..., Any]
 
 
 class Metrics:
-    """Gauges of one study. `make_gauge` is `ray.util.metrics.Gauge`, or what has its signature.
+    """Gauges of one study. `make_gauge` is `ray.util.metrics.Gauge` or a function with its signature.
 
-    counts: how many trials there are by status before the first one runs, `left` among them.
+    `counts` has the number of trials by status before the first one runs, including `left`.
     """
 
     def __init__(self, study_name: str, counts: Mapping[str, int], make_gauge: MakeGauge) -> None:
         self.study_name = study_name
         self.make_gauge = make_gauge
         self.gauges: dict[str, Any] = {}
-        self.held: dict[tuple[str, str, str], float] = {}
+        self.values: dict[tuple[str, str, str], float] = {}
         self.counts = dict.fromkeys((*STATUSES, LEFT), 0) | dict(counts)
         self.current: str | None = None
         for status in self.counts:
             self._publish_count(status)
 
     def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
-        """A trial of those left has ended; `values` are those of `OF_TRIAL` that it measured."""
+        """Publish the end of a trial. `values` has its measures; those in `TRIAL_METRICS` are published."""
         self.counts[LEFT] -= 1
         self.counts[status] += 1
         self._publish_count(LEFT)
         self._publish_count(status)
         if self.current is not None:
             self._publish_current(self.current, 0)
-            self.held = {key: value for key, value in self.held.items() if key[1:] != ("trial", self.current)}
+            self.values = {key: value for key, value in self.values.items() if key[1:] != ("trial", self.current)}
         self.current = trial_id
         self._publish_current(trial_id, 1)
-        for name in OF_TRIAL.keys() & values.keys():
-            self._publish(name, OF_TRIAL[name], "trial", trial_id, values[name])
+        for name in TRIAL_METRICS.keys() & values.keys():
+            self._publish(name, TRIAL_METRICS[name], "trial", trial_id, values[name])
 
     def epoch_ended(self, trial_id: str, row: Mapping[str, float | None]) -> None:
-        """A training has ended an epoch, a row of epochs.parquet."""
-        for name, description in OF_EPOCH.items():
+        """Publish an epoch of a training trial from its row of epochs.parquet."""
+        for name, description in EPOCH_METRICS.items():
             if (value := row.get(name)) is not None:
                 self._publish(name, description, "trial", trial_id, float(value))
 
     def repeat(self) -> None:
-        """Sets again every value that still holds."""
-        for (name, tag, tagged), value in self.held.items():
-            self.gauges[name].set(value, tags={"study": self.study_name, tag: tagged})
+        """Set every current value again."""
+        for (name, tag, tag_value), value in self.values.items():
+            self.gauges[name].set(value, tags={"study": self.study_name, tag: tag_value})
 
     def _publish_count(self, status: str) -> None:
         self._publish(
-            "trials", "trials of the study by status; left: still to run", "status", status, self.counts[status]
+            "trials", "trials of the study by status; left: not yet run", "status", status, self.counts[status]
         )
 
     def _publish_current(self, trial_id: str, value: int) -> None:
         self._publish("current", "1 for the trial that ended last", "trial", trial_id, value)
 
-    def _publish(self, name: str, description: str, tag: str, tagged: str, value: float) -> None:
+    def _publish(self, name: str, description: str, tag: str, tag_value: str, value: float) -> None:
         if name not in self.gauges:
             self.gauges[name] = self.make_gauge(f"{PREFIX}_{name}", description=description, tag_keys=("study", tag))
-        self.held[name, tag, tagged] = value
-        self.gauges[name].set(value, tags={"study": self.study_name, tag: tagged})
+        self.values[name, tag, tag_value] = value
+        self.gauges[name].set(value, tags={"study": self.study_name, tag: tag_value})
 
 
 def numbers(result: TrialResult) -> dict[str, float]:
     """Return the measures of a trial that are not null, and `communication_s` and `exposed_s` if it has buckets.
 
-    For a training: its last epoch, and samples of all epochs per second of training.
+    For a training trial: its last epoch, and samples of all epochs per second of training.
     """
     if result.epochs is not None:
         last = result.epochs.slice(result.epochs.num_rows - 1).to_pylist()[0]
@@ -123,10 +123,10 @@ def numbers(result: TrialResult) -> dict[str, float]:
 
 
 def _communication(trial: Trial, buckets: pa.Table, steps: pa.Table) -> dict[str, float]:
-    """Per rank the median over the steps, then the mean over ranks."""
-    named = {"trial_id": trial.trial_id}
-    trials = pd.DataFrame([named | {"device": trial.device, "world_size": trial.world_size}])
-    rows = step_rows(bucket_rows(buckets.to_pandas().assign(**named), steps.to_pandas().assign(**named), trials))
+    """Return the median over steps per rank, averaged over ranks."""
+    key = {"trial_id": trial.trial_id}
+    trials = pd.DataFrame([key | {"device": trial.device, "world_size": trial.world_size}])
+    rows = step_rows(bucket_rows(buckets.to_pandas().assign(**key), steps.to_pandas().assign(**key), trials))
     means = rows.groupby("rank")[["communication_s", "exposed_s"]].median().mean()
     return {str(name): float(value) for name, value in means.dropna().items()}
 

@@ -1,4 +1,4 @@
-"""What driver, keeper and ranks send each other, as typed values.
+"""Messages between driver, keeper and ranks, as typed values.
 
     driver --Job--> keeper --Job--> ranks --Payload per rank--> keeper --Outcome--> driver
 
@@ -18,24 +18,19 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A trial for the ranks of a worker group.
-
-    `source` is the text of the user's workload file, None without one. `checkpoint_every_s` is the least time between two
-    checkpoints of a training.
-    """
+    """A trial for the ranks of a worker group."""
 
     id: str
     trial: Trial
     source: str | None = None
+    """Text of the user's workload file, None without one."""
     checkpoint_every_s: float = 30.0
+    """Minimum time between two checkpoints of a training trial."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """State of one rank around its windows. See `study.store.environment.readings` for `before` and `after`.
-
-    plain_window: energy readings before and after the plain window; None for trainings, which have none.
-    """
+    """State of one rank before and after its windows; see `study.store.environment.readings`."""
 
     before: JSON
     after: JSON
@@ -45,30 +40,30 @@ class Evidence:
     step_flops: float | None
     dataset_samples: int | None
     plain_window: JSON | None = None
+    """Energy readings before and after the plain window; None for training trials, which have no windows."""
 
     def record(self) -> JSON:
-        """Return the evidence as trial.json holds it for each rank."""
-        return _shallow(self, leave_out="plain_window" if self.plain_window is None else "")
+        """Return the evidence in the format of trial.json."""
+        return _shallow(self, exclude="plain_window" if self.plain_window is None else "")
 
 
 @dataclass(frozen=True)
 class Payload:
-    """Everything that one rank hands in for a job.
-
-    `tables` are its rows as Arrow streams, by the table's name; `trace` is gzip'd JSON, None without a profiler.
-    `started_at` and `ended_at` are in seconds since 1970 by the rank's own clock.
-    """
+    """Everything that one rank returns for a job."""
 
     tables: Mapping[str, bytes]
+    """Rows of the rank as Arrow streams, by table name."""
     evidence: Evidence
     started_at: float
+    """Unix time in seconds by the clock of the rank's host, as `ended_at`."""
     ended_at: float
     trace: bytes | None = None
+    """JSON compressed with gzip; None without a profiler."""
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank tells the others of its group when it connects; `process` is the handle by which the keeper kills it."""
+    """Facts that a rank sends to its group at the start. `process` is its handle for `RankBackend.kill`."""
 
     rank: JSON
     node: JSON
@@ -81,30 +76,31 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the ranks of a worker group run, the same for all its trials.
-
-    One entry of `nodes` per node, of `ranks` and `startup` per rank. `set_by_study` names the variables whose values follow
-    from fields of a trial. `group` holds when the group was requested and when all its ranks were connected.
-    """
+    """Environment of a worker group, the same for all its trials."""
 
     nodes: list[JSON]
+    """One entry per node."""
     ranks: list[JSON]
+    """One entry per rank."""
     versions: JSON = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     set_by_study: list[str] = field(default_factory=list)
+    """Names of variables whose values follow from fields of a trial."""
     git: JSON = field(default_factory=dict)
     measuring_code: str = ""
     startup: list[dict[str, float]] = field(default_factory=list)
+    """Times of the phases of each rank's start; see `study.orchestrate.rank.serve`."""
     group: dict[str, float] = field(default_factory=dict)
+    """Times when the group was requested and when all its ranks were connected."""
 
     def record(self) -> JSON:
-        """Return the environment as trial.json holds it."""
+        """Return the environment in the format of trial.json."""
         return _shallow(self)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank raised: its first line, and the traceback without secrets."""
+    """An exception of a rank: its first line, and the traceback without secrets."""
 
     rank: int
     node_id: str
@@ -115,11 +111,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `payloads` has one entry per rank of the trial, and none unless the status is "done".
-
-    `environment` is None if no worker group started. `concurrent` is the largest number of jobs, this one included, that
-    ran at the same time.
-    """
+    """Result of a job."""
 
     status: str
     started_at: float
@@ -128,13 +120,16 @@ class Outcome:
     log: str = ""
     worker_group: str = ""
     environment: Environment | None = None
+    """None if no worker group started."""
     payloads: Sequence[Payload] = ()
+    """One entry per rank of the trial if the status is "done", else empty."""
     concurrent: int = 1
+    """Largest number of jobs that ran at the same time, including this one."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change that a person who watches a run wants to see."""
+    """A change to show to a person who watches a run."""
 
     kind: Literal["group_starting", "trial_started", "epoch_ended", "trial_ended"]
     trial: Trial | None = None
@@ -146,14 +141,14 @@ class Event:
 
 @dataclass
 class KnownTrials:
-    """What is known of a study's trials before and during a run: status by trial id, and those out of memory."""
+    """Trials that ended before or during a run: status by trial id, and trials that ran out of memory."""
 
     statuses: dict[str, str] = field(default_factory=dict)
     out_of_memory: list[Trial] = field(default_factory=list)
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Read the records of a results folder. Records of versions with other fields count only by their status."""
+        """Read the records of a results folder. For records with other fields, only the status is used."""
         known = cls()
         for record in records:
             known.statuses[record["trial_id"]] = record["status"]
@@ -165,7 +160,7 @@ class KnownTrials:
         return known
 
     def add(self, event: Event) -> None:
-        """Take in the end of a trial."""
+        """Add a trial if the event is its end."""
         if event.kind == "trial_ended" and event.trial is not None:
             self.statuses[event.trial.trial_id] = event.status
             if event.status == "out_of_memory":
@@ -174,10 +169,10 @@ class KnownTrials:
 
 @dataclass(frozen=True)
 class KeeperProxy:
-    """The keeper, as a rank of one worker group calls it. Any rank may call `failed`; only rank 0 calls the others.
+    """The keeper's methods for the ranks of one worker group. Any rank may call `failed`, only rank 0 the others.
 
-    `call(method, *arguments)` calls a method of the keeper and returns its answer. Calls about a job need a proxy made by
-    `for_job`; with it, `load` and `save` are the `Checkpoints` of `trainables.train.train`.
+    `call(method, *arguments)` calls a method of the keeper and returns its answer. Calls about a job require a proxy
+    from `for_job`, whose `load` and `save` are the `Checkpoints` of `trainables.train.train`.
     """
 
     call: Callable[..., Any]
@@ -196,7 +191,7 @@ class KeeperProxy:
         return self.call("next_job", self.group)
 
     def finished(self, payloads: Sequence[Payload]) -> None:
-        """Hand in what all ranks of the trial measured."""
+        """Return the payloads of all ranks of the trial."""
         self.call("finished", self.group, self.job_id, payloads)
 
     def epoch_ended(self, row: Mapping[str, Any]) -> None:
@@ -212,9 +207,9 @@ class KeeperProxy:
         self.call("save_checkpoint", self.group, self.job_id, content)
 
     def failed(self, failure: Failure) -> None:
-        """Report what this rank raised, before it ends."""
+        """Report an exception of this rank before it ends."""
         self.call("rank_failed", self.group, failure)
 
 
-def _shallow(value: Any, leave_out: str = "") -> JSON:
-    return {entry.name: getattr(value, entry.name) for entry in fields(value) if entry.name != leave_out}
+def _shallow(value: Any, exclude: str = "") -> JSON:
+    return {entry.name: getattr(value, entry.name) for entry in fields(value) if entry.name != exclude}

@@ -1,7 +1,7 @@
-"""A rank's life in a warm worker group: connect, then one trial after another until there is none.
+"""A rank in a warm worker group: connect, then serve one trial after another.
 
-Knows torch.distributed but no cluster: it reaches the keeper through a `KeeperProxy`. Control traffic (jobs, barriers,
-rows) goes over gloo, so that waiting ranks sleep and NCCL is left to the gradients.
+Uses torch.distributed but not Ray: it calls the keeper through a `KeeperProxy`. Control traffic (jobs, barriers, rows)
+uses gloo, so that waiting ranks sleep and NCCL only carries gradients.
 """
 
 import gc
@@ -43,13 +43,13 @@ from trainables.train.train import train
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
 LOADER_MODULES = ["torch", "pyarrow.dataset", "trainables.batch"]
-"""what every loader process needs before its first batch; without it each start imports for seconds"""
+"""Modules that every loader process needs for its first batch. Preloading them saves seconds per start."""
 
 RANK_MODULES = [*LOADER_MODULES, "torch._dynamo"]
-"""what every rank would else import in its first trial; making a DDP wrapper imports torch._dynamo"""
+"""Modules that a rank would otherwise import in its first trial. Creating a DDP wrapper imports torch._dynamo."""
 
-PATIENCE = timedelta(days=30)
-"""how long a rank without work waits for the next job; it sleeps meanwhile"""
+JOB_TIMEOUT = timedelta(days=30)
+"""Maximum time for which an idle rank waits for the next job. It sleeps meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class TrialRank:
 
 
 def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
-    """Run a trial on this rank, timed windows or a training, and return what the keeper hands on.
+    """Run a trial on this rank, either timed windows or a training, and return its payload.
 
-    The evidence holds memory and `readings` before and after; for timed windows also the `energies` of the GPUs that the
-    rank drives, before and after the plain window.
+    The evidence has memory and `readings` before and after. For timed windows, it also has the `energies` of the rank's
+    GPUs before and after the plain window.
     """
     trial, device = job.trial, trial_rank.device
 
@@ -103,9 +103,9 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
 
 @dataclass(frozen=True)
 class RankFunctions:
-    """The functions of a rank that its twins without GPUs or processes replace (`benchmarks/harness/fake_ranks.py`).
+    """Functions of a rank that simulated ranks replace (`benchmarks/harness/fake_ranks.py`).
 
-    `collectives` stands for torch.distributed; `measure` measures one job on one rank.
+    `collectives` has the functions of torch.distributed; `measure` measures one job on one rank.
     """
 
     collectives: Any = dist
@@ -115,7 +115,7 @@ class RankFunctions:
 
 @dataclass(frozen=True)
 class _TrialGroup:
-    """The ranks of the worker group that trials of one size use, and their process groups."""
+    """Ranks of the worker group for trials of one size, and their process groups."""
 
     ranks: Sequence[int]
     gradients: Any
@@ -132,10 +132,10 @@ def serve(
 ) -> None:
     """Serve trials on this rank until `next_job` returns None. Requires the default process group.
 
-    `process` is the handle by which the keeper kills this rank. Raises what a trial raises, after reporting it. The
-    group's environment holds when each rank had finished each part of its start (`startup`, unix seconds): its process
-    started, its loop started (torch was imported and the default process group made), the rest was imported, the device
-    had a context, groups were made, and each group's first step had run.
+    `process` is the handle with which the keeper kills this rank. Exceptions of trials are reported, then raised. The
+    group's environment has the end of each phase of this rank's start (`startup`, Unix time in s): process started,
+    loop started (torch imported, default process group created), other modules imported, device context created,
+    process groups created, first step of each group run.
     """
     startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": time.time()}
     _import_modules(layout)
@@ -144,22 +144,22 @@ def serve(
         torch.zeros(1, device=device)
     startup["context_at"] = time.time()
     rank = functions.collectives.get_rank()
-    control = functions.collectives.new_group(backend="gloo", timeout=PATIENCE)
+    control = functions.collectives.new_group(backend="gloo", timeout=JOB_TIMEOUT)
     facts = RankFacts(rank_facts(rank, node_id, device), node_facts(node_id) | {"versions": versions()}, process)
-    everyone: list[RankFacts] = _gathered_by_all(facts, control, functions)
-    groups = _trial_groups(layout, everyone, functions)
+    all_facts: list[RankFacts] = _all_gather(facts, control, functions)
+    groups = _trial_groups(layout, all_facts, functions)
     startup["grouped_at"] = time.time()
     _rehearse(rank, device, groups, functions)
     startup["rehearsed_at"] = time.time()
-    startups = _gathered_by_all(startup, control, functions)
+    startups = _all_gather(startup, control, functions)
     if rank == 0:
-        environment = replace(_environment(everyone, layout.kind), startup=startups)
-        keeper.opened(environment, [facts.process for facts in everyone])
+        environment = replace(_environment(all_facts, layout.kind), startup=startups)
+        keeper.opened(environment, [facts.process for facts in all_facts])
     _serve_jobs(rank, node_id, device, groups, control, keeper, functions)
 
 
 def _import_modules(layout: Layout) -> None:
-    """Import what the group's trials need, while the server of loader processes does the same."""
+    """Import the modules of the group's trials, while the fork server of loader processes does the same."""
     if layout.loader_modules is not None:
         start_forkserver(layout.loader_modules)
     for module in (*RANK_MODULES, *layout.modules):
@@ -168,32 +168,32 @@ def _import_modules(layout: Layout) -> None:
         await_forkserver()
 
 
-def _gathered_by_all(value: Any, control: Any, functions: RankFunctions) -> list[Any]:
+def _all_gather(value: Any, control: Any, functions: RankFunctions) -> list[Any]:
     values: list[Any] = [None] * functions.collectives.get_world_size()
     functions.collectives.all_gather_object(values, value, group=control)
     return values
 
 
-def _trial_groups(layout: Layout, everyone: Sequence[RankFacts], functions: RankFunctions) -> dict[int, _TrialGroup]:
-    """Make the process groups of each size of trial. Raises RuntimeError if ranks sit on other nodes than planned."""
-    node_ids = [facts.node_id for facts in everyone]
+def _trial_groups(layout: Layout, all_facts: Sequence[RankFacts], functions: RankFunctions) -> dict[int, _TrialGroup]:
+    """Create the process groups per trial size. Raises RuntimeError if ranks are on other nodes than planned."""
+    node_ids = [facts.node_id for facts in all_facts]
     if sorted(node_ids) != sorted(layout.node_ids):
         raise RuntimeError(f"ranks were placed on nodes {sorted(node_ids)}, not on {sorted(layout.node_ids)}")
     new_group = functions.collectives.new_group
     groups = {}
-    for size in layout.world_sizes:  # torch.distributed requires every rank to make every group, in the same order
+    for size in layout.world_sizes:  # every rank must create every group, in the same order (torch.distributed)
         ranks = members(node_ids, size)
-        groups[size] = _TrialGroup(ranks, new_group(ranks), new_group(ranks, backend="gloo", timeout=PATIENCE))
+        groups[size] = _TrialGroup(ranks, new_group(ranks), new_group(ranks, backend="gloo", timeout=JOB_TIMEOUT))
     return groups
 
 
 def _rehearse(rank: int, device: torch.device, groups: Mapping[int, _TrialGroup], functions: RankFunctions) -> None:
-    """Run a first step in each group of this rank."""
+    """Run a first step in each process group of this rank."""
     for group in groups.values():
         if rank in group.ranks:
             functions.rehearse(device, group.gradients)
     release_memory()
-    gc.freeze()  # modules imported by now stay: the garbage collections of trials need not walk them again
+    gc.freeze()  # garbage collections during trials need not scan the modules imported so far
 
 
 def _serve_jobs(
@@ -205,7 +205,7 @@ def _serve_jobs(
     keeper: KeeperProxy,
     functions: RankFunctions,
 ) -> None:
-    """Measure one job after another, on the ranks that its trial uses."""
+    """Measure one job after another on the ranks that its trial uses."""
     while True:
         received: list[Job | None] = [keeper.next_job() if rank == 0 else None]
         functions.collectives.broadcast_object_list(received, src=0, group=control)
@@ -229,32 +229,32 @@ def _serve_jobs(
 
 
 def start_forkserver(modules: Sequence[str]) -> None:
-    """The parent of this rank's loader processes, started once with torch and these imported: a loader then starts at once.
+    """Start the fork server of this rank's loader processes, with torch and `modules` imported for a fast start.
 
-    A loader process imports `__main__` again, which in a Ray worker is Ray's own start script and takes seconds;
-    without a file name there is nothing to import.
+    A loader process imports `__main__` again. In a Ray worker this is Ray's start script and takes seconds. Removing
+    its file name prevents the import.
     """
     vars(sys.modules["__main__"]).pop("__file__", None)
-    # the server is a new interpreter: it finds this project only through its environment
+    # the server is a new interpreter, which finds this project only through its environment
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH")]))
     multiprocessing.get_context("forkserver").set_forkserver_preload([*LOADER_MODULES, *modules])
     multiprocessing.forkserver.ensure_running()
 
 
 def await_forkserver() -> None:
-    """Returns once loader processes can start at once: the server answers after it has imported everything."""
+    """Wait until the fork server has imported its modules, so that loader processes start without delay."""
     process = multiprocessing.get_context("forkserver").Process(target=int)
     process.start()
     process.join()
 
 
-def _environment(everyone: Sequence[RankFacts], kind: ProcessKind) -> Environment:
+def _environment(all_facts: Sequence[RankFacts], kind: ProcessKind) -> Environment:
     set_by_study = set(kind.environment())
     if os.environ.get("OMP_NUM_THREADS") == str(kind.cpus_per_rank):  # Ray sets it unless the shell does
         set_by_study.add("OMP_NUM_THREADS")
     return Environment(
-        nodes=list({facts.node_id: facts.node for facts in everyone}.values()),
-        ranks=[facts.rank for facts in everyone],
+        nodes=list({facts.node_id: facts.node for facts in all_facts}.values()),
+        ranks=[facts.rank for facts in all_facts],
         versions=versions(),
         variables=variables(),
         set_by_study=sorted(set_by_study),

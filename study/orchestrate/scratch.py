@@ -1,4 +1,7 @@
-"""Folders for files that others want to keep while a study runs: gone with it, or with a later study where it was killed."""
+"""Scratch folders for files of Ray Tune and Train.
+
+Each is removed at the end of its study, or by a later study if that one was killed.
+"""
 
 import contextlib
 import fcntl
@@ -10,15 +13,15 @@ from pathlib import Path
 
 PREFIX = "scaling-study-"
 IN_USE = "in-use"
-"""a file in each that its owner has locked: the lock ends with the owner, however that ends"""
+"""File in each folder that its owner locks. The lock ends with the owner, even if it is killed."""
 
 YOUNG_S = 60.0
-"""a folder that is younger may be about to be locked"""
+"""A younger folder may not be locked yet."""
 
 
 @contextlib.contextmanager
 def scratch_folder(kind: str) -> Iterator[str]:
-    """A new folder for temporary files; removes those that killed processes have left."""
+    """Yield a new folder for temporary files. Also remove folders of killed processes."""
     _remove_abandoned()
     temporary = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{kind}-", ignore_cleanup_errors=True)
     with temporary as folder, open(Path(folder) / IN_USE, "w") as marker:
@@ -28,7 +31,7 @@ def scratch_folder(kind: str) -> Iterator[str]:
 
 def _remove_abandoned() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{IN_USE}"):
-        with contextlib.suppress(OSError):  # another user's, one that is in use, or one that has gone meanwhile
+        with contextlib.suppress(OSError):  # of another user, in use, or already removed
             if time.time() - path.stat().st_mtime < YOUNG_S:
                 continue
             with open(path) as file:

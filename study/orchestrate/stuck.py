@@ -1,4 +1,4 @@
-"""Where ranks are when a trial does not end: the calls that each is in, and which of them keeps the others waiting."""
+"""Diagnose trials that do not end: the call stack of each rank, and the ranks that block the others."""
 
 import sys
 import sysconfig
@@ -8,32 +8,32 @@ from pathlib import Path
 from types import FrameType
 
 LIBRARY = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-SERVES = (str(Path(__file__).with_name("rank.py")), "serve")
-"""file and function that every rank's thread of trials is in"""
+SERVE_CALL = (str(Path(__file__).with_name("rank.py")), "serve")
+"""File and function of the call that identifies a rank's main thread."""
 
 Calls = Sequence[tuple[str, int, str]]
-"""file, line and function of each call, the innermost last"""
+"""File, line and function of each call, innermost last."""
 
 
 def calls() -> list[tuple[str, int, str]]:
-    """The calls that this process' thread of trials is in; none where no trial is served."""
+    """Return the calls of this process' thread that serves trials, or an empty list without one."""
     for frame in sys._current_frames().values():
         stack = calls_in(frame)
-        if any((file, name) == SERVES for file, _, name in stack):
+        if any((file, name) == SERVE_CALL for file, _, name in stack):
             return stack
     return []
 
 
 def calls_in(frame: FrameType) -> list[tuple[str, int, str]]:
-    """Return the calls that lead to a frame."""
+    """Return the call stack of a frame."""
     return [(call.filename, call.lineno or 0, call.name) for call in traceback.extract_stack(frame)]
 
 
 def culprits(ranks: Sequence[Calls | None]) -> dict[int, str]:
-    """Ranks that keep the others waiting, and what each does; none where all do alike, or nobody can tell.
+    """Return the ranks that block the others and what each is doing; empty if the stacks do not show it.
 
-    `ranks`: the calls of each rank, None where its process does not answer. Of those that answer, they are the ones that
-    are in no call of torch.distributed or of the backward pass, where a rank waits for others, while another one is.
+    `ranks` has the calls of each rank, None for a process that does not answer. If any does not answer, it blocks the
+    others. Otherwise, a rank blocks the others if they wait in torch.distributed or the backward pass and it does not.
     """
     silent = {rank: "does not answer" for rank, calls in enumerate(ranks) if calls is None}
     if silent:
@@ -45,7 +45,7 @@ def culprits(ranks: Sequence[Calls | None]) -> dict[int, str]:
 
 
 def wait_for_each_other(ranks: Sequence[Calls | None]) -> bool:
-    """Whether every rank, and there are several, answers and waits for others: then what is between them is to blame."""
+    """Return True if there are several ranks and all wait for others, so the network between them is the cause."""
     return len(ranks) > 1 and all(calls is not None and _waits(calls) for calls in ranks)
 
 
@@ -60,9 +60,9 @@ def calls_as_text(rank: int, calls: Calls | None) -> str:
 
 
 def _innermost(calls: Calls) -> str:
-    """Name the innermost call outside of libraries."""
-    outside = [call for call in calls if not call[0].startswith(LIBRARY)] or list(calls)
-    if not outside:
+    """Return the innermost call outside of libraries."""
+    candidates = [call for call in calls if not call[0].startswith(LIBRARY)] or list(calls)
+    if not candidates:
         return "no trial"
-    file, line, name = outside[-1]
+    file, line, name = candidates[-1]
     return f"{name} ({Path(file).name}:{line})"

@@ -1,7 +1,7 @@
-"""The grid under Ray Tune: one Tune trial per `Trial`, a thin driver that asks the keeper for its measurement.
+"""Run a grid under Ray Tune. Each Tune trial is a thin driver that requests its measurement from the keeper.
 
-Tune schedules and shows; the store is the truth. A Tune trial holds no CPU and no GPU: it is pinned to the driver's
-host by a sliver of that node's own resource, so that the driver alone needs to reach the results folder.
+Tune only schedules trials; the store has the results. A Tune trial uses no CPU or GPU. A fraction of the node's own
+resource pins it to the driver's host, so that only this host needs access to the results folder.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
     Grid,
     KeeperKilled,
-    KeepUpToDate,
     Narrator,
     OnEvent,
     Point,
     Report,
     RunOptions,
     TrialDriver,
+    UpdateKnownTrials,
     grids_of,
 )
 from study.orchestrate.group import RankBackend
@@ -44,7 +44,7 @@ from study.store.store import Store
 from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 45.0
-"""less than the 60 s after which Ray aborts a driver whose cluster has gone"""
+"""Less than the 60 s after which Ray aborts a driver that lost its cluster."""
 
 DEFAULTS = RunOptions()
 RAY_RANKS = RayRanks()
@@ -69,17 +69,17 @@ def run_trials(
     on_event: OnEvent = ignore,
     known: KnownTrials | None = None,
 ) -> bool:
-    """Run all trials and save each as it ends. Return True if Ctrl-C ended the run early.
+    """Run all trials and store each when it ends. Return True if Ctrl-C ended the run early.
 
-    The trials of one element of `blocks` may share a warm worker group, in their order; with `isolate` none do. With
-    `max_concurrent` above 1, trainings on one rank run last, as many at a time as fit. `known` is what the store holds;
-    None reads it.
+    The trials of a block run in order and may share a warm worker group, unless `isolate` is True. If `max_concurrent`
+    is above 1, training trials on one rank run last, as many at a time as fit. `known` has the trials in the store;
+    None reads them.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
     try:
         for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
-            tune_grid(study_name, grid, store, cluster, options, KeepUpToDate(known, on_event), known)
+            tune_grid(study_name, grid, store, cluster, options, UpdateKnownTrials(known, on_event), known)
     except KeyboardInterrupt:
         return True
     return False
@@ -95,24 +95,24 @@ def tune_grid(
     known: KnownTrials | None = None,
     ranks: RankBackend = RAY_RANKS,
 ) -> tune.ResultGrid:
-    """Run a grid on `ranks`, and return Tune's own result grid.
+    """Run a grid on `ranks` and return Tune's result grid.
 
-    It has one row per trial: its fields under `config/point/trial/...`, throughput and median phase times; for trainings
-    the last epoch.
+    It has one row per trial: its fields under `config/point/trial/...`, throughput and median phase times; for training
+    trials, the last epoch.
     """
-    # Tune keeps pickled state of its own per run; nothing of ours, and nothing that outlives it
+    # Tune saves its own pickled state per run, which nobody needs afterwards
     with (
         scratch_folder("tune") as state_dir,
         _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
     ):
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
-        if grid.points:  # the group's processes start while Tune's do
+        if grid.points:  # start the group's processes while Tune starts its own
             keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
-        os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would end the grid as if nothing had happened
+        os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would hide Ctrl-C
         try:
             return _tuner(study_name, grid, driver, cluster, on_event, state_dir).fit()
         except KeyboardInterrupt:
-            gc.freeze()  # Tune's garbage asks Ray when collected, and waits a minute if Ray was ended too
+            gc.freeze()  # Tune's destructors call Ray, and wait a minute if Ray has ended too
             raise
 
 
@@ -156,17 +156,17 @@ class RayKeeper:
                 self._report_epochs(job.id, pending, on_epoch)
             return ray.get(pending)
         except ray.exceptions.ActorUnavailableError as error:
-            # Ray starts it again; at the end of a study it is dead instead
+            # Ray restarts the actor; at the end of a study, the error is that it is dead
             raise KeeperKilled(str(error)) from error
 
     def trials_out_of_memory(self) -> Sequence[Trial]:
-        return self._patiently(self.actor.trials_out_of_memory)
+        return self._call_with_retries(self.actor.trials_out_of_memory)
 
     def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
-        self._patiently(self.actor.ended, trial_id, status, values)
+        self._call_with_retries(self.actor.ended, trial_id, status, values)
 
     def _report_epochs(self, job_id: str, pending: Any, on_epoch: Report) -> None:
-        """Report each epoch of a training until it is over."""
+        """Report each epoch of a training trial until it ends."""
         reported = 0
         while not ray.wait([pending], timeout=EPOCHS_POLL_S)[0]:
             for row in ray.get(self.actor.epochs_of.remote(job_id))[reported:]:
@@ -174,8 +174,8 @@ class RayKeeper:
                 on_epoch(row)
 
     @staticmethod
-    def _patiently(method: Any, *arguments: Any) -> Any:
-        """Return the keeper's answer, even if it must first start again after it was killed."""
+    def _call_with_retries(method: Any, *arguments: Any) -> Any:
+        """Call the keeper and return its answer, even if it must first restart after it was killed."""
         return ray.get(method.options(max_task_retries=-1).remote(*arguments))
 
 
@@ -183,7 +183,7 @@ class RayKeeper:
 def _live_keeper(
     study_name: str, grid: Grid, store: Store, cluster: Cluster, known: KnownTrials, ranks: RankBackend
 ) -> Iterator[Any]:
-    """A keeper on the driver's host, which is closed at the end."""
+    """Yield a keeper on the driver's host, and close it at the end."""
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
     left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
     raylets = _local_raylets(cluster)
@@ -199,16 +199,16 @@ def _live_keeper(
 
 
 def _close(keeper: Any, raylets: Sequence[psutil.Process], is_local: bool) -> None:
-    """Ends the live worker group and the keeper; whatever does not end in time is killed.
+    """End the live worker group and the keeper. Kill them if they do not end in time.
 
-    `raylets`: this host's, of the cluster. A batch system signals every process of a job, and when they have ended by it,
-    nobody is left who could end the others; those of a local Ray are killed here.
+    `raylets` are the cluster's raylets on this host. A batch system signals every process of a job. If this signal
+    ended the raylets, no process can end the workers any more, so those of a local Ray are killed here.
     """
     ends_at_s = time.monotonic() + CLOSE_TIMEOUT_S
     with contextlib.suppress(ray.exceptions.RayError):
         closing = keeper.close.remote()
         while not ray.wait([closing], timeout=CLOSE_POLL_S)[0] and time.monotonic() < ends_at_s:
-            if raylets and not any(map(_runs, raylets)):
+            if raylets and not any(map(_is_running, raylets)):
                 if is_local:
                     _kill_workers({str(raylet.pid) for raylet in raylets})
                 break
@@ -216,26 +216,26 @@ def _close(keeper: Any, raylets: Sequence[psutil.Process], is_local: bool) -> No
 
 
 def _local_raylets(cluster: Cluster) -> list[psutil.Process]:
-    """The processes on this host that start the cluster's workers here."""
+    """Return the raylets of the cluster on this host, the processes that start its workers."""
     session = str(Path(cluster.log_dir).parent)
-    found = []
+    raylets = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is somebody else's
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             if process.name() == "raylet" and any(session in argument for argument in process.cmdline()):
-                found.append(process)
-    return found
+                raylets.append(process)
+    return raylets
 
 
-def _kill_workers(of_raylets: set[str]) -> None:
-    """Kills every process that these raylets started, and what those started."""
+def _kill_workers(raylet_pids: set[str]) -> None:
+    """Kill all descendants of these raylets."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("RAY_RAYLET_PID") in of_raylets:
+            if process.environ().get("RAY_RAYLET_PID") in raylet_pids:
                 process.kill()
 
 
-def _runs(process: psutil.Process) -> bool:
-    """Whether a process runs; one that has ended, and whose parent has not asked after it yet, does not."""
+def _is_running(process: psutil.Process) -> bool:
+    """Return True if a process runs. Zombies do not count."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -243,7 +243,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class TuneCallback(tune.Callback):
-    """Hands Tune's callbacks in the driver to a narrator."""
+    """Forwards Tune's callbacks in the driver to a narrator."""
 
     def __init__(self, grid: Grid, narrator: Narrator):
         self.grid, self.narrator = grid, narrator

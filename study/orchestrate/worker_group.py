@@ -1,8 +1,9 @@
 """Warm worker groups under Ray Train: one TorchTrainer run whose ranks serve trial after trial.
 
-A cold TorchTrainer takes many seconds before its first step; most of that is starting processes, importing torch and
-connecting ranks. A group pays it once. The keeper (`study/orchestrate/keeper.py`) is an actor that opens a group (`study/orchestrate/group.py`),
-hands it one job at a time, and closes it; ranks ask it for the next job (`study/orchestrate/rank.py` is their side).
+A cold TorchTrainer needs many seconds to start processes, import torch and connect ranks before its first step. A
+worker group pays this cost once. The keeper (`study/orchestrate/keeper.py`) opens a group
+(`study/orchestrate/group.py`), gives it one job at a time, and closes it. Ranks request the next job from the keeper
+(`study/orchestrate/rank.py`).
 """
 
 import asyncio
@@ -25,7 +26,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class CallKeeper:
-    """Calls a method of the keeper's actor and waits for the answer."""
+    """Calls a method of the keeper's actor and returns the answer."""
 
     keeper: Any
 
@@ -34,7 +35,7 @@ class CallKeeper:
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """TorchTrainer's loop on every rank: not one training, but as many trials as the keeper has."""
+    """Serve the keeper's trials on this rank. This is the training loop that TorchTrainer runs."""
     import torch
     from ray.train.torch import get_device
 
@@ -47,11 +48,11 @@ def train_loop(config: dict[str, Any]) -> None:
     serve(layout, context.get_node_id(), context.current_actor, device, keeper)
 
 
-def free_groups_of_the_killed() -> None:
-    """In an actor that Ray has started again: frees the room of the groups that it held when it was killed.
+def free_leaked_resources() -> None:
+    """If Ray has restarted this actor, free the placement groups of its worker groups.
 
-    Ray Train has an actor for that, which sometimes ends before the room is free (Ray 2.60), and the next group would wait
-    for it in vain.
+    An actor of Ray Train should do this, but sometimes ends too early (Ray 2.60). The next group would then wait for
+    these resources forever.
     """
     if not ray.is_initialized():
         return
@@ -59,42 +60,42 @@ def free_groups_of_the_killed() -> None:
     if context.get_actor_id() is None or not context.was_current_actor_reconstructed:
         return
     for group_id, facts in placement_group_table().items():
-        # an id ends with its job's; Tune's own groups hold neither CPUs nor GPUs
+        # the id of a placement group ends with its job's id; Tune's own groups hold no CPUs or GPUs
         holds = any(bundle.get("CPU") or bundle.get("GPU") for bundle in facts["bundles"].values())
         if group_id.endswith(context.get_job_id()) and holds and facts["state"] != "REMOVED":
             remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
 
 
 class RayRanks:
-    """Ranks of worker groups as actors of Ray Train. A `RankBackend`; a rank's process handle is its actor."""
+    """A `RankBackend` whose ranks are actors of Ray Train. A rank's process handle is its actor."""
 
     def prepare(self) -> None:
-        # Each poll of the controller runs Python in the rank and holds up its launches: at five a second a loop of small
-        # operations stood still for 1 to 3 % of its time. Ends are noticed up to this much later.
+        # Each poll of the controller runs Python in the rank and delays its kernel launches: five polls per second took
+        # 1 to 3 % of the time of a loop of small operations. The end of a rank is noticed up to 2 s later.
         os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "2"
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "60")
-        # it would start a process beside each group's first trial; a node that goes costs its trial here, told or not
+        # it would start a process during each group's first trial; a lost node costs its trial with or without it
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
-        free_groups_of_the_killed()
+        free_leaked_resources()
 
     def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
-        """See `RankBackend`. Ranks call the actor that this process is, and not its Python object `keeper`."""
+        """See `RankBackend`. Ranks call this process as an actor, not its Python object `keeper`."""
         actor = ray.get_runtime_context().current_actor
         return lambda: _fit(actor, group_name, layout)
 
     def kill(self, process: Any) -> None:
-        with contextlib.suppress(Exception):  # a rank that is gone already
+        with contextlib.suppress(Exception):  # the rank has already ended
             ray.kill(process)
 
     async def calls_of(self, process: Any) -> Calls | None:
-        with contextlib.suppress(Exception):  # one that is stopped, gone or cut off
+        with contextlib.suppress(Exception):  # stopped, ended or unreachable
             answer = asyncio.wrap_future(process.execute.remote(calls).future())
             return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
         return None
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """True if Ray killed the rank because the host's memory was full."""
+        """Return True if Ray killed the rank because the host's memory was full."""
         return isinstance(error, ray.exceptions.OutOfMemoryError)
 
 
@@ -106,7 +107,7 @@ def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
 
     kind = layout.kind
     on_gpu = kind.device == "cuda"
-    # Train keeps a few files of its own per run; nothing of ours, and nothing that outlives it
+    # Train saves a few files of its own per run, which nobody needs afterwards
     with scratch_folder("train") as storage:
         TorchTrainer(
             train_loop,
@@ -121,7 +122,7 @@ def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
             run_config=RunConfig(
                 name=group_name,
                 storage_path=storage,
-                # a failed rank is our own to handle; resources that never come must not be waited for
+                # the keeper handles failed ranks; do not wait for missing resources forever
                 failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
                 worker_runtime_env={"env_vars": kind.environment()},
                 logging_config=LoggingConfig(log_level="WARNING"),

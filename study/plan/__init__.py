@@ -1,4 +1,4 @@
 """Plan a study.
 
-In: a `Study`, nodes and recorded trials. Out: planned trials, their placement, order, time and cost.
+In: a `Study`, nodes and recorded trials. Out: planned trials with placement, order, time and cost.
 """

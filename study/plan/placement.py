@@ -1,4 +1,4 @@
-"""Where ranks sit: which nodes a worker group takes, and which of its ranks a smaller trial uses."""
+"""Place ranks: choose the nodes of a worker group, and the ranks of it that a smaller trial uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +14,15 @@ INTERCONNECT_VARIABLES: Mapping[str, Mapping[str, str]] = {
     "no_p2p": {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"},
     "socket": {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"},
 }
-"""What makes NCCL leave out direct copies between GPUs and NVLink's multicast, and then also the host's shared memory
-and InfiniBand, so that sockets are left (NVIDIA, NCCL: "Environment Variables"). NCCL reads them once, when a process
-makes its first communicator."""
+"""Environment variables per interconnect (NVIDIA, NCCL: "Environment Variables").
+
+"no_p2p" disables direct copies between GPUs and NVLink multicast. "socket" also disables shared memory and InfiniBand.
+NCCL reads these variables once per process, when it creates the first communicator.
+"""
 
 
 class ProcessKind(NamedTuple):
-    """What a trial needs of its ranks' processes, beyond their number; trials that differ in it share no worker group.
-
-    `profiled`: the profiler leaves its library loaded in a process, and trials without it are not to run beside that.
-    """
+    """Requirements of a trial on its ranks' processes. Trials that differ in them cannot share a worker group."""
 
     device: str
     nodes: int
@@ -31,6 +30,7 @@ class ProcessKind(NamedTuple):
     deterministic: bool
     interconnect: str
     profiled: bool
+    """True with a profiler, whose library stays loaded in the process and would disturb trials without one."""
 
     @classmethod
     def of(cls, trial: Trial) -> "ProcessKind":
@@ -44,7 +44,7 @@ class ProcessKind(NamedTuple):
         )
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that must be there before a rank's process starts."""
+        """Return the environment variables that a rank's process must start with."""
         # cuBLAS is deterministic only with a fixed workspace (NVIDIA, cuBLAS: "Results Reproducibility")
         cublas = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if self.deterministic else {}
         return cublas | dict(INTERCONNECT_VARIABLES[self.interconnect])
@@ -52,24 +52,27 @@ class ProcessKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A worker group's ranks: `node_ids` has one entry a rank; trials use nested subsets of `world_sizes` of them.
+    """The ranks of a worker group. Trials use nested subsets of them.
 
-    modules: what a rank imports before its first trial, loader_modules: what its loader processes do, None where no trial
-    has any. An import takes a core seconds, so a group imports what its trials need and no more.
+    Imports take seconds of a core, so a group imports only the modules that its trials need.
     """
 
     kind: ProcessKind
     node_ids: tuple[str, ...]
+    """One node id per rank."""
     world_sizes: tuple[int, ...]
+    """Numbers of ranks that its trials use."""
     modules: tuple[str, ...] = ()
+    """Modules that a rank imports before its first trial."""
     loader_modules: tuple[str, ...] | None = None
+    """Modules that its loader processes import; None if no trial has loader processes."""
 
 
 def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[ProcessKind, Layout]:
-    """One layout for each kind of process that the trials need, as large as its largest trial.
+    """Return one layout per process kind, as large as its largest trial.
 
-    It takes the first nodes that fit, so that every group of a study sits on the same ones.
-    Raises ValueError where too few nodes fit.
+    A layout takes the first nodes that fit, so that all groups of a study use the same nodes. Raises ValueError if too
+    few nodes fit.
     """
     by_kind: dict[ProcessKind, list[Trial]] = {}
     for trial in trials:
@@ -86,7 +89,10 @@ def layouts(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> dict[P
 
 
 def relocate(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
-    """Return the layout if all its nodes are alive, else the same ranks on the first nodes that fit. Raises ValueError."""
+    """Return the layout if all its nodes are alive, else the same ranks on the first nodes that fit.
+
+    Raises ValueError if too few nodes fit.
+    """
     alive = {node.node_id for node in capacity}
     if alive.issuperset(layout.node_ids):
         return layout
@@ -94,27 +100,27 @@ def relocate(layout: Layout, capacity: Sequence[NodeCapacity]) -> Layout:
 
 
 def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """`modules` and `loader_modules` of a layout for these trials."""
-    loaded: set[str] = set()
-    for_loaders: set[str] = set()
+    """Return `modules` and `loader_modules` of a layout for these trials."""
+    rank_modules: set[str] = set()
+    loader_modules: set[str] = set()
     for trial in trials:
-        chosen: list[tuple[Mapping[str, Facts | DatasetFacts], str]] = [(DATASETS, trial.dataset)]
+        choices: list[tuple[Mapping[str, Facts | DatasetFacts], str]] = [(DATASETS, trial.dataset)]
         if DATASETS[trial.dataset].image_folder:
-            chosen += [(STORAGES, trial.storage), (DECODERS, trial.decode)]
-        own = {} if trial.workload else {name: table[name] for table, name in chosen}
-        for_loaders |= set(modules(own)) if trial.loader_workers else set()
+            choices += [(STORAGES, trial.storage), (DECODERS, trial.decode)]
+        data = {} if trial.workload else {name: table[name] for table, name in choices}
+        loader_modules |= set(modules(data)) if trial.loader_workers else set()
         models = {name: MODELS[name] for name in [trial.model] if not trial.workload}
-        used: dict[str, Facts] = {
+        step: dict[str, Facts] = {
             trial.precision: PRECISIONS[trial.precision],
             trial.parallel: PARALLEL[trial.parallel],
         }
-        loaded |= set(modules(own, models, used))
+        rank_modules |= set(modules(data, models, step))
     has_loaders = any(trial.loader_workers for trial in trials)
-    return tuple(sorted(loaded)), tuple(sorted(for_loaders)) if has_loaders else None
+    return tuple(sorted(rank_modules)), tuple(sorted(loader_modules)) if has_loaders else None
 
 
 def _rank_nodes(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity]) -> tuple[str, ...]:
-    """Return a node id per rank. Raises ValueError where too few nodes fit."""
+    """Return a node id per rank. Raises ValueError if too few nodes fit."""
     per_node = ranks // kind.nodes
     fitting = [
         node
@@ -129,12 +135,12 @@ def _rank_nodes(kind: ProcessKind, ranks: int, capacity: Sequence[NodeCapacity])
 
 
 def can_share_host(trial: Trial) -> bool:
-    """Return True if other trainings may share the host. Timed trials and trials of several ranks need it exclusively."""
+    """Return True if other training trials may share the host. Timed and multi-rank trials need it exclusively."""
     return trial.epochs > 0 and trial.world_size == 1
 
 
 def concurrent_slots(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) -> list[str]:
-    """Return a node id per slot: as many trials of one rank fit at the same time, whichever of `trials` they are."""
+    """Return one node id per slot. Any of `trials`, each of one rank, fits into any slot."""
     trials = list(trials)
     cores = max(trial.cpus_per_rank for trial in trials)
     on_gpus = any(trial.device == "cuda" for trial in trials)
@@ -143,11 +149,11 @@ def concurrent_slots(trials: Iterable[Trial], capacity: Sequence[NodeCapacity]) 
 
 
 def ranks_by_node(node_ids: Sequence[str]) -> list[list[int]]:
-    """Ranks grouped by the node they sit on, nodes in the order of their first rank; `node_ids` is one entry a rank."""
-    return [[rank for rank, at in enumerate(node_ids) if at == node] for node in dict.fromkeys(node_ids)]
+    """Return the ranks of each node, nodes in the order of their first rank. `node_ids` has one entry per rank."""
+    return [[rank for rank, node_id in enumerate(node_ids) if node_id == node] for node in dict.fromkeys(node_ids)]
 
 
 def members(node_ids: Sequence[str], world_size: int) -> list[int]:
-    """The ranks that a trial of `world_size` uses: the first ones of every node, so that smaller trials are nested."""
+    """Return the ranks of a trial of `world_size`: the first ones of each node, so that smaller trials are nested."""
     nodes = ranks_by_node(node_ids)
     return [rank for ranks in nodes for rank in ranks[: world_size // len(nodes)]]

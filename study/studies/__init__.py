@@ -1,4 +1,4 @@
 """Define the named studies.
 
-In: what the machine has. Out: a `Study`.
+In: CPUs and GPUs per node. Out: a `Study`.
 """

@@ -1,4 +1,4 @@
-"""Named studies: each a function from what the machine can hold to full values, never a template to fill in."""
+"""The named studies. Each is a function that returns a complete `Study` for the given nodes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from study.studies.training import accuracy, fifth_epoch, large_batch
 
 
 def default(capacity: Capacity) -> Study:
-    """GPUs where there are any, else CPU ranks; a grid that ends in minutes."""
+    """Return a grid that takes minutes: on GPUs if there are any, else on CPU ranks."""
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"memory_format": "channels_last", "learning_rate": 0.01, "dataset": "fashion_mnist_sample"}
     axes: dict[str, tuple[Any, ...]] = {"world_size": world_sizes(capacity)}
@@ -26,14 +26,17 @@ def default(capacity: Capacity) -> Study:
         base |= {"device": "cuda", "model": "resnet18_small", "warmup_steps": 11, "steps": 50}
         axes |= {"batch_per_gpu": (32, 128, 512), "loader_workers": (2, 4), "precision": ("bf16", "fp32")}
     else:
-        # The ImageNet stem divides 28 pixels by four before the first block; without it, a CPU that lacks bf16
-        # instructions takes over a second for a bf16 step.
+        # The ImageNet stem reduces 28 pixels to 7 before the first block. Without it, a bf16 step takes over a second
+        # on a CPU without bf16 instructions.
         base |= {"device": "cpu", "model": "resnet18", "warmup_steps": 2, "steps": 6, "prefetch_batches": 1}
-        base |= {"account_steps": 1, "sweep_bytes": 4 * 2**20}  # gloo is slow, and the grid is to end in minutes
+        base |= {"account_steps": 1, "sweep_bytes": 4 * 2**20}  # gloo is slow
         axes |= {"batch_per_gpu": (2, 4), "loader_workers": (0, 1), "precision": ("fp32", "bf16")}
     return Study(
         name="default",
-        question="How does data-parallel training scale here, and what do batch size, loader workers and precision change?",
+        question=(
+            "How does data-parallel training scale on this machine, and how do batch size, loader workers and "
+            "precision affect it?"
+        ),
         base=base,
         axes=axes,
         repeats=5 if on_gpus else 3,
@@ -41,7 +44,7 @@ def default(capacity: Capacity) -> Study:
 
 
 def weak(capacity: Capacity) -> Study:
-    """One batch per GPU, so that the global batch grows with the GPUs."""
+    """Fix the batch per GPU, so the global batch grows with the number of GPUs."""
     study = default(capacity)
     on_gpus = study.base["device"] == "cuda"
     fixed = {
@@ -50,25 +53,25 @@ def weak(capacity: Capacity) -> Study:
         "precision": ("bf16" if on_gpus else "fp32",),
     }
     return dataclasses.replace(
-        study.asking(fixed),
+        study.with_overrides(fixed),
         name="weak",
-        question="With the batch per GPU held, how close does throughput come to growing with the number of GPUs?",
+        question="With a fixed batch per GPU, how close to linear does throughput scale with the number of GPUs?",
     )
 
 
 def strong(capacity: Capacity) -> Study:
-    """One global batch, divided among more and more GPUs."""
+    """Fix the global batch and divide it among more and more GPUs."""
     study = weak(capacity)
     on_gpus = study.base["device"] == "cuda"
     return dataclasses.replace(
-        study.asking({"global_batch": (1024 if on_gpus else 16,)}),
+        study.with_overrides({"global_batch": (1024 if on_gpus else 16,)}),
         name="strong",
-        question="With the global batch held, how much sooner does a step end on more GPUs?",
+        question="With a fixed global batch, how much shorter is a step on more GPUs?",
     )
 
 
 def smoke(capacity: Capacity) -> Study:
-    """Seconds, to see that everything works; its numbers mean little."""
+    """Return a grid that takes seconds and checks that everything works. Its numbers mean little."""
     study = default(capacity)
     axes = {
         "world_size": tuple(size for size in world_sizes(capacity) if size <= 2),
@@ -77,22 +80,22 @@ def smoke(capacity: Capacity) -> Study:
         "precision": ("fp32",),
     }
     return dataclasses.replace(
-        study.asking(axes, repeats=2),
+        study.with_overrides(axes, repeats=2),
         name="smoke",
-        question="Does everything work here, from the ranks to the report?",
+        question="Does everything work on this machine, from the ranks to the report?",
         base=dict(study.base) | {"model": "mlp", "memory_format": "contiguous", "warmup_steps": 2, "steps": 4},
     )
 
 
 def interconnect(capacity: Capacity) -> Study:
-    """Whole nodes, more and more of them: what the network between them takes from two models whose compute and bytes differ.
+    """Use complete nodes, more and more of them, with two models that differ in operations per byte of gradients.
 
-    One folder for each network (another cluster, another rate): nothing here knows what the network is.
+    Use one results folder per network: the study does not know which network connects the nodes.
     """
     on_gpus = gpus(capacity) > 0
-    held = [node.gpus if on_gpus else 1 for node in capacity if (node.gpus if on_gpus else node.cpus)]
-    per_node = min(held, default=1)
-    counts = [2**power for power in range(max(1, len(held)).bit_length())]
+    ranks = [node.gpus if on_gpus else 1 for node in capacity if (node.gpus if on_gpus else node.cpus)]
+    per_node = min(ranks, default=1)
+    counts = [2**power for power in range(max(1, len(ranks)).bit_length())]
     base: dict[str, Any] = {"dataset": "synthetic", "learning_rate": 0.01}
     if on_gpus:
         base |= {"device": "cuda", "image_size": 224, "precision": "bf16", "warmup_steps": 11, "steps": 30}
@@ -116,8 +119,8 @@ def interconnect(capacity: Capacity) -> Study:
     return Study(
         name="interconnect",
         question=(
-            "What does the network between nodes cost a model with few operations for each byte of gradients, and one with "
-            "many, with the batch per GPU held and with the global batch held?"
+            "How much time does the network between nodes cost a model with few operations per byte of gradients, and "
+            "one with many, with a fixed batch per GPU and with a fixed global batch?"
         ),
         base=base,
         axes={"model": models},

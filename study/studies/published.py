@@ -1,4 +1,4 @@
-"""Studies that have been published, or set as coursework, as this project runs them; and one that tries everything."""
+"""Published studies and course assignments as this project runs them, and a study that tries every option."""
 
 from typing import Any
 
@@ -17,15 +17,64 @@ from trainables.registry import (
     TEXT_MODELS,
 )
 
+_OTHER_OPTIONS: dict[str, dict[str, Any]] = {
+    "synchronised batch normalisation": {"model": "resnet18", "sync_batch_norm": True},
+    "no buffer broadcast": {"model": "resnet18", "broadcast_buffers": False},
+    "small buckets": {"bucket_mb": 0.1},
+    "accumulation": {"accumulation_steps": 2},
+    "without set_epoch": {"set_epoch": False},
+    "in order": {"order": "in_order"},
+    "augmentation by loaders": {"dataset": "image_folder_sample", "augment": "cpu"},
+    "augmentation on the device": {"dataset": "image_folder_sample", "augment": "device"},
+    "warm page cache": {"dataset": "image_folder_sample", "page_cache": "warm"},
+    "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
+    "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
+    "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
+    "batches copied ahead": {
+        "dataset": "synthetic_loader",
+        "image_size": 32,
+        "loader_workers": 1,
+        "copy_ahead": True,
+    },
+}
+"""Options of trials that are not choices from a registry."""
+
 
 def everything(capacity: Capacity) -> Study:
-    """Every model, number format, strategy, optimizer, storage format, decoder and way to execute, once each, as small as it can be."""
+    """Try each model, precision, strategy, optimizer, storage format, decoder and execution mode once.
+
+    Every trial is as small as possible.
+    """
     on_gpus = gpus(capacity) > 0
     ranks = max(size for size in world_sizes(capacity) if size <= 2)
-    cases: dict[str, dict[str, Any]] = {"plain": {}}
+    cases: dict[str, dict[str, Any]] = {"plain": {}} | _registered_names(on_gpus) | _OTHER_OPTIONS
+    base: dict[str, Any] = {
+        "device": "cuda" if on_gpus else "cpu",
+        "model": "mlp",
+        "world_size": ranks,
+        "batch_per_gpu": 4,
+        "warmup_steps": 2,
+        "steps": 2,
+        "prefetch_batches": 1,
+        "account_steps": 2,
+        "sweep_bytes": 2**16,
+    }
+    return Study(
+        name="everything",
+        question="Which models, precisions, strategies, storage formats and execution modes run here, or why not?",
+        base=base,
+        axes={},
+        repeats=1,
+        cases=cases,
+    )
+
+
+def _registered_names(on_gpus: bool) -> dict[str, dict[str, Any]]:
+    """Return one case per name in the registries."""
+    cases: dict[str, dict[str, Any]] = {}
     for name, facts in IMAGE_MODELS.items():
         cases[f"model {name}"] = {"model": name, "image_size": max(32, facts.smallest_image)}
-        if name.startswith("vgg") and not on_gpus:  # gloo takes seconds for 560 MB of gradients, in each of many steps
+        if name.startswith("vgg") and not on_gpus:  # gloo takes seconds per step for 560 MB of gradients
             cases[f"model {name}"]["world_size"] = 1
     for name in TEXT_MODELS:
         cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
@@ -43,53 +92,15 @@ def everything(capacity: Capacity) -> Study:
         cases[f"decode {name}"] = {"dataset": "image_folder_sample", "decode": name}
     for name in MEMORY_FORMATS:
         cases[f"memory format {name}"] = {"model": "resnet18", "memory_format": name}
-    cases |= {
-        "synchronised batch normalisation": {"model": "resnet18", "sync_batch_norm": True},
-        "buffers left alone": {"model": "resnet18", "broadcast_buffers": False},
-        "small buckets": {"bucket_mb": 0.1},
-        "accumulation": {"accumulation_steps": 2},
-        "without set_epoch": {"set_epoch": False},
-        "in order": {"order": "in_order"},
-        "augmentation by loaders": {"dataset": "image_folder_sample", "augment": "cpu"},
-        "augmentation on the device": {"dataset": "image_folder_sample", "augment": "device"},
-        "warm page cache": {"dataset": "image_folder_sample", "page_cache": "warm"},
-        "shared memory": {"dataset": "image_folder_sample", "storage": "lmdb", "storage_place": "shared_memory"},
-        "resident synthetic data": {"dataset": "synthetic", "image_size": 32},
-        "loaded synthetic data": {"dataset": "synthetic_loader", "image_size": 32, "loader_workers": 1},
-        "batches copied ahead": {
-            "dataset": "synthetic_loader",
-            "image_size": 32,
-            "loader_workers": 1,
-            "copy_ahead": True,
-        },
-    }
-    base: dict[str, Any] = {
-        "device": "cuda" if on_gpus else "cpu",
-        "model": "mlp",
-        "world_size": ranks,
-        "batch_per_gpu": 4,
-        "warmup_steps": 2,
-        "steps": 2,
-        "prefetch_batches": 1,
-        "account_steps": 2,
-        "sweep_bytes": 2**16,
-    }
-    return Study(
-        name="everything",
-        question="Does every model, number format, strategy, storage and way to execute run here, and if not, why not?",
-        base=base,
-        axes={},
-        repeats=1,
-        cases=cases,
-    )
+    return cases
 
 
 def forum_phases(capacity: Capacity) -> Study:
-    """Why does the processing time of a batch on one GPU move when others train beside it?"""
+    """Ask why the processing time of a batch on one GPU changes when other GPUs train too."""
     on_gpus = gpus(capacity) > 0
-    together = _on_one_node(capacity)
+    node_ranks = _on_one_node(capacity)
     axes: dict[str, tuple[Any, ...]] = {
-        "world_size": (1, together) if together > 1 else (1,),
+        "world_size": (1, node_ranks) if node_ranks > 1 else (1,),
         "parallel": ("dp", "ddp"),
     }
     if on_gpus:
@@ -108,8 +119,8 @@ def forum_phases(capacity: Capacity) -> Study:
     return Study(
         name="forum-phases",
         question=(
-            "How long do loading, transfer and processing of a batch take under DataParallel and DDP, on one GPU and on "
-            "several, and why does the processing time of each GPU move?"
+            "How long do loading, transfer and processing of a batch take with DataParallel and DDP, on one GPU and on "
+            "several, and why does the processing time per GPU change?"
         ),
         base=base | {"dataset": "synthetic_loader", "learning_rate": 0.01},
         axes=axes,
@@ -131,69 +142,74 @@ PUBLISHED_LADDERS = [
         "source": _SOURCE,
     },
 ]
-"""Acceleration ladders measured elsewhere, not here: seconds of 300 batches per rung."""
+"""Acceleration ladders from other machines: seconds per 300 batches, one value per step of the ladder."""
 
 
 def acceleration_ladder(capacity: Capacity) -> Study:
-    """One improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
+    """Apply one improvement after another, from JPEG files, fp32 and one GPU to several nodes."""
     on_gpus = gpus(capacity) > 0
-    together = _on_one_node(capacity)
-    whole = 512 if on_gpus else 8
-
-    def rung(ranks: int, **fields: Any) -> dict[str, Any]:
-        return {"world_size": ranks, "batch_per_gpu": whole // ranks} | fields
-
-    raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
-    mixed = {"precision": "fp16" if on_gpus else "bf16"}
-    share = (
-        default_cpus_per_rank("cuda", capacity)
-        if on_gpus
-        else max(1, max((node.cpus for node in capacity), default=1) // together)
-    )
-    few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
-    many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
-    one = {"parallel": "none"}
-    cases: dict[str, dict[str, Any]] = {
-        "JPEG files, fp32, one GPU": rung(1, storage="jpeg", **one, **few),
-        "LMDB": rung(1, storage="lmdb", **one, **few),
-        "raw pixels in shared memory": rung(1, **raw, **one, **few),
-        "mixed precision (O1)": rung(1, **raw, **one, **few, **mixed),
-        "fp16 with master weights (O2)": rung(1, **raw, **one, **few, precision="fp16_master"),
-        "pure fp16 (O3)": rung(1, **raw, **one, **few, precision="fp16_pure"),
-        "DataParallel, fp32": rung(together, **raw, **few, parallel="dp"),
-        "DataParallel, more loader workers and CPU threads": rung(together, **raw, **many, parallel="dp"),
-        "DDP, fp32": rung(together, **raw, **many, parallel="ddp"),
-        "DDP, mixed precision": rung(together, **raw, **many, **mixed, parallel="ddp"),
-        "DDP, mixed precision, two nodes": {
-            "world_size": 2 * together, "nodes": 2, "batch_per_gpu": whole // together, **raw, **many, **mixed, "parallel": "ddp",
-        },
-    }  # fmt: skip
+    mixed_precision = "fp16" if on_gpus else "bf16"
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "augment": "cpu"}
     if on_gpus:
         base |= {"dataset": "image_folder", "model": "resnet50", "image_size": 224, "warmup_steps": 100, "steps": 300}
     else:
         base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "warmup_steps": 2, "steps": 4}
         base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
-    # The speed of a number format says nothing of whether it learns: short trainings on the shipped sample do, whatever
-    # the rungs read.
-    levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed["precision"]}
+    # Speed does not show whether a precision can learn. Short training trials on the shipped sample do, whatever data
+    # set the steps of the ladder read.
+    levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed_precision}
     levels |= {"fp16 with master weights (O2)": "fp16_master", "pure fp16 (O3)": "fp16_pure"}
     training = short_training(on_gpus)
     return Study(
         name="acceleration-ladder",
-        question="From JPEG files, fp32 and one GPU: what does each further step bring, and what do they bring together?",
+        question="Starting from JPEG files, fp32 and one GPU: what does each step gain, and what do all gain together?",
         base=base | {"learning_rate": 0.01},
         axes={},
         repeats=3,
-        cases=cases,
+        cases=_ladder_steps(capacity, on_gpus, mixed_precision),
         ladder=True,
         report={"reference_ladders": PUBLISHED_LADDERS},
-        beside={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
+        extra_trials={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
     )
 
 
+def _ladder_steps(capacity: Capacity, on_gpus: bool, mixed_precision: str) -> dict[str, dict[str, Any]]:
+    node_ranks = _on_one_node(capacity)
+    global_batch = 512 if on_gpus else 8
+
+    def step(ranks: int, **fields: Any) -> dict[str, Any]:
+        return {"world_size": ranks, "batch_per_gpu": global_batch // ranks} | fields
+
+    raw = {"storage": "arrow_raw", "storage_place": "shared_memory"}
+    mixed = {"precision": mixed_precision}
+    share = (
+        default_cpus_per_rank("cuda", capacity)
+        if on_gpus
+        else max(1, max((node.cpus for node in capacity), default=1) // node_ranks)
+    )
+    few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
+    many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
+    one = {"parallel": "none"}
+    return {
+        "JPEG files, fp32, one GPU": step(1, storage="jpeg", **one, **few),
+        "LMDB": step(1, storage="lmdb", **one, **few),
+        "raw pixels in shared memory": step(1, **raw, **one, **few),
+        "mixed precision (O1)": step(1, **raw, **one, **few, **mixed),
+        "fp16 with master weights (O2)": step(1, **raw, **one, **few, precision="fp16_master"),
+        "pure fp16 (O3)": step(1, **raw, **one, **few, precision="fp16_pure"),
+        "DataParallel, fp32": step(node_ranks, **raw, **few, parallel="dp"),
+        "DataParallel, more loader workers and CPU threads": step(node_ranks, **raw, **many, parallel="dp"),
+        "DDP, fp32": step(node_ranks, **raw, **many, parallel="ddp"),
+        "DDP, mixed precision": step(node_ranks, **raw, **many, **mixed, parallel="ddp"),
+        "DDP, mixed precision, two nodes": {
+            "world_size": 2 * node_ranks, "nodes": 2, "batch_per_gpu": global_batch // node_ranks,
+            **raw, **many, **mixed, "parallel": "ddp",
+        },
+    }  # fmt: skip
+
+
 def hpml_lab4(capacity: Capacity) -> Study:
-    """A course's lab: DataParallel and DDP from a small batch to the end of memory."""
+    """Compare DataParallel and DDP from a small batch to the largest that fits, as in a course lab."""
     on_gpus = gpus(capacity) > 0
     batches = (32, 128, 512, 2048, 8192, 32768, 131072) if on_gpus else (8, 32)
     base: dict[str, Any] = {
@@ -211,7 +227,7 @@ def hpml_lab4(capacity: Capacity) -> Study:
     return Study(
         name="hpml-lab4",
         question=(
-            "With the batch per GPU multiplied by four until memory ends, how do DataParallel and DDP scale, where does "
+            "As the batch per GPU grows fourfold until memory runs out, how do DataParallel and DDP scale, where does "
             "the time go, and how much of the interconnect do they use?"
         ),
         base=base,
@@ -225,9 +241,9 @@ def hpml_lab4(capacity: Capacity) -> Study:
 
 
 def vgg_case_study(capacity: Capacity) -> Study:
-    """VGG-19 on small images made large: few, huge gradients, and the memory that DataParallel puts on its first GPU.
+    """Time VGG-19 on enlarged images: few, huge gradients, and DataParallel's extra memory on the first GPU.
 
-    Each batch is also trained with for some epochs, under DDP: DataParallel computes the same.
+    Also train a few epochs with each batch, under DDP only: DataParallel computes the same.
     """
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
@@ -238,13 +254,13 @@ def vgg_case_study(capacity: Capacity) -> Study:
         base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
         batches = (2, 4)
     training: dict[str, Any] = {"parallel": "ddp", "epochs": 5, "momentum": 0.9}
-    if not on_gpus:  # an epoch of VGG-19 takes half an hour there
+    if not on_gpus:  # an epoch of VGG-19 takes half an hour on CPUs
         training |= {"model": "mlp", "image_size": 28, "epochs": 1, "batch_per_gpu": 64}
     return Study(
         name="vgg-case-study",
         question=(
-            "How do time and peak memory of each GPU grow with the batch for VGG-19, under DataParallel and under DDP, and "
-            "which accuracy does each batch reach?"
+            "How do step time and peak memory per GPU grow with the batch for VGG-19, with DataParallel and with DDP, "
+            "and which accuracy does each batch reach?"
         ),
         base=base | {"learning_rate": 0.01},
         axes={
@@ -259,7 +275,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
 
 
 def mlstm_scaling(capacity: Capacity) -> Study:
-    """A byte-level language model with huge, dense weights: what the interconnect must carry."""
+    """Train a byte-level language model whose huge, dense weights load the interconnect."""
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "text_sample"}
     if on_gpus:
@@ -276,7 +292,10 @@ def mlstm_scaling(capacity: Capacity) -> Study:
         axes = {"model": ("mlstm64",), "batch_per_gpu": (4,)}
     return Study(
         name="mlstm-scaling",
-        question="How many characters a second does a multiplicative LSTM train on more and more GPUs, over each interconnect?",
+        question=(
+            "How many characters per second does a multiplicative LSTM train on, with more and more GPUs and over each "
+            "interconnect?"
+        ),
         base=base | {"learning_rate": 0.01},
         axes={"world_size": world_sizes(capacity)} | axes,
         repeats=3,
@@ -284,10 +303,8 @@ def mlstm_scaling(capacity: Capacity) -> Study:
 
 
 def _on_one_node(capacity: Capacity) -> int:
-    """Ranks on the node that holds most of them, a power of two, 4 at the most, as in what these studies follow; on CPUs 2."""
+    """Return the largest power of two of GPUs on one node, at most 4 as in the published studies; on CPUs, 2 ranks."""
     largest = max((node.gpus for node in capacity), default=0)
-    return (
-        max(world_sizes([NodeCapacity("largest", "", cpus=0, gpus=min(4, largest))]))
-        if largest
-        else max(world_sizes(capacity))
-    )
+    if not largest:
+        return max(world_sizes(capacity))
+    return max(world_sizes([NodeCapacity("largest", "", cpus=0, gpus=min(4, largest))]))

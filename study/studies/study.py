@@ -9,25 +9,21 @@ from typing import Any
 from study.capacity import Capacity
 
 Fields = Mapping[str, Any]
-"""values of a trial's fields, by name; `global_batch` may stand in place of `batch_per_gpu`, `most_per_gpu` beside it for
-the batch above which it is accumulated, and `epoch_steps` for a warm-up and timed windows that last an epoch each"""
+"""Values of a trial's fields, by name, plus optionally the names in `PLAN_ONLY_FIELDS`."""
 
+PLAN_ONLY_FIELDS = ("global_batch", "most_per_gpu", "epoch_steps")
+"""Names in `Fields` that are not fields of a trial; the plan resolves them.
 
-NO_FIELDS = ("global_batch", "most_per_gpu", "epoch_steps")
-"""names in `Fields` that are no fields of a trial"""
+global_batch: samples per step of all ranks, instead of `batch_per_gpu`. most_per_gpu: the largest batch per GPU; larger
+ones are accumulated. epoch_steps: warm-up and timed windows last one epoch each.
+"""
+
+_BATCH_FIELDS = {"batch_per_gpu", "global_batch"}
 
 
 @dataclass(frozen=True)
 class Study:
-    """A question and the grid that answers it: every combination of `axes` over `base`, `repeats` times.
-
-    cases: named sets of fields, each laid over `base` and crossed with the axes, for studies that are no plain grid; an
-    axis whose field a case has is not crossed with it; none: `base` alone. simplify: fields that stand in place of a
-    combination's, where it comes to the same as a simpler one. ladder: the cases are rungs, each compared with the one before. A skip rule looks at one
-    combination and gives the reason why it means nothing, or None. beside: named sets of all fields that matter to a
-    trial, which answer a part of the question that the axes do not: they are not crossed, and asking changes none.
-    report: entries that study.json keeps for the report, such as report_epoch (see `analysis.load.study_record.StudyRecord`).
-    """
+    """A question and the grid that answers it: every combination of `axes` on top of `base`, `repeats` times."""
 
     name: str
     question: str
@@ -35,38 +31,53 @@ class Study:
     axes: Mapping[str, tuple[Any, ...]]
     repeats: int
     skip: tuple[Callable[[Fields], str | None], ...] = ()
+    """Rules that take one combination and return the reason to skip it, or None."""
     cases: Mapping[str, Fields] = field(default_factory=dict)
+    """Named sets of fields. Each overrides `base` and is crossed with the axes, except those whose field it sets."""
     ladder: bool = False
+    """True if each case is a step of a ladder and is compared with the one before."""
     simplify: Callable[[Fields], Fields] = dict
-    beside: Mapping[str, Fields] = field(default_factory=dict)
+    """Returns the simplest fields with the same effect as a combination's, so that equal combinations merge."""
+    extra_trials: Mapping[str, Fields] = field(default_factory=dict)
+    """Complete, named trials outside the grid. They are not crossed with the axes, and overrides do not change them."""
     report: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of study.json for the report, such as report_epoch (see `analysis.load.study_record.StudyRecord`)."""
 
-    def asking(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
-        """This study with other values on some axes. The batch is per GPU or global: asking for one drops the other."""
-        gone = set(axes) | (_BATCH if _BATCH & set(axes) else set()) | ({"epoch_steps"} if "steps" in axes else set())
-        kept = {name: axes.get(name, values) for name, values in self.axes.items() if name in axes or name not in gone}
-        base = {name: value for name, value in self.base.items() if name not in gone}
-        cases = {
-            case: {name: value for name, value in fields.items() if name not in gone}
-            for case, fields in self.cases.items()
-        }
+    def with_overrides(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
+        """Return this study with other values on some axes.
+
+        The batch is either per GPU or global: overriding one removes the other.
+        """
+        removed = set(axes)
+        if _BATCH_FIELDS & set(axes):
+            removed |= _BATCH_FIELDS
+        if "steps" in axes:
+            removed.add("epoch_steps")
+
+        def remaining(fields: Fields) -> Fields:
+            return {name: value for name, value in fields.items() if name not in removed}
+
+        reordered = {name: axes.get(name, v) for name, v in self.axes.items() if name in axes or name not in removed}
         return dataclasses.replace(
-            self, base=base, axes=kept | dict(axes), repeats=repeats or self.repeats, cases=cases
+            self,
+            base=remaining(self.base),
+            axes=reordered | dict(axes),
+            repeats=repeats or self.repeats,
+            cases={case: remaining(fields) for case, fields in self.cases.items()},
         )
 
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Name of the case and fields of every combination, each once, without repeats; cases that have become equal
-        are one."""
+        """Yield case name and fields of every combination once, without repeats, then the extra trials."""
         seen: set[frozenset[tuple[str, Any]]] = set()
-        for case, of_case in (self.cases or {"": {}}).items():
+        for case, case_fields in (self.cases or {"": {}}).items():
             for values in itertools.product(*self.axes.values()):
                 crossed = dict(zip(self.axes, values, strict=True))
-                fields = dict(self.simplify(dict(self.base) | crossed | dict(of_case)))
+                fields = dict(self.simplify(dict(self.base) | crossed | dict(case_fields)))
                 key = frozenset(fields.items())
                 if key not in seen:
                     seen.add(key)
                     yield case, fields
-        yield from ((name, dict(fields)) for name, fields in self.beside.items())
+        yield from ((name, dict(fields)) for name, fields in self.extra_trials.items())
 
     @property
     def varying(self) -> list[str]:
@@ -75,14 +86,11 @@ class Study:
         return [*(name for name in self.axes if len(self.axes[name]) > 1), *in_cases]
 
 
-_BATCH = {"batch_per_gpu", "global_batch"}
-
-
 def gpus(capacity: Capacity) -> int:
     return sum(node.gpus for node in capacity)
 
 
 def world_sizes(capacity: Capacity) -> tuple[int, ...]:
-    """Powers of two up to all GPUs; without GPUs up to two CPU ranks, which is enough to show the whole path."""
-    most = gpus(capacity) or min(2, sum(node.cpus for node in capacity))
-    return tuple(2**power for power in range(max(1, most).bit_length()))
+    """Return the powers of two up to the number of GPUs; without GPUs, up to two CPU ranks."""
+    largest = gpus(capacity) or min(2, sum(node.cpus for node in capacity))
+    return tuple(2**power for power in range(max(1, largest).bit_length()))

@@ -1,7 +1,8 @@
-"""The twin of a Ray cluster in one process: `run_trials` with simulated or local ranks, for tests and benchmarks.
+"""A Ray cluster replaced by one process: `run_trials` with simulated or local ranks, for tests and benchmarks.
 
-Real: keeper, worker groups, verdicts, layouts, the driver of each trial, events, metrics and the store. Replaced: Ray Tune
-by a loop, Ray Train by a `RankBackend` (`study/orchestrate/twin/simulated_ranks.py`, `study/orchestrate/twin/local_ranks.py`). Nothing of it imports Ray.
+Keeper, worker groups, verdicts, layouts, the driver of each trial, events, metrics and the store are real. A loop
+replaces Ray Tune, and a `RankBackend` replaces Ray Train (`simulated_ranks.py` and `local_ranks.py` in this package).
+It does not import Ray.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from study.orchestrate.cluster import Cluster
 from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
     Grid,
-    KeepUpToDate,
     Narrator,
     OnEvent,
     Point,
     Report,
     RunOptions,
     TrialDriver,
+    UpdateKnownTrials,
     grids_of,
 )
 from study.orchestrate.group import RankBackend
@@ -45,7 +46,7 @@ def local_cluster(nodes: Sequence[NodeCapacity]) -> Cluster:
 
 @dataclass
 class LocalGauge:
-    """A gauge of `study.orchestrate.metrics` that keeps its values, by their tags in the order of `tag_keys`."""
+    """A gauge that stores its values by tags, in the order of `tag_keys`."""
 
     name: str
     description: str
@@ -71,9 +72,9 @@ def run_trials(
     known: KnownTrials | None = None,
     make_gauge: MakeGauge = LocalGauge,
 ) -> bool:
-    """Run all trials as `study.orchestrate.tune.run_trials` does, on `ranks`. Return True if Ctrl-C ended the run early.
+    """Run all trials on `ranks`. Return True if Ctrl-C ended the run early.
 
-    Unlike there, an error of the driver itself is raised.
+    Works like `study.orchestrate.tune.run_trials`, except that errors of the driver itself are raised.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
@@ -84,14 +85,14 @@ def run_trials(
             with LocalKeeper(keeper) as client:
                 driver = TrialDriver.of(grid.trials, cluster.nodes, client, store, options, lambda: cluster.nodes)
                 client.call("prepare", driver.layout(grid.trials[0]), grid.points[0].block)
-                _run_grid(grid, driver, client, Narrator(KeepUpToDate(known, on_event)))
+                _run_grid(grid, driver, client, Narrator(UpdateKnownTrials(known, on_event)))
     except KeyboardInterrupt:
         return True
     return False
 
 
 def _run_grid(grid: Grid, driver: TrialDriver, client: "LocalKeeper", narrator: Narrator) -> None:
-    """Run as many trials at a time as there are slots. Events are handled in this thread."""
+    """Run one trial per slot at a time. Events are handled in this thread."""
     events: queue.Queue[Callable[[], None]] = queue.Queue()
 
     def run(point: Point) -> None:
@@ -115,7 +116,7 @@ def _run_grid(grid: Grid, driver: TrialDriver, client: "LocalKeeper", narrator: 
 
 
 class LocalKeeper:
-    """A keeper in an event loop of its own thread, as a `KeeperClient`. A context manager, which closes it."""
+    """A `KeeperClient` whose keeper runs in an event loop in its own thread. A context manager, which closes it."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
@@ -158,7 +159,7 @@ class LocalKeeper:
 
 @dataclass(frozen=True)
 class CallInLoop:
-    """Calls a method of a keeper in its event loop, and waits for the answer."""
+    """Calls a method of a keeper in its event loop and returns the answer."""
 
     keeper: Any
     loop: asyncio.AbstractEventLoop
@@ -168,7 +169,7 @@ class CallInLoop:
 
 
 class RankDied(Exception):
-    """A rank that ended without a report, for example killed by the kernel. Raised in place of Ray Train's error."""
+    """A rank ended without a report, for example killed by the kernel. Corresponds to Ray Train's error."""
 
     def __init__(self, rank: int, error: BaseException) -> None:
         super().__init__(f"rank {rank} died: {error}")

@@ -1,4 +1,4 @@
-"""Ranks of worker groups as processes of this machine, connected over gloo, without Ray."""
+"""Ranks of worker groups as local processes, connected over gloo, without Ray."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from study.orchestrate.twin.in_process import CallInLoop, RankDied
 from study.plan.placement import Layout
 
 GRACE_S = 10.0
-"""how long after one rank's death the others may still end by themselves"""
+"""Time after a rank's death in which the others may end by themselves."""
 
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """One process of this machine per rank, connected over gloo, which runs `study.orchestrate.rank.serve`. A `RankBackend`.
+    """A `RankBackend` with one local process per rank, connected over gloo, which runs `study.orchestrate.rank.serve`.
 
-    `measure` replaces the measurement of a rank (a function of a module, with the signature of `study.orchestrate.rank.measure`);
-    `preload` names what the processes fork with. A rank's process handle is its pid.
+    `measure` replaces `study.orchestrate.rank.measure` and must be a function of a module. `preload` has the modules
+    that the processes start with. A rank's process handle is its pid.
     """
 
     measure: Callable[..., Payload] | None = None
@@ -47,7 +47,7 @@ class LocalProcesses:
         for rank in range(len(layout.node_ids)):
             ours, theirs = context.Pipe()
             arguments = (layout, keeper.group, rank, store.port, theirs, self.measure)
-            # not a daemon, which could have no loader processes
+            # not a daemon, because daemons cannot have loader processes
             processes.append(context.Process(target=_serve_rank, args=arguments))
             processes[-1].start()
             theirs.close()
@@ -69,7 +69,7 @@ class LocalProcesses:
 
 
 def _join(processes: Sequence[Any]) -> None:
-    """Wait for all processes; once one has died, for no longer than `GRACE_S`."""
+    """Wait for all processes. After one has died, kill the others after `GRACE_S`."""
     alive = list(processes)
     while alive:
         died = any(process.exitcode for process in processes)
@@ -80,7 +80,7 @@ def _join(processes: Sequence[Any]) -> None:
 
 
 def _answer_calls(pipe: Connection, keeper: KeeperProxy) -> None:
-    """Pass a rank's calls on to the keeper until the rank ends."""
+    """Forward a rank's calls to the keeper until the rank ends."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             method, arguments = pipe.recv()

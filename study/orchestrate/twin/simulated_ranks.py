@@ -1,4 +1,4 @@
-"""Ranks that one function plays in a thread, and payloads as real ranks would hand them in: no GPU, no process, no Ray."""
+"""Ranks simulated by one function in a thread, and payloads like those of real ranks: no GPU, process or Ray."""
 
 import asyncio
 import sys
@@ -16,24 +16,24 @@ from study.plan.placement import Layout
 from study.store.tables import packed
 from trainables.trial import Trial
 
-ACCOUNT_STEPS, BUCKETS, SWEEP_ROWS = 10, 6, 40
+COMMUNICATION_STEPS, BUCKETS, SWEEP_ROWS = 10, 6, 40
 
 Play = Callable[[Job, KeeperProxy], Sequence[Payload]]
-"""stands for the ranks of a job: returns one payload per rank of its trial, or raises as a rank would"""
+"""Simulates the ranks of a job: returns one payload per rank of its trial, or raises an exception like a rank."""
 
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class SimulatedProcess:
-    """The process handle of simulated ranks: the thread that plays them, and what ends their group."""
+    """Process handle of simulated ranks: their thread, and the event that ends their group."""
 
     thread: threading.Thread
     over: threading.Event
 
 
 def simulated_environment(layout: Layout) -> Environment:
-    """Return the environment of ranks that nobody started."""
+    """Return the environment of simulated ranks."""
     device = layout.kind.device
     return Environment(
         nodes=[{"node_id": node_id, "host": node_id} for node_id in dict.fromkeys(layout.node_ids)],
@@ -46,10 +46,10 @@ def simulated_environment(layout: Layout) -> Environment:
 
 @dataclass(frozen=True)
 class SimulatedRanks:
-    """All ranks of a group, played by one function in one thread. A `RankBackend`.
+    """A `RankBackend` in which one function in one thread simulates all ranks of a group.
 
-    What `play` raises is rank 0's failure, and ends the group; RankDied is the end of a rank without a report. A killed
-    group is abandoned: its thread goes on, and the keeper ignores its answers.
+    An exception of `play` is rank 0's failure and ends the group; RankDied is the end of a rank without a report. The
+    thread of a killed group continues, but the keeper ignores its answers.
     """
 
     play: Play
@@ -69,7 +69,7 @@ class SimulatedRanks:
         def serve() -> None:
             try:
                 self._serve(keeper, layout, SimulatedProcess(threading.current_thread(), over))
-            except BaseException as error:  # noqa: BLE001  the group's error, whatever it is
+            except BaseException as error:  # noqa: BLE001  any exception is the group's error
                 errors.append(error)
             over.set()
 
@@ -103,7 +103,7 @@ class SimulatedRanks:
 
 
 def simulated_payloads(trial: Trial) -> list[Payload]:
-    """Return payloads as all ranks of a timed trial hand them in, with as many rows as real ones; the numbers mean nothing."""
+    """Return payloads of all ranks of a timed trial, with as many rows as real ones. The numbers mean nothing."""
     return [simulated_payload(trial, rank) for rank in range(trial.processes)]
 
 
@@ -114,7 +114,7 @@ def simulated_payload(trial: Trial, rank: int) -> Payload:
 
 
 def payload_of(trial: Trial, rows: Mapping[str, Rows]) -> Payload:
-    """Return a payload of these rows by the table's name, with evidence that says little."""
+    """Return a payload with these rows by table name, and with minimal evidence."""
     state = {"throttle_reasons": [], "load_average_1min": 1.0}
     energy = [{"energy_j": 1.0, "at": 1.0}]
     evidence = Evidence(
@@ -135,7 +135,7 @@ def _step_rows(trial: Trial, rank: int) -> Rows:
         "warmup": trial.warmup_steps,
         "plain": trial.window_steps,
         "phases": trial.steps,
-        "account": ACCOUNT_STEPS,
+        "account": COMMUNICATION_STEPS,
     }
     phases = {"load_wait_s": 0.001, "host_to_device_s": 0.001, "optimizer_s": 0.002, "backward_s": 0.06 + 1e-6 * rank}
     return [
@@ -151,7 +151,7 @@ def _bucket_rows(trial: Trial, rank: int) -> Rows:
     bucket = {"bytes": 25 * 2**20, "ready_s": 0.05, "end_s": 0.06}
     return [
         {"rank": rank, "window": "account", "step": step, "bucket": number} | bucket
-        for step in range(ACCOUNT_STEPS)
+        for step in range(COMMUNICATION_STEPS)
         for number in range(BUCKETS if trial.world_size > 1 else 0)
     ]
 

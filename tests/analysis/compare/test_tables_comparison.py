@@ -352,7 +352,7 @@ def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path:
         "set": ["learning_rate=0.05", "pin_memory=false"],
     }
     configuration = resolve({"study": "smoke", **asked})
-    study = STUDIES["smoke"](host).asking(configuration.axes, 2)
+    study = STUDIES["smoke"](host).with_overrides(configuration.axes, 2)
     rows = plan_trials(study, host, {}, [])
     directory = write_study(
         tmp_path / "results", name="account", command="python -m benchmarks.truth.account --gpus 1,2"
@@ -370,7 +370,7 @@ def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path:
     for row in frame.itertuples():
         options = _options(shlex.split(str(row.command))[4:])
         asked_again = resolve(options)
-        chosen = STUDIES[asked_again.study](host).asking(asked_again.axes, asked_again.repeats)
+        chosen = STUDIES[asked_again.study](host).with_overrides(asked_again.axes, asked_again.repeats)
         (planned_again,) = plan_trials(chosen, host, {}, [])
         assert planned_again.trial == planned[str(row.trial_id)].but(repeat=0)
 

@@ -37,7 +37,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def trials_of(name: str, **axes: tuple[Any, ...]) -> list[Trial]:
-    return [row.trial for row in plan_trials(STUDIES[name](CPU_HOST).asking(axes), CPU_HOST) if row.trial]
+    return [row.trial for row in plan_trials(STUDIES[name](CPU_HOST).with_overrides(axes), CPU_HOST) if row.trial]
 
 
 def open_store(out: Path, name: str = "smoke", **configuration: Any) -> Store:
@@ -185,7 +185,7 @@ def test_plan_knows_what_has_been_run_and_how_long_it_took(capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "8 trials: 4 done, 4 pending" in out
     assert "ended as failed before; runs again" in out
-    assert "estimated time: 8 s (4 recorded trials; the start of worker groups is not in it)" in out
+    assert "estimated time: 8 s (4 recorded trials, without the start of worker groups)" in out
 
 
 def test_print_config_is_yaml_that_plans_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -568,7 +568,7 @@ def test_batches_above_one_that_ran_out_of_memory_are_recorded_as_pruned(
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err.splitlines()[-1] == "4 done, 2 out of memory, 2 pruned"
     pruned = [record for record in store.records() if record["status"] == "pruned"]
-    assert [record["reason"] for record in pruned] == ["batch_per_gpu 8 of this row ran out of memory"] * 2
+    assert [record["reason"] for record in pruned] == ["ran out of memory at batch_per_gpu 8"] * 2
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -143,11 +143,11 @@ def test_the_first_seed_orders_the_trials() -> None:
 )
 def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], tmp_path: Path) -> None:
     def trial_ids(configuration: Any) -> set[str]:
-        study = STUDIES[configuration.study](HOST).asking(configuration.axes, configuration.repeats)
+        study = STUDIES[configuration.study](HOST).with_overrides(configuration.axes, configuration.repeats)
         return {row.trial.trial_id for row in plan_trials(study, HOST) if row.trial}
 
     first = resolve(options)
-    study = STUDIES[first.study](HOST).asking(first.axes, first.repeats)
+    study = STUDIES[first.study](HOST).with_overrides(first.axes, first.repeats)
     again = resolve({}, write(tmp_path / "printed.yaml", to_yaml(first, study)))
     assert trial_ids(again) == trial_ids(first)
     assert again.model_copy(update={"axes": {}, "repeats": first.repeats}) == first.model_copy(update={"axes": {}})
@@ -418,7 +418,7 @@ LISTS = st.one_of(
 def plan_or_explain(options: dict[str, Any], config: str | None = None) -> None:
     try:
         configuration = resolve(options, config)
-        plan_trials(STUDIES[configuration.study](HOST).asking(configuration.axes, configuration.repeats), HOST)
+        plan_trials(STUDIES[configuration.study](HOST).with_overrides(configuration.axes, configuration.repeats), HOST)
     except (ConfigurationError, PlanError) as error:
         assert str(error)
         assert "\n" not in str(error).replace(repr("\n"), "")

@@ -1,4 +1,4 @@
-"""Exact layouts on a Ray cluster of two nodes that was there before the study, joined by its address."""
+"""Joining a running Ray cluster of two nodes by its address, with exact layouts."""
 
 import json
 import subprocess
@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    """Two nodes of two CPUs each on this host; they share an address, so only node ids tell them apart."""
+    """Two nodes of two CPUs each on this host. They share an address and differ only in their node ids."""
     with pytest.MonkeyPatch.context() as patch:
-        # else commands of other tests find it by the address that it leaves in /tmp/ray
+        # else commands of other tests find this cluster by the address in /tmp/ray
         patch.setattr("ray._private.utils.write_ray_address", lambda *_: None)
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
     cluster.add_node(num_cpus=2)
@@ -30,22 +30,11 @@ def two_nodes() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def test_ranks_are_placed_on_exactly_as_many_nodes_as_asked_for(two_nodes: Cluster, tmp_path: Path) -> None:
+def test_ranks_are_placed_on_the_requested_number_of_nodes(two_nodes: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "results"
     arguments = [
-        "run",
-        "smoke",
-        "--gpus",
-        "2,4",
-        "--nodes",
-        "2",
-        "--batch-per-gpu",
-        "8",
-        "--repeats",
-        "1",
-        "--out",
-        str(out),
-    ]
+        "run", "smoke", "--gpus", "2,4", "--nodes", "2", "--batch-per-gpu", "8", "--repeats", "1", "--out", str(out),
+    ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "study.scaling", *arguments, "--address", two_nodes.address],
         cwd=ROOT,
@@ -59,27 +48,27 @@ def test_ranks_are_placed_on_exactly_as_many_nodes_as_asked_for(two_nodes: Clust
     records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
     assert sorted(record["trial"]["world_size"] for record in records) == [2, 4]
     for record in records:
-        on_nodes = Counter(rank["node_id"] for rank in record["environment"]["ranks"])
-        assert list(on_nodes.values()) == [record["trial"]["world_size"] // 2] * 2
+        ranks_by_node = Counter(rank["node_id"] for rank in record["environment"]["ranks"])
+        assert list(ranks_by_node.values()) == [record["trial"]["world_size"] // 2] * 2
     assert len({record["worker_group"] for record in records}) == 1
 
 
-def test_an_address_where_nobody_answers_is_one_line_with_what_to_do() -> None:
+def test_an_unreachable_address_is_an_error_with_a_fix() -> None:
     with (
-        pytest.raises(ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:9 \(.*\); start it with"),
+        pytest.raises(ClusterError, match=r"127\.0\.0\.1:9 \(.*\); start"),
         connect("127.0.0.1:9"),
     ):
         pass
 
 
-def test_an_address_that_is_none_is_one_line_with_its_source_and_what_is_allowed(
+def test_an_invalid_address_is_an_error_with_its_source_and_the_allowed_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (
-        pytest.raises(ClusterError, match="^--address 'nowhere' is not an address; use auto, local or HOST:PORT"),
+        pytest.raises(ClusterError, match="^--address 'nowhere' .*auto, local or HOST:PORT"),
         connect("nowhere"),
     ):
         pass
     monkeypatch.setenv("RAY_ADDRESS", "there")
-    with pytest.raises(ClusterError, match="^RAY_ADDRESS 'there' is not an address; use auto"), connect():
+    with pytest.raises(ClusterError, match="^RAY_ADDRESS 'there' .*auto, local or HOST:PORT"), connect():
         pass

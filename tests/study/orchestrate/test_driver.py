@@ -1,4 +1,4 @@
-"""One trial from its job to its saved result, when the keeper, a node or the disk fails."""
+"""One trial from its job to its stored result, with failures of the keeper, a node or the disk."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ NODES = [NodeCapacity(f"node-{name}", f"10.0.0.{n}", cpus=2, gpus=0) for n, name
 
 
 class InstantKeeper:
-    """A `KeeperClient` that measures at once, unless it is told to be killed."""
+    """A `KeeperClient` that measures at once, or fails if `killed_by` is set."""
 
     def __init__(self, killed_by: str = "") -> None:
         self.killed_by = killed_by
@@ -48,7 +48,7 @@ class FullStore(Store):
 
 
 def run(keeper: InstantKeeper, store: Store, trial: Trial, alive: Sequence[NodeCapacity] = NODES) -> dict[str, Any]:
-    """Run one trial; return what it reports at the end."""
+    """Run one trial and return its final report."""
     reports: list[dict[str, Any]] = []
     driver = TrialDriver.of([trial], NODES, keeper, store, RunOptions(), lambda: alive)
     driver.run(Point(trial, "block-0"), reports.append)
@@ -57,7 +57,7 @@ def run(keeper: InstantKeeper, store: Store, trial: Trial, alive: Sequence[NodeC
     return report
 
 
-def test_a_measured_trial_is_saved_and_reported_with_its_numbers(tmp_path: Path) -> None:
+def test_a_measured_trial_is_stored_and_reported_with_its_measures(tmp_path: Path) -> None:
     store, trial = new_store(tmp_path), quick_trial(world_size=2)
     report = run(InstantKeeper(), store, trial)
     assert (report["study_trial_id"], report["status"], report["log"]) == (trial.trial_id, "done", "")
@@ -67,7 +67,7 @@ def test_a_measured_trial_is_saved_and_reported_with_its_numbers(tmp_path: Path)
     assert len(record["environment"]["ranks"]) == 2
 
 
-def test_a_killed_keeper_costs_its_trial_a_row_with_the_cause(tmp_path: Path) -> None:
+def test_a_killed_keeper_fails_its_trial_with_the_cause(tmp_path: Path) -> None:
     store, trial = new_store(tmp_path), quick_trial()
     report = run(InstantKeeper(killed_by="the actor is unavailable"), store, trial)
     assert report["status"] == "failed"
@@ -76,14 +76,14 @@ def test_a_killed_keeper_costs_its_trial_a_row_with_the_cause(tmp_path: Path) ->
     assert run(InstantKeeper(), store, trial)["status"] == "done", "the next run measures it again"
 
 
-def test_a_trial_moves_to_nodes_that_are_alive(tmp_path: Path) -> None:
+def test_a_trial_moves_to_alive_nodes(tmp_path: Path) -> None:
     keeper = InstantKeeper()
     assert run(keeper, new_store(tmp_path), quick_trial(world_size=2), alive=NODES[1:])["status"] == "done"
     [(_, layout)] = keeper.jobs
     assert set(layout.node_ids) == {"node-b"}
 
 
-def test_a_trial_without_enough_nodes_names_the_one_that_was_lost(tmp_path: Path) -> None:
+def test_a_trial_without_enough_nodes_fails_and_reports_the_lost_node(tmp_path: Path) -> None:
     keeper = InstantKeeper()
     report = run(keeper, new_store(tmp_path), quick_trial(world_size=2, nodes=2), alive=NODES[:1])
     assert report["status"] == "failed"
@@ -91,7 +91,7 @@ def test_a_trial_without_enough_nodes_names_the_one_that_was_lost(tmp_path: Path
     assert keeper.jobs == []
 
 
-def test_a_result_that_cannot_be_saved_is_a_failure_that_runs_again(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_stored_is_a_failure(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     report = run(InstantKeeper(), FullStore(store.out, store.filesystem, store.root), quick_trial())
     assert (report["status"], report["log"]) == ("failed", "")
@@ -100,7 +100,7 @@ def test_a_result_that_cannot_be_saved_is_a_failure_that_runs_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("max_concurrent", "slots"), [(1, [0]), (2, [0, 2]), (9, [0, 4])])
-def test_trainings_on_one_rank_follow_the_timed_trials(max_concurrent: int, slots: list[int]) -> None:
+def test_one_rank_trainings_follow_the_timed_trials(max_concurrent: int, slots: list[int]) -> None:
     timed, training = quick_trial(), Trial(model="mlp", epochs=2)
     grids = list(grids_of([[training, timed]], NODES, isolate=False, max_concurrent=max_concurrent))
     assert [len(grid.slots) for grid in grids] == slots

@@ -1,4 +1,4 @@
-"""Runs of trials through the twin of the cluster: what is stored, shown and measured, without Ray."""
+"""Runs of trials without Ray: stored results, events, metrics and failures."""
 
 import io
 import threading
@@ -32,7 +32,7 @@ def measured(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
 
 
 def with_failure(failure: Callable[[], Any], on: Trial) -> Play:
-    """Ranks that do this in place of one trial's measurement."""
+    """Return ranks that call `failure` instead of measuring the trial `on`."""
 
     def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
         if job.trial == on:
@@ -54,8 +54,8 @@ def die() -> None:
     raise RankDied(1, ConnectionError("killed by the kernel"))
 
 
-class Ran:
-    """A run of trials, and everything that could be seen of it."""
+class Run:
+    """A run of trials with its events and records."""
 
     def __init__(self, folder: Path, blocks: Sequence[Sequence[Trial]], play: Play = measured, **options: Any) -> None:
         self.store = new_store(folder) if "store" not in options else options.pop("store")
@@ -76,8 +76,8 @@ def kinds(events: Sequence[Event]) -> list[str]:
     return [event.kind for event in events]
 
 
-def test_each_block_has_one_warm_group_and_every_trial_its_tables(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, [SIZES[:2], SIZES[2:]])
+def test_each_block_has_one_warm_group_and_every_trial_has_its_tables(tmp_path: Path) -> None:
+    ran = Run(tmp_path, [SIZES[:2], SIZES[2:]])
     assert ran.statuses(SIZES) == ["done"] * 4
     groups = [ran.of(trial, "worker_group") for trial in SIZES]
     assert groups[0] == groups[1] != groups[2] == groups[3]
@@ -93,14 +93,14 @@ def test_each_block_has_one_warm_group_and_every_trial_its_tables(tmp_path: Path
         assert all(rank["before"]["load_average_1min"] == 1.0 for rank in ranks)
 
 
-def test_isolated_trials_have_a_group_each(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, [SIZES], isolate=True)
+def test_each_isolated_trial_has_its_own_group(tmp_path: Path) -> None:
+    ran = Run(tmp_path, [SIZES], isolate=True)
     assert len({ran.of(trial, "worker_group") for trial in SIZES}) == len(SIZES)
     assert kinds(ran.events) == ["group_starting", "trial_started", "trial_ended"] * len(SIZES)
 
 
-def test_events_show_groups_and_every_trials_start_and_end(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, [SIZES[:2], SIZES[2:]])
+def test_events_report_groups_and_the_start_and_end_of_every_trial(tmp_path: Path) -> None:
+    ran = Run(tmp_path, [SIZES[:2], SIZES[2:]])
     assert kinds(ran.events) == (["group_starting"] + ["trial_started", "trial_ended"] * 2) * 2
     ended = [event for event in ran.events if event.kind == "trial_ended"]
     assert [event.trial for event in ended] == SIZES
@@ -115,11 +115,11 @@ def test_events_show_groups_and_every_trials_start_and_end(tmp_path: Path) -> No
         (die, "failed", "rank 1 on node node-a (node-a) died: ConnectionError: killed by the kernel"),
     ],
 )
-def test_a_failure_is_a_row_with_its_reason_and_the_next_trial_gets_a_new_group(
+def test_a_failure_is_recorded_with_its_reason_and_the_next_trial_gets_a_new_group(
     tmp_path: Path, failure: Callable[[], None], status: str, reason: str
 ) -> None:
     before, failing, after = (quick_trial(world_size=2, batch_per_gpu=batch) for batch in (4, 16, 8))
-    ran = Ran(tmp_path, [[before, failing, after]], with_failure(failure, failing))
+    ran = Run(tmp_path, [[before, failing, after]], with_failure(failure, failing))
     assert ran.statuses([before, failing, after]) == ["done", status, "done"]
     assert ran.of(failing, "reason") == reason
     log = Path(ran.store.trial_folder(failing.trial_id), "error.log").read_text()
@@ -128,49 +128,49 @@ def test_a_failure_is_a_row_with_its_reason_and_the_next_trial_gets_a_new_group(
     assert kinds(ran.events)[-3:] == ["group_starting", "trial_started", "trial_ended"]
 
 
-def test_larger_batches_and_repeats_of_a_row_out_of_memory_are_pruned(tmp_path: Path) -> None:
+def test_larger_batches_and_repeats_are_pruned_after_running_out_of_memory(tmp_path: Path) -> None:
     small, large, larger = (quick_trial(batch_per_gpu=batch) for batch in (8, 16, 32))
-    again = large.but(repeat=1)
-    ran = Ran(tmp_path, [[large, larger, again, small]], with_failure(run_out_of_memory, large))
-    assert ran.statuses([large, larger, again, small]) == ["out_of_memory", "pruned", "pruned", "done"]
+    large_repeat = large.but(repeat=1)
+    ran = Run(tmp_path, [[large, larger, large_repeat, small]], with_failure(run_out_of_memory, large))
+    assert ran.statuses([large, larger, large_repeat, small]) == ["out_of_memory", "pruned", "pruned", "done"]
     assert "batch_per_gpu 16" in ran.of(larger, "reason")
 
 
-def test_trials_known_to_be_out_of_memory_prune_those_of_a_later_run(tmp_path: Path) -> None:
+def test_trials_that_ran_out_of_memory_prune_trials_of_a_later_run(tmp_path: Path) -> None:
     large, larger = (quick_trial(batch_per_gpu=batch) for batch in (16, 32))
-    first = Ran(tmp_path, [[large]], with_failure(run_out_of_memory, large))
+    first = Run(tmp_path, [[large]], with_failure(run_out_of_memory, large))
     known = KnownTrials.of(first.records.values())
-    second = Ran(tmp_path, [[larger]], store=first.store, known=known)
+    second = Run(tmp_path, [[larger]], store=first.store, known=known)
     assert second.statuses([larger]) == ["pruned"]
     assert known.statuses == {large.trial_id: "out_of_memory", larger.trial_id: "pruned"}
 
 
-def test_a_trial_that_does_not_end_is_a_timeout_and_names_where_its_rank_is(tmp_path: Path) -> None:
+def test_a_trial_that_does_not_end_is_a_timeout_and_its_log_has_the_call_stack(tmp_path: Path) -> None:
     hanging, after = quick_trial(), quick_trial(repeat=1)
-    go_on = threading.Event()
+    release = threading.Event()
 
     def hang() -> None:
-        go_on.wait(60)
+        release.wait(60)
 
-    ran = Ran(tmp_path, [[hanging, after]], with_failure(hang, hanging), trial_timeout_s=0.5)
-    go_on.set()
+    ran = Run(tmp_path, [[hanging, after]], with_failure(hang, hanging), trial_timeout_s=0.5)
+    release.set()
     assert ran.statuses([hanging, after]) == ["timeout", "done"]
     assert ran.of(hanging, "reason").startswith("no result within 0.5 s (--trial-timeout)")
     assert "hang" in Path(ran.store.trial_folder(hanging.trial_id), "error.log").read_text()
 
 
-def test_an_interrupt_ends_the_run_and_keeps_what_was_done(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_run_and_keeps_finished_trials(tmp_path: Path) -> None:
     def interrupt(event: Event) -> None:
         if event.kind == "trial_ended":
             raise KeyboardInterrupt
 
-    ran = Ran(tmp_path, [SIZES], on_event=interrupt)
+    ran = Run(tmp_path, [SIZES], on_event=interrupt)
     assert ran.interrupted
     assert SIZES[0].trial_id in ran.records
     assert set(ran.statuses([SIZES[0]])) == {"done"}
 
 
-def test_progress_and_metrics_count_what_ran(tmp_path: Path) -> None:
+def test_progress_and_metrics_count_the_trials(tmp_path: Path) -> None:
     gauges: dict[str, LocalGauge] = {}
 
     def make_gauge(name: str, **options: Any) -> LocalGauge:
@@ -178,7 +178,7 @@ def test_progress_and_metrics_count_what_ran(tmp_path: Path) -> None:
 
     text = io.StringIO()
     with Progress("test", SIZES, quiet=False, console=Console(file=text, width=200)) as progress:
-        Ran(tmp_path, [SIZES], with_failure(fail, SIZES[1]), on_event=progress.on_event, make_gauge=make_gauge)
+        Run(tmp_path, [SIZES], with_failure(fail, SIZES[1]), on_event=progress.on_event, make_gauge=make_gauge)
     assert (progress.ended, progress.left) == (4, 0)
     lines = [line for line in text.getvalue().splitlines() if line.startswith("[")]
     assert [line.partition("] ")[2].partition(":")[0] for line in lines] == ["done", "failed", "done", "done"]
@@ -207,7 +207,7 @@ def epoch(number: int) -> dict[str, Any]:
 
 
 def trained(stops_after: Callable[[Job], int] = lambda job: 4, epoch_s: float = 0.1) -> Play:
-    """Ranks that train: an epoch takes a moment, each is kept, and one ends early with an error."""
+    """Return ranks that train with a checkpoint per epoch, and fail after the epoch `stops_after`."""
 
     def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
         first = int((keeper.load() or b"0").decode()) + 1
@@ -224,36 +224,36 @@ def trained(stops_after: Callable[[Job], int] = lambda job: 4, epoch_s: float = 
     return play
 
 
-def epochs_of(ran: Ran, trial: Trial) -> list[int]:
+def epochs_of(ran: Run, trial: Trial) -> list[int]:
     return [event.summary["epoch"] for event in ran.events if event.kind == "epoch_ended" and event.trial == trial]
 
 
-def test_trainings_run_side_by_side_after_the_timed_trials_and_show_their_epochs(tmp_path: Path) -> None:
+def test_concurrent_trainings_follow_the_timed_trials_and_report_their_epochs(tmp_path: Path) -> None:
     timed, trainings = quick_trial(), [training(seed=seed) for seed in range(2)]
 
     def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
         return (trained() if job.trial.epochs else measured)(job, keeper)
 
-    ran = Ran(tmp_path, [[trainings[0], timed, trainings[1]]], play, max_concurrent=2)
+    ran = Run(tmp_path, [[trainings[0], timed, trainings[1]]], play, max_concurrent=2)
     assert ran.statuses([timed, *trainings]) == ["done"] * 3
-    seen = [(event.kind, event.trial) for event in ran.events if event.trial]
-    assert seen.index(("trial_ended", timed)) < seen.index(("trial_started", trainings[0]))
-    assert seen.index(("trial_started", trainings[1])) < seen.index(("trial_ended", trainings[0]))
+    order = [(event.kind, event.trial) for event in ran.events if event.trial]
+    assert order.index(("trial_ended", timed)) < order.index(("trial_started", trainings[0]))
+    assert order.index(("trial_started", trainings[1])) < order.index(("trial_ended", trainings[0]))
     ranks = [ran.of(trial, "environment")["ranks"][0] for trial in (timed, *trainings)]
     assert [rank["side_by_side"] for rank in ranks] == [1, 2, 2]
     epochs = epochs_of(ran, trainings[0])
     assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= 2
-    [ended] = [event for event in ran.events if event.kind == "trial_ended" and event.trial == trainings[1]]
-    assert ended.summary["epoch"] == 4
-    assert ended.summary["throughput_samples_per_s"] == 100.0
+    [end] = [event for event in ran.events if event.kind == "trial_ended" and event.trial == trainings[1]]
+    assert end.summary["epoch"] == 4
+    assert end.summary["throughput_samples_per_s"] == 100.0
 
 
-def test_a_training_that_broke_off_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_failed_training_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     trial = training()
-    first = Ran(tmp_path, [[trial]], trained(stops_after=lambda job: 2))
+    first = Run(tmp_path, [[trial]], trained(stops_after=lambda job: 2))
     assert first.statuses([trial]) == ["failed"]
     assert checkpoints.load(first.store, trial.trial_id) == b"2"
-    second = Ran(tmp_path, [[trial]], trained(), store=first.store)
+    second = Run(tmp_path, [[trial]], trained(), store=first.store)
     assert second.statuses([trial]) == ["done"]
     assert min(epochs_of(second, trial)) == 3
     assert checkpoints.load(second.store, trial.trial_id) is None
@@ -262,13 +262,13 @@ def test_a_training_that_broke_off_goes_on_from_its_checkpoint(tmp_path: Path) -
 # ----------------------------------------------------------------------------------------------------- real processes
 
 
-def test_processes_of_this_machine_measure_as_ranks_do(tmp_path: Path) -> None:
+def test_local_processes_measure_like_real_ranks(tmp_path: Path) -> None:
     trials = [quick_trial(world_size=size, batch_per_gpu=8, loader_workers=size - 1) for size in (1, 2)]
-    ran = Ran(tmp_path, [trials], ranks=LocalProcesses())
+    ran = Run(tmp_path, [trials], ranks=LocalProcesses())
     assert [ran.of(trial, "reason") or "done" for trial in trials] == ["done", "done"]
     ranks = [[rank["pid"] for rank in ran.of(trial, "environment")["ranks"]] for trial in trials]
     assert [len(pids) for pids in ranks] == [1, 2]
-    assert ranks[0] == ranks[1][:1], "a warm group"
+    assert ranks[0] == ranks[1][:1], "trials share a warm group"
     for trial in trials:
         folder = Path(ran.store.trial_folder(trial.trial_id))
         _check_steps(pq.read_table(folder / "steps.parquet").to_pandas(), trial)
@@ -280,21 +280,21 @@ def test_processes_of_this_machine_measure_as_ranks_do(tmp_path: Path) -> None:
 
 
 def _check_steps(steps: pd.DataFrame, trial: Trial) -> None:
-    """Every rank's rows of every window."""
+    """Check every rank's rows of every window."""
     counts = steps.groupby("window")["step"].count()
     assert counts["warmup"] == trial.warmup_steps * trial.world_size
     assert trial.steps * trial.world_size <= counts["plain"] <= trial.window_steps * trial.world_size
     assert counts["phases"] == trial.steps * trial.world_size
     assert set(steps["rank"]) == set(range(trial.world_size))
     phases = steps[steps["window"] == "phases"]
-    parts = phases.reindex(columns=list(PHASES)).sum(axis=1)  # what is null counts as nothing
+    parts = phases.reindex(columns=list(PHASES)).sum(axis=1)  # null counts as 0
     assert parts.to_numpy() == pytest.approx(phases["step_s"].to_numpy())
 
 
-def test_a_process_that_dies_costs_its_trial_alone(tmp_path: Path) -> None:
+def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:
     from tests.support.orchestration import workload_trial
 
     dying, after = workload_trial("dies"), quick_trial()
-    ran = Ran(tmp_path, [[dying, after]], ranks=LocalProcesses())
+    ran = Run(tmp_path, [[dying, after]], ranks=LocalProcesses())
     assert ran.statuses([dying, after]) == ["failed", "done"]
     assert ran.of(dying, "reason").startswith("rank ")

@@ -1,4 +1,4 @@
-"""The keeper's own decisions, without a cluster: which group measures, whose GPU is whose, how long a training may be silent."""
+"""The keeper without a cluster: warm groups, interrupts, shared GPUs and time limits."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ JOB = Job("first", Trial())
 
 
 class ManualRanks:
-    """A `RankBackend` whose groups end when `over` is set; the tests call the keeper in place of ranks."""
+    """A `RankBackend` whose groups end when `over` is set. The tests call the keeper instead of ranks."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -66,7 +66,7 @@ async def prepared_and_measured(ranks: ManualRanks) -> Outcome:
     return outcome
 
 
-def test_the_first_trial_finds_the_group_that_was_started_ahead_of_it() -> None:
+def test_the_first_trial_uses_the_group_started_by_prepare() -> None:
     ranks = ManualRanks()
     outcome = asyncio.run(prepared_and_measured(ranks))
     assert len(ranks.started) == 1
@@ -76,8 +76,8 @@ def test_the_first_trial_finds_the_group_that_was_started_ahead_of_it() -> None:
     assert times["asked_at"] <= times["opened_at"]
 
 
-@pytest.mark.parametrize("ready", [True, False], ids=["amid its windows", "while its group starts"])
-def test_a_trial_that_is_cut_short_has_no_outcome(ready: bool) -> None:
+@pytest.mark.parametrize("ready", [True, False], ids=["during its windows", "while its group starts"])
+def test_an_interrupted_trial_has_no_outcome(ready: bool) -> None:
     ranks = ManualRanks()
 
     async def interrupted() -> None:
@@ -101,21 +101,21 @@ def group_on(*uuids: str | None) -> Environment:
     return Environment(nodes=[], ranks=[{"gpu_uuid": uuid} for uuid in uuids])
 
 
-def test_a_gpu_that_two_groups_hold_is_found_by_its_uuid() -> None:
+def test_a_gpu_of_two_groups_is_detected_by_its_uuid() -> None:
     assert shared_gpus(group_on("GPU-1", "GPU-2"), [group_on("GPU-3"), group_on("GPU-4")]) == []
     assert shared_gpus(group_on("GPU-1", "GPU-2"), [group_on("GPU-3"), group_on("GPU-2")]) == ["GPU-2"]
 
 
-def test_cpu_ranks_and_groups_that_are_still_starting_hold_no_gpu() -> None:
+def test_cpu_ranks_and_starting_groups_hold_no_gpu() -> None:
     assert shared_gpus(group_on(None), [group_on(None), None]) == []
 
 
 def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | None, end_at_s: float | None) -> Any:
-    """What waiting gives for a job whose epochs, result and group's end come at these times: (in time?, seconds)."""
+    """Wait for a job with events at these times. Return whether it ended in time, and the wait in s."""
 
     async def play() -> tuple[bool, float]:
         loop = asyncio.get_running_loop()
-        began_s = loop.time()  # before the times below are set: none of them comes early by this clock
+        started_s = loop.time()  # before the events are scheduled, so that none comes early by this clock
         job = RunningJob(JOB, loop.create_future())
         group: Any = SimpleNamespace(ended=loop.create_future())
         for at_s in epochs_at_s:
@@ -124,24 +124,24 @@ def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | No
             loop.call_later(result_at_s, job.result.set_result, [])
         if end_at_s is not None:
             loop.call_later(end_at_s, group.ended.set_result, None)
-        return await _result_or_end(job, group, timeout_s), loop.time() - began_s
+        return await _result_or_end(job, group, timeout_s), loop.time() - started_s
 
     return asyncio.run(play())
 
 
-def test_each_epoch_that_ends_gives_a_training_its_time_again() -> None:
+def test_each_epoch_restarts_the_time_limit_of_a_training() -> None:
     in_time, waited_s = wait_for(timeout_s=1.0, epochs_at_s=[0.6, 1.2], result_at_s=1.8, end_at_s=None)
     assert in_time
     assert waited_s > 1.5
 
 
-def test_without_an_epoch_a_result_or_an_end_the_time_is_up() -> None:
+def test_the_time_limit_ends_the_wait_without_epoch_result_or_end_of_the_group() -> None:
     in_time, waited_s = wait_for(timeout_s=0.2, epochs_at_s=[0.1], result_at_s=None, end_at_s=None)
     assert not in_time
     assert waited_s >= 0.3
 
 
-def test_a_group_that_ends_is_noticed_at_once() -> None:
+def test_the_end_of_a_group_ends_the_wait_at_once() -> None:
     in_time, waited_s = wait_for(timeout_s=60.0, epochs_at_s=[], result_at_s=None, end_at_s=0.1)
     assert in_time
     assert waited_s < 30

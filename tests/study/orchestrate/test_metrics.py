@@ -1,4 +1,4 @@
-"""What a study tells Prometheus, and what the dashboard asks it for."""
+"""Metrics that a study exports to Prometheus, and metrics that the dashboard queries."""
 
 import importlib.util
 import re
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from analysis.load.schema import STATUSES
-from study.orchestrate.metrics import OF_TRIAL, MakeGauge, Metrics, counts
+from study.orchestrate.metrics import TRIAL_METRICS, MakeGauge, Metrics, counts
 from study.orchestrate.twin.in_process import LocalGauge
 from tests.support.dashboard import METRICS, OF_GPUS
 
 
 @pytest.fixture
 def gauges() -> dict[str, LocalGauge]:
-    """Every gauge that `make` made, by its name."""
+    """All gauges that `make` created, by name."""
     return {}
 
 
@@ -28,25 +28,25 @@ def test_progress_counts_every_trial_once_and_only_the_latest_is_current(
 ) -> None:
     metrics = Metrics("s", counts({"a": "done", "b": "failed", "old": "done"}, ["b", "c", "d"]), make)
     trials = gauges["scaling_study_trials"].values
-    nothing = {("s", status): 0 for status in STATUSES}
-    assert trials == nothing | {("s", "done"): 2, ("s", "left"): 3}
+    zeros = {("s", status): 0 for status in STATUSES}
+    assert trials == zeros | {("s", "done"): 2, ("s", "left"): 3}
     metrics.ended("b", "done", {"step_s": 0.5, "slowest_rank": 1.0})
     metrics.ended("c", "timeout", {})
-    assert trials == nothing | {("s", "done"): 3, ("s", "timeout"): 1, ("s", "left"): 1}
+    assert trials == zeros | {("s", "done"): 3, ("s", "timeout"): 1, ("s", "left"): 1}
     assert gauges["scaling_study_current"].values == {("s", "b"): 0, ("s", "c"): 1}
     assert gauges["scaling_study_step_s"].values == {("s", "b"): 0.5}
-    assert "scaling_study_slowest_rank" not in gauges, "a number that no dashboard shows costs a series a trial"
+    assert "scaling_study_slowest_rank" not in gauges, "measures outside TRIAL_METRICS are not exported"
 
 
-def test_what_still_holds_is_told_again_and_what_was_of_earlier_trials_is_not(
+def test_repeat_sets_current_values_again_but_not_those_of_earlier_trials(
     gauges: dict[str, LocalGauge], make: MakeGauge
 ) -> None:
     metrics = Metrics("s", {"left": 3}, make)
-    metrics.epoch_ended("c", {"epoch": 1})  # a training beside the others
+    metrics.epoch_ended("c", {"epoch": 1})  # a concurrent training
     metrics.ended("a", "done", {"step_s": 0.5})
     metrics.ended("b", "done", {"step_s": 0.7})
     for gauge in gauges.values():
-        gauge.values.clear()  # as Ray forgets them
+        gauge.values.clear()  # Ray drops old values
     metrics.repeat()
     assert gauges["scaling_study_step_s"].values == {("s", "b"): 0.7}
     assert gauges["scaling_study_current"].values == {("s", "b"): 1}
@@ -54,12 +54,12 @@ def test_what_still_holds_is_told_again_and_what_was_of_earlier_trials_is_not(
     assert gauges["scaling_study_trials"].values[("s", "left")] == 1
 
 
-def test_the_dashboard_asks_only_for_metrics_that_are_ours_or_rays() -> None:
-    found = importlib.util.find_spec("ray")
-    assert found is not None
-    assert found.origin is not None
-    agent = Path(found.origin).parent / "dashboard/modules/reporter/reporter_agent.py"
-    ours = {f"ray_scaling_study_{name}" for name in (*OF_TRIAL, "trials", "current")}
-    rays = {f"ray_{name}" for name in re.findall(r'"(node_\w+)"', agent.read_text())}
-    assert set(METRICS) <= ours | rays
+def test_the_dashboard_queries_only_metrics_of_the_study_or_of_ray() -> None:
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    agent = Path(spec.origin).parent / "dashboard/modules/reporter/reporter_agent.py"
+    study_metrics = {f"ray_scaling_study_{name}" for name in (*TRIAL_METRICS, "trials", "current")}
+    ray_metrics = {f"ray_{name}" for name in re.findall(r'"(node_\w+)"', agent.read_text())}
+    assert set(METRICS) <= study_metrics | ray_metrics
     assert set(OF_GPUS) <= set(METRICS)

@@ -1,4 +1,4 @@
-"""Folders for temporary files: gone with their owner, or with a later study where that was killed."""
+"""Scratch folders end with their owner, or with a later study if the owner was killed."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ with scratch_folder("tune") as folder:
 
 
 @pytest.fixture(autouse=True)
-def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def separate_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
@@ -31,18 +31,18 @@ def aged(folder: Path, seconds: float) -> Path:
     return folder
 
 
-def test_a_folder_goes_with_its_owner() -> None:
+def test_a_folder_is_removed_by_its_owner() -> None:
     with scratch_folder("train") as folder:
         assert Path(folder).is_dir() and Path(folder).name.startswith("scaling-study-train-")
     assert not Path(folder).exists()
 
 
-def test_the_folder_of_a_killed_process_goes_with_the_next_one_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+def test_the_next_owner_removes_folders_of_killed_processes_only(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     owner = subprocess.Popen([sys.executable, "-c", OWNER], env=environment, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = aged(Path(owner.stdout.readline().strip()), 2 * YOUNG_S)
-    (folder / "state").write_text("what Tune keeps")
+    (folder / "state").write_text("state of Tune")
     with scratch_folder("tune"):
         assert folder.is_dir()
     owner.kill()
@@ -51,7 +51,7 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_one_and_that_of_a_liv
         assert not folder.exists()
 
 
-def test_a_young_folder_and_what_is_not_a_studys_stay(tmp_path: Path) -> None:
+def test_young_folders_and_other_folders_stay(tmp_path: Path) -> None:
     young = tmp_path / "scaling-study-tune-young"
     others = tmp_path / "scaling-study-of-mine"
     for folder in (young, others):

@@ -1,4 +1,4 @@
-"""Trainings through real Ray on CPU ranks: watched, side by side, broken off by kills, and taken up again where they were."""
+"""Trainings on CPU ranks under real Ray: concurrent, killed, and resumed from checkpoints."""
 
 import os
 import re
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
 
 EPOCHS = 8
 LONG = 40
-"""epochs that are not over before all processes of a killed driver are gone"""
+"""Number of epochs that takes longer than ending all processes of a killed driver."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def training(name: str, folder: Path, epochs: int = EPOCHS) -> Trial:
     return workload_trial(name, data_dir=str(folder), **fields)
 
 
-class Watched:
-    """A run of trials, two of them side by side where they may be, and what could be seen of it."""
+class ObservedRun:
+    """A run of trials, up to two of them concurrent, with its events and records."""
 
     def __init__(self, trials: list[Trial], store: Store, cluster: Cluster):
         self.events: list[Event] = []
@@ -51,25 +51,25 @@ class Watched:
         self.records = {record["trial_id"]: record for record in store.records()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks; what was seen stays here
+        return {}  # Tune pickles its callbacks
 
     def epochs_of(self, trial: Trial) -> list[int]:
-        """The epochs that were told of this trial while it ran."""
+        """Return the epochs that this trial reported while it ran."""
         return [event.summary["epoch"] for event in self.events if event.kind == "epoch_ended" and event.trial == trial]
 
 
 def curve(store: Store, trial: Trial) -> list[dict[str, Any]]:
-    """A training's epochs as they were stored, without what a clock said."""
+    """Return a training's stored epochs without times."""
     rows = pq.read_table(f"{store.trial_folder(trial.trial_id)}/epochs.parquet").to_pylist()
     return [{name: value for name, value in row.items() if not name.endswith("_s")} for row in rows]
 
 
-def test_a_rank_that_is_killed_ends_its_own_training_only_and_the_same_command_goes_on_where_it_was(
+def test_a_killed_rank_ends_only_its_own_training_which_resumes_in_the_next_run(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     store = new_store(tmp_path / "results")
     timed, sound, dying = quick_trial(), training("trains", tmp_path), training("dies_once", tmp_path)
-    first = Watched([sound, timed, dying], store, cluster)
+    first = ObservedRun([sound, timed, dying], store, cluster)
     statuses = {trial_id: record["status"] for trial_id, record in first.records.items()}
     assert statuses == {timed.trial_id: "done", sound.trial_id: "done", dying.trial_id: "failed"}
     assert re.match(r"rank 0 on node .* died: ", first.records[dying.trial_id]["reason"])
@@ -80,19 +80,19 @@ def test_a_rank_that_is_killed_ends_its_own_training_only_and_the_same_command_g
     ranks = {trial.trial_id: first.records[trial.trial_id]["environment"]["ranks"] for trial in (timed, sound)}
     assert [ranks[trial.trial_id][0]["side_by_side"] for trial in (timed, sound)] == [1, 2]
 
-    told = first.epochs_of(sound)
-    assert told == list(range(1, len(told) + 1)) and len(told) >= EPOCHS - 3, "asked for once a second"
-    [ended] = [event for event in first.events if event.kind == "trial_ended" and event.trial == sound]
-    assert ended.summary["epoch"] == EPOCHS
-    assert ended.summary["validation_top1"] == curve(store, sound)[-1]["validation_top1"]
-    assert ended.summary["throughput_samples_per_s"] > 0
+    epochs = first.epochs_of(sound)
+    assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= EPOCHS - 3, "polled once per second"
+    [end] = [event for event in first.events if event.kind == "trial_ended" and event.trial == sound]
+    assert end.summary["epoch"] == EPOCHS
+    assert end.summary["validation_top1"] == curve(store, sound)[-1]["validation_top1"]
+    assert end.summary["throughput_samples_per_s"] > 0
 
     assert checkpoints.load(store, sound.trial_id) is None
     assert checkpoints.load(store, dying.trial_id) is not None
-    again = Watched([dying], store, cluster)
-    assert again.records[dying.trial_id]["status"] == "done"
-    assert min(again.epochs_of(dying)) == 3
-    assert curve(store, dying) == curve(store, sound), "the unbroken one on the same seed"
+    second = ObservedRun([dying], store, cluster)
+    assert second.records[dying.trial_id]["status"] == "done"
+    assert min(second.epochs_of(dying)) == 3
+    assert curve(store, dying) == curve(store, sound), "equal to the uninterrupted training with the same seed"
     assert not Path(store.root, "checkpoints").exists()
 
 
@@ -106,11 +106,12 @@ from tests.study.orchestrate.test_training_study import LONG, training
 
 with connect(sys.argv[2]) as cluster:
     folder = Path(sys.argv[1])
-    run_trials("test", [[training("trains", folder, LONG)]], new_store(folder / "results"), cluster, checkpoint_every_s=0.0)
+    trials = [[training("trains", folder, LONG)]]
+    run_trials("test", trials, new_store(folder / "results"), cluster, checkpoint_every_s=0.0)
 """
 
 
-def test_a_driver_that_is_killed_leaves_a_checkpoint_that_the_next_one_takes_up(
+def test_the_next_driver_resumes_from_the_checkpoint_of_a_killed_one(
     cluster: Cluster, local_ray: str, tmp_path: Path
 ) -> None:
     trial = training("trains", tmp_path, LONG)
@@ -119,22 +120,22 @@ def test_a_driver_that_is_killed_leaves_a_checkpoint_that_the_next_one_takes_up(
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(tmp_path), local_ray], stdout=log, stderr=log, env=environment
         )
-    kept = tmp_path / "results" / "checkpoints" / trial.trial_id / "latest.pt"
+    checkpoint = tmp_path / "results" / "checkpoints" / trial.trial_id / "latest.pt"
     deadline_s = time.monotonic() + 300
-    while not kept.exists():
+    while not checkpoint.exists():
         assert driver.poll() is None and time.monotonic() < deadline_s, (tmp_path / "driver.log").read_text()
         time.sleep(0.1)
     time.sleep(1.0)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:  # its ranks are there
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:  # until its ranks have ended
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
 
     store = new_store(tmp_path / "results")
     assert store.statuses() == {}
-    again = Watched([trial], store, cluster)
-    assert again.records[trial.trial_id]["status"] == "done"
-    assert min(again.epochs_of(trial)) > 1
+    second = ObservedRun([trial], store, cluster)
+    assert second.records[trial.trial_id]["status"] == "done"
+    assert min(second.epochs_of(trial)) > 1
     assert [row["epoch"] for row in curve(store, trial)] == list(range(1, LONG + 1))
     assert not Path(store.root, "checkpoints").exists()

@@ -1,4 +1,4 @@
-"""Where ranks sit: the same nodes for every trial, smaller trials nested in larger ones."""
+"""Placement of ranks: the same nodes for every trial, smaller trials nested in larger ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,26 +13,26 @@ from trainables.trial import Trial
 
 
 def cluster(*sizes: tuple[int, int]) -> list[NodeCapacity]:
-    """Nodes a, b, c ... with these (CPUs, GPUs)."""
+    """Return nodes a, b, c ... with these (CPUs, GPUs)."""
     return [NodeCapacity(chr(ord("a") + i), f"10.0.0.{i}", cpus, gpus) for i, (cpus, gpus) in enumerate(sizes)]
 
 
-def only(trials: Sequence[Trial], capacity: Sequence[NodeCapacity]) -> Layout:
+def only_layout(trials: Sequence[Trial], capacity: Sequence[NodeCapacity]) -> Layout:
     [layout] = layouts(trials, capacity).values()
     return layout
 
 
-def test_one_node_holds_nested_trials_on_its_first_ranks() -> None:
+def test_trials_on_one_node_use_its_first_ranks() -> None:
     node_ids = ["a"] * 8
     assert [members(node_ids, size) for size in (1, 2, 4, 8)] == [[0], [0, 1], [0, 1, 2, 3], list(range(8))]
 
 
-def test_two_nodes_share_each_trial_equally() -> None:
+def test_trials_on_two_nodes_use_both_equally() -> None:
     node_ids = ["a"] * 4 + ["b"] * 4
     assert [members(node_ids, size) for size in (2, 4, 8)] == [[0, 4], [0, 1, 4, 5], list(range(8))]
 
 
-def test_members_follow_the_nodes_and_not_the_order_of_ranks() -> None:
+def test_members_depend_on_nodes_rather_than_on_the_order_of_ranks() -> None:
     node_ids = ["b", "a", "b", "a"]
     assert ranks_by_node(node_ids) == [[0, 2], [1, 3]]
     assert members(node_ids, 2) == [0, 1]
@@ -47,49 +47,53 @@ def test_smaller_trials_are_nested_in_larger_ones(data: st.DataObject) -> None:
     small, large = sorted(data.draw(st.lists(st.integers(1, per_node), min_size=2, max_size=2)))
     inner, outer = members(node_ids, nodes * small), members(node_ids, nodes * large)
     assert set(inner) <= set(outer)
-    for chosen, each in ((inner, small), (outer, large)):
-        assert len(set(chosen)) == len(chosen)
-        assert [[node_ids[rank] for rank in chosen].count(str(node)) for node in range(nodes)] == [each] * nodes
+    for ranks, count in ((inner, small), (outer, large)):
+        assert len(set(ranks)) == len(ranks)
+        assert [[node_ids[rank] for rank in ranks].count(str(node)) for node in range(nodes)] == [count] * nodes
 
 
 def test_a_layout_is_as_large_as_its_largest_trial() -> None:
     trials = [Trial(world_size=size, batch_per_gpu=batch) for size in (4, 1, 2) for batch in (8, 16)]
-    layout = only(trials, cluster((8, 0)))
+    layout = only_layout(trials, cluster((8, 0)))
     assert layout.kind == ProcessKind("cpu", 1, 1, False, "auto", False)
     assert (layout.node_ids, layout.world_sizes) == (("a",) * 4, (1, 2, 4))
 
 
-def test_a_group_imports_what_its_trials_need_and_no_more() -> None:
+def test_a_group_imports_only_the_modules_that_its_trials_need() -> None:
     text = Trial(model="mlstm64", dataset="text_sample")
     folder = {"dataset": "image_folder", "data_dir": "/d", "storage": "lmdb", "loader_workers": 2}
-    own = Trial(workload="w.py:w", loader_workers=1)
+    workload = Trial(workload="w.py:w", loader_workers=1)
     always = ("trainables.step.parallel", "trainables.step.precision")
     assert _imports([text]) == (("trainables.data.text", "trainables.models.mlstm", *always), None)
     loaders = ("trainables.data.images.decode", "trainables.data.images.folder", "trainables.data.images.lmdb_file")
-    found = _imports([text, Trial(model="resnet18", **folder)])
+    imports = _imports([text, Trial(model="resnet18", **folder)])
     models = ("trainables.models.mlstm", "trainables.models.resnet")
-    assert found == ((*loaders, "trainables.data.text", *models, *always), loaders)
-    assert _imports([own]) == (always, ())
+    assert imports == ((*loaders, "trainables.data.text", *models, *always), loaders)
+    assert _imports([workload]) == (always, ())
 
 
-def test_layouts_of_one_study_take_the_same_nodes() -> None:
-    trials = [Trial(world_size=2, nodes=2, deterministic=strict, cpus_per_rank=cpus) for strict in (True, False) for cpus in (1, 2)]  # fmt: skip
-    found = layouts(trials, cluster((1, 0), (4, 0), (4, 0), (4, 0)))
-    assert len(found) == 4
-    assert found[ProcessKind("cpu", 2, 2, True, "auto", False)].node_ids == ("b", "c")
-    assert found[ProcessKind("cpu", 2, 1, True, "auto", False)].node_ids == ("a", "b")
-    again = layouts(reversed(trials), cluster((1, 0), (4, 0), (4, 0), (4, 0)))
-    assert again == found
+def test_layouts_of_a_study_use_the_same_nodes() -> None:
+    trials = [
+        Trial(world_size=2, nodes=2, deterministic=deterministic, cpus_per_rank=cpus)
+        for deterministic in (True, False)
+        for cpus in (1, 2)
+    ]
+    nodes = cluster((1, 0), (4, 0), (4, 0), (4, 0))
+    by_kind = layouts(trials, nodes)
+    assert len(by_kind) == 4
+    assert by_kind[ProcessKind("cpu", 2, 2, True, "auto", False)].node_ids == ("b", "c")
+    assert by_kind[ProcessKind("cpu", 2, 1, True, "auto", False)].node_ids == ("a", "b")
+    assert layouts(reversed(trials), nodes) == by_kind
 
 
-def test_gpus_count_for_trials_on_gpus_only() -> None:
+def test_only_gpu_trials_require_gpus() -> None:
     capacity = cluster((64, 0), (64, 4))
-    assert only([Trial(device="cuda", world_size=4)], capacity).node_ids == ("b",) * 4
-    assert only([Trial(device="cpu", world_size=4)], capacity).node_ids == ("a",) * 4
+    assert only_layout([Trial(device="cuda", world_size=4)], capacity).node_ids == ("b",) * 4
+    assert only_layout([Trial(device="cpu", world_size=4)], capacity).node_ids == ("a",) * 4
 
 
-def test_every_node_gets_equally_many_ranks() -> None:
-    layout = only([Trial(device="cuda", world_size=8, nodes=2)], cluster((16, 4), (16, 4)))
+def test_every_node_gets_the_same_number_of_ranks() -> None:
+    layout = only_layout([Trial(device="cuda", world_size=8, nodes=2)], cluster((16, 4), (16, 4)))
     assert layout.node_ids == ("a",) * 4 + ("b",) * 4
 
 
@@ -103,7 +107,7 @@ def test_every_node_gets_equally_many_ranks() -> None:
         (Trial(device="cuda", world_size=2, nodes=2), "2 nodes with 1 ranks of 1 CPUs each are needed; 1 fit"),
     ],
 )
-def test_what_does_not_fit_is_refused(trial: Trial, expected: str) -> None:
+def test_trials_that_do_not_fit_are_refused(trial: Trial, expected: str) -> None:
     with pytest.raises(ValueError, match=f"^{expected}$"):
         layouts([trial], cluster((2, 1), (2, 0)))
 
@@ -124,12 +128,12 @@ def test_what_does_not_fit_is_refused(trial: Trial, expected: str) -> None:
         ),
     ],
 )
-def test_processes_start_with_the_variables_that_their_trials_need(trial: Trial, variables: dict[str, str]) -> None:
+def test_rank_processes_get_the_environment_variables_that_trials_need(trial: Trial, variables: dict[str, str]) -> None:
     assert ProcessKind.of(trial).environment() == variables
 
 
 @pytest.mark.parametrize("changes", [{"interconnect": "socket"}, {"profile_ranks": "0"}, {"deterministic": True}])
-def test_what_stays_in_a_process_is_not_shared_with_trials_that_do_without(changes: dict[str, Any]) -> None:
+def test_trials_with_lasting_effects_on_a_process_need_their_own_group(changes: dict[str, Any]) -> None:
     plain = Trial(device="cuda")
     kinds = {ProcessKind.of(trial) for trial in (plain, plain.but(**changes), plain.but(batch_per_gpu=2, steps=3))}
     assert len(kinds) == 2

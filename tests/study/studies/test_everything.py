@@ -1,4 +1,4 @@
-"""Every registered name in the smallest study that there is: it trains on CPU ranks, or the plan says why it cannot."""
+"""Every registered name trains on CPU ranks in the "everything" study, or the plan gives a reason why it cannot."""
 
 import math
 
@@ -28,57 +28,57 @@ pytestmark = pytest.mark.timeout(900)
 
 HOST = [NodeCapacity("a", "10.0.0.1", cpus=2, gpus=0)]
 REGISTRIES = {
-    "model": MODELS, "precision": PRECISIONS, "parallel": PARALLEL, "execution": EXECUTIONS, "memory_format": MEMORY_FORMATS,
-    "optimizer": OPTIMIZERS, "storage": STORAGES, "decode": DECODERS,
+    "model": MODELS, "precision": PRECISIONS, "parallel": PARALLEL, "execution": EXECUTIONS,
+    "memory_format": MEMORY_FORMATS, "optimizer": OPTIMIZERS, "storage": STORAGES, "decode": DECODERS,
 }  # fmt: skip
-LACKING_ON_CPUS = {
-    "model": {"mlstm4096", "mlstm8192"}, "precision": {"tf32"}, "parallel": {"dp"}, "execution": {"graph", "compile_graph"},
-    "decode": {*names_with(DECODERS, "on_device")},
+GPU_ONLY = {
+    "model": {"mlstm4096", "mlstm8192"}, "precision": {"tf32"}, "parallel": {"dp"},
+    "execution": {"graph", "compile_graph"}, "decode": {*names_with(DECODERS, "on_device")},
 }  # fmt: skip
-"""for the reasons that test_studies reads from the plan"""
+"""Infeasible on CPUs; test_studies checks the reasons."""
 
-UNEXPLAINED = {"parallel none", "parallel ddp_delayed", "parallel fsdp2"}
-"""strategies without gradient buckets that a hook could watch"""
+WITHOUT_BUCKETS = {"parallel none", "parallel ddp_delayed", "parallel fsdp2"}
+"""Cases whose strategy has no gradient buckets that a hook could observe."""
 
 
 def measure_all(rank: int, trials: dict[str, Trial]) -> dict[str, RankOutput]:
     return {case: run(trial, RankSetup(rank=rank, device=torch.device("cpu"))) for case, trial in trials.items()}
 
 
-def test_every_registered_name_trains_or_is_infeasible_and_strategies_say_what_their_step_was_made_of() -> None:
+def test_every_registered_name_trains_or_is_infeasible_and_strategies_measure_all_tables() -> None:
     planned = {row.case: row.trial for row in plan_trials(STUDIES["everything"](HOST), HOST) if row.status == "pending"}
     trials: dict[str, Trial] = {}
     for case, trial in planned.items():
         assert case is not None and trial is not None
-        # what explains a step is asked of strategies only: its windows would take minutes for all
-        whole = case in ("plain", "accumulation") or case.startswith("parallel ")
-        trials[case] = trial if whole else trial.but(steps=1, account_steps=0)
+        # only strategies measure communication: its windows would take minutes for all cases
+        with_communication = case in ("plain", "accumulation") or case.startswith("parallel ")
+        trials[case] = trial if with_communication else trial.but(steps=1, account_steps=0)
     trials["static"] = trials["plain"].but(static_graph=True, gradient_as_bucket_view=False)
     for field, registry in REGISTRIES.items():
         names = {getattr(trial, field) for trial in trials.values()}
-        assert names == set(registry) - LACKING_ON_CPUS.get(field, set())
+        assert names == set(registry) - GPU_ONLY.get(field, set())
 
     for size in (1, 2):
-        asked = {case: trial for case, trial in trials.items() if trial.world_size == size}
-        for found in on_ranks(size, measure_all, asked, timeout_s=600):
-            assert found.keys() == asked.keys()
-            for case, measurement in found.items():
-                _assert_explained(case, asked[case], measurement)
+        trials_of_size = {case: trial for case, trial in trials.items() if trial.world_size == size}
+        for outputs in on_ranks(size, measure_all, trials_of_size, timeout_s=600):
+            assert outputs.keys() == trials_of_size.keys()
+            for case, output in outputs.items():
+                _check_tables(case, trials_of_size[case], output)
             if size == 2:
-                losses = [[row["loss"] for row in found[case].tables["steps"]] for case in ("plain", "static")]
-                assert losses[0] == losses[1], "options of DDP change where gradients lie, not what they are"
+                losses = [[row["loss"] for row in outputs[case].tables["steps"]] for case in ("plain", "static")]
+                assert losses[0] == losses[1], "options of DDP change the memory layout of gradients, not their values"
 
 
-def _assert_explained(case: str, trial: Trial, measurement: RankOutput) -> None:
-    assert {"warmup", "plain", "phases"} <= {row["window"] for row in measurement.tables["steps"]}, case
-    assert all(math.isfinite(row["loss"]) and row["loss"] > 0 for row in measurement.tables["steps"]), case
-    phases = [row for row in measurement.tables["steps"] if row["window"] == "phases"]
+def _check_tables(case: str, trial: Trial, output: RankOutput) -> None:
+    assert {"warmup", "plain", "phases"} <= {row["window"] for row in output.tables["steps"]}, case
+    assert all(math.isfinite(row["loss"]) and row["loss"] > 0 for row in output.tables["steps"]), case
+    phases = [row for row in output.tables["steps"] if row["window"] == "phases"]
     assert len(phases) == trial.steps, case
     assert {row["samples"] for row in phases} == {trial.samples_per_step}
-    reduced = [row.get("reduce_s") for row in phases]
-    assert all(reduced) if trial.parallel == "ddp_delayed" else not any(reduced), case
+    reduce_times_s = [row.get("reduce_s") for row in phases]
+    assert all(reduce_times_s) if trial.parallel == "ddp_delayed" else not any(reduce_times_s), case
     parts = [key for key in phases[0] if key.endswith("_s") and not key.startswith(("host", "step", "window"))]
     for row in phases:
         assert sum(row[key] or 0 for key in parts) == pytest.approx(row["step_s"], abs=1e-9)
-    explained = trial.account_steps > 0 and trial.world_size > 1 and case not in UNEXPLAINED
-    assert bool(measurement.tables["buckets"]) == bool(measurement.tables["sweep"]) == explained, case
+    has_communication = trial.account_steps > 0 and trial.world_size > 1 and case not in WITHOUT_BUCKETS
+    assert bool(output.tables["buckets"]) == bool(output.tables["sweep"]) == has_communication, case

@@ -384,7 +384,7 @@ def test_an_image_folder_needs_data_dir() -> None:
 def test_a_study_of_storage_formats_is_planned_with_imagenets_image_size(sets: Path) -> None:
     host = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
     axes = data_axes(sets, set=["storage=jpeg,arrow_raw", "decode=pil,torchvision"]) | {"data_dir": (str(sets),)}
-    rows = plan_trials(STUDIES["smoke"](host).asking(axes), host)
+    rows = plan_trials(STUDIES["smoke"](host).with_overrides(axes), host)
     trials = [row.trial for row in rows if row.trial]
     assert {planned.image_size for planned in trials} == {224}
     assert {(planned.storage, planned.decode) for planned in trials} == {
