@@ -37,11 +37,11 @@ class CheckData:
 
 
 def check_data(
-    configurations: pd.DataFrame, measured: pd.DataFrame, shapes: pd.DataFrame, of_windows: pd.DataFrame
+    configurations: pd.DataFrame, measured: pd.DataFrame, shapes: pd.DataFrame, window_rows: pd.DataFrame
 ) -> CheckData:
     """Build the input from the frames of an analysis.
 
-    configurations: see `configurations.configurations`. measured: see `measures.summaries`. shapes, of_windows: reduced
+    configurations: see `configurations.configurations`. measured: see `measures.summaries`. shapes, window_rows: reduced
     from the steps.
     """
     rows = measured.reindex(columns=["trial_id", "started_at", "throughput_samples_per_s"])
@@ -50,7 +50,7 @@ def check_data(
     )
     trials = trials.astype({"configuration": int, "started_at": float, "throughput_samples_per_s": float})
     known = set(trials["trial_id"])
-    return CheckData(trials, shapes[shapes["trial_id"].isin(known)], of_windows[of_windows["trial_id"].isin(known)])
+    return CheckData(trials, shapes[shapes["trial_id"].isin(known)], window_rows[window_rows["trial_id"].isin(known)])
 
 
 def probability(p: float) -> str:

@@ -86,16 +86,20 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     """Return one row per recipe, global batch and layout.
 
     Columns: remedy, remedy_number, global_batch, the layout's fields, made_of (the layout in words). is_reference;
-    is_chosen: the layout that represents its batch; is_shared: its runs also belong to another recipe. n: seeds. top1:
-    mean of the last epoch's validation accuracy, with `_low` and `_high` (95 %, Student's t) and top1_sd. top5 and
-    losses: means. difference: top1 minus that of the recipe's reference (the plain reference if it has none), with
-    `_low` and `_high` (Welch's t). within_noise: True if the interval contains 0 and excludes a loss of RELEVANT_LOSS,
-    False if it excludes 0, None if there are too few seeds. plain_difference: difference to the plain reference, for
-    recipes with another one. throughput_samples_per_s: geometric mean with interval. noise_batch with `_low`, `_high`
-    (t on logarithms over seeds), noise_n, and noise_batch_first, noise_batch_last (geometric means of the first and
-    last epoch). reached: runs that reached the target. steps_to_target, samples_to_target, time_to_target_s (with
-    `_low` and `_high`) and hours_to_target (rank-hours): means, NaN unless every run reached it. side_by_side: largest
-    number of concurrent trainings. trial_ids.
+    is_chosen: the layout that represents its batch; is_shared: its runs also belong to another recipe.
+    n: seeds.
+    top1: mean of the last epoch's validation accuracy, with `_low` and `_high` (95 %, Student's t) and top1_sd.
+    top5 and losses: means.
+    difference: top1 minus that of the recipe's reference (the plain reference if it has none), with `_low` and `_high`
+    (Welch's t).
+    within_noise: True if the interval contains 0 and excludes a loss of RELEVANT_LOSS, False if it excludes 0, None if
+    there are too few seeds.
+    plain_difference: difference to the plain reference, for recipes with another one.
+    throughput_samples_per_s: geometric mean with interval. noise_batch with `_low`, `_high` (t on logarithms over
+    seeds), noise_n, and noise_batch_first, noise_batch_last (geometric means of the first and last epoch).
+    reached: runs that reached the target. steps_to_target, samples_to_target, time_to_target_s (with `_low` and
+    `_high`) and hours_to_target (rank-hours): means, NaN unless every run reached it.
+    side_by_side: largest number of concurrent trainings. trial_ids.
     """
     members = _members(runs)
     rows = []
@@ -177,11 +181,13 @@ def lossless_batches(cells: pd.DataFrame) -> pd.DataFrame:
     """Return one row per recipe with batches above its reference.
 
     elbow: the largest batch, from the reference upwards, before accuracy first drops significantly (the interval of the
-    difference lies below 0); NaN if there are too few seeds. is_open: accuracy never dropped, so the elbow may be
-    larger. failing_batch: the first batch with a significant drop, and its difference with `_low` and `_high`.
+    difference lies below 0); NaN if there are too few seeds.
+    is_open: accuracy never dropped, so the elbow may be larger.
+    failing_batch: the first batch with a significant drop, and its difference with `_low` and `_high`.
     critical_batch with `_low` and `_high`: the gradient noise scale (McCandlish et al. 2018,
     https://arxiv.org/abs/1812.06162, section 2.3: B_crit is approximately B_simple) of the recipe's runs at the
-    reference batch, or at its smallest batch with a noise scale. critical_from: the cell it comes from.
+    reference batch, or at its smallest batch with a noise scale.
+    critical_from: the cell it comes from.
     """
     rows = []
     for recipe, part in cells.groupby("remedy", sort=False):

@@ -26,8 +26,8 @@ def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFr
     """
     fields = [name for name in trial_fields(trials) if name in configurations]
     columns = [
-        *dict.fromkeys([*fields, "batch_per_gpu"]), "series", "configuration", "outcome", *_THROUGHPUT, "n", "trial_ids",
-        "peak_memory_bytes", "memory_share", "sample_s", "relative",
+        *dict.fromkeys([*fields, "batch_per_gpu"]), "series", "configuration", "outcome", *_THROUGHPUT, "n",
+        "trial_ids", "peak_memory_bytes", "memory_share", "sample_s", "relative",
     ]  # fmt: skip
     tried = (
         trials[(trials["world_size"] == 1) & trials["status"].isin(["done", "out_of_memory", "pruned"])]

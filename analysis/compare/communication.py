@@ -36,14 +36,17 @@ SLOWDOWN_PARTS = ("exposed_wire_s", "exposed_wait_s", "host_work_s", "load_s", "
 def exposed_costs(breakdown: pd.DataFrame, configurations: pd.DataFrame, scaling: pd.DataFrame) -> pd.DataFrame:
     """Return medians over repeats and three estimates of the exposed cost, one row per configuration.
 
-    Rows: configurations with a communication breakdown, indexed like `configurations`. breakdown: see
-    `communication_breakdown`, with a column worker_group. configurations, scaling: as in `Analysis`. Columns:
-    `BREAKDOWN_COLUMNS` (waited_for_rank: the one reported by most repeats), n (repeats), and in seconds with `_low` and
-    `_high` (95 % interval, NaN for one repeat): exposed_s: live, from the buckets. difference_s: step with
-    communication - step under no_sync, interleaved on the same ranks (AdaptDL's accumulation steps). course_s: plain
-    step on N ranks - plain step on 1, same batch per rank; NaN without a measurement on one rank. The first two are
-    paired within a trial. Their interval is that of the logarithm of (base + cost) / base, with base the step without
-    communication, so worker groups count as in `statistics`. The third has the interval of efficiency.
+    Rows: configurations with a communication breakdown, indexed like `configurations`.
+    breakdown: see `communication_breakdown`, with a column worker_group.
+    configurations, scaling: as in `Analysis`.
+    Columns: `BREAKDOWN_COLUMNS` (waited_for_rank: the one reported by most repeats), n (repeats), and in seconds with
+    `_low` and `_high` (95 % interval, NaN for one repeat):
+    exposed_s: live, from the buckets.
+    difference_s: step with communication - step under no_sync, interleaved on the same ranks (AdaptDL's accumulation
+    steps).
+    course_s: plain step on N ranks - plain step on 1, same batch per rank; NaN without a measurement on one rank.
+    The first two are paired within a trial. Their interval is that of the logarithm of (base + cost) / base, with base
+    the step without communication, so worker groups count as in `statistics`. The third has the interval of efficiency.
     """
     rows = breakdown.assign(configuration=configuration_of(configurations).reindex(breakdown.index)).dropna(
         subset="configuration"
@@ -93,11 +96,13 @@ def slowdown(exposed: pd.DataFrame, configurations: pd.DataFrame, scaling: pd.Da
     A pair compares the smallest world size N₀ of a series with a larger one. Columns: configuration, reference,
     world_size, reference_world_size, slower_s = step(N) - step(N₀) of the plain window, and `SLOWDOWN_PARTS`, which add
     up to it (null ones omitted). All values come from the rank that waits longest. Its own work is the shortest, so
-    lateness of another rank only shows in its wait. exposed_wire_s, exposed_wait_s: growth of the exposed parts (one
-    rank exposes nothing). load_s: growth of the wait for a batch. host_work_s: if the step is host-bound on N ranks
-    (`measures.summarise`), the growth of the host time to issue a step, at most the rest; 0 if it is not host-bound;
-    null if host and device are the same (CPU). remainder_s: not explained by any part, such as noise, or contention of
-    communication and compute for memory and multiprocessors. It may be negative, like any growth.
+    lateness of another rank only shows in its wait.
+    exposed_wire_s, exposed_wait_s: growth of the exposed parts (one rank exposes nothing).
+    load_s: growth of the wait for a batch.
+    host_work_s: if the step is host-bound on N ranks (`measures.summarise`), the growth of the host time to issue a
+    step, at most the rest; 0 if it is not host-bound; null if host and device are the same (CPU).
+    remainder_s: not explained by any part, such as noise, or contention of communication and compute for memory and
+    multiprocessors. It may be negative, like any growth.
     """
     columns = ["configuration", "reference", "world_size", "reference_world_size", "slower_s", *SLOWDOWN_PARTS]
     pairs = _weak_pairs(scaling)

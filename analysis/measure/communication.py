@@ -41,11 +41,13 @@ def bucket_rows(buckets: pd.DataFrame, steps: pd.DataFrame, trials: pd.DataFrame
     buckets, steps, trials: frames of `results.Results`; rows of trials not in `trials` are omitted. Raises ValueError
     naming a missing column.
 
-    Columns: those of `buckets`, world_size, in_order (NCCL), last_gradient_s, and in seconds: start_s, queueing_s: see
-    `compare.communication`; queueing is null if buckets overlap. wire_s: end - start, minimum over ranks. wait_s: the
-    excess on this rank. hidden_s, exposed_s: parts of [start, end] before and after the rank's last local gradient.
-    Null without that stamp. exposed_wire_s, exposed_wait_s: parts of exposed_s. A bucket first waits, then transfers,
-    so wire is [end - wire, end].
+    Columns: those of `buckets`, world_size, in_order (NCCL), last_gradient_s, and in seconds:
+    start_s, queueing_s: see `compare.communication`; queueing is null if buckets overlap.
+    wire_s: end - start, minimum over ranks.
+    wait_s: the excess on this rank.
+    hidden_s, exposed_s: parts of [start, end] before and after the rank's last local gradient. Null without that stamp.
+    exposed_wire_s, exposed_wait_s: parts of exposed_s. A bucket first waits, then transfers, so wire is [end - wire,
+    end].
     """
     require(buckets, (*_STEP, "bucket", "bytes", "ready_s", "end_s"), "the frame of buckets")
     require(steps, _STEP, "the frame of steps")
@@ -77,8 +79,9 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
     Columns: trial_id, window, rank, step, gradient_bytes, buckets (count), first_ready_s, last_gradient_s;
     communication_s: |union of the buckets' [start, end]| = hidden_s + exposed_s (before and after the last local
     gradient) = wire_s + wait_s (transfer and wait). If buckets run in order, wire_s and wait_s are sums over buckets.
-    If they overlap, wire_s is the smallest union over ranks, and wait_s the excess. exposed_wire_s: |union of the
-    buckets' [end - wire, end]| after the last local gradient; exposed_wait_s: the rest of exposed_s.
+    If they overlap, wire_s is the smallest union over ranks, and wait_s the excess.
+    exposed_wire_s: |union of the buckets' [end - wire, end]| after the last local gradient; exposed_wait_s: the rest of
+    exposed_s.
     """
     uncovered_start_s = _uncovered_start(rows, rows["start_s"])
     wire_start_s = _uncovered_start(rows, rows["end_s"] - rows["wire_s"])
@@ -110,10 +113,10 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return result.drop(columns="in_order")
 
 
-def communication_breakdown(rows: pd.DataFrame, of_windows: pd.DataFrame, window: str = WINDOW) -> pd.DataFrame:
+def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, window: str = WINDOW) -> pd.DataFrame:
     """Return `BREAKDOWN_COLUMNS` per trial with buckets in `window`, indexed by trial_id.
 
-    rows: see `bucket_rows`. of_windows: see `reduce.windows`. Seconds are the median over steps per rank, then the mean
+    rows: see `bucket_rows`. window_rows: see `reduce.windows`. Seconds are the median over steps per rank, then the mean
     over ranks. first_ready_s, last_gradient_s: times in the step of the first bucket and of the last local gradient.
     synchronised_step_s, no_sync_step_s: interleaved steps with and without communication.
 
@@ -128,15 +131,15 @@ def communication_breakdown(rows: pd.DataFrame, of_windows: pd.DataFrame, window
     if per_step.empty:
         return pd.DataFrame(columns=BREAKDOWN_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
     ranks = per_step.groupby(["trial_id", "rank"])[["gradient_bytes", "buckets", *_SECONDS]].median()
-    ranks["load_wait_s"] = _rank_medians(of_windows, "phases", "load_wait_s").reindex(ranks.index)
+    ranks["load_wait_s"] = _rank_medians(window_rows, "phases", "load_wait_s").reindex(ranks.index)
     result = ranks.drop(columns="load_wait_s").groupby(level="trial_id").mean()
     for kind in ("synchronised", "no_sync"):
-        result[f"{kind}_step_s"] = _rank_medians(of_windows, kind, "step_s").groupby(level="trial_id").mean()
+        result[f"{kind}_step_s"] = _rank_medians(window_rows, kind, "step_s").groupby(level="trial_id").mean()
     late = _rank_with(ranks["wait_s"], "idxmin")
     result["lateness_s"] = _lateness(rows[rows["window"] == window], late)
     result["caused_wait_s"] = -_against_others(ranks["exposed_wait_s"], late)
     result["late_by_load_s"] = _against_others(ranks["load_wait_s"], late)
-    step_s = _rank_medians(of_windows, window, "step_s").groupby(level="trial_id").mean()
+    step_s = _rank_medians(window_rows, window, "step_s").groupby(level="trial_id").mean()
     is_relevant = result["caused_wait_s"] >= WAIT_MATTERS_SHARE * step_s
     result["waited_for_rank"] = late.get_level_values("rank").to_series(result.index).where(is_relevant).astype("Int64")
     longest_wait = ranks.loc[_rank_with(ranks["exposed_wait_s"].fillna(-1.0), "idxmax")].droplevel("rank")
@@ -179,9 +182,9 @@ def _after(start_s: pd.Series, end_s: pd.Series, stamp_s: pd.Series) -> pd.Serie
     return (end_s - start_s.where(start_s > stamp_s, stamp_s)).clip(lower=0.0)
 
 
-def _rank_medians(of_windows: pd.DataFrame, window: str, column: str) -> pd.Series:
+def _rank_medians(window_rows: pd.DataFrame, window: str, column: str) -> pd.Series:
     """Return the median over a rank's steps in a window, by trial_id and rank."""
-    return of_windows[of_windows["window"] == window].set_index(["trial_id", "rank"])[column]
+    return window_rows[window_rows["window"] == window].set_index(["trial_id", "rank"])[column]
 
 
 def _rank_with(values: pd.Series, which: Literal["idxmin", "idxmax"]) -> pd.MultiIndex:

@@ -34,40 +34,45 @@ def summarise(steps: pd.DataFrame) -> dict[str, float | int | bool | None]:
 
     steps: rows of one trial, in the layout of steps.parquet. Raises ValueError naming missing columns.
 
-    throughput_samples_per_s: samples of all ranks in the plain window / wall time of the slowest rank. step_s: plain
-    wall time of the slowest rank / its steps. rank_window_ratio: plain wall time of the slowest / fastest rank. Phases
-    and phases_step_s: per rank the median over the steps of the phases window, then the mean over ranks. The parts add
-    up to the step as closely as medians do. host_to_device_bytes, host_to_device_bytes_per_s: per step; the latter is
-    bytes / seconds. Aggregated like phases. host_transfer_s: how long the call that copies the batch blocks the host.
-    Aggregated like phases. synced_*: the same, host to device, forward and step, with a host that waits for every copy.
+    throughput_samples_per_s: samples of all ranks in the plain window / wall time of the slowest rank.
+    step_s: plain wall time of the slowest rank / its steps.
+    rank_window_ratio: plain wall time of the slowest / fastest rank.
+    Phases and phases_step_s: per rank the median over the steps of the phases window, then the mean over ranks. The
+    parts add up to the step as closely as medians do.
+    host_to_device_bytes, host_to_device_bytes_per_s: per step; the latter is bytes / seconds. Aggregated like phases.
+    host_transfer_s: how long the call that copies the batch blocks the host. Aggregated like phases.
+    synced_*: the same, host to device, forward and step, with a host that waits for every copy.
     instruments_ratio: wall time per step with / without instruments (slowest rank each); 1.01 is an overhead of 1 %.
-    communication_ratio: the same for the window with DDP's communication hook; None without that window. *_launch_s,
-    issue_step_s: on an idle device, host time to issue a phase or the step, and the step's span between device events.
+    communication_ratio: the same for the window with DDP's communication hook; None without that window.
+    *_launch_s, issue_step_s: on an idle device, host time to issue a phase or the step, and the step's span between
+    device events.
     *_busy_s: device time of a phase whose kernels run back to back, without communication. It is an upper bound,
-    because it includes gaps of about 1 us between kernels. busy_s: their sum. Aggregated like phases. busy_fraction:
-    (busy_s + host_to_device_s) / step_s, the share of a plain step with kernels or the batch's copy on the device. The
-    rest is waiting for the host, a batch, or gradients (exposed communication is not included).
+    because it includes gaps of about 1 us between kernels.
+    busy_s: their sum. Aggregated like phases.
+    busy_fraction: (busy_s + host_to_device_s) / step_s, the share of a plain step with kernels or the batch's copy on
+    the device. The rest is waiting for the host, a batch, or gradients (exposed communication is not included).
     previous_step_done_share: share of steps, without synchronisation, at whose end the previous step had left the
-    device. host_bound: True if issuing a step takes longer than its kernels on the device, and at least 0.75 of the
-    plain step. Otherwise something else takes the time, such as a slow all-reduce. If kernel time is unknown: True if
-    issuing takes at least 0.9 of the span on an idle device and 0.75 of the plain step, and most previous steps had
-    ended. None if neither was measured. peak_memory_bytes, peak_reserved_bytes: allocated, and reserved by the
-    allocator; maximum over ranks.
+    device.
+    host_bound: True if issuing a step takes longer than its kernels on the device, and at least 0.75 of the plain step.
+    Otherwise something else takes the time, such as a slow all-reduce. If kernel time is unknown: True if issuing takes
+    at least 0.9 of the span on an idle device and 0.75 of the plain step, and most previous steps had ended. None if
+    neither was measured.
+    peak_memory_bytes, peak_reserved_bytes: allocated, and reserved by the allocator; maximum over ranks.
     """
     row = _measure(windows(steps.assign(trial_id=""))).iloc[0] if len(steps) else pd.Series(dtype=object)
     return {name: _plain_value(row.get(name)) for name in MEASURES}
 
 
-def summaries(trials: pd.DataFrame, of_windows: pd.DataFrame) -> pd.DataFrame:
+def summaries(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of `trials` and the measures of each done trial (see `summarise`); NaN or None if unknown.
 
-    of_windows: see `reduce.windows`. Raises ValueError naming a missing column.
+    window_rows: see `reduce.windows`. Raises ValueError naming a missing column.
     """
     require(trials, ("trial_id", "status"), "the frame of trials")
     done = trials[trials["status"] == "done"]
     measured = (
-        _measure(of_windows[of_windows["trial_id"].isin(done["trial_id"])])
-        if len(of_windows)
+        _measure(window_rows[window_rows["trial_id"].isin(done["trial_id"])])
+        if len(window_rows)
         else pd.DataFrame(columns=list(MEASURES))
     )
     return done.join(measured.reindex(done["trial_id"]).set_axis(done.index)).reset_index(drop=True)
@@ -85,10 +90,10 @@ def _plain_value(value: Any) -> float | int | bool | None:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _measure(of_windows: pd.DataFrame) -> pd.DataFrame:
+def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     """Return `MEASURES` of every trial in the frame of windows, indexed by trial_id."""
-    require(of_windows, WINDOW_COLUMNS, "the frame of windows")
-    rows = of_windows.assign(window_per_step_s=of_windows["window_s"] / of_windows["steps"])
+    require(window_rows, WINDOW_COLUMNS, "the frame of windows")
+    rows = window_rows.assign(window_per_step_s=window_rows["window_s"] / window_rows["steps"])
     by_window = {name: part.set_index(["trial_id", "rank"]) for name, part in rows.groupby("window")}
     empty = rows.iloc[:0].set_index(["trial_id", "rank"])
     plain, phases = (by_window.get(name, empty) for name in ("plain", "phases"))

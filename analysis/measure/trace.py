@@ -110,18 +110,19 @@ def overlap_s(first: Intervals, second: Intervals) -> float:
 def gradient_kernels(kernels: pd.DataFrame, buckets: Sequence[int], path: str = "trace") -> pd.DataFrame:
     """Return the all-reduces of the gradients, one row each.
 
-    Columns: step (0, 1, ...), bucket, begin_s, end_s, last_gradient_s. buckets: number of buckets per traced step.
-    Other communication, such as the broadcast of buffers, is omitted. last_gradient_s: end of the last compute kernel
-    launched before the step's last all-reduce. Later launches (copies out of the buckets, the optimizer) wait for
-    communication on the compute stream; times alone would not distinguish these copies from the backward pass. The
-    division of the last bucket by the number of ranks is included, a few us.
+    Columns: step (0, 1, ...), bucket, begin_s, end_s, last_gradient_s.
+    buckets: number of buckets per traced step. Other communication, such as the broadcast of buffers, is omitted.
+    last_gradient_s: end of the last compute kernel launched before the step's last all-reduce. Later launches (copies
+    out of the buckets, the optimizer) wait for communication on the compute stream; times alone would not distinguish
+    these copies from the backward pass. The division of the last bucket by the number of ranks is included, a few us.
 
     Raises TraceError if the number of all-reduces differs from the number of buckets.
     """
     reduces = kernels[kernels["communication"] & kernels["name"].str.contains("AllReduce", case=False)]
     if len(reduces) != sum(buckets):
         raise TraceError(
-            f"{path}: contains {len(reduces)} all-reduce kernels, expected {sum(buckets)} (buckets of {len(buckets)} steps)"
+            f"{path}: contains {len(reduces)} all-reduce kernels, expected {sum(buckets)} "
+            f"(buckets of {len(buckets)} steps)"
         )
     compute = kernels[~kernels["communication"]]
     ended_s = np.maximum.accumulate(np.r_[-np.inf, compute["end_s"].to_numpy()])

@@ -199,9 +199,8 @@ def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: 
     figure = ladder_figure(analysis)
     assert figure is not None
     bars = [patch.get_width() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
-    assert bars == pytest.approx(
-        [6250, 3125, 1250, 0, 3125, 1875]
-    )  # microseconds per sample, then the saving of each step
+    # microseconds per sample, then the saving of each step
+    assert bars == pytest.approx([6250, 3125, 1250, 0, 3125, 1875])
 
 
 def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -> None:

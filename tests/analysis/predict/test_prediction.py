@@ -560,8 +560,8 @@ def test_invalid_options_are_reported_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert main(["predict", str(folder), *arguments]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.splitlines()) == ("", [message])
+    output = capsys.readouterr()
+    assert (output.out, output.err.splitlines()) == ("", [message])
 
 
 def test_a_folder_with_one_number_of_ranks_is_an_error_with_a_fix(
