@@ -41,8 +41,8 @@ def check_data(
 ) -> CheckData:
     """Build the input from the frames of an analysis.
 
-    configurations: see `configurations.configurations`. measured: see `measures.summaries`. shapes, window_rows: reduced
-    from the steps.
+    configurations: see `configurations.configurations`. measured: see `measures.summaries`. shapes, window_rows:
+    reduced steps.
     """
     rows = measured.reindex(columns=["trial_id", "started_at", "throughput_samples_per_s"])
     trials = rows.assign(configuration=rows["trial_id"].map(configuration_of(configurations))).dropna(

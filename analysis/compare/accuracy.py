@@ -49,22 +49,15 @@ def _members(runs: pd.DataFrame) -> dict[Key, pd.DataFrame]:
     keys = ["remedy", "global_batch", *LAYOUT]
     order = ["remedy_number", "global_batch", "accumulation_steps", "world_size"]
     result: dict[Key, pd.DataFrame] = {}
-    for recipe, recipe_runs in (
-        runs.assign(is_shared=False).sort_values(order, kind="stable").groupby("remedy", sort=False)
-    ):
-        at_reference = runs["global_batch"] == runs["reference_batch"]
-        shared = runs[at_reference & (runs["rest"] == recipe_runs["rest"].iloc[0]) & (runs["remedy"] != recipe)]
-        lacks_reference = not (recipe_runs["global_batch"] == recipe_runs["reference_batch"]).any()
-        members = (
-            pd.concat(
-                [
-                    shared.assign(remedy=recipe, remedy_number=recipe_runs["remedy_number"].iloc[0], is_shared=True),
-                    recipe_runs,
-                ]
-            )
-            if lacks_reference and len(shared)
-            else recipe_runs
-        )
+    ordered = runs.assign(is_shared=False).sort_values(order, kind="stable")
+    at_reference = runs["global_batch"] == runs["reference_batch"]
+    for recipe, members in ordered.groupby("remedy", sort=False):
+        first = members.iloc[0]
+        shared = runs[at_reference & (runs["rest"] == first["rest"]) & (runs["remedy"] != recipe)]
+        has_reference = (members["global_batch"] == members["reference_batch"]).any()
+        if len(shared) and not has_reference:
+            shared = shared.assign(remedy=recipe, remedy_number=first["remedy_number"], is_shared=True)
+            members = pd.concat([shared, members])
         # trainings that differ only in an idle rule are copies of each other
         members = members.sort_values(order[1:], kind="stable").drop_duplicates(["global_batch", *LAYOUT, *_SEEDS])
         result |= {tuple(key): part for key, part in members.groupby(keys, sort=False)}

@@ -55,9 +55,8 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     plain = runs.iloc[rest.index(plain_rest)]
     named = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
     warmups_differ = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
-    only_precision_varies = (
-        named == ["precision"] and not ruled.any()
-    )  # number formats are compared with each other; none is a recipe
+    # Number formats are compared with each other; none of them is a recipe.
+    only_precision_varies = named == ["precision"] and not ruled.any()
     names = [
         str(row["precision"]) if only_precision_varies else _name(row, plain, named, warmups_differ)
         for _, row in runs.iterrows()

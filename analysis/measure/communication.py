@@ -116,9 +116,9 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
 def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, window: str = WINDOW) -> pd.DataFrame:
     """Return `BREAKDOWN_COLUMNS` per trial with buckets in `window`, indexed by trial_id.
 
-    rows: see `bucket_rows`. window_rows: see `reduce.windows`. Seconds are the median over steps per rank, then the mean
-    over ranks. first_ready_s, last_gradient_s: times in the step of the first bucket and of the last local gradient.
-    synchronised_step_s, no_sync_step_s: interleaved steps with and without communication.
+    rows: see `bucket_rows`. window_rows: see `reduce.windows`. Seconds are the median over steps per rank, then the
+    mean over ranks. first_ready_s, last_gradient_s: times in the step of the first bucket and of the last local
+    gradient. synchronised_step_s, no_sync_step_s: interleaved steps with and without communication.
 
     waited_for_rank: the rank that waits least, because it arrives last. lateness_s: the others' mean wait for it, at
     the bucket of the step with the longest wait. caused_wait_s: excess of the others' mean exposed wait over its own.
@@ -194,6 +194,6 @@ def _rank_with(values: pd.Series, which: Literal["idxmin", "idxmax"]) -> pd.Mult
 
 def _against_others(values: pd.Series, chosen: pd.MultiIndex) -> pd.Series:
     """Return the value of the chosen rank minus the mean of the others', by trial_id."""
-    own = values.loc[chosen].droplevel("rank")
+    chosen_values = values.loc[chosen].droplevel("rank")
     others = values.drop(chosen).groupby(level="trial_id").mean()
-    return own - others
+    return chosen_values - others

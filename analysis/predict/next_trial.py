@@ -87,19 +87,19 @@ def expected(model: ScalingModel, size: int, target: int, steps: float) -> NextT
     None if the law is undefined at either size, or if the series would still have only two numbers of ranks.
     """
     series, chosen = model.series, model.chosen
-    here, there = series.at([size]), series.at([target])
+    run_points, target_points = series.at([size]), series.at([target])
     is_new = size not in series.sizes
-    if chosen.law.missing_input(here) or chosen.law.missing_input(there):
+    if chosen.law.missing_input(run_points) or chosen.law.missing_input(target_points):
         return None
-    gpu_hours = size * steps * float(chosen.step_s(here)[0]) / 3600
+    gpu_hours = size * steps * float(chosen.step_s(run_points)[0]) / 3600
     is_third = len(series.sizes) == 2 and is_new
     if len(series.sizes) == 2 and not is_new:
         return None
-    before = float(chosen.leverage(there)[0])
-    j, c = (log_jacobian(chosen.law, points, chosen.values)[0] for points in (here, there))
+    before = float(chosen.leverage(target_points)[0])
+    j, c = (log_jacobian(chosen.law, points, chosen.values)[0] for points in (run_points, target_points))
     removed = float((c @ chosen.covariance @ j) ** 2 / (1 + j @ chosen.covariance @ j))
     run = model.run_spread
-    half = float(half_width(model, there)[0])
+    half = float(half_width(model, target_points)[0])
     noise = run.variance * (1 + before)
     t, t_after = stdtrit([run.degrees, run.degrees + 1], 0.5 + CONFIDENCE / 2)
     law = max((half / t) ** 2 - noise, 0.0)
