@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.checks.finding import Finding, data
+from analysis.checks.finding import Finding, check_data
 from analysis.checks.steps import findings
 from analysis.compare.accuracy import Accuracy, accuracy
 from analysis.compare.batch_size import batch_curve, epoch_seconds
@@ -111,7 +111,7 @@ def analyse(results: Results) -> Analysis:
     fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
     scaling = scaling_rows(found, results.fields)
     traffic = communication(results, found, scaling)
-    odd = findings(data(found, rows, results.shapes, results.windows))
+    odd = findings(check_data(found, rows, results.shapes, results.windows))
     return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
 
 

@@ -1,32 +1,32 @@
-"""Checks over the course of a study: throughput of repeated configurations that drifts, or jumps at one moment."""
+"""Checks over the duration of a study: drift or a sudden change in the throughput of repeated configurations."""
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.checks.finding import FALSE_ALARM, MATTERS, Data, Finding, probability
+from analysis.checks.finding import FALSE_ALARM, MATTERS, CheckData, Finding, probability
 from analysis.text import number, percent
 
 PERMUTATIONS = 999
-FEWEST_TRIALS = 6
+MIN_TRIALS = 6
 
 
-def drift(of: Data) -> list[Finding]:
-    """Throughput of repeated configurations that falls or rises steadily while the study runs.
+def drift(data: CheckData) -> list[Finding]:
+    """Find a steady rise or fall in the throughput of repeated configurations during the study.
 
-    The seasonal Kendall test with each configuration as a season, and Sen's slope over the pairs within one (Hirsch, Slack
-    and Smith, Water Resources Research 18, 1982): only repeats of one configuration are ever compared.
+    Seasonal Kendall test with each configuration as a season, and Sen's slope over the pairs within one (Hirsch, Slack
+    and Smith, Water Resources Research 18, 1982). Only repeats of the same configuration are compared.
     """
-    rows = _timed(of)
+    rows = _timed(data)
     score = variance = 0.0
     slopes: list[float] = []
     for _, group in rows.groupby("configuration"):
         time_s, level = group["started_at"].to_numpy(), group["log"].to_numpy()
         i, j = np.triu_indices(len(group), 1)
-        apart_s, change = time_s[j] - time_s[i], level[j] - level[i]
-        score += float((np.sign(apart_s) * np.sign(change)).sum())
+        interval_s, change = time_s[j] - time_s[i], level[j] - level[i]
+        score += float((np.sign(interval_s) * np.sign(change)).sum())
         variance += len(group) * (len(group) - 1) * (2 * len(group) + 5) / 18
-        slopes += (change[apart_s != 0] / apart_s[apart_s != 0]).tolist()
+        slopes += (change[interval_s != 0] / interval_s[interval_s != 0]).tolist()
     if not variance or not slopes:
         return []
     p = 2 * stats.norm.sf(max(0.0, abs(score) - 1) / variance**0.5)
@@ -35,21 +35,24 @@ def drift(of: Data) -> list[Finding]:
     if p >= FALSE_ALARM or abs(change) < MATTERS or not _is_steady(rows):
         return []
     sentence = (
-        f"Throughput of repeated configurations {'falls' if change < 0 else 'rises'} by {percent(abs(change), 1)} over the "
-        f"{number(span_s / 60, 0)} minutes of the study (seasonal Kendall test, p = {probability(p)})."
+        f"Throughput of repeated configurations {'falls' if change < 0 else 'rises'} by {percent(abs(change), 1)} over "
+        f"the {number(span_s / 60, 0)} minutes of the study (seasonal Kendall test, p = {probability(p)})."
     )
-    todo = "Look for heat, a full disk or another user; repeats in random order keep it out of ratios, not out of intervals."
-    return [Finding("drift", sentence, tuple(rows["trial_id"]), todo)]
+    fix = (
+        "Look for heat, a full disk or another user. Random order keeps drift out of ratios, but not out of intervals."
+    )
+    return [Finding("drift", sentence, tuple(rows["trial_id"]), fix)]
 
 
-def change_point(of: Data) -> list[Finding]:
-    """Throughput that jumps at one moment of the study, before which and after which it stays.
+def change_point(data: CheckData) -> list[Finding]:
+    """Find a sudden, lasting change in throughput during the study.
 
-    The largest cumulative sum of the trials' distances from their configuration's mean, in order of time (Page, Biometrika
-    41, 1954), against `PERMUTATIONS` reorderings of the repeats of each configuration.
+    The statistic is the largest cumulative sum of the trials' deviations from their configuration's mean, in order of
+    time (Page, Biometrika 41, 1954). It is compared with `PERMUTATIONS` reorderings of the repeats of each
+    configuration.
     """
-    rows = _timed(of)
-    if len(rows) < FEWEST_TRIALS:
+    rows = _timed(data)
+    if len(rows) < MIN_TRIALS:
         return []
     level = _level(rows)
     if not np.ptp(level) > 0:
@@ -61,9 +64,9 @@ def change_point(of: Data) -> list[Finding]:
     by_season = np.lexsort(
         (rng.random((PERMUTATIONS, len(level))), np.broadcast_to(season, (PERMUTATIONS, len(level))))
     )
-    mixed = np.empty((PERMUTATIONS, len(level)))
-    mixed[:, order] = level[order][by_season]
-    as_large = (np.abs(np.cumsum(mixed, axis=1)).max(axis=1) >= largest).sum()
+    permuted = np.empty((PERMUTATIONS, len(level)))
+    permuted[:, order] = level[order][by_season]
+    as_large = (np.abs(np.cumsum(permuted, axis=1)).max(axis=1) >= largest).sum()
     p = (1 + as_large) / (1 + PERMUTATIONS)
     cut = _cut(level)
     change = _step_between(rows.assign(after=np.arange(len(rows)) >= cut))
@@ -73,37 +76,38 @@ def change_point(of: Data) -> list[Finding]:
     minutes = (after["started_at"].iloc[0] - rows["started_at"].iloc[0]) / 60
     sentence = (
         f"From minute {number(minutes, 0)} of the study on, repeats of the same configurations are "
-        f"{percent(abs(change), 1)} {'slower' if change < 0 else 'faster'} (change point, permutation p = {probability(p)})."
+        f"{percent(abs(change), 1)} {'slower' if change < 0 else 'faster'} "
+        f"(change point, permutation p = {probability(p)})."
     )
-    todo = f"Find out what changed on the hosts before trial {after['trial_id'].iloc[0]}; run the trials of one side again."
-    return [Finding("change_point", sentence, tuple(after["trial_id"]), todo)]
+    fix = f"Find out what changed on the hosts before trial {after['trial_id'].iloc[0]}; rerun the trials of one side."
+    return [Finding("change_point", sentence, tuple(after["trial_id"]), fix)]
 
 
 def _step_between(rows: pd.DataFrame) -> float | None:
-    """Relative change between the repeats before and after, in the median of the configurations that have both."""
+    """Return the median relative change between repeats before and after, over configurations with both."""
     means = rows.pivot_table(index="configuration", columns="after", values="log").dropna()
     return float(np.expm1((means[True] - means[False]).median())) if means.shape[1] == 2 and len(means) else None
 
 
 def _is_steady(rows: pd.DataFrame) -> bool:
-    """Does a straight line over time explain more than a jump? Then it is `drift` that says it, else `change_point`."""
+    """Return True if a straight line explains more than a step: then `drift` reports it, else `change_point`."""
     level, time_s = _level(rows), rows["started_at"].to_numpy()
     after = np.arange(len(level)) >= _cut(level)
     return bool(abs(np.corrcoef(time_s, level)[0, 1]) > abs(np.corrcoef(after, level)[0, 1]))
 
 
 def _level(rows: pd.DataFrame) -> np.ndarray:
-    """Distance of each trial's logarithm from the mean of its configuration."""
+    """Return the deviation of each trial's log throughput from the mean of its configuration."""
     return (rows["log"] - rows.groupby("configuration")["log"].transform("mean")).to_numpy()
 
 
 def _cut(level: np.ndarray) -> int:
-    """How many trials lie before the largest cumulative sum."""
+    """Return the number of trials before the largest cumulative sum."""
     return int(np.abs(np.cumsum(level))[:-1].argmax()) + 1
 
 
-def _timed(of: Data) -> pd.DataFrame:
-    """Trials of configurations with repeats, and the logarithm of their throughput."""
-    rows = of.trials.dropna(subset=["started_at", "throughput_samples_per_s"])
+def _timed(data: CheckData) -> pd.DataFrame:
+    """Return trials of configurations with repeats, with their log throughput, in order of time."""
+    rows = data.trials.dropna(subset=["started_at", "throughput_samples_per_s"])
     rows = rows[rows.groupby("configuration")["trial_id"].transform("size") > 1]
     return rows.assign(log=np.log(rows["throughput_samples_per_s"])).sort_values("started_at", kind="stable")

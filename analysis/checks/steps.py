@@ -1,9 +1,9 @@
-"""Checks that look at the data: what in a study's own numbers speaks against taking them at face value.
+"""Checks of the steps: signs in the measurements themselves that they should not be taken at face value.
 
-Each check is one function from `Data` to findings, and a line in `CHECKS`. It is a test of significance whose chance of
-any finding in a study without that fault is at most `FALSE_ALARM`, however many trials, ranks or periods it looks at
-(Bonferroni), and which stays silent about effects too small to matter. What the GPUs, hosts and instruments themselves say
-is in `analysis.tables.environment` and `analysis.verdict.communication`.
+Each check is a function from `CheckData` to findings, and an entry of `CHECKS`. It is a significance test. In a study
+without the problem, the probability of any finding is at most `FALSE_ALARM`, however many trials, ranks or periods are
+tested (Bonferroni). Effects too small to matter are not reported. Data from GPUs, hosts and instruments is checked in
+`analysis.tables.environment` and `analysis.verdict.communication`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,25 +14,25 @@ from scipy import stats
 from scipy.special import chdtrc
 
 from analysis.checks.drift import change_point, drift
-from analysis.checks.finding import FALSE_ALARM, MATTERS, Data, Finding
+from analysis.checks.finding import FALSE_ALARM, MATTERS, CheckData, Finding
 from analysis.load.step_shape import WINDOW
 from analysis.text import number, percent
 
-FEWEST_REPEATS = 3
+MIN_REPEATS = 3
 LONGEST_PERIOD = 64
 
 
-def findings(of: Data) -> list[Finding]:
-    """What all checks find, in the order of `CHECKS`."""
-    return [finding for check in CHECKS.values() for finding in check(of)]
+def findings(data: CheckData) -> list[Finding]:
+    """Return the findings of all checks, in the order of `CHECKS`."""
+    return [finding for check in CHECKS.values() for finding in check(data)]
 
 
-def first_step(of: Data) -> list[Finding]:
-    """Windows whose first step is the slowest far more often than one in the number of steps, which chance would give.
+def first_step(data: CheckData) -> list[Finding]:
+    """Find windows whose first step is the slowest more often than expected by chance.
 
-    A binomial test for the whole study and for each configuration; the chance is that of the shortest window among them.
+    Binomial test for the entire study and for each configuration. The chance is 1 / steps of the shortest window.
     """
-    rows = _shaped(of)
+    rows = _step_shapes(data)
     groups = _groups(rows)
     slow = [
         group
@@ -48,74 +48,78 @@ def first_step(of: Data) -> list[Finding]:
         return []
     ratio = (rows["first_s"] / rows["median_s"]).median()
     sentence = (
-        f"In {_trials(rows)} the first step of the window takes {number(ratio, 1)} times the median of the others, up to "
-        f"{percent(share.max(), 1)} of the window."
+        f"In {_trial_count(rows)} the first step of the window takes {number(ratio, 1)} times the median of the "
+        f"others, up to {percent(share.max(), 1)} of the window."
     )
-    todo = "Medians are not touched by it; where throughput counts, add warm-up steps (--set warmup_steps=N) or steps."
-    return [Finding("first_step", sentence, tuple(rows["trial_id"]), todo)]
+    fix = "Medians are not affected. For throughput, add warm-up steps (--set warmup_steps=N) or steps."
+    return [Finding("first_step", sentence, tuple(rows["trial_id"]), fix)]
 
 
-def periodic_steps(of: Data) -> list[Finding]:
-    """Slow steps that come at equal distances, as garbage collection, logging or a checkpoint does.
+def periodic_steps(data: CheckData) -> list[Finding]:
+    """Find slow steps at regular intervals, as caused by garbage collection, logging or a checkpoint.
 
-    For each period, how likely so many of a window's outliers fall on one phase of it by chance (hypergeometric), joined
-    over the repeats of a configuration by Fisher's method; Bonferroni over phases, periods and configurations.
+    For each period: the probability that as many of a window's outliers share one phase by chance (hypergeometric),
+    combined over the repeats of a configuration by Fisher's method. Bonferroni over phases, periods and configurations.
     """
-    rows = _shaped(of)
+    rows = _step_shapes(data)
     rows = rows[rows["outliers"].map(len) >= 3]
     groups = [group for _, group in rows.groupby("configuration")]
-    concerned = []
+    affected = []
     for group in groups:
         periods = np.arange(2, int(min(LONGEST_PERIOD, group["steps"].min() // 3)) + 1)
-        each = [_on_one_phase(*row, periods) for row in zip(group["outliers"], group["steps"], strict=True)]
-        p = chdtrc(2 * len(group), -2 * np.log(each).sum(axis=0))  # Fisher
+        probabilities = [_on_one_phase(*row, periods) for row in zip(group["outliers"], group["steps"], strict=True)]
+        p = chdtrc(2 * len(group), -2 * np.log(probabilities).sum(axis=0))  # Fisher
         cost = (group["outliers_s"] / (group["median_s"] * group["steps"])).median()
         if len(p) and p.min() < FALSE_ALARM / len(p) / len(groups) and cost >= MATTERS / 2:
-            concerned.append((group.assign(period=periods[p.argmin()]), cost))
-    if not concerned:
+            affected.append((group.assign(period=periods[p.argmin()]), cost))
+    if not affected:
         return []
-    worst, cost = max(concerned, key=lambda pair: pair[1])
-    all_rows = pd.concat([group for group, _ in concerned])
+    worst, cost = max(affected, key=lambda pair: pair[1])
+    all_rows = pd.concat([group for group, _ in affected])
     sentence = (
-        f"In {_trials(all_rows)} slow steps come at equal distances, most clearly every {int(worst['period'].iloc[0])} steps; they cost up "
-        f"to {percent(cost, 1)} of a window."
+        f"In {_trial_count(all_rows)} slow steps recur at regular intervals, most clearly every "
+        f"{int(worst['period'].iloc[0])} steps; they cost up to {percent(cost, 1)} of a window."
     )
-    todo = "Look for what recurs: garbage collection, logging, a checkpoint, a loader's worker that all batches wait for in turn."
-    return [Finding("periodic_steps", sentence, tuple(all_rows["trial_id"]), todo)]
+    fix = "Look for recurring work: garbage collection, logging, a checkpoint, or one slow loader worker."
+    return [Finding("periodic_steps", sentence, tuple(all_rows["trial_id"]), fix)]
 
 
 def _on_one_phase(outliers: tuple[int, ...], steps: int, periods: np.ndarray) -> np.ndarray:
-    """For each period, how likely so many of these positions share their remainder by chance, whichever remainder it is."""
-    most, places = np.empty(len(periods)), np.empty(len(periods))
+    """Return, per period, the probability that as many of these positions share a remainder by chance."""
+    largest, phase_sizes = np.empty(len(periods)), np.empty(len(periods))
     for i, period in enumerate(periods):
         counts = np.bincount(np.array(outliers) % period, minlength=period)
-        most[i] = counts.max()
-        places[i] = np.bincount(np.arange(1, steps) % period, minlength=period)[counts == most[i]].min()
-    return np.minimum(1.0, periods * stats.hypergeom.sf(most - 1, steps - 1, places, len(outliers)))
+        largest[i] = counts.max()
+        phase_sizes[i] = np.bincount(np.arange(1, steps) % period, minlength=period)[counts == largest[i]].min()
+    return np.minimum(1.0, periods * stats.hypergeom.sf(largest - 1, steps - 1, phase_sizes, len(outliers)))
 
 
-def bimodal_steps(of: Data) -> list[Finding]:
-    """Windows whose steps fall into two classes: Hartigan's dip test, Bonferroni over trials."""
-    rows = _shaped(of)
+def bimodal_steps(data: CheckData) -> list[Finding]:
+    """Find windows whose steps fall into two classes: Hartigan's dip test, Bonferroni over trials."""
+    rows = _step_shapes(data)
     rows = rows[(rows["dip_p"] < FALSE_ALARM / max(1, len(rows))) & (rows["high_s"] >= (1 + MATTERS) * rows["low_s"])]
     if rows.empty:
         return []
     worst = rows.iloc[int((rows["high_s"] / rows["low_s"]).to_numpy().argmax())]
     sentence = (
-        f"In {_trials(rows)} steps fall into two classes, most clearly in {worst['trial_id']}: {percent(worst['high_share'])} of them take "
-        f"{number(1e3 * worst['high_s'], 2)} ms, the others {number(1e3 * worst['low_s'], 2)} ms (dip test)."
+        f"In {_trial_count(rows)} steps fall into two classes, most clearly in {worst['trial_id']}: "
+        f"{percent(worst['high_share'])} of them take {number(1e3 * worst['high_s'], 2)} ms, the others "
+        f"{number(1e3 * worst['low_s'], 2)} ms (dip test)."
     )
-    todo = "Their median may stand for neither class: look at the two in steps.parquet, for clocks that switch, or batches of two kinds."
-    return [Finding("bimodal_steps", sentence, tuple(rows["trial_id"]), todo)]
+    fix = (
+        "The median may represent neither class. Compare both in steps.parquet; "
+        "look for clocks that switch, or two kinds of batches."
+    )
+    return [Finding("bimodal_steps", sentence, tuple(rows["trial_id"]), fix)]
 
 
-def warm_up(of: Data) -> list[Finding]:
-    """Windows that begin slower than they end: the first quarter after the first step against the last half.
+def warm_up(data: CheckData) -> list[Finding]:
+    """Find windows that start slower than they end: the first quarter after the first step against the last half.
 
-    Mann and Whitney's U, summed over the repeats of a configuration (van Elteren); Bonferroni over configurations and the
-    whole study.
+    Mann-Whitney U, summed over the repeats of a configuration (van Elteren). Bonferroni over configurations and the
+    entire study.
     """
-    rows = _shaped(of)
+    rows = _step_shapes(data)
     groups = _groups(rows)
     slow = []
     for group in groups:
@@ -130,30 +134,31 @@ def warm_up(of: Data) -> list[Finding]:
     rows = rows[rows["early_s"] >= (1 + MATTERS) * rows["late_s"]]
     excess = (rows["early_s"] / rows["late_s"]).median() - 1
     sentence = (
-        f"In {_trials(rows)} the window begins {percent(excess, 1)} slower than it ends: the warm-up was not over."
+        f"In {_trial_count(rows)} the window starts {percent(excess, 1)} slower than it ends; "
+        "the warm-up was too short."
     )
-    todo = "Add warm-up steps: --set warmup_steps=N, several times what it is."
-    return [Finding("warm_up", sentence, tuple(rows["trial_id"]), todo)]
+    fix = "Increase the warm-up several times: --set warmup_steps=N."
+    return [Finding("warm_up", sentence, tuple(rows["trial_id"]), fix)]
 
 
 RANK_PHASES = {"load_wait_s": "wait for a batch", "forward_s": "forward pass", "backward_s": "backward pass"}
 
 
-def slow_rank(of: Data) -> list[Finding]:
-    """A rank that is the slowest of its trial, in one phase, far more often than one in the number of ranks.
+def slow_rank(data: CheckData) -> list[Finding]:
+    """Find a rank that is the slowest of its trial in one phase more often than expected by chance.
 
-    An exact test of the count over all trials on several ranks, each with its own chance 1/N (Poisson binomial); Bonferroni over ranks and
-    phases. In the backward pass ranks wait for the one that is late, and so do not tell it; it counts only
-    where the other phases tell nothing.
+    Exact test of the count over all trials with several ranks, each with its own probability 1/N (Poisson binomial).
+    Bonferroni over ranks and phases. In the backward pass all ranks wait for a late one, which hides it. That phase is
+    therefore only tested if the other phases have no finding.
     """
-    rows = of.windows[of.windows["window"] == WINDOW]
+    rows = data.windows[data.windows["window"] == WINDOW]
     rows = rows[rows.groupby("trial_id")["rank"].transform("size") > 1]
     if rows.empty:
         return []
     ranks = sorted(rows["rank"].unique())
-    found: list[Finding] = []
+    result: list[Finding] = []
     for phase, label in RANK_PHASES.items():
-        if found and phase == "backward_s":
+        if result and phase == "backward_s":
             break
         table = rows.pivot(index="trial_id", columns="rank", values=phase).reindex(columns=ranks)
         table = table[table.notna().sum(axis=1) > 1]
@@ -163,56 +168,51 @@ def slow_rank(of: Data) -> list[Finding]:
         step_s = rows.groupby("trial_id")["step_s"].median().reindex(table.index)
         slowest = table.idxmax(axis=1)
         for rank in ranks:
-            there = table[table[rank].notna()]
-            is_it = slowest.reindex(there.index) == rank
-            p = _poisson_binomial_sf(int(is_it.sum()), (1 / there.notna().sum(axis=1)).to_numpy())
-            others = there.drop(columns=rank).mean(axis=1)
-            excess_s = there[rank] - others
-            share = (excess_s / step_s.reindex(there.index)).median()
+            measured = table[table[rank].notna()]
+            is_slowest = slowest.reindex(measured.index) == rank
+            p = _poisson_binomial_sf(int(is_slowest.sum()), (1 / measured.notna().sum(axis=1)).to_numpy())
+            others = measured.drop(columns=rank).mean(axis=1)
+            excess_s = measured[rank] - others
+            share = (excess_s / step_s.reindex(measured.index)).median()
             if p >= FALSE_ALARM / len(ranks) / len(RANK_PHASES) or share < MATTERS:
                 continue
             sentence = (
-                f"Rank {rank} has the longest {label} in {int(is_it.sum())} of {len(there)} trials, by {number(1e3 * excess_s.median(), 1)} ms "
-                f"in the median, {percent(share, 1)} of a step."
+                f"Rank {rank} has the longest {label} in {int(is_slowest.sum())} of {len(measured)} trials, by "
+                f"{number(1e3 * excess_s.median(), 1)} ms in the median, {percent(share, 1)} of a step."
             )
-            todo = (
-                "All wait for the slowest: look at its GPU's clocks and link, its cores, and what else runs beside it."
-            )
-            found.append(Finding("slow_rank", sentence, tuple(there.index[is_it]), todo))
-    return found
+            fix = "All ranks wait for the slowest. Check its GPU clocks, link, cores and other processes on its host."
+            result.append(Finding("slow_rank", sentence, tuple(measured.index[is_slowest]), fix))
+    return result
 
 
 def _poisson_binomial_sf(count: int, chances: np.ndarray) -> float:
-    """Probability of `count` or more successes where each trial has its own chance."""
+    """Return the probability of `count` or more successes if each trial has its own probability."""
     ways = np.ones(1)
     for chance in chances:
         ways = np.convolve(ways, [1 - chance, chance])
     return float(ways[count:].sum())
 
 
-def few_repeats(of: Data) -> list[Finding]:
-    """Configurations with two repeats: an interval, but of one degree of freedom. Those with one are in the verdict."""
-    counts = of.trials.groupby("configuration")["trial_id"].transform("size")
-    rows = of.trials[counts.between(2, FEWEST_REPEATS - 1)]
+def few_repeats(data: CheckData) -> list[Finding]:
+    """Find configurations with two repeats, whose intervals have one degree of freedom.
+
+    The verdict reports configurations without repeats.
+    """
+    counts = data.trials.groupby("configuration")["trial_id"].transform("size")
+    rows = data.trials[counts.between(2, MIN_REPEATS - 1)]
     if rows.empty:
         return []
     few = rows["configuration"].nunique()
     factor = stats.t.ppf(0.975, 1) / stats.t.ppf(0.975, 4) * (5 / 2) ** 0.5
     sentence = (
-        f"{few} of {of.trials['configuration'].nunique()} configurations ran twice: their intervals are about {number(factor, 0)} times as wide as "
-        "with 5 repeats."
+        f"{few} of {data.trials['configuration'].nunique()} configurations ran twice: their intervals are about "
+        f"{number(factor, 0)} times as wide as with 5 repeats."
     )
-    return [
-        Finding(
-            "few_repeats",
-            sentence,
-            tuple(rows["trial_id"]),
-            "Run the study again with --repeats 5: only what is missing runs.",
-        )
-    ]
+    fix = "Rerun the study with --repeats 5; only the missing trials run."
+    return [Finding("few_repeats", sentence, tuple(rows["trial_id"]), fix)]
 
 
-CHECKS: Mapping[str, Callable[[Data], list[Finding]]] = {
+CHECKS: Mapping[str, Callable[[CheckData], list[Finding]]] = {
     "drift": drift,
     "change_point": change_point,
     "first_step": first_step,
@@ -224,15 +224,15 @@ CHECKS: Mapping[str, Callable[[Data], list[Finding]]] = {
 }
 
 
-def _shaped(of: Data) -> pd.DataFrame:
-    return of.shapes.merge(of.trials[["trial_id", "configuration"]], on="trial_id")
+def _step_shapes(data: CheckData) -> pd.DataFrame:
+    return data.shapes.merge(data.trials[["trial_id", "configuration"]], on="trial_id")
 
 
 def _groups(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """The whole study, and each configuration where there are several."""
-    each = [group for _, group in rows.groupby("configuration")]
-    return [rows, *each] if len(each) > 1 else each
+    """Return the entire study and, if there are several configurations, each of them."""
+    configurations = [group for _, group in rows.groupby("configuration")]
+    return [rows, *configurations] if len(configurations) > 1 else configurations
 
 
-def _trials(rows: pd.DataFrame) -> str:
+def _trial_count(rows: pd.DataFrame) -> str:
     return f"{len(rows)} trial{'' if len(rows) == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Compare configurations: each question once.
+"""Compare configurations: speed-up, efficiency, accuracy and cost.
 
 In: frames of measures. Out: ratios with intervals.
 """

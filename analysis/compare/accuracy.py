@@ -1,8 +1,8 @@
-"""Accuracy over the global batch: what a large batch costs, what mends it, and which batch trains soonest.
+"""Compare accuracy over the global batch: the loss at large batches, recipes against it, and the fastest batch.
 
-A run is one training. A remedy is everything by which runs differ besides batch, layout and seed; runs of one remedy, batch
-and layout make a cell. The reference of a remedy is its cell at the reference batch, where learning-rate rules scale by 1
-and so are idle: runs there that differ by their rule alone are the same training.
+A run is one training. A recipe (column `remedy`) consists of all fields in which runs differ except batch, layout and
+seed. Runs of one recipe, batch and layout form a cell. The reference of a recipe is its cell at the reference batch.
+Learning-rate rules scale by 1 there and have no effect, so runs that differ only in their rule are the same training.
 """
 
 from collections.abc import Hashable
@@ -12,24 +12,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.compare.recipes import LAYOUT, remedies
+from analysis.compare.recipes import LAYOUT, with_recipes
 from analysis.load.results import Results
 from analysis.measure.training import reached_target, training_runs
 from analysis.statistics import mean_interval, welch_difference
 
 TARGET_SHARE = 0.99
-"""Where no trial names a target, it is this share of the reference's mean accuracy."""
+"""If no trial sets a target accuracy, the target is this share of the mean accuracy of the reference."""
 
 
 RELEVANT_LOSS = 0.01
-"""An accuracy counts as held where its interval excludes a loss of so much: a wide interval holds 0 beside anything."""
+"""An accuracy counts as preserved if its interval excludes a loss of this size. Containing 0 is not sufficient, because
+a wide interval always does.
+"""
 
 
-ELBOW_COLUMNS = [
+LOSSLESS_BATCH_COLUMNS = [
     "remedy", "reference_batch", "reference_top1", "elbow", "is_open", "failing_batch", "failing_difference",
-    "failing_difference_low", "failing_difference_high", "critical_batch", "critical_batch_low", "critical_batch_high", "critical_from",
+    "failing_difference_low", "failing_difference_high", "critical_batch", "critical_batch_low",
+    "critical_batch_high", "critical_from",
 ]  # fmt: skip
-"""Columns of `elbows`."""
+"""Columns of `lossless_batches`."""
 
 
 Key = tuple[Hashable, ...]
@@ -39,56 +42,65 @@ _SEEDS = ("seed", "repeat")
 
 
 def _members(runs: pd.DataFrame) -> dict[Key, pd.DataFrame]:
-    """Runs by remedy, global batch and layout, batches ascending, the layout with fewest parts and ranks first.
+    """Group runs by recipe, global batch and layout: batches ascending, layouts with fewest parts and ranks first.
 
-    A remedy without runs of its own at the reference batch takes those that differ by an idle rule alone.
+    A recipe without runs at the reference batch uses those of recipes that differ only in an idle rule.
     """
     keys = ["remedy", "global_batch", *LAYOUT]
     order = ["remedy_number", "global_batch", "accumulation_steps", "world_size"]
-    found: dict[Key, pd.DataFrame] = {}
-    for remedy, own in runs.assign(is_shared=False).sort_values(order, kind="stable").groupby("remedy", sort=False):
-        at_reference = runs["global_batch"] == runs["reference_batch"]
-        shared = runs[at_reference & (runs["rest"] == own["rest"].iloc[0]) & (runs["remedy"] != remedy)]
-        lacks = not (own["global_batch"] == own["reference_batch"]).any()
-        together = (
-            pd.concat([shared.assign(remedy=remedy, remedy_number=own["remedy_number"].iloc[0], is_shared=True), own])
-            if lacks and len(shared)
-            else own
-        )
-        # trainings that differ by an idle rule alone are one another's copies
-        together = together.sort_values(order[1:], kind="stable").drop_duplicates(["global_batch", *LAYOUT, *_SEEDS])
-        found |= {tuple(key): part for key, part in together.groupby(keys, sort=False)}
-    return found
+    result: dict[Key, pd.DataFrame] = {}
+    ordered = runs.assign(is_shared=False).sort_values(order, kind="stable")
+    at_reference = runs["global_batch"] == runs["reference_batch"]
+    for recipe, members in ordered.groupby("remedy", sort=False):
+        first = members.iloc[0]
+        shared = runs[at_reference & (runs["rest"] == first["rest"]) & (runs["remedy"] != recipe)]
+        has_reference = (members["global_batch"] == members["reference_batch"]).any()
+        if len(shared) and not has_reference:
+            shared = shared.assign(remedy=recipe, remedy_number=first["remedy_number"], is_shared=True)
+            members = pd.concat([shared, members])
+        # trainings that differ only in an idle rule are copies of each other
+        members = members.sort_values(order[1:], kind="stable").drop_duplicates(["global_batch", *LAYOUT, *_SEEDS])
+        result |= {tuple(key): part for key, part in members.groupby(keys, sort=False)}
+    return result
 
 
-def _reference_of(members: dict[Key, pd.DataFrame], remedy: str, plain: str) -> Key:
-    """The cell at the remedy's reference batch; where there is none the plain one there, else that of its smallest batch."""
-    at = [key for key, part in members.items() if key[1] == part["reference_batch"].iloc[0]]
-    own = [key for key in at if key[0] == remedy]
-    plains = [key for key in at if key[0] == plain]
-    return next(iter([*own, *plains, *(key for key in members if key[0] == remedy)]), ())
+def _reference_of(members: dict[Key, pd.DataFrame], recipe: str, plain: str) -> Key:
+    """Return the key of the reference cell of a recipe.
+
+    It is the cell at the reference batch: of the recipe, else of the plain recipe, else the cell of its smallest batch.
+    """
+    at_reference = [key for key, part in members.items() if key[1] == part["reference_batch"].iloc[0]]
+    of_recipe = [key for key in at_reference if key[0] == recipe]
+    of_plain = [key for key in at_reference if key[0] == plain]
+    return next(iter([*of_recipe, *of_plain, *(key for key in members if key[0] == recipe)]), ())
 
 
 def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
-    """A row for each remedy, global batch and layout.
+    """Return one row per recipe, global batch and layout.
 
-    Columns: remedy, remedy_number, global_batch, the layout's fields, made_of (the layout in words), is_reference,
-    is_chosen (the layout that stands for its batch), is_shared (its runs are also another remedy's), n (seeds); top1 (mean of the last epoch's validation accuracy) with
-    `_low` and `_high` (95 %, Student's t) and top1_sd; top5 and losses (means); difference (of top1 to the remedy's own
-    reference, or to the plain one where it was not trained at that batch) with `_low` and `_high` (Welch's t) and within_noise (True where the interval holds 0 and excludes a loss of
-    RELEVANT_LOSS, False where it excludes 0, None where the seeds are too few to tell); plain_difference:
-    the same to the plain reference, for remedies that have another; throughput_samples_per_s (geometric mean with interval);
-    noise_batch with `_low`, `_high` (t on logarithms over seeds) and noise_n, `_first`, `_last` epoch (geometric means);
-    reached (runs that reached the target), steps_to_target, samples_to_target, time_to_target_s with `_low` and `_high` and
-    hours_to_target (rank-hours): means, and NaN unless every run reached it; side_by_side (most); trial_ids.
+    Columns: remedy, remedy_number, global_batch, the layout's fields, made_of (the layout in words). is_reference;
+    is_chosen: the layout that represents its batch; is_shared: its runs also belong to another recipe.
+    n: seeds.
+    top1: mean of the last epoch's validation accuracy, with `_low` and `_high` (95 %, Student's t) and top1_sd.
+    top5 and losses: means.
+    difference: top1 minus that of the recipe's reference (the plain reference if it has none), with `_low` and `_high`
+    (Welch's t).
+    within_noise: True if the interval contains 0 and excludes a loss of RELEVANT_LOSS, False if it excludes 0, None if
+    there are too few seeds.
+    plain_difference: difference to the plain reference, for recipes with another one.
+    throughput_samples_per_s: geometric mean with interval. noise_batch with `_low`, `_high` (t on logarithms over
+    seeds), noise_n, and noise_batch_first, noise_batch_last (geometric means of the first and last epoch).
+    reached: runs that reached the target. steps_to_target, samples_to_target, time_to_target_s (with `_low` and
+    `_high`) and hours_to_target (rank-hours): means, NaN unless every run reached it.
+    side_by_side: largest number of concurrent trainings. trial_ids.
     """
     members = _members(runs)
     rows = []
     plain_reference = _reference_of(members, plain, plain)
     for key, part in members.items():
-        remedy = key[0]
-        reference = _reference_of(members, str(remedy), plain)
-        first = next(other for other in members if other[:2] == key[:2])
+        recipe = key[0]
+        reference = _reference_of(members, str(recipe), plain)
+        first_layout = next(candidate for candidate in members if candidate[:2] == key[:2])
         values = part["validation_top1"].dropna()
         row: dict[str, Any] = dict(zip(["remedy", "global_batch", *LAYOUT], key, strict=True))
         low, high = mean_interval(values, least=0, most=1)
@@ -100,15 +112,15 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
         row |= {
             "made_of": made_of(*key[2:]),
             "is_reference": key == reference,
-            "is_chosen": key == first,
+            "is_chosen": key == first_layout,
             "n": len(values),
         }
         row |= {"top1": values.mean(), "top1_low": low, "top1_high": high, "top1_sd": values.std()}
         row |= {"top5": part["validation_top5"].mean(), "train_loss": part["train_loss"].mean()}
         row |= _difference("difference", values, members[reference]["validation_top1"], key == reference)
-        foreign = plain_reference and members[plain_reference]["rest"].iloc[0] != part["rest"].iloc[0]
-        other = members[plain_reference]["validation_top1"] if foreign else values.iloc[:0]
-        row |= _difference("plain_difference", values, other, not foreign)
+        has_other_reference = plain_reference and members[plain_reference]["rest"].iloc[0] != part["rest"].iloc[0]
+        other_values = members[plain_reference]["validation_top1"] if has_other_reference else values.iloc[:0]
+        row |= _difference("plain_difference", values, other_values, not has_other_reference)
         row |= _throughput(part["throughput_samples_per_s"].dropna())
         row |= _noise(part) | _to_target(part)
         row |= {"side_by_side": part["side_by_side"].max(), "trial_ids": tuple(part["trial_id"])}
@@ -117,16 +129,19 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
 
 
 def made_of(world_size: Any, batch_per_gpu: Any, accumulation_steps: Any) -> str:
-    """A global batch as ranks × batch of a forward pass, which is what batch normalisation sees, × parts."""
+    """Return the layout of a global batch in words: ranks × samples per forward pass × accumulated parts.
+
+    Batch normalisation sees the samples of one forward pass.
+    """
     text = f"{world_size} × {batch_per_gpu}"
     return text if accumulation_steps == 1 else f"{text} × {accumulation_steps} accumulated"
 
 
 def _difference(name: str, values: pd.Series, reference: pd.Series, is_reference: bool) -> dict[str, Any]:
-    middle, low, high = (np.nan,) * 3 if is_reference else welch_difference(values, reference.dropna(), 1.0)
-    within = True if -RELEVANT_LOSS < low <= 0 <= high else False if low > 0 or high < 0 else None
-    found = {name: middle, f"{name}_low": low, f"{name}_high": high}
-    return found | ({"within_noise": within} if name == "difference" else {})
+    difference, low, high = (np.nan,) * 3 if is_reference else welch_difference(values, reference.dropna(), 1.0)
+    within_noise = True if -RELEVANT_LOSS < low <= 0 <= high else False if low > 0 or high < 0 else None
+    columns = {name: difference, f"{name}_low": low, f"{name}_high": high}
+    return columns | ({"within_noise": within_noise} if name == "difference" else {})
 
 
 def _throughput(values: pd.Series) -> dict[str, float]:
@@ -138,78 +153,81 @@ def _throughput(values: pd.Series) -> dict[str, float]:
 def _noise(part: pd.DataFrame) -> dict[str, Any]:
     logs = part["noise_batch"].astype(float).dropna().map(np.log)
     low, high = mean_interval(logs)
-    ends = {
+    first_and_last = {
         f"noise_batch_{end}": np.exp(np.log(part[f"noise_batch_{end}"].astype(float)).mean())
         for end in ("first", "last")
     }
-    found = {"noise_batch": np.exp(logs.mean()) if len(logs) else np.nan, "noise_n": len(logs)}
-    return found | {"noise_batch_low": np.exp(low), "noise_batch_high": np.exp(high)} | ends
+    result = {"noise_batch": np.exp(logs.mean()) if len(logs) else np.nan, "noise_n": len(logs)}
+    return result | {"noise_batch_low": np.exp(low), "noise_batch_high": np.exp(high)} | first_and_last
 
 
 def _to_target(part: pd.DataFrame) -> dict[str, Any]:
     reached = part["time_to_target_s"].notna()
     names = ("steps_to_target", "samples_to_target", "time_to_target_s", "hours_to_target")
-    found = {name: part[name].mean() if reached.all() else np.nan for name in names}
+    result = {name: part[name].mean() if reached.all() else np.nan for name in names}
     low, high = mean_interval(part["time_to_target_s"], least=0) if reached.all() else (np.nan, np.nan)
-    ends = {"time_to_target_s_low": low, "time_to_target_s_high": high}
-    return found | ends | {"reached": int(reached.sum()), "runs": len(part)}
+    interval = {"time_to_target_s_low": low, "time_to_target_s_high": high}
+    return result | interval | {"reached": int(reached.sum()), "runs": len(part)}
 
 
-def elbows(found: pd.DataFrame) -> pd.DataFrame:
-    """A row for each remedy with batches above its reference.
+def lossless_batches(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per recipe with batches above its reference.
 
-    elbow: the largest batch, from the reference upwards, before accuracy first leaves the noise downwards (the interval of
-    its difference lies below 0), NaN where seeds too few leave that open; is_open: it never left, so the elbow may lie
-    higher; failing_batch and its difference with `_low` and `_high`: where it left. critical_batch with `_low`, `_high`, `_n`:
-    the gradient noise scale (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, section 2.3: B_crit is about
-    B_simple) of the remedy's own runs at the reference batch, or at its smallest batch with one; critical_from: which.
+    elbow: the largest batch, from the reference upwards, before accuracy first drops significantly (the interval of the
+    difference lies below 0); NaN if there are too few seeds.
+    is_open: accuracy never dropped, so the elbow may be larger.
+    failing_batch: the first batch with a significant drop, and its difference with `_low` and `_high`.
+    critical_batch with `_low` and `_high`: the gradient noise scale (McCandlish et al. 2018,
+    https://arxiv.org/abs/1812.06162, section 2.3: B_crit is approximately B_simple) of the recipe's runs at the
+    reference batch, or at its smallest batch with a noise scale.
+    critical_from: the cell it comes from.
     """
     rows = []
-    for remedy, part in found.groupby("remedy", sort=False):
-        own = part[part["is_chosen"]].sort_values("global_batch")
-        reference = own[own["is_reference"]]
+    for recipe, part in cells.groupby("remedy", sort=False):
+        chosen = part[part["is_chosen"]].sort_values("global_batch")
+        reference = chosen[chosen["is_reference"]]
         if reference.empty:
             continue
-        above = own[own["global_batch"] > reference["global_batch"].iloc[0]]
+        above = chosen[chosen["global_batch"] > reference["global_batch"].iloc[0]]
         if above.empty:
             continue
         fails = above[above["difference_high"] < 0]
         failing = fails.iloc[0] if len(fails) else None
         before = above if failing is None else above[above["global_batch"] < failing["global_batch"]]
         unknown = bool(before["within_noise"].isna().any())
-        held = [int(reference["global_batch"].iloc[0]), *(int(batch) for batch in before["global_batch"])]
-        row = {"remedy": remedy, "reference_batch": held[0], "reference_top1": reference["top1"].iloc[0]}
-        row |= {"elbow": np.nan if unknown else held[-1], "is_open": not unknown and failing is None}
+        preserved = [int(reference["global_batch"].iloc[0]), *(int(batch) for batch in before["global_batch"])]
+        row = {"remedy": recipe, "reference_batch": preserved[0], "reference_top1": reference["top1"].iloc[0]}
+        row |= {"elbow": np.nan if unknown else preserved[-1], "is_open": not unknown and failing is None}
         for name in ("global_batch", "difference", "difference_low", "difference_high"):
             row[f"failing_{name}".replace("global_", "")] = np.nan if failing is None else failing[name]
-        rows.append(row | critical_batch(found, str(remedy)))
-    return pd.DataFrame(rows, columns=ELBOW_COLUMNS)
+        rows.append(row | critical_batch(cells, str(recipe)))
+    return pd.DataFrame(rows, columns=LOSSLESS_BATCH_COLUMNS)
 
 
 @dataclass(frozen=True, eq=False)
 class Accuracy:
-    """The trainings of one environment, computed. Shares lie in 0..1, times in seconds, batches in samples.
+    """The trainings of one environment. Shares are in 0..1, times in seconds, batches in samples.
 
-    runs: a row a training, see `training_runs`. epochs: their rows of epochs.parquet. cells: see `cells`. elbows: see
-    `elbows`. plain: the remedy of the plain reference. target: accuracy of "time to target", None where unknown;
-    target_is_asked: a trial named it.
+    runs: one row per training, see `training_runs`. epochs: their rows of epochs.parquet. cells: see `cells`.
+    lossless_batches: see the function of that name. plain: the plain recipe. target: accuracy for "time to target",
+    None if unknown. target_is_asked: a trial sets the target.
     """
 
     runs: pd.DataFrame
     epochs: pd.DataFrame
     cells: pd.DataFrame
-    elbows: pd.DataFrame
+    lossless_batches: pd.DataFrame
     plain: str
     target: float | None
     target_is_asked: bool
 
 
 def accuracy(results: Results) -> Accuracy | None:
-    """Everything the report says of trainings; None where none is done."""
+    """Evaluate all done trainings; None if there are none."""
     runs = training_runs(results.trials, results.epochs)
     if runs.empty:
         return None
-    runs, plain = remedies(runs, results.fields)
+    runs, plain = with_recipes(runs, results.fields)
     asked = runs["target_accuracy"].dropna().unique() if "target_accuracy" in runs else np.array([])
     members = _members(runs)
     reference = members.get(_reference_of(members, plain, plain), runs.iloc[:0])
@@ -219,32 +237,35 @@ def accuracy(results: Results) -> Accuracy | None:
     runs = runs.join(reached, on="trial_id")
     runs["hours_to_target"] = runs["world_size"] * runs["time_to_target_s"] / 3600
     epochs = results.epochs[results.epochs["trial_id"].isin(runs["trial_id"])]
-    found = cells(runs, plain)
-    known = target if target is not None and np.isfinite(target) else None
-    return Accuracy(runs, epochs, found, elbows(found), plain, known, bool(len(asked)))
+    frame = cells(runs, plain)
+    known_target = target if target is not None and np.isfinite(target) else None
+    return Accuracy(runs, epochs, frame, lossless_batches(frame), plain, known_target, bool(len(asked)))
 
 
-def by_precision(found: Accuracy | None) -> pd.DataFrame:
-    """Held-out accuracy after the last epoch by number format: top1 with `_low` and `_high` (see `cells`), trained (what on).
+def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
+    """Return held-out accuracy after the last epoch by number format.
 
-    Empty unless trainings differ by their number format and seed alone.
+    Columns: top1 with `_low` and `_high` (see `cells`), and trained (workload and epochs). Empty unless trainings
+    differ only in number format and seed.
     """
     columns = ["top1", "top1_low", "top1_high", "trained"]
-    if found is None or "precision" not in found.runs:
+    if accuracy is None or "precision" not in accuracy.runs:
         return pd.DataFrame(columns=columns)
-    formats = found.runs.groupby("remedy")["precision"].agg(["first", "nunique"])
-    alone = len(formats) == len(found.cells) == found.runs["precision"].nunique() and (formats["nunique"] == 1).all()
+    formats = accuracy.runs.groupby("remedy")["precision"].agg(["first", "nunique"])
+    alone = (
+        len(formats) == len(accuracy.cells) == accuracy.runs["precision"].nunique() and (formats["nunique"] == 1).all()
+    )
     if not alone:
         return pd.DataFrame(columns=columns)
-    run = found.runs.iloc[0]
+    run = accuracy.runs.iloc[0]
     data = "a workload" if run.get("workload") else f"{run['model']} on {run['dataset']}"
-    frame = found.cells.set_index(found.cells["remedy"].map(formats["first"]))
+    frame = accuracy.cells.set_index(accuracy.cells["remedy"].map(formats["first"]))
     return frame.assign(trained=f"{data}, {run['epochs']} epochs at global batch {run['global_batch']:.0f}")[columns]
 
 
-def critical_batch(found: pd.DataFrame, remedy: str) -> dict[str, Any]:
-    """Critical batch of a remedy in samples, with its interval over seeds and the cell that it comes from."""
-    known = found[(found["remedy"] == remedy) & found["noise_batch"].notna()]
+def critical_batch(cells: pd.DataFrame, recipe: str) -> dict[str, Any]:
+    """Return the critical batch of a recipe in samples, its interval over seeds, and the cell it comes from."""
+    known = cells[(cells["remedy"] == recipe) & cells["noise_batch"].notna()]
     known = known.sort_values(["is_reference", "global_batch"], ascending=[False, True], kind="stable")
     if known.empty:
         return {
@@ -262,30 +283,33 @@ def critical_batch(found: pd.DataFrame, remedy: str) -> dict[str, Any]:
     }
 
 
-def goodput(found: pd.DataFrame, plain: str) -> pd.DataFrame:
-    """Throughput that counts, for every cell whose remedy, or else the plain one, has a noise scale.
+def goodput(cells: pd.DataFrame, plain: str) -> pd.DataFrame:
+    """Return the goodput of every cell whose recipe, or else the plain one, has a noise scale.
 
-    With phi the noise scale, M the global batch and M0 the reference batch: statistical efficiency = (phi + M0) / (phi + M),
-    the progress of a sample relative to the reference batch; goodput = throughput * efficiency (Qiao et al. 2021, Pollux,
+    With noise scale phi, global batch M and reference batch M0: statistical efficiency = (phi + M0) / (phi + M), the
+    progress per sample relative to the reference batch; goodput = throughput * efficiency (Qiao et al. 2021, Pollux,
     https://www.usenix.org/conference/osdi21/presentation/qiao, section 3). Columns: efficiency and
-    goodput_samples_per_s with `_low` and `_high` (efficiency's from the interval of phi; goodput's from that and from the
-    throughput's, the two taken as independent), is_best (the highest of its remedy).
+    goodput_samples_per_s with `_low` and `_high`, and is_best (the highest of its recipe). The interval of efficiency
+    follows from that of phi. The interval of goodput also includes that of throughput; the two are assumed to be
+    independent.
     """
-    shown = found[found["is_chosen"]].copy()
-    of = {str(remedy): critical_batch(found, str(remedy)) for remedy in shown["remedy"].unique()}
-    plains = of.get(plain, critical_batch(found, plain))
+    shown = cells[cells["is_chosen"]].copy()
+    by_recipe = {str(recipe): critical_batch(cells, str(recipe)) for recipe in shown["remedy"].unique()}
+    of_plain = by_recipe.get(plain, critical_batch(cells, plain))
     for end in ("", "_low", "_high"):
         phi = shown["remedy"].map(
-            lambda remedy, end=end: (of[remedy] if of[remedy]["critical_from"] else plains)[f"critical_batch{end}"]
+            lambda recipe, end=end: (by_recipe[recipe] if by_recipe[recipe]["critical_from"] else of_plain)[
+                f"critical_batch{end}"
+            ]
         )
         shown[f"efficiency{end}"] = (phi + shown["reference_batch"]) / (phi + shown["global_batch"])
-    ends = shown[["efficiency_low", "efficiency_high"]]  # below the reference batch a larger phi lowers the efficiency
+    ends = shown[["efficiency_low", "efficiency_high"]]  # below the reference batch, efficiency falls with phi
     shown["efficiency_low"], shown["efficiency_high"] = ends.min(axis=1, skipna=False), ends.max(axis=1, skipna=False)
     name, product = "goodput_samples_per_s", shown["throughput_samples_per_s"] * shown["efficiency"]
     shown[name] = product
     for end, sign in (("low", -1), ("high", 1)):
-        off = [np.log(shown[f"{part}_{end}"] / shown[part]) for part in ("throughput_samples_per_s", "efficiency")]
-        shown[f"{name}_{end}"] = product * np.exp(sign * np.hypot(*off))
+        relative = [np.log(shown[f"{part}_{end}"] / shown[part]) for part in ("throughput_samples_per_s", "efficiency")]
+        shown[f"{name}_{end}"] = product * np.exp(sign * np.hypot(*relative))
     shown = shown.dropna(subset=name)
     highest = shown.groupby("remedy")["goodput_samples_per_s"].transform("max")
     return shown.assign(is_best=shown["goodput_samples_per_s"] == highest)

@@ -1,17 +1,18 @@
-"""What bounds a step: its parts by region, each with what removing it would bring at most, and what would shrink it."""
+"""Find the bottleneck of a step: the share of each part, the largest gain without it, and what would shrink it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare.communication import Communication, step_of_account_s
+from analysis.compare.communication import Communication, breakdown_step_s
 from analysis.load.schema import PHASES
 from analysis.text import join
 
 BOUND_SHARE = 0.2
-"""Share of a step from which load and transfer together, or wire and wait, are called a bound (TraceML's critical
-threshold)."""
+"""A step is bound by load and transfer together, or by wire and wait, from this share on (critical threshold of
+TraceML).
+"""
 
 
 REGIONS = ("host", "load", "transfer", "wire", "wait", "idle", "compute")
@@ -19,7 +20,7 @@ REGIONS = ("host", "load", "transfer", "wire", "wait", "idle", "compute")
 
 @dataclass(frozen=True)
 class Region:
-    """What a region is called as a bound, what it takes of a step, and the change that shrinks it."""
+    """The label of a region as a bound, what takes the time, and the change that shrinks it."""
 
     label: str
     takes: str
@@ -27,84 +28,106 @@ class Region:
 
 
 WORDS: Mapping[str, Region] = {
-    "host": Region("the host", "the device waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"),
-    "load": Region("loading", "waiting for a batch", "more loader workers, or a format that is read and decoded faster"),
-    "transfer": Region("the copy to the device", "copying the batch to the device", "pinned memory, copies ahead of the step (copy_ahead), or smaller samples"),
-    "wire": Region("the wire", "exposed transfer of gradients", "a larger batch per rank, smaller gradients or a faster interconnect"),
-    "wait": Region("waiting for the slowest rank", "waiting for the slowest rank", "ranks of equal speed and equal work"),
-    "idle": Region("something unmeasured", "idling of the device for which no reason was measured", "a trace (--profile), which shows what it waits for"),
-    "compute": Region("compute", "forward, loss, backward and optimizer", "lower precision, compilation or a faster device"),
-}  # fmt: skip
+    "host": Region(
+        "the host", "the device waiting for the host to issue work", "a larger batch, compilation or CUDA graphs"
+    ),
+    "load": Region(
+        "loading", "waiting for a batch", "more loader workers, or a format that is read and decoded faster"
+    ),
+    "transfer": Region(
+        "the copy to the device",
+        "copying the batch to the device",
+        "pinned memory, copies ahead of the step (copy_ahead), or smaller samples",
+    ),
+    "wire": Region(
+        "communication",
+        "exposed transfer of gradients",
+        "a larger batch per rank, smaller gradients or a faster interconnect",
+    ),
+    "wait": Region(
+        "waiting for the slowest rank", "waiting for the slowest rank", "ranks of equal speed with equal work"
+    ),
+    "idle": Region(
+        "unexplained idle time",
+        "idle time of the device without a measured cause",
+        "a trace (--profile), which shows what it waits for",
+    ),
+    "compute": Region(
+        "compute", "forward, loss, backward and optimizer", "lower precision, compilation or a faster device"
+    ),
+}
 
 
-def regions(found: pd.DataFrame, traffic: Communication) -> pd.DataFrame:
-    """The share of a step that each of `REGIONS` takes, and the `bound`, a row a configuration; indexed like `found`.
+def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFrame:
+    """Return the share of a step per region in `REGIONS`, and the `bound`; indexed like `configurations`.
 
-    found: see `scaling.configurations`. Shares add up to 1; they are NaN, and bound is None, where phases are not known.
+    configurations: see the function of that name. Shares add up to 1. If phases are unknown, they are NaN and bound is
+    None.
 
-    load, transfer: of the phases. wire, wait: what the backward pass does not hide of the account of communication; 0
-    on one rank, NaN where several have no account, and part of compute then. host: where the device waits for the host (`measures.host_bound`), the time of the step for which
-    it has nothing to run and that none of these explains; NaN where its kernels' own time is not known, and part of compute
-    then. compute: the rest, but no more than its kernels' own time where that is known. idle: what is left then.
+    load, transfer: phases of the step. wire, wait: exposed parts of the communication breakdown; 0 on one rank. On
+    several ranks without a breakdown they are NaN and included in compute. host: if the step is host-bound
+    (`measures.summarise`), the device's idle time that no other region explains. NaN, and included in compute, if
+    kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
 
-    bound: "host" where the device waits for the host; else, where one of them takes at least `BOUND_SHARE`, the most of load
-    and transfer together, wire and wait together, and idle (of a pair the larger); else "compute".
+    bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait, and idle (of a pair,
+    the larger part) if it takes at least `BOUND_SHARE`; else "compute".
     """
-    parts = found[list(PHASES)].astype(float)
-    total = parts.sum(axis=1, min_count=1).where(found["phases_step_s"].astype(float).notna())
+    parts = configurations[list(PHASES)].astype(float)
+    total = parts.sum(axis=1, min_count=1).where(configurations["phases_step_s"].astype(float).notna())
     total = total.where(total > 0)
-    exposed = traffic.exposed.reindex(found.index)
-    step_s, alone = found["step_s"].astype(float), found["world_size"] == 1
-    in_account_s = step_of_account_s(exposed, step_s)
+    exposed = traffic.exposed.reindex(configurations.index)
+    step_s, alone = configurations["step_s"].astype(float), configurations["world_size"] == 1
+    measured_step_s = breakdown_step_s(exposed, step_s)
     shares = pd.DataFrame(
         {
             "load": parts["load_wait_s"].fillna(0.0) / total,
             "transfer": parts["host_to_device_s"].fillna(0.0) / total,
-            "wire": (exposed["exposed_wire_s"].astype(float) / in_account_s).mask(alone, 0.0),
-            "wait": (exposed["exposed_wait_s"].astype(float) / in_account_s).mask(alone, 0.0),
+            "wire": (exposed["exposed_wire_s"].astype(float) / measured_step_s).mask(alone, 0.0),
+            "wait": (exposed["exposed_wait_s"].astype(float) / measured_step_s).mask(alone, 0.0),
         }
     )
-    host_bound = pd.Series([value is True for value in found["host_bound"]], index=found.index)
-    busy = found["busy_s"].astype(float) / step_s
+    host_bound = pd.Series([value is True for value in configurations["host_bound"]], index=configurations.index)
+    busy = configurations["busy_s"].astype(float) / step_s
     idle = 1 - busy - shares.sum(axis=1)
     shares["host"] = idle.clip(lower=0.0).where(host_bound, 0.0)
     shares["idle"] = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
     shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
     shares = shares.where(total.notna())[list(REGIONS)]
-    load = pd.Series("load", index=found.index, dtype=object).where(shares["load"] >= shares["transfer"], "transfer")
-    wire = pd.Series("wire", index=found.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
-    larger = {"load": load, "wire": wire, "idle": pd.Series("idle", index=found.index, dtype=object)}
-    of = pd.DataFrame(
+    load = pd.Series("load", index=configurations.index, dtype=object).where(
+        shares["load"] >= shares["transfer"], "transfer"
+    )
+    wire = pd.Series("wire", index=configurations.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
+    larger = {"load": load, "wire": wire, "idle": pd.Series("idle", index=configurations.index, dtype=object)}
+    sums = pd.DataFrame(
         {
             "load": shares["load"] + shares["transfer"],
             "wire": (shares["wire"] + shares["wait"]).fillna(0.0),
             "idle": shares["idle"],
         }
     )
-    most = of.fillna(0.0).idxmax(axis=1)
-    bound = pd.concat([names[most == kind] for kind, names in larger.items()]).reindex(found.index)
-    bound = bound.where(of.max(axis=1) >= BOUND_SHARE, "compute")
+    largest = sums.fillna(0.0).idxmax(axis=1)
+    bound = pd.concat([names[largest == kind] for kind, names in larger.items()]).reindex(configurations.index)
+    bound = bound.where(sums.max(axis=1) >= BOUND_SHARE, "compute")
     bound = bound.where(~host_bound, "host").astype(object)
     shares["bound"] = bound.where(total.notna() | host_bound, None)
     return shares
 
 
-def at_most(share: float) -> float:
-    """How many times as fast a step is without a part that takes this share of it (Amdahl, 1967): an upper bound."""
+def largest_gain(share: float) -> float:
+    """Return the largest possible speed-up from removing a part with this share of a step (Amdahl, 1967)."""
     return 1 / (1 - share) if share < 1 else float("inf")
 
 
-def issue_ratio(found: pd.DataFrame) -> pd.Series:
-    """Host time to issue a step / device time of its kernels, for each configuration; NaN where either is unknown.
+def issue_ratio(configurations: pd.DataFrame) -> pd.Series:
+    """Return host time to issue a step / device time of its kernels per configuration; NaN if unknown.
 
-    Above 1 the host is the slower of the two, and the ratio says how many times faster the step could be, at most, if
-    issuing took no time and nothing else held it back.
+    Above 1 the host is the slower of the two. The ratio is the largest possible speed-up from issuing in no time.
     """
-    return found["step_launch_s"].astype(float) / found["busy_s"].astype(float)
+    return configurations["step_launch_s"].astype(float) / configurations["busy_s"].astype(float)
 
 
 def fewer_launches(row: pd.Series) -> str:
-    """What helps a configuration that the host limits, but for what its execution is already."""
+    """Return the changes that help a host-bound configuration, except those it already uses."""
     execution = str(row.get("execution", "eager"))
     changes = ["a larger batch"]
     changes += [] if "compile" in execution else ["compilation"]

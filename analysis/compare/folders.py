@@ -1,4 +1,4 @@
-"""Two results folders side by side: the same configurations before and after a change, on two machines, in two versions."""
+"""Compare the same configurations in two results folders: before and after a change, on two machines or versions."""
 
 import os
 from collections.abc import Sequence
@@ -16,24 +16,23 @@ from analysis.measure.measures import summaries
 from analysis.statistics import log_estimates, ratios
 from analysis.text import configuration_label, join, rank_noun, text
 
-MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
-"""What is compared."""
+COMPARED_MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
+"""Measures that are compared."""
 
 SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "no interval"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two folders, a and b, say of the configurations that both measured.
+    """Comparison of the configurations that two folders, a and b, both measured.
 
-    rows: a row a configuration, the largest loss of throughput first, those without an interval last: `label`, n_a, n_b
-    (repeats), the fields in `axes`, `verdict`, and for each of `MEASURES` (seconds, samples/s) NAME_a, NAME_b (medians
-    across repeats), NAME_ratio = b / a with NAME_low and NAME_high (95 %, `statistics.ratios`); NaN where one is unknown.
-    verdict: "within noise" where the interval of throughput holds 1, else "slower" or "faster"; "no interval" where one
-    side has a single repeat.
-    axes: fields that vary among these rows. only_a, only_b: labels of configurations that one folder alone has done.
-    assumed: a line on each field that only one folder has. environments: what the trials ran under where it is not the
-    same: name, a, b. left_out: a line on trials that ran under a further environment of their folder.
+    rows: one row per configuration, the largest loss of throughput first, those without an interval last: `label`, n_a,
+    n_b (repeats), the fields in `axes`, `verdict`, and for each of `COMPARED_MEASURES` (seconds, samples/s) NAME_a,
+    NAME_b (medians over repeats), NAME_ratio = b / a with NAME_low and NAME_high (95 %, `statistics.ratios`); NaN if
+    unknown. verdict: "within noise" if the interval of throughput contains 1, else "slower" or "faster"; "no interval"
+    if one side has a single repeat. axes: fields that vary among these rows. only_a, only_b: labels of configurations
+    that only one folder has done. assumed: one line per field that only one folder has. environments: differences
+    between the environments as name, a, b. left_out: one line per folder with trials in further environments.
     """
 
     rows: pd.DataFrame
@@ -46,28 +45,29 @@ class Comparison:
 
     @property
     def judged(self) -> int:
-        """How many rows have an interval, and so a verdict."""
+        """Return the number of rows with an interval, and therefore a verdict."""
         return int((self.rows["verdict"] != UNKNOWN).sum())
 
     def regressions(self, threshold: float) -> pd.DataFrame:
-        """Rows whose throughput is shown to have fallen by more than `threshold`, a share such as 0.05.
+        """Return the rows with a significant loss of throughput above `threshold`, a share such as 0.05.
 
-        Shown means that the whole 95 % interval lies below 1 - threshold. So a true loss of just the threshold, let alone
-        none, fails a build in at most one row of forty; asking only that the point lies beyond the threshold and
-        the interval excludes 1 would fail it in every second one. What is not shown is no proof of the contrary: more
-        repeats narrow the interval.
+        Significant means that the complete 95 % interval is below 1 - threshold. A true loss equal to the threshold, or
+        none at all, therefore fails a build in at most one of forty rows. If the point estimate were beyond the
+        threshold and the interval only had to exclude 1, it would fail in every second row. Other rows are not proven
+        unchanged: more repeats narrow the interval.
         """
         return self.rows[self.rows["throughput_samples_per_s_high"] < 1 - threshold]
 
 
 def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Comparison:
-    """Compares two results folders; their trials match where all fields but the repeat are equal.
+    """Compare two results folders; trials match if all fields except the repeat are equal.
 
-    A field that only one folder has takes in the other the default that the study.json of the first gives it. Fields of kind
-    "machine" say where a trial ran, not what it did; they need not be equal if each
-    folder has one value of them. In a folder with several environments, that with most done trials counts.
+    A field that only one folder has takes, in the other, the default that the first folder's study.json states. Fields
+    of kind machine, which describe where a trial ran, may differ if each folder has a single value. In a folder with
+    several environments, the one with most done trials counts.
 
-    Raises ResultsError where a folder cannot be read, has no done trial, has a field without a default that the other lacks, or the two have no configuration in common.
+    Raises ResultsError if a folder cannot be read, has no done trial, or has a field without a stated default that the
+    other lacks, or if no configuration is common.
     """
     sides = [_measured(directory) for directory in (before, after)]
     frames = [frame for frame, _, _ in sides]
@@ -109,13 +109,16 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
 
 
 def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, str]:
-    """A row per done trial, what is said of their fields, and a line on those under another environment (empty where there are none)."""
+    """Return one row per done trial, the declared fields, and a line on other environments.
+
+    The line is empty if there are none.
+    """
     results, *others = by_environment(load_reduced(directory))
     rows = summaries(results.trials, results.windows).dropna(subset="throughput_samples_per_s")
     if rows.empty:
         raise ResultsError(f"{directory}: nothing to compare: {nothing_timed(results.trials)}")
     count = sum(len(other.trials) for other in others)
-    line = f"{directory}: {count} trials under other environments of the same folder are left out." if count else ""
+    line = f"{directory}: {count} trial{'' if count == 1 else 's'} in other environments excluded." if count else ""
     return rows, results.fields, line
 
 
@@ -126,24 +129,27 @@ def _add_defaults(frames: list[pd.DataFrame], declared: Sequence[Fields], folder
     """
     lines = []
     known = [trial_fields(frame) for frame in frames]
-    for here, other, side in ((0, 1, "A"), (1, 0, "B")):
-        missing = [name for name in known[other] if name not in known[here]]
+    for own, other, side in ((0, 1, "A"), (1, 0, "B")):
+        missing = [name for name in known[other] if name not in known[own]]
         if unknown := sorted(name for name in missing if name not in declared[other].facts):
             raise ResultsError(
-                f"{folders[here]} lacks the fields {', '.join(unknown)}, which {folders[other]} has; "
+                f"{folders[own]} lacks the fields {', '.join(unknown)}, which {folders[other]} has; "
                 "run both with one version of this program"
             )
         for name in missing:
             value = declared[other][name].default
-            frames[here] = frames[here].assign(**{name: value})
-            lines.append(f"{side} does not have {name}: its trials are taken to have the default, {value!r}.")
+            frames[own] = frames[own].assign(**{name: value})
+            lines.append(f"{side} has no field {name}; assumed for its trials: its default, {value!r}.")
     return tuple(lines)
 
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """`Comparison.rows` but labels and fields, indexed by configuration; `rows` has measures, side and configuration."""
+    """Return `Comparison.rows` without labels and fields, indexed by configuration.
+
+    rows: with measures, side and configuration.
+    """
     columns: dict[str, pd.Series] = {}
-    for name in MEASURES:
+    for name in COMPARED_MEASURES:
         values = rows[name].astype(float)
         usable = rows.assign(**{name: values.where(values > 0)})  # a phase that is not there may be written as 0 s
         index = pd.Index(sorted(rows["configuration"].unique()), name="configuration")
@@ -154,7 +160,7 @@ def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
         ratio = ratios(b, a)
         columns |= {f"{name}_a": a["median"], f"{name}_b": b["median"]}
         columns |= {f"{name}_{end}": ratio[end] for end in ("ratio", "low", "high")}
-        if name == MEASURES[0]:
+        if name == COMPARED_MEASURES[0]:
             columns |= {"n_a": a["n"], "n_b": b["n"], "verdict": ratio.apply(_verdict, axis=1)}
     return pd.DataFrame(columns)
 
@@ -166,7 +172,7 @@ def _verdict(ratio: pd.Series) -> str:
 
 
 def _environment(frames: list[pd.DataFrame]) -> list[tuple[str, str, str]]:
-    """The environments of both sides, name by name; a name has several values where trials set it for themselves."""
+    """Return the environments of both sides by name. A name has several values if trials set it themselves."""
     seen: list[dict[str, list[str]]] = [{}, {}]
     for frame, values in zip(frames, seen, strict=True):
         for _, trial in frame.iterrows():
@@ -187,8 +193,14 @@ def _values(column: pd.Series) -> str:
 
 
 def _why(frames: list[pd.DataFrame], keys: list[str]) -> str:
-    """The fields of which the two share no value, as the end of a message."""
+    """Return the fields for which the two share no value, as the end of a message."""
     apart = [name for name in keys if not set(frames[0][name].dropna()) & set(frames[1][name].dropna())]
     values = [(name, _values(frames[0][name]), _values(frames[1][name])) for name in apart]
-    told = [f"{name} is {a} in the first and {b} in the second" for name, a, b in values if (a, b) != (NONE, NONE)]
-    return f": {'; '.join(told)}" if told else ": they share values of each field, but no combination of them"
+    differences = [
+        f"{name} is {a} in the first and {b} in the second" for name, a, b in values if (a, b) != (NONE, NONE)
+    ]
+    return (
+        f": {'; '.join(differences)}"
+        if differences
+        else ": they share values of each field, but no combination of them"
+    )

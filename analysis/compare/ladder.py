@@ -1,4 +1,4 @@
-"""The acceleration ladder: one change after another, each a rung, and what every rung adds."""
+"""The acceleration ladder: cumulative changes, one per step of the ladder, and the gain of each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,34 +10,34 @@ from analysis.load.study_record import ReferenceLadder, StudyRecord
 from analysis.statistics import log_estimates, ratios_to_reference
 
 BATCHES = 300
-"""Batches whose time a ladder gives, the study's own and reference ladders alike."""
+"""Number of batches whose time a ladder reports. The study and reference ladders use the same."""
 
 OURS = "this study"
 
 
 COLUMNS = [
-    "machine", "rung", "samples", "batches_s", "throughput_samples_per_s", "step_ratio", "step_ratio_low", "step_ratio_high",
-    "cumulative_ratio", "cumulative_ratio_low", "cumulative_ratio_high", "trained_percent", "trained_percent_low",
-    "trained_percent_high", "n", "trial_ids",
+    "machine", "rung", "samples", "batches_s", "throughput_samples_per_s", "step_ratio", "step_ratio_low",
+    "step_ratio_high", "cumulative_ratio", "cumulative_ratio_low", "cumulative_ratio_high", "trained_percent",
+    "trained_percent_low", "trained_percent_high", "n", "trial_ids",
 ]  # fmt: skip
 
 
 def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:
-    """A row for each rung of this study that has a done trial, then each rung of its reference ladders; `COLUMNS`.
+    """Return `COLUMNS`: one row per ladder step with a done trial, then those of the reference ladders.
 
-    measured: see `measures.summaries`.
+    measured: see `measures.summaries`. Empty if the study has no ladder.
 
-    throughput: median of the rung's trials. batches_s: seconds of `BATCHES` batches of one rank = `BATCHES` times the
-    median plain step. step_ratio and cumulative_ratio: throughput / that of the rung before that was measured, and of the
-    first, without unit, with `_low` and `_high` (see `statistics.ratios`; null where a rung has one repeat). samples: of
-    one step on all ranks. trained_percent with `_low` and `_high`: accuracy of trainings in the rung's number format (see
-    `accuracy.by_precision`). Without rungs of its own the study has no ladder, and the frame is empty.
+    throughput: median over the trials of the step. batches_s: seconds of `BATCHES` batches on one rank = `BATCHES`
+    times the median plain step. step_ratio, cumulative_ratio: throughput / that of the previous measured step, and of
+    the first one, with `_low` and `_high` (see `statistics.ratios`; null for a single repeat). samples: per step of all
+    ranks. trained_percent with `_low` and `_high`: accuracy of trainings in the number format of the step, see
+    `accuracy.by_precision`.
     """
     measured = measured.set_index("trial_id")
     rows = [
-        measured.loc[known].assign(rung=name, place=place).reset_index()
+        measured.loc[done_ids].assign(rung=name, place=place).reset_index()
         for place, (name, trial_ids) in enumerate(record.rungs)
-        if (known := [trial_id for trial_id in trial_ids if trial_id in measured.index])
+        if (done_ids := [trial_id for trial_id in trial_ids if trial_id in measured.index])
     ]
     if not rows:
         return pd.DataFrame(columns=COLUMNS)
@@ -60,25 +60,25 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     reached = by_precision(accuracy)
     for end in ("", "_low", "_high"):
         frame[f"trained_percent{end}"] = 100 * frame["precision"].map(reached[f"top1{end}"]).astype(float)
-    before = pd.Series(frame.index, index=frame.index).shift().fillna(frame.index[0]).astype(int)
-    for name, reference in (("step", before), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
+    previous = pd.Series(frame.index, index=frame.index).shift().fillna(frame.index[0]).astype(int)
+    for name, reference in (("step", previous), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
         ratio = ratios_to_reference(estimates, reference)
         frame[[f"{name}_ratio", f"{name}_ratio_low", f"{name}_ratio_high"]] = ratio[["ratio", "low", "high"]]
-    frame.loc[frame.index[0], "step_ratio"] = float("nan")  # nothing is before it
+    frame.loc[frame.index[0], "step_ratio"] = float("nan")  # the first has no predecessor
     return pd.concat([frame.reset_index(drop=True), reference_rows(record.reference_ladders)], ignore_index=True)[
         COLUMNS
     ]
 
 
 def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
-    """Ladders from elsewhere in the columns of `ladder_rows`, without intervals."""
+    """Return external ladders in the columns of `ladder_rows`, without intervals."""
     rows: list[dict[str, Any]] = []
     for ladder in ladders:
         for number, seconds in enumerate(ladder.batches_s):
             rows.append(
                 {
                     "machine": ladder.machine,
-                    "rung": f"published rung {number + 1}",
+                    "rung": f"published step {number + 1}",
                     "samples": ladder.samples,
                     "batches_s": seconds,
                     "throughput_samples_per_s": BATCHES * ladder.samples / seconds,

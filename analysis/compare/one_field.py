@@ -1,4 +1,4 @@
-"""What one field changes where all others are equal: each of its values against a reference, with an interval."""
+"""Compare the values of one field, with all other fields equal, against a reference value."""
 
 from collections.abc import Sequence
 
@@ -13,38 +13,41 @@ from analysis.statistics import ratios_to_reference
 COLUMNS = ["configuration", "reference", "against", "ratio", "ratio_low", "ratio_high"]
 
 
-def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] = ()) -> pd.DataFrame:
-    """Throughput of each configuration / that of the reference, a row for each configuration that has something to compare with.
+def against_reference(configurations: pd.DataFrame, field: str, order: Sequence[object] = ()) -> pd.DataFrame:
+    """Return throughput / that of the reference, one row per configuration that can be compared.
 
-    found: see `scaling.configurations`. order: values of `field` from the one that others are held against, if it was
-    measured, to the last; values not in it follow, sorted. Configurations are compared where every field of a trial but
-    this one is equal; a group's first value is its reference. Null values of `field` are left out. Rows lie group by group, in that order.
+    configurations: see the function of that name. order: values of `field`, preferred reference first; other values
+    follow, sorted. Configurations are compared if all other trial fields are equal. The reference is the first value of
+    the group. Null values of `field` are omitted. Rows are ordered by group and value.
 
-    Columns: configuration and reference (index into `found`), against (the reference's value of `field`), ratio without
-    unit with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios_to_reference`), null for the reference itself.
+    Columns: configuration and reference (index into `configurations`), against (the reference's value of `field`),
+    ratio with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios_to_reference`), null for the
+    reference.
     """
-    if found.empty or field not in found or found[field].nunique() < 2:
+    if configurations.empty or field not in configurations or configurations[field].nunique() < 2:
         return pd.DataFrame(columns=COLUMNS)
-    found = found.dropna(subset=field)  # trials older than the field
-    others = [name for name in trial_fields(found) if name not in (*RESULT_COLUMNS, field)]
-    rest = sorted(
-        (value for value in found[field].unique() if value not in order), key=lambda value: (str(type(value)), value)
+    configurations = configurations.dropna(subset=field)  # trials recorded before the field existed
+    other_fields = [name for name in trial_fields(configurations) if name not in (*RESULT_COLUMNS, field)]
+    other_values = sorted(
+        (value for value in configurations[field].unique() if value not in order),
+        key=lambda value: (str(type(value)), value),
     )
-    place = {value: i for i, value in enumerate((*order, *rest))}
-    members = found.assign(
-        group=found.groupby(others, dropna=False, sort=False).ngroup() if others else 0, place=found[field].map(place)
+    rank = {value: i for i, value in enumerate((*order, *other_values))}
+    members = configurations.assign(
+        group=configurations.groupby(other_fields, dropna=False, sort=False).ngroup() if other_fields else 0,
+        place=configurations[field].map(rank),
     )
     members = members[members[field].groupby(members["group"]).transform("nunique") > 1]
     if members.empty:
         return pd.DataFrame(columns=COLUMNS)
     members = members.sort_values(["group", "place"], kind="stable")
     first = members.index.to_series().groupby(members["group"]).transform("first")
-    ratio = ratios_to_reference(throughput_estimates(found), first)
+    ratio = ratios_to_reference(throughput_estimates(configurations), first)
     return pd.DataFrame(
         {
             "configuration": members.index,
             "reference": first,
-            "against": found.loc[first, field].to_numpy(),
+            "against": configurations.loc[first, field].to_numpy(),
             "ratio": ratio["ratio"],
             "ratio_low": ratio["low"],
             "ratio_high": ratio["high"],
@@ -52,10 +55,13 @@ def against_reference(found: pd.DataFrame, field: str, order: Sequence[object] =
     ).reset_index(drop=True)
 
 
-def trained(found: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:
-    """What trainings in a configuration's number format reached, in percent with interval; indexed like `found`."""
+def trained_accuracy(configurations: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:
+    """Return the accuracy of trainings in each configuration's number format; indexed like `configurations`.
+
+    In percent, with interval.
+    """
     reached = by_precision(accuracy)
-    formats = found.get("precision", pd.Series(dtype=object))
+    formats = configurations.get("precision", pd.Series(dtype=object))
     return pd.DataFrame(
         {
             f"trained_percent{end}": 100 * formats.map(reached[f"top1{end}"]).astype(float)
@@ -64,21 +70,21 @@ def trained(found: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:
     )
 
 
-def losses(found: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """What a configuration's losses say, indexed like `found`.
+def loss_summary(configurations: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Summarise the losses per configuration; indexed like `configurations`.
 
     steps: the losses of `Results`.
 
     final_loss: mean over all ranks and the last tenth of the plain window's steps (at least one), median over repeats.
-    skipped_steps: steps of rank 0 whose loss scale is lower than that of the step before, which is what
-    torch.amp.GradScaler does where gradients are not finite; null without a loss scale. unfinite_losses: rows without a
-    loss in windows that note one (a loss that is not finite is kept as null); null where no step of the study has a loss.
+    skipped_steps: steps of rank 0 whose loss scale is lower than that of the previous step; torch.amp.GradScaler lowers
+    it if gradients are not finite. Null without a loss scale. unfinite_losses: rows with a non-finite loss, which is
+    stored as null, in windows that record losses. Null if the study records no loss.
     """
-    configuration = configuration_of(found)
-    noted = bool(steps.loc[steps["trial_id"].isin(configuration.index), "loss"].notna().any())
-    each = steps.groupby("trial_id", observed=True)
-    rows = {name: _of_trial(part, noted) for name, part in each if name in configuration.index}
-    frame = pd.DataFrame.from_dict(rows, orient="index", columns=_OF_TRIAL, dtype=float)
+    configuration = configuration_of(configurations)
+    has_losses = bool(steps.loc[steps["trial_id"].isin(configuration.index), "loss"].notna().any())
+    by_trial = steps.groupby("trial_id", observed=True)
+    rows = {name: _trial_losses(part, has_losses) for name, part in by_trial if name in configuration.index}
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=_TRIAL_COLUMNS, dtype=float)
     grouped = frame.groupby(configuration.reindex(frame.index))
     result = grouped[["skipped_steps", "unfinite_losses"]].sum(min_count=1)
     result.insert(0, "final_loss", frame["final_loss"].groupby(configuration.reindex(frame.index)).median())
@@ -86,18 +92,18 @@ def losses(found: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 _FIRST_LOSS_SCALE = 65536.0
-"""before the first step, and kept with each after it (torch.amp.GradScaler's own)"""
+"""Loss scale before the first step (the default of torch.amp.GradScaler)."""
 
 
-_OF_TRIAL = ["final_loss", "skipped_steps", "unfinite_losses"]
+_TRIAL_COLUMNS = ["final_loss", "skipped_steps", "unfinite_losses"]
 
 
-def _of_trial(steps: pd.DataFrame, noted: bool) -> list[float]:
-    """`_OF_TRIAL` from the losses of one trial; `noted`: some trial of the study has a loss."""
+def _trial_losses(steps: pd.DataFrame, has_losses: bool) -> list[float]:
+    """Return `_TRIAL_COLUMNS` for one trial. has_losses: some trial of the study records losses."""
     plain = steps[steps["window"] == "plain"]
     first, last = plain["step"].min(), plain["step"].max()
     final = plain.loc[plain["step"] > last - max(1, (last - first + 1) // 10), "loss"].mean(skipna=False)
     scales = steps["loss_scale"].dropna()
     before = scales.shift(fill_value=_FIRST_LOSS_SCALE)
     skipped = (scales < before).sum() if len(scales) else np.nan
-    return [final, skipped, steps["unfinite_losses"].sum() if noted else np.nan]
+    return [final, skipped, steps["unfinite_losses"].sum() if has_losses else np.nan]

@@ -1,4 +1,4 @@
-"""What a run does against the loss of accuracy at large batches, in words: the fields in which it differs from the plain one."""
+"""Names for large-batch training recipes, derived from the fields that differ from the plain run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from analysis.text import value_label
 NOTHING = "nothing"
 
 LAYOUT = ("world_size", "batch_per_gpu", "accumulation_steps")
-"""fields that make a global batch"""
+"""Fields that make up a global batch."""
 
 RULE = ("lr_rule", "warmup", "warmup_epochs")
-"""fields that change nothing at the reference batch"""
+"""Fields without effect at the reference batch."""
 
 _NO_RECIPE_KINDS = ("loading", "layout", "batch", "machine", "timing", "run")
 _NO_RECIPE = ("noise_scale", "reference_batch", "interconnect")
-"""fields that are no part of a recipe, however they vary"""
+"""Fields that are never part of a recipe."""
 
 _RULES = {"linear": "linear", "sqrt": "square root"}
 _OPTIMIZERS = {"sgd": "SGD", "nesterov": "Nesterov momentum", "lars": "LARS", "lamb": "LAMB", "adamw": "AdamW"}
@@ -30,40 +30,46 @@ _WORDS = {
     ("zero_gamma", False): "no zero gamma",
     ("momentum_correction", False): "no momentum correction",
     ("sync_batch_norm", True): "batch normalisation over all ranks",
-    ("loss_mean", "rank"): "loss averaged by rank",
-    ("shared_shuffle", False): "a shuffle of each rank's own",
+    ("loss_mean", "rank"): "loss averaged per rank",
+    ("shared_shuffle", False): "separate shuffle per rank",
     ("label_smoothing", 0.0): "no label smoothing",
 }
 
 
-def remedies(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, str]:
-    """`runs` with columns remedy (in words), remedy_number (of remedies, the plain one first) and rest (what tells references apart:
-    all that varies but the rule); and the name of the plain remedy.
+def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, str]:
+    """Add the recipe of each run, and return the name of the plain recipe.
 
-    The plain run has no learning-rate rule, and of what else varies the values that most runs without a rule have; of
-    values that as many have, those in fp32.
+    Columns: remedy (name of the recipe), remedy_number (plain one first) and rest (all varying fields except the rule;
+    it identifies the reference).
+
+    The plain run has no learning-rate rule. Its other fields have the most frequent values among runs without a rule;
+    fp32 wins ties.
     """
-    aside = {*declared.of_kind(*_NO_RECIPE_KINDS), *_NO_RECIPE, *RULE}
-    fields = [name for name in _fields(runs) if name not in aside]
+    excluded = {*declared.of_kind(*_NO_RECIPE_KINDS), *_NO_RECIPE, *RULE}
+    fields = [name for name in _fields(runs) if name not in excluded]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
     rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
     ruled = runs["lr_rule"] != "none"
     base = pd.Series(rest)[~ruled.to_numpy()] if (~ruled).any() else pd.Series(rest)
-    usual = _most_usual(base, runs)
-    plain = runs.iloc[rest.index(usual)]
-    told = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
-    spans = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
-    formats = told == ["precision"] and not ruled.any()  # compared with one another, and none of them mends anything
-    names = [str(row["precision"]) if formats else _name(row, plain, told, spans) for _, row in runs.iterrows()]
+    plain_rest = _most_frequent(base, runs)
+    plain = runs.iloc[rest.index(plain_rest)]
+    named = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
+    warmups_differ = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
+    # Number formats are compared with each other; none of them is a recipe.
+    only_precision_varies = named == ["precision"] and not ruled.any()
+    names = [
+        str(row["precision"]) if only_precision_varies else _name(row, plain, named, warmups_differ)
+        for _, row in runs.iterrows()
+    ]
     runs = runs.assign(remedy=names, rest=rest)
-    plain_name = NOTHING if NOTHING in names else str(runs["remedy"][runs["rest"] == usual].iloc[0])
+    plain_name = NOTHING if NOTHING in names else str(runs["remedy"][runs["rest"] == plain_rest].iloc[0])
     rows = sorted(set(names), key=lambda name: (name != plain_name, name.count(" + "), name))
     runs["remedy_number"] = [rows.index(name) for name in names]
     return runs, plain_name
 
 
-def _most_usual(rest: pd.Series, runs: pd.DataFrame) -> str:
-    """What most of these runs have; of what as many have, that in fp32, which other number formats are held against."""
+def _most_frequent(rest: pd.Series, runs: pd.DataFrame) -> str:
+    """Return the most frequent value; fp32, the reference for number formats, wins ties."""
     counts = rest.value_counts()
     first = rest[rest.isin(counts[counts == counts.max()].index)].drop_duplicates()
     precisions = runs["precision"].iloc[first.index] if "precision" in runs else pd.Series("", index=first.index)
@@ -71,30 +77,30 @@ def _most_usual(rest: pd.Series, runs: pd.DataFrame) -> str:
 
 
 def _fields(runs: pd.DataFrame) -> list[str]:
-    """Fields of trials among the columns: those before the measures, of which epochs_trained is the first."""
+    """Return the trial fields: columns before the measures, whose first is epochs_trained."""
     columns = list(runs.columns)
     return [name for name in columns[: columns.index("epochs_trained")] if name not in OUTCOME_COLUMNS]
 
 
 def _follows_optimizer(runs: pd.DataFrame) -> bool:
-    """Whether each optimizer has one learning rate, which its name then stands for."""
+    """Return True if each optimizer has a single learning rate, which its name then implies."""
     return "optimizer" in runs and bool((runs.groupby("optimizer")["learning_rate"].nunique() == 1).all())
 
 
-def _name(row: pd.Series, plain: pd.Series, told: Sequence[str], spans: bool) -> str:
+def _name(row: pd.Series, plain: pd.Series, named: Sequence[str], warmups_differ: bool) -> str:
     parts = []
-    idle = row["global_batch"] == row["reference_batch"]
-    if row["lr_rule"] != "none" and not (idle and _alike(row, plain, told)):
+    at_reference = row["global_batch"] == row["reference_batch"]
+    if row["lr_rule"] != "none" and not (at_reference and _alike(row, plain, named)):
         parts.append(_RULES.get(row["lr_rule"], str(row["lr_rule"])))
         if row["warmup"] != "none":
-            over = f" over {row['warmup_epochs']:g} epochs" if spans else ""
+            over = f" over {row['warmup_epochs']:g} epochs" if warmups_differ else ""
             parts.append(f"{row['warmup']} warm-up{over}")
-    parts += [_word(name, row[name]) for name in told if str(row[name]) != str(plain[name])]
+    parts += [_word(name, row[name]) for name in named if str(row[name]) != str(plain[name])]
     return " + ".join(parts) or NOTHING
 
 
-def _alike(row: pd.Series, plain: pd.Series, told: Sequence[str]) -> bool:
-    return all(str(row[name]) == str(plain[name]) for name in told)
+def _alike(row: pd.Series, plain: pd.Series, named: Sequence[str]) -> bool:
+    return all(str(row[name]) == str(plain[name]) for name in named)
 
 
 def _word(field: str, value: Any) -> str:

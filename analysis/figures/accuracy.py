@@ -20,7 +20,7 @@ _MOST_COLUMNS = 4
 def accuracy_batch(analysis: Analysis) -> Figure | None:
     """Held-out accuracy after the last epoch over the global batch, a line for each remedy, with 95 % intervals over seeds; the dashed line is the plain reference, the grey band its interval, and the dotted line the critical batch that the gradient noise scale gives."""
     found = analysis.accuracy
-    if found is None or found.elbows.empty:
+    if found is None or found.lossless_batches.empty:
         return None
     shown = found.cells[found.cells["is_chosen"]]
     names = list(dict.fromkeys(found.cells.sort_values("remedy_number", kind="stable")["remedy"]))
@@ -45,7 +45,7 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
             ends = [y - 100 * line["top1_low"], 100 * line["top1_high"] - y] if known else None
             axis.errorbar(x, y, yerr=ends, capsize=2.5, elinewidth=1, **style)
             handles.append(Line2D([], [], label=name, **style))
-        critical = found.elbows.dropna(subset="critical_batch")
+        critical = found.lossless_batches.dropna(subset="critical_batch")
         critical = (
             critical[critical["remedy"] == found.plain] if (critical["remedy"] == found.plain).any() else critical
         )

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.style import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
-from analysis.predict.forecast import AHEAD, held_batch
+from analysis.predict.forecast import FORECAST_FACTORS, held_batch
 from analysis.predict.inputs import ReportInputs
-from analysis.predict.model import Model, predict
+from analysis.predict.model import ScalingModel, predict
 from analysis.predict.series import alike_but_for_timing
 from analysis.study import study_ranks
 from analysis.text import configuration_label, field_label
@@ -30,7 +30,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
         "batch_per_gpu",
     )
     rest = [name for name in analysis.axes if name not in aside and name in found[0].series.fields]
-    panels: dict[tuple[Any, ...], list[Model]] = {}
+    panels: dict[tuple[Any, ...], list[ScalingModel]] = {}
     for model in found:
         panels.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
     labels = list(dict.fromkeys(held_batch(model, ranks) for model in sorted(found, key=lambda m: m.series.base_batch)))
@@ -39,7 +39,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         smallest = min(model.series.sizes[0] for model in found)
-        largest = max(AHEAD) * max(model.series.sizes[-1] for model in found)
+        largest = max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in found)
         ends_early = False
         for axis, (key, members) in zip(axes, panels.items(), strict=False):
             axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
@@ -70,7 +70,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     return figure
 
 
-def _fan(axis: Any, analysis: ReportInputs, model: Model, largest: int, colour: Any, marker: str) -> bool:
+def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, colour: Any, marker: str) -> bool:
     """Draws a series; whether its shade ends where the interval becomes too wide to use."""
     sizes = model.series.sizes
     rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]

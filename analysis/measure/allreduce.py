@@ -1,8 +1,8 @@
-"""The ceiling: what an all-reduce of each size takes on the same ranks when nothing else runs.
+"""The measured all-reduce limit: time of an all-reduce of each size on the same ranks when nothing else runs.
 
-algbw = bytes / seconds; busbw = algbw · 2(N-1)/N, which does not depend on the number of ranks N where links are the
-limit (NVIDIA nccl-tests, doc/PERFORMANCE.md). GB/s are 10⁹ bytes a second. busbw supposes that every byte crosses links
-as in a ring: where a switch adds (NVLS, SHARP) it may lie above the link's own speed, and is shown as it is.
+algbw = bytes / seconds; busbw = algbw · 2(N-1)/N, which is independent of the number of ranks N if links are the limit
+(NVIDIA nccl-tests, doc/PERFORMANCE.md). GB/s are 10⁹ bytes per second. busbw assumes that every byte crosses links as
+in a ring. If a switch reduces (NVLS, SHARP), busbw may exceed the speed of the link; it is reported as it is.
 """
 
 from typing import Any
@@ -14,33 +14,35 @@ from scipy.optimize import least_squares
 from analysis.load.reduce import require
 
 KEYS = ["interconnect", "cpus_per_rank", "place", "nodes", "world_size"]
-"""What a ceiling is of: so many ranks, over this interconnect, at this place. `place` numbers groups of like ranks on
-other GPUs or hosts from 1."""
+"""Identity of a measured limit: number of ranks, interconnect and place. `place` numbers groups of similar ranks on
+different GPUs or hosts, starting at 1.
+"""
 
 SWEEP_COLUMNS = [*KEYS, "bytes", "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s", "n", "trial_ids"]
 FIT_COLUMNS = [
-    *KEYS, "latency_s", "algorithm_bytes_per_s", "bus_bytes_per_s", "largest_error", "median_error", "sizes", "n", "trial_ids",
+    *KEYS, "latency_s", "algorithm_bytes_per_s", "bus_bytes_per_s", "largest_error", "median_error", "sizes", "n",
+    "trial_ids",
 ]  # fmt: skip
 
 MIN_SIZES = 3
-"""Sizes that a fit of two parameters needs at least, so that it can be wrong."""
+"""Minimum number of sizes for a fit of two parameters, so that the fit can fail."""
 
 
 def sweep_seconds(sweep: pd.DataFrame) -> pd.DataFrame:
-    """A row for each trial and size, in order: seconds of one all-reduce, the median over repetitions of the mean over
-    ranks (nccl-tests averages over ranks too).
+    """Return the seconds of one all-reduce per trial and size, in order.
 
-    sweep: frame of `load.Results`. Columns: trial_id, bytes, seconds. Raises ValueError naming a column that it lacks.
+    The value is the median over repetitions of the mean over ranks (nccl-tests also averages over ranks). sweep: frame
+    of `load.Results`. Columns: trial_id, bytes, seconds. Raises ValueError naming a missing column.
     """
     require(sweep, ("trial_id", "rank", "bytes", "repetition", "seconds"), "the frame of the sweep")
-    each = sweep.groupby(["trial_id", "bytes", "repetition"])["seconds"].mean()
-    return each.groupby(level=["trial_id", "bytes"]).median().reset_index()
+    rank_means = sweep.groupby(["trial_id", "bytes", "repetition"])["seconds"].mean()
+    return rank_means.groupby(level=["trial_id", "bytes"]).median().reset_index()
 
 
-def ceilings(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
-    """A row for each group of ranks and size, with `SWEEP_COLUMNS`: medians over the trials (n) that ran on the group.
+def measured_limits(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
+    """Return `SWEEP_COLUMNS` per group of ranks and size: medians over the n trials that ran on the group.
 
-    trials, sweep: frames of `load.Results`, of trials under one environment.
+    trials, sweep: frames of `load.Results`, of trials in one environment.
     """
     seconds = sweep_seconds(sweep)
     seconds = seconds[seconds["trial_id"].isin(trials["trial_id"])]
@@ -56,23 +58,23 @@ def ceilings(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranks_of(trials: pd.DataFrame, sweep: pd.DataFrame) -> pd.DataFrame:
-    """`KEYS` of each trial that has a sweep, indexed by trial_id. Frames as in `ceilings`."""
+    """Return `KEYS` of each trial with a sweep, indexed by trial_id. Frames as in `measured_limits`."""
     shared = [name for name in KEYS if name != "place"]
-    swept = trials[trials["trial_id"].isin(sweep["trial_id"])]
-    frame = swept.set_index("trial_id").reindex(columns=[*shared, "environment"])
+    trials_with_sweep = trials[trials["trial_id"].isin(sweep["trial_id"])]
+    frame = trials_with_sweep.set_index("trial_id").reindex(columns=[*shared, "environment"])
     frame["interconnect"] = frame["interconnect"].fillna("auto")
     frame["ranks"] = frame.pop("environment").map(_place)
-    # Numbered in the order in which they come within like groups.
+    # Places are numbered in order of appearance within each group.
     frame["place"] = frame.groupby(shared, dropna=False)["ranks"].transform(lambda ranks: pd.factorize(ranks)[0] + 1)
     return frame.drop(columns="ranks")
 
 
 def fits(sweep: pd.DataFrame) -> pd.DataFrame:
-    """A row for each ceiling of `ceilings` with at least `MIN_SIZES` sizes, with `FIT_COLUMNS`.
+    """Return `FIT_COLUMNS` per group of `measured_limits` with at least `MIN_SIZES` sizes.
 
-    Fitted is seconds = latency + bytes / bandwidth (Hockney's model, Parallel Computing 20, 1994), by least squares on
-    the logarithm of seconds, so that every size counts alike. largest_error and median_error: of |fitted / measured - 1|
-    over the sizes; a large one says that no single latency and bandwidth describes these links.
+    The fit is seconds = latency + bytes / bandwidth (Hockney's model, Parallel Computing 20, 1994), by least squares on
+    the logarithm of seconds, so every size has the same weight. largest_error and median_error: of |fitted / measured -
+    1| over the sizes. A large error means that a single latency and bandwidth does not describe these links.
     """
     rows: list[dict[str, Any]] = []
     for key, group in sweep.groupby(KEYS, dropna=False):
@@ -100,7 +102,10 @@ def fits(sweep: pd.DataFrame) -> pd.DataFrame:
 
 
 def fit(size_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """Latency (s) and bandwidth (bytes/s) of seconds = latency + bytes / bandwidth, least squares on log seconds."""
+    """Fit latency (s) and bandwidth (bytes/s) of seconds = latency + bytes / bandwidth.
+
+    Least squares on the logarithm of seconds.
+    """
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
         latency_s, bandwidth = np.exp(logarithms)
@@ -112,11 +117,11 @@ def fit(size_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     return float(latency_s), float(bandwidth)
 
 
-def ceiling_seconds(seconds: pd.DataFrame, buckets: pd.DataFrame) -> pd.Series:
-    """Seconds of an all-reduce as large as each bucket in its own trial's sweep; NaN where that has no such range.
+def limit_seconds(seconds: pd.DataFrame, buckets: pd.DataFrame) -> pd.Series:
+    """Return the seconds of an all-reduce of each bucket's size in its trial's sweep; NaN outside its range.
 
-    seconds: see `sweep_seconds`. buckets: columns trial_id and bytes, any index. A size that was not swept itself lies on
-    the straight line between its neighbours, both axes logarithmic.
+    seconds: see `sweep_seconds`. buckets: columns trial_id and bytes, any index. Sizes between those of the sweep are
+    interpolated linearly, with both axes logarithmic.
     """
     result = pd.Series(np.nan, index=buckets.index)
     curves = {trial_id: curve for trial_id, curve in seconds.groupby("trial_id")}
@@ -129,12 +134,15 @@ def ceiling_seconds(seconds: pd.DataFrame, buckets: pd.DataFrame) -> pd.Series:
 
 
 def bus_factor(world_size: pd.Series) -> pd.Series:
-    """busbw / algbw of an all-reduce on so many ranks."""
+    """Return busbw / algbw of an all-reduce on `world_size` ranks."""
     return 2 * (world_size - 1) / world_size
 
 
 def _place(environment: dict[str, Any]) -> str:
-    """The hosts and GPUs of a trial's ranks in order. Ray's node ids are new in each session, so hosts count."""
+    """Return hosts and GPUs of a trial's ranks, in order.
+
+    Hosts identify nodes, because Ray's node ids change with every session.
+    """
     hosts = {node.get("node_id"): node.get("host") for node in environment.get("nodes") or ()}
     ranks = environment.get("ranks") or ()
     return " ".join(f"{hosts.get(rank.get('node_id'))}:{rank.get('gpu_uuid') or rank.get('device')}" for rank in ranks)

@@ -10,7 +10,10 @@ from analysis.statistics import intervals, log_estimates
 
 
 def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
-    """Bytes of text that all ranks take a second, of models that read bytes; NaN for others. found: see `configurations`."""
+    """Return the bytes of text that all ranks process per second; NaN for models that do not read bytes.
+
+    found: see `configurations`.
+    """
     if not {"model", "sequence_length"} <= {*found.columns}:
         return pd.Series(float("nan"), index=found.index)
     of_text = found["model"].isin(fields.text_models)
@@ -21,14 +24,14 @@ RESULT_COLUMNS = (
     "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
     "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
 )  # fmt: skip
-"""What `configurations` adds to a trial's fields and measures."""
+"""Columns that `configurations` adds to the fields and measures of a trial."""
 
 
 _NOT_MEDIANS = (
     "throughput_samples_per_s", "step_s", "slowest_rank", "fastest_rank", "host_bound", "peak_memory_bytes",
     "peak_reserved_bytes",
 )  # fmt: skip
-"""Measures of which a configuration has something else than the median across repeats, or nothing."""
+"""Measures that a configuration does not aggregate by the median over repeats."""
 
 
 LAYOUT = ("world_size", "nodes")
@@ -42,14 +45,14 @@ _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
 
 def trial_fields(frame: pd.DataFrame) -> list[str]:
-    """The columns of `frame` that are fields of a trial."""
+    """Return the columns of `frame` that are fields of a trial."""
     return [name for name in frame.columns if name not in OUTCOME_COLUMNS and name not in MEASURES]
 
 
 def derived_lengths(trials: pd.DataFrame) -> list[str]:
-    """Lengths of windows, in steps, that follow from a trial's other fields, as where each window lasts an epoch.
+    """Return window lengths, in steps, that follow from other fields, for example if each window lasts an epoch.
 
-    They vary with the batch and the ranks, and tell no configurations apart; lengths that were chosen do.
+    They vary with batch and ranks and do not distinguish configurations. Lengths that were chosen do.
     """
     lengths = [name for name in _LENGTHS if name in trials and trials[name].nunique(dropna=False) > 1]
     others = [name for name in trial_fields(trials) if name not in (*lengths, "repeat")]
@@ -60,12 +63,13 @@ def derived_lengths(trials: pd.DataFrame) -> list[str]:
 
 
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each configuration, from `measures.summaries`; the index numbers them from 0.
+    """Return one row per configuration, from `measures.summaries`; the index numbers them from 0.
 
-    Columns: the fields of a trial but repeat; global_batch (samples of one optimizer step); n (repeats), groups (worker groups)
-    and groups_differ; throughput_samples_per_s and step_s (medians across repeats) with `_low` and `_high` (95 %
-    interval, NaN for one repeat) and `throughput_log_*` for ratios; medians across repeats of the other measures;
-    host_bound (what most repeats say, None if none does); peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids.
+    Columns: the fields of a trial except repeat; global_batch (samples per optimizer step); n (repeats), groups (worker
+    groups) and groups_differ; throughput_samples_per_s and step_s (medians over repeats) with `_low` and `_high` (95 %
+    interval, NaN for one repeat) and `throughput_log_*` for ratios; medians over repeats of the other measures;
+    host_bound (majority of the repeats, None if unknown); peak_memory_bytes and peak_reserved_bytes (maxima);
+    trial_ids.
     """
     rows = rows.dropna(subset="throughput_samples_per_s")
     fields = [name for name in trial_fields(rows) if name != "repeat"]
@@ -103,7 +107,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
-    """The throughput columns of `configurations` in the shape that `statistics.ratios` takes."""
+    """Return the throughput columns of `configurations` in the format of `statistics.ratios`."""
     names = {
         "throughput_samples_per_s": "median",
         "throughput_log_mean": "log_mean",

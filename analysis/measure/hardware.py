@@ -1,7 +1,7 @@
-"""What GPUs can do at most by their data sheets, and what training made of it: FLOP/s, energy, GPU-hours, money.
+"""Peak rates of GPUs by their data sheets, and their use in training: FLOP/s, energy, GPU-hours, cost.
 
-Peaks are dense: data sheets that print rates with 2:4 sparsity are halved here. A device is known by the exact name that
-its driver gives; of any other, a MIG slice for one, nothing is known, and so there is no utilisation.
+Peaks are dense: rates with 2:4 sparsity in data sheets are halved. A device is identified by the exact name reported by
+its driver. Other devices, such as a MIG slice, have no known peak and therefore no utilisation.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ _B200 = (
 
 @dataclass(frozen=True)
 class Peak:
-    """Largest rates of a GPU: dense TFLOP/s (10¹² a second) by kind of arithmetic, and TB/s (10¹²) of its memory.
+    """Peak rates of a GPU: dense TFLOP/s (10¹² per second) by kind of arithmetic, and memory TB/s (10¹²).
 
-    fp32: outside the tensor cores. tf32, bf16, fp16: in them, summed in fp32. None: the GPU has no such arithmetic.
+    fp32: outside the tensor cores. tf32, bf16, fp16: in the tensor cores, accumulated in fp32. None: not supported.
     """
 
     fp32: float
@@ -37,14 +37,14 @@ class Peak:
     source: str
 
     def flops_per_s(self, precision: str) -> float | None:
-        """Dense FLOP/s of the arithmetic that a trial's `precision` computes in; None where that is not known."""
+        """Return the dense FLOP/s for a trial's `precision`; None if unknown."""
         kind = _ARITHMETIC.get(precision)
         tflops = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16}.get(kind or "")
         return None if tflops is None else tflops * 1e12
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Largest bandwidth of the GPU's own memory."""
+        """Return the peak bandwidth of the GPU's memory."""
         return self.memory_tb_per_s * 1e12
 
 
@@ -80,15 +80,16 @@ PEAKS: Mapping[str, Peak] = {
     "NVIDIA L40S": Peak(91.6, 183, 362, 362, 0.864, _L40S),  # with sparsity 366, 733, 733
     "NVIDIA B200": Peak(75, 1125, 2250, 2250, 8.0, _B200),  # eight: 600; with sparsity 18,000, 36,000, 36,000; 64 TB/s
 }
-"""By the name that NVML and torch give a GPU."""
+"""By the name that NVML and torch report for a GPU."""
 
 
 LEAST_SPAN_S = 1.0
-"""Of a shorter span the energy may be off by more than a tenth: a GPU's counter moves every 20 to 100 ms (100 on an H100;
-https://petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter), and what is read may be as old."""
+"""Shorter spans may have an energy error above 10 %: the counter of a GPU updates every 20 to 100 ms (100 on an H100;
+https://petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter), and a reading may be equally old.
+"""
 
 LEAST_SHARE = 0.9
-"""The part of a span between two readings that a trial must train at its plain pace for the span's power to be training's."""
+"""Minimum share of a span with training at the plain pace, for its power to count as that of training."""
 
 USE_COLUMNS = (
     "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "power_w", "wh_per_million_samples",
@@ -98,17 +99,17 @@ USE_COLUMNS = (
 
 
 def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float | None = None) -> pd.DataFrame:
-    """What each done trial on GPUs made of them, indexed by trial_id, with `USE_COLUMNS`.
+    """Return `USE_COLUMNS` for each done trial on GPUs, indexed by trial_id.
 
-    measured: see `measures.summaries`. windows: see `windows.windows`. price_per_gpu_hour: in any currency; None: unknown.
-    Raises ValueError naming a column that a frame lacks.
+    measured: see `measures.summaries`. windows: see `reduce.windows`. price_per_gpu_hour: in any currency, None if
+    unknown. Raises ValueError naming a missing column.
 
-    step_flops: floating-point operations of one step on all GPUs together, as the ranks counted them; null where one did
-    not. flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / the device's dense peak in this precision,
-    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak.
-    power_w: see `training_power_w`. gpu_hours_per_million_samples: GPUs / throughput, in hours and times 10⁶.
-    wh_per_million_samples: the product of both, the energy of all GPUs. gpu_hours_per_epoch: GPU-hours of the samples of
-    the data set, where a rank noted them (`dataset_samples`). money_*: GPU-hours times the price.
+    step_flops: floating-point operations per step on all GPUs, as counted by the ranks; null if a rank has no count.
+    flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / dense peak of the device in this precision, the
+    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. power_w: see
+    `training_power_w`. gpu_hours_per_million_samples: GPUs / throughput, in hours, times 10⁶. wh_per_million_samples:
+    the product of both, the energy of all GPUs. gpu_hours_per_epoch: GPU-hours for the samples of the data set, if a
+    rank recorded their number (`dataset_samples`). money_*: GPU-hours times the price.
     """
     require(
         measured,
@@ -142,13 +143,13 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
 
 
 def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:
-    """Mean power of a GPU while it trains, over a trial's GPUs, indexed by trial_id; null where it is not known.
+    """Return the mean power per GPU during training, indexed by trial_id; null if unknown.
 
-    Takes the frames that `use` takes, and raises what it raises. It is energy / time between two readings of a GPU's energy
-    counter around the plain window, of every GPU that a rank drives, with the pauses between the window's blocks. If the
-    span holds other steps too, the rank's `plain_window` says how many in `steps`. Null where a GPU of
-    the trial was not read, where the span is shorter than `LEAST_SPAN_S`, and where the span's steps would at the plain
-    step time take less than `LEAST_SHARE` of it: then it holds what is no training (a search for algorithms, say).
+    Takes the same frames as `use` and raises the same errors. Power is energy / time between two readings of a GPU's
+    energy counter. The readings enclose the plain window, on every GPU driven by a rank, including pauses between the
+    window's blocks. If they enclose other steps too, the rank's `plain_window` gives their number as `steps`. Null if a
+    GPU of the trial was not read, if the span is shorter than `LEAST_SPAN_S`, or if its steps at the plain step time
+    take less than `LEAST_SHARE` of it, because the span then includes other work (a search for algorithms, for example).
     """
     require(measured, ("trial_id", "device", "world_size", "environment", "step_s"), "the frame of trials")
     require(windows, ("trial_id", "window", "steps"), "the frame of windows")
@@ -159,7 +160,7 @@ def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series
 
 
 def _mean_power_w(environment: Mapping[str, Any], gpus: int, plain_steps: float, step_s: float) -> float | None:
-    """See `training_power_w`; step_s: the plain step time."""
+    """Return the mean power per GPU, see `training_power_w`. step_s: the plain step time."""
     powers: list[float | None] = []
     for rank in environment.get("ranks") or []:
         read = rank.get("plain_window") or {"before": [{}], "after": [{}]}
@@ -171,7 +172,10 @@ def _mean_power_w(environment: Mapping[str, Any], gpus: int, plain_steps: float,
 
 
 def _power_w(before: Mapping[str, Any], after: Mapping[str, Any], training_s: float) -> float | None:
-    """Power between two readings of a counter; None where it began anew, was not read, or the span is no training's."""
+    """Return the power between two readings of a counter.
+
+    None if the counter was reset or not read, or if the span contains other work than training.
+    """
     known = [reading.get(name) for reading in (before, after) for name in ("energy_j", "at")]
     if None in known:
         return None
@@ -184,7 +188,7 @@ _FACTS = ["step_flops", "dataset_samples"]
 
 
 def _evidence(environment: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of a trial's ranks: operations added up, None where one of them does not know; samples of the data set."""
+    """Return the operations of all ranks, None if a rank has no count, and the number of samples of the data set."""
     ranks = environment.get("ranks") or []
     return {
         "step_flops": _sum([rank.get("step_flops") for rank in ranks]),
@@ -198,7 +202,7 @@ def _sum(values: list[float | None]) -> float | None:
 
 
 def peak_bytes(measured: pd.DataFrame, windows: pd.DataFrame) -> dict[str, list[float]]:
-    """Peak bytes on each device of a trial: of one rank's devices if it drives several, else of its ranks."""
+    """Return the peak bytes on each device of a trial: the devices of a single rank, or one per rank."""
     by_rank = windows.dropna(subset="peak_memory_bytes").groupby(["trial_id", "rank"])["peak_memory_bytes"].max()
     found = {str(trial_id): [float(v) for v in values] for trial_id, values in by_rank.groupby(level="trial_id")}
     for trial_id, environment in zip(measured["trial_id"], measured["environment"], strict=True):

@@ -7,12 +7,13 @@ import pandas as pd
 
 
 def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each done training that has an epoch: its fields, and what its last epoch says.
+    """Return one row per done training with at least one epoch: its fields and the results of its last epoch.
 
-    Columns beside the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
-    samples_trained, train_s; throughput_samples_per_s (samples / train_s, validation left out); noise_trace and
-    noise_norm2 (means over its epochs), noise_batch (their ratio, NaN where either is not positive) with `_first` and
-    `_last` (of single epochs); side_by_side (the most trainings of a host at a time, itself included; NaN if not noted).
+    Columns besides the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
+    samples_trained, train_s; throughput_samples_per_s (samples / train_s, without validation); noise_trace and
+    noise_norm2 (means over its epochs); noise_batch (their ratio, NaN unless both are positive), and noise_batch_first
+    and _last (of single epochs); side_by_side (maximum of concurrent trainings on a host, including itself; NaN if not
+    recorded).
     """
     rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
     rows = rows[rows["trial_id"].isin(epochs["trial_id"])]
@@ -42,13 +43,16 @@ def _ratio(numerator: pd.Series, denominator: pd.Series) -> pd.Series:
 
 
 def _noted(environment: Any, name: str) -> float:
-    """The most that a rank noted; NaN where none did."""
+    """Return the maximum value recorded by a rank; NaN if none did."""
     noted = [rank.get(name) for rank in (environment or {}).get("ranks") or ()]
     return float(max((value for value in noted if value), default=np.nan))
 
 
 def reached_target(epochs: pd.DataFrame, runs: pd.DataFrame, target: float | None) -> pd.DataFrame:
-    """Steps, samples and seconds to each run's first epoch at its own target, or else the common one; no row if none is."""
+    """Return steps, samples and seconds to each run's first epoch at its target accuracy.
+
+    The target is the run's own, or else the common one. Runs that did not reach it have no row.
+    """
     goals = pd.Series(np.nan if target is None else target, index=runs["trial_id"], dtype=float)
     if "target_accuracy" in runs:
         goals = runs.set_index("trial_id")["target_accuracy"].astype(float).fillna(goals)

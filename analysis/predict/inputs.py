@@ -1,27 +1,30 @@
-"""What tables, figures and sentences read: an analysis, and the laws fitted to its series."""
+"""Input of tables, figures and sentences: an analysis with the laws fitted to its series."""
 
 import dataclasses
 from functools import cached_property
 
 from analysis.load.results import Results
-from analysis.predict.model import Model, models
+from analysis.predict.model import ScalingModel, models
 from analysis.study import Analysis, analyses
 
 
 class ReportInputs(Analysis):
-    """An analysis whose models are fitted on first use, once."""
+    """An analysis whose models are fitted once, on first use."""
 
     @cached_property
-    def models(self) -> list[Model]:
-        """See `prediction.models`."""
+    def models(self) -> list[ScalingModel]:
+        """Return the models of all series, see `model.models`."""
         return models(self)
 
 
 def with_models(analysis: Analysis) -> ReportInputs:
-    """The same analysis, with models."""
+    """Return the same analysis with models."""
     return ReportInputs(**{field.name: getattr(analysis, field.name) for field in dataclasses.fields(analysis)})
 
 
 def report_inputs(results: Results) -> list[ReportInputs]:
-    """One per environment, that with most done trials first. Raises ValueError naming a missing column."""
+    """Return one analysis per environment; the one with most done trials comes first.
+
+    Raises ValueError naming a missing column.
+    """
     return [with_models(analysis) for analysis in analyses(results)]

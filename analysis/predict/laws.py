@@ -1,7 +1,7 @@
-"""Laws of scaling: step time as a function of the number of ranks, the batch per rank and the interconnect.
+"""Scaling laws: step time as a function of the number of ranks, the batch per rank and the interconnect.
 
-Every law is a line in `LAWS`: a formula with its parameters. `fitting` finds these from measured steps, `prediction` asks
-the law about numbers of ranks that were not measured. Times are seconds, sizes bytes.
+Every law is an entry of `LAWS`: a formula with its parameters. `predict.fit` fits them to measured steps, and
+`predict.model` evaluates them at other numbers of ranks. Times are in seconds, sizes in bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,15 @@ from scipy.special import ndtr
 Array = np.ndarray
 
 LARGEST_GAMMA = 10.0
-"""Exponent at which computation and communication count as fully overlapped (Pollux bounds it so, too)."""
+"""Exponent at which computation and communication count as fully overlapped (the same bound as in Pollux)."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """An interconnect: latency_s of one hop of a ring, and bus bandwidth in bytes/s (nccl-tests' busbw). label: whence."""
+    """An interconnect.
+
+    latency_s: latency of one hop of a ring. bus_bytes_per_s: bus bandwidth (busbw of nccl-tests). label: its origin.
+    """
 
     latency_s: float
     bus_bytes_per_s: float
@@ -29,12 +32,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Points:
-    """Where a law is asked: arrays of one length.
+    """The points at which a law is evaluated: arrays of equal length.
 
-    base_batch: samples that one rank alone would take a step, those of the batch per rank where that is held (weak
-    scaling) and of the global batch where that is (strong). wire_s: time of the gradients' all-reduce where the link and
-    their size are known, 0 on one rank; NaN where they are not. growth: what ranks cost each other in units of what 2 do,
-    as the parts of the communication account grow, 0 on one rank; NaN where no account was kept.
+    base_batch: samples per step of one rank alone. It is the batch per rank in weak scaling, and the global batch in
+    strong scaling. wire_s: time of the gradients' all-reduce; 0 on one rank, NaN if the link or the size is unknown.
+    growth: cost of communication relative to 2 ranks, see `cost_growth`; 0 on one rank, NaN without a communication
+    breakdown.
     """
 
     world_size: Array
@@ -51,7 +54,7 @@ class Points:
 
     @property
     def work(self) -> Array:
-        """What a rank computes a step, in units of what one rank alone would."""
+        """Return the computation per rank and step, relative to that of one rank alone."""
         return self.batch_per_gpu / self.base_batch
 
     @property
@@ -68,7 +71,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A law's parameter with the values that it may take. unit "s" is scaled with the steps when it is searched for."""
+    """A parameter of a law, with its bounds. Unit "s" is scaled with the step times during the fit."""
 
     name: str
     unit: str = ""
@@ -79,10 +82,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Law:
-    """A law: `step_s(points, values)` in the order of `parameters`, of which the first is a time.
+    """A law: `step_s(points, values)`, with values in the order of `parameters`. The first parameter is a time.
 
-    joint: fitted over all batches together, not to one series. needs_wire, needs_account: cannot be asked where no link
-    is known, or no communication account was kept.
+    joint: fitted to the series of all batches together. needs_wire: requires a known link. needs_breakdown: requires a
+    communication breakdown.
     """
 
     title: str
@@ -91,42 +94,49 @@ class Law:
     step_s: Callable[[Points, Array], Array]
     joint: bool = False
     needs_wire: bool = False
-    needs_account: bool = False
+    needs_breakdown: bool = False
 
-    def lacks(self, points: Points) -> str | None:
-        """What the law needs and these points do not have."""
+    def missing_input(self, points: Points) -> str | None:
+        """Return which required measurement these points lack; None if nothing is missing."""
         if self.needs_wire and not points.wire_known:
-            return "an all-reduce sweep and the gradients' size"
-        if self.needs_account and not points.growth_known:
-            return "a communication account and one rank"
+            return "an all-reduce sweep and the size of the gradients"
+        if self.needs_breakdown and not points.growth_known:
+            return "a communication breakdown and a run on one rank"
         return None
 
 
 def amdahl(world_size: Array, serial: float | Array) -> Array:
-    """Speed-up 1 / (s + (1 - s) / N) with serial share s (Amdahl, AFIPS 1967)."""
+    """Return the speed-up 1 / (s + (1 - s) / N) for serial share s (Amdahl, AFIPS 1967)."""
     return 1 / (serial + (1 - serial) / world_size)
 
 
 def gustafson(world_size: Array, serial: float | Array) -> Array:
-    """Speed-up N - s (N - 1) with serial share s (Gustafson, Communications of the ACM 31, 1988)."""
+    """Return the speed-up N - s (N - 1) for serial share s (Gustafson, Communications of the ACM 31, 1988)."""
     return world_size - serial * (world_size - 1)
 
 
 def universal(world_size: Array, contention: float | Array, coherency: float | Array) -> Array:
-    """Speed-up N / (1 + σ(N-1) + κN(N-1)): contention σ, coherency κ (Gunther, Guerrilla Capacity Planning, 2007)."""
+    """Return the speed-up N / (1 + σ(N-1) + κN(N-1)) for contention σ and coherency κ.
+
+    Source: Gunther, Guerrilla Capacity Planning, 2007.
+    """
     return world_size / (1 + contention * (world_size - 1) + coherency * world_size * (world_size - 1))
 
 
 def ring_factor(world_size: Array | float) -> Array:
-    """2 (N-1) / N: how often the bytes cross each rank's link in a ring all-reduce (nccl-tests, doc/PERFORMANCE.md)."""
+    """Return 2 (N-1) / N: how often the bytes cross each rank's link in a ring all-reduce.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
     size = np.asarray(world_size, dtype=float)
     return 2 * (size - 1) / size
 
 
 def ring_s(world_size: Array | float, size_bytes: float, link: Link, messages: float = 1) -> Array:
-    """Seconds of a ring all-reduce, 2(N-1) α + 2(N-1)/N · S/B, of S bytes in so many messages, each with its latency.
+    """Return the seconds of a ring all-reduce of S bytes, 2(N-1) α + 2(N-1)/N · S/B; 0 for one rank.
 
-    Thakur, Rabenseifner and Gropp, Int. J. High Performance Computing Applications 19, 2005; 0 for one rank.
+    messages: number of messages that the bytes are split into; each adds its latency.
+    Source: Thakur, Rabenseifner and Gropp, Int. J. High Performance Computing Applications 19, 2005.
     """
     size = np.asarray(world_size, dtype=float)
     return messages * 2 * (size - 1) * link.latency_s + ring_factor(size) * size_bytes / link.bus_bytes_per_s
@@ -140,28 +150,34 @@ def two_level_s(
     between: Link,
     messages: float = 1,
 ) -> Array:
-    """Seconds of an all-reduce in two levels on n nodes with g = N / n ranks each.
+    """Return the seconds of a two-level all-reduce on n nodes with g = N / n ranks ranks_per_node.
 
-    A reduce-scatter and an all-gather inside each node, and between nodes an all-reduce of the S/g bytes that each rank
-    holds: 2(g-1) α + 2(g-1)/g · S/B inside, 2(n-1) α' + 2(n-1)/n · (S/g)/B' between; `between` is one rank's share of its
-    node's network (Jia et al., Highly Scalable Deep Learning Training System, 2018, section 3.3). One node: `ring_s`.
+    Inside each node: a reduce-scatter and an all-gather, 2(g-1) α + 2(g-1)/g · S/B. Between nodes: an
+    all-reduce of the S/g bytes per rank, 2(n-1) α' + 2(n-1)/n · (S/g)/B'. `between` is one rank's share of its node's
+    network. On one node the result equals `ring_s`. Source: Jia et al., Highly Scalable Deep Learning Training System,
+    2018, section 3.3.
     """
     count = np.asarray(nodes, dtype=float)
-    each = np.asarray(world_size, dtype=float) / count
-    return ring_s(each, size_bytes, inside, messages) + ring_s(count, size_bytes / each, between, messages)
+    ranks_per_node = np.asarray(world_size, dtype=float) / count
+    return ring_s(ranks_per_node, size_bytes, inside, messages) + ring_s(
+        count, size_bytes / ranks_per_node, between, messages
+    )
 
 
 def overlapped_s(compute_s: Array, sync_s: Array, gamma: float | Array) -> Array:
-    """(T_grad^γ + T_sync^γ)^(1/γ): γ = 1 overlaps nothing, a large γ all (Qiao et al., Pollux, OSDI 2021, section 3.2)."""
+    """Return (T_grad^γ + T_sync^γ)^(1/γ): no overlap for γ = 1, full overlap for large γ.
+
+    Source: Qiao et al., Pollux, OSDI 2021, section 3.2.
+    """
     larger, smaller = np.maximum(compute_s, sync_s), np.minimum(compute_s, sync_s)
     return larger * (1 + (smaller / larger) ** gamma) ** (1 / gamma)
 
 
 def expected_largest(world_size: Array) -> Array:
-    """Expectation of the largest of N standard normal values: 0, 0.564, 1.029 and 1.424 for N = 1, 2, 4, 8.
+    """Return the expected maximum of N standard normal values: 0, 0.564, 1.029, 1.424 for N = 1, 2, 4, 8.
 
-    The step ends with the last rank; where ranks' own times spread, that is how waiting for it grows (David and Nagaraja,
-    Order Statistics, 2003, section 4.5).
+    A step ends with its last rank. If the ranks' times spread, the wait for the slowest grows in this way.
+    Source: David and Nagaraja, Order Statistics, 2003, section 4.5.
     """
     return np.array([_expected_largest(float(size)) for size in np.asarray(world_size, dtype=float)])
 
@@ -174,7 +190,7 @@ def _expected_largest(size: float) -> float:
 
 
 def _of_speed_up(points: Points, step_s: float, speed_up: Array) -> Array:
-    """Step time from a speed-up of throughput: that of one rank, times the work of all ranks, over the speed-up."""
+    """Return the step time: that of one rank, times the work of all ranks, over the speed-up."""
     return step_s * points.work * points.world_size / speed_up
 
 
@@ -191,22 +207,22 @@ def _universal(points: Points, values: Array) -> Array:
 
 
 def _offset(points: Points, values: Array) -> Array:
-    """DDP's own work, which two ranks pay as much as many."""
+    """DDP's own overhead: the same on two ranks as on many."""
     return values[0] * points.work + values[1] * (points.world_size > 1)
 
 
-def _account(points: Points, values: Array) -> Array:
-    """Each part of the cost grows by its own law, see `account_growth`."""
+def _breakdown(points: Points, values: Array) -> Array:
+    """Every part of the cost grows by its own law, see `cost_growth`."""
     assert points.growth is not None
     return values[0] * points.work + values[1] * points.growth
 
 
-def account_growth(world_size: Array, host_s: float, wait_s: float, wire_s: Array, wire_on_two_s: float) -> Array:
-    """What N ranks cost each other in units of what 2 do, in seconds or any other unit of all parts.
+def cost_growth(world_size: Array, host_s: float, wait_s: float, wire_s: Array, wire_on_two_s: float) -> Array:
+    """Return the cost of communication on N ranks relative to 2 ranks. All parts have the same unit.
 
-    host_s, wait_s: on 2 ranks. The host's work and contention on the device stay as they are from there on, and the wait
-    for the slowest rank grows as `expected_largest`. wire_s: exposed transfers on each number of ranks
-    (`exposed_transfers_s`), wire_on_two_s those on 2. Where all parts are 0, what there is stays as it is.
+    host_s, wait_s: on 2 ranks. Host work and contention on the device stay constant from 2 ranks on. The wait for the
+    slowest rank grows like `expected_largest`. wire_s: exposed transfers on each number of ranks, see
+    `exposed_transfers_s`. wire_on_two_s: exposed transfers on 2 ranks. If all parts are 0, the cost stays constant.
     """
     size = np.asarray(world_size, dtype=float)
     total = host_s + wait_s + wire_on_two_s
@@ -217,11 +233,11 @@ def account_growth(world_size: Array, host_s: float, wait_s: float, wire_s: Arra
 
 
 def exposed_transfers_s(ready_before_s: Array, wire_s: Array, in_order: bool = True) -> float:
-    """Seconds of a step's transfers after its last local gradient, of buckets in their order.
+    """Return the seconds of a step's transfers after its last local gradient, for buckets in their order.
 
-    A bucket is ready so long before that gradient, and its transfer begins then; in order (NCCL), not before the end of the
-    one before it. So while the buckets keep pace with the backward pass only the last one is exposed, and where they do
-    not, all that they are longer by is.
+    ready_before_s: how long before that gradient each bucket is ready and its transfer can start. in_order (NCCL): a
+    transfer also waits for the end of the previous one. If the buckets keep pace with the backward pass, only the last
+    one is exposed. Otherwise their entire excess is exposed.
     """
     end_s = -np.inf
     for before_s, transfer_s in zip(ready_before_s, wire_s, strict=True):
@@ -231,7 +247,7 @@ def exposed_transfers_s(ready_before_s: Array, wire_s: Array, in_order: bool = T
 
 
 def _ring(points: Points, values: Array) -> Array:
-    """A cost that grows as the bytes that cross a link do."""
+    """A cost proportional to the bytes that cross a link."""
     return values[0] * points.work + values[1] * ring_factor(points.world_size)
 
 
@@ -249,12 +265,12 @@ def _overlap(points: Points, values: Array) -> Array:
 
 
 def _hidden(points: Points, values: Array) -> Array:
-    """The backward pass hides as much of a longer all-reduce as of a shorter one; what it hides shrinks with its work."""
+    """The backward pass hides the same seconds of any all-reduce; that amount shrinks with its work."""
     return values[0] * points.work + np.maximum(0.0, points.wire_s - values[1] * points.work)
 
 
 def _pollux(points: Points, values: Array) -> Array:
-    """With the link known; `_pollux_fitted` fits it."""
+    """Pollux with a known link. `_pollux_fitted` fits the link as well."""
     compute_s = values[0] + values[1] * points.batch_per_gpu
     return overlapped_s(compute_s, values[2] * (points.world_size > 1) + points.wire_s, values[3])
 
@@ -265,30 +281,30 @@ def _pollux_fitted(points: Points, values: Array) -> Array:
     return overlapped_s(compute_s, sync_s, values[3])
 
 
-_ALONE = Parameter("step of one rank", "s", 0.0, np.inf, 1.0)
+_ALONE = Parameter("step time on one rank", "s", 0.0, np.inf, 1.0)
 _SERIAL = Parameter("serial share", "", 0.0, 1.0)
 _GAMMA = Parameter("overlap exponent γ", "", 1.0, LARGEST_GAMMA, 2.0)
 _SHARED = (
     Parameter("compute α", "s", 0.0, np.inf, 0.5),
-    Parameter("compute β a sample", "s", 0.0, np.inf, 0.005),
-    Parameter("DDP's offset", "s"),
+    Parameter("compute β per sample", "s", 0.0, np.inf, 0.005),
+    Parameter("DDP offset", "s"),
     _GAMMA,
 )
 
 LAWS: Mapping[str, Law] = {
     "account": Law(
-        "parts of the account",
+        "communication breakdown",
         "T₁ + c · (host + wait · E[largest of N] + exposed buckets(N))",
         (_ALONE, Parameter("cost on 2 ranks", "s")),
-        _account,
-        needs_account=True,
+        _breakdown,
+        needs_breakdown=True,
     ),
     "ring": Law("ring", "T₁ + c · 2(N-1)/N", (_ALONE, Parameter("exposed cost on 2 ranks", "s")), _ring),
     "overlap": Law(
         "overlap with the measured all-reduce", "(T₁^γ + W(N)^γ)^(1/γ)", (_ALONE, _GAMMA), _overlap, needs_wire=True
     ),
     "hidden": Law(
-        "measured all-reduce less what is hidden",
+        "measured all-reduce minus the hidden part",
         "T₁ + max(0, W(N) - h)",
         (_ALONE, Parameter("hidden all-reduce", "s")),
         _hidden,
@@ -326,6 +342,7 @@ LAWS: Mapping[str, Law] = {
         joint=True,
     ),
 }
-"""Every law that is fitted. Formulas give the step where the batch per rank is held; where the global batch is, what is
-computed shrinks with it (`Points.work`). Their order is that of preference where no held-out point can tell them apart,
-but see `prediction.choose`."""
+"""All laws that are fitted. Formulas give the step time at a constant batch per rank (weak scaling). In strong scaling
+the computation shrinks with the batch (`Points.work`). The order is the order of preference if no held-out point can
+distinguish the laws, see `model.choose`.
+"""

@@ -58,7 +58,7 @@ def accuracy_table(analysis: Analysis) -> Table:
 def elbow(analysis: Analysis) -> Table:
     """The largest batch within noise of the reference, for each remedy, against the critical batch of the noise scale."""
     found = analysis.accuracy
-    frame = found.elbows.copy() if found else pd.DataFrame(columns=_ELBOW_COLUMNS)
+    frame = found.lossless_batches.copy() if found else pd.DataFrame(columns=_ELBOW_COLUMNS)
     if found and len(frame):
         of_remedy = {
             remedy: tuple(dict.fromkeys(cells.explode()))

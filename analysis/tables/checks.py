@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.checks.finding import FALSE_ALARM, MATTERS
 from analysis.checks.steps import CHECKS
-from analysis.measure.trace import check
+from analysis.measure.trace import agreement
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table, axis_columns
 from analysis.text import MOST_NAMED, join, named, percent
@@ -78,7 +78,7 @@ def trace(analysis: Analysis) -> Table:
 
     A row for each trial: means over its steps and over the ranks that have a trace; it holds where it does on all of them.
     """
-    checked = check(analysis.results)
+    checked = agreement(analysis.results)
     numbers = [column.name for column in _SECONDS]
     checked[numbers] = checked[numbers].astype(float)
     by_trial = checked.groupby("trial_id", sort=False)

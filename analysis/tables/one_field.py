@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare.one_field import against_reference, losses, trained
+from analysis.compare.one_field import against_reference, loss_summary, trained_accuracy
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns
 from analysis.text import GIB, configuration_label, field_label, field_value
@@ -77,8 +77,8 @@ def precision(analysis: Analysis) -> Table:
     return _table(
         analysis,
         _PRECISION,
-        losses(analysis.configurations, analysis.results.losses).join(
-            trained(analysis.configurations, analysis.accuracy)
+        loss_summary(analysis.configurations, analysis.results.losses).join(
+            trained_accuracy(analysis.configurations, analysis.accuracy)
         ),
     )
 

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.predict.fit import Fit
-from analysis.predict.forecast import AHEAD, forecast, held_batch
+from analysis.predict.forecast import FORECAST_FACTORS, forecast, held_batch
 from analysis.predict.inputs import ReportInputs
-from analysis.predict.model import WIDEST, Model
+from analysis.predict.model import WIDEST, ScalingModel
 from analysis.predict.series import alike_but_for_timing
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Column, Table, axis_columns
@@ -41,12 +41,12 @@ def predictions(analysis: ReportInputs) -> Table:
     if not found:
         return forecast_table(analysis, found, pd.DataFrame())
     largest = max(model.series.sizes[-1] for model in found)
-    made = forecast(analysis, [largest * factor for factor in AHEAD])
+    made = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS])
     table = forecast_table(analysis, found, made.rows)
     return replace(table, note=" ".join([table.note, *made.notes]))
 
 
-def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -> Table:
+def forecast_table(analysis: Analysis, found: list[ScalingModel], rows: pd.DataFrame) -> Table:
     """The rows of `forecast.Forecast` as people read them."""
     ranks = study_ranks(analysis)
     aside = (
@@ -103,7 +103,9 @@ def forecast_table(analysis: Analysis, found: list[Model], rows: pd.DataFrame) -
     )
 
 
-def _labelled(analysis: Analysis, found: list[Model], rows: pd.DataFrame, ranks: tuple[str, str]) -> pd.DataFrame:
+def _labelled(
+    analysis: Analysis, found: list[ScalingModel], rows: pd.DataFrame, ranks: tuple[str, str]
+) -> pd.DataFrame:
     frame = rows.copy()
     if frame.empty:
         return frame
@@ -128,7 +130,7 @@ def _labelled(analysis: Analysis, found: list[Model], rows: pd.DataFrame, ranks:
     return frame
 
 
-def _trial_ids(analysis: Analysis, members: list[Model]) -> tuple[str, ...]:
+def _trial_ids(analysis: Analysis, members: list[ScalingModel]) -> tuple[str, ...]:
     """The trials whose steps the laws of these series are fitted to, each once."""
     points = pd.concat([model.series.points["configuration"] for model in members])
     return tuple(dict.fromkeys(analysis.configurations.loc[points, "trial_ids"].explode()))
@@ -231,7 +233,7 @@ def law_parameters(analysis: ReportInputs) -> Table:
     return Table("Parameters of the chosen laws", columns, frame)
 
 
-def parameters_text(model: Model) -> str:
+def parameters_text(model: ScalingModel) -> str:
     """The chosen law's parameters: names, values in ms or without unit, and intervals."""
     parts = []
     bounds = model.chosen.intervals()

@@ -70,7 +70,7 @@ def at_one_batch(found: Accuracy) -> str | None:
     """How trainings of another kind differ from the plain one, where no larger batch was tried: number formats, say."""
     rows = found.cells[found.cells["is_reference"] & (found.cells["remedy"] != found.plain)]
     rows = rows.dropna(subset="plain_difference")
-    if len(found.elbows) or rows.empty:
+    if len(found.lossless_batches) or rows.empty:
         return None
     return f"At the same batch {join([_beside_plain(row) for _, row in rows.iterrows()])}."
 
@@ -99,7 +99,7 @@ def at_report_epoch(found: Accuracy, epoch: int | None) -> str | None:
 
 def failure(found: Accuracy) -> str | None:
     """Up to which batch nothing need be done."""
-    own = found.elbows[found.elbows["remedy"] == found.plain]
+    own = found.lossless_batches[found.lossless_batches["remedy"] == found.plain]
     if own.empty:
         return None
     row = own.iloc[0]
@@ -115,11 +115,11 @@ def failure(found: Accuracy) -> str | None:
 
 def mended(found: Accuracy) -> str | None:
     """How far each remedy moves the elbow, the one that moves it most first."""
-    others = found.elbows[found.elbows["remedy"] != found.plain]
+    others = found.lossless_batches[found.lossless_batches["remedy"] != found.plain]
     others = others.dropna(subset="elbow").sort_values(["elbow", "is_open"], ascending=False, kind="stable")
     if others.empty:
         return None
-    own = found.elbows[found.elbows["remedy"] == found.plain]["elbow"]
+    own = found.lossless_batches[found.lossless_batches["remedy"] == found.plain]["elbow"]
     plain = own.iloc[0] if len(own) else float("nan")
     better = others[others["elbow"] > plain]
     worse = others[others["elbow"] <= plain]
@@ -144,7 +144,7 @@ def mended(found: Accuracy) -> str | None:
 
 def critical(found: Accuracy) -> str | None:
     """The elbow against what the noise scale says of it."""
-    known = found.elbows.dropna(subset="critical_batch")
+    known = found.lossless_batches.dropna(subset="critical_batch")
     if known.empty:
         return None
     row = known.iloc[0]

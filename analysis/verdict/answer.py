@@ -5,7 +5,7 @@ Each sentence is one function of the analysis, and None where the study has noth
 
 import pandas as pd
 
-from analysis.compare.best import MOST_WORKS, Contest, contests
+from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.load.schema import PHASES
 from analysis.measure.configurations import characters_per_s
@@ -66,28 +66,28 @@ def wanted(analysis: Analysis) -> list[str | None]:
 
 def best(analysis: Analysis) -> str | None:
     """The highest throughput of each kind of work, and whether the next differs beyond noise."""
-    found = contests(analysis.configurations, analysis.axes, analysis.fields)
-    if len(found) > MOST_WORKS:
+    found = best_configurations(analysis.configurations, analysis.axes, analysis.fields)
+    if len(found) > MAX_LISTED_WORKLOADS:
         return f"Its models, data sets or sizes of samples make {len(found)} kinds of work, so none of them is the fastest."
     return " ".join(_best(analysis, contest) for contest in found)
 
 
-def _best(analysis: Analysis, contest: Contest) -> str:
+def _best(analysis: Analysis, contest: BestConfiguration) -> str:
     found, ranks = analysis.configurations, study_ranks(analysis)
-    first = found.iloc[contest.first]
-    aside = (*contest.work, *analysis.fields.timing, "world_size")
+    first = found.iloc[contest.best]
+    aside = (*contest.workload, *analysis.fields.timing, "world_size")
     names = [*(name for name in analysis.axes if name not in aside), "world_size"]
     value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
     shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
-    work = configuration_label(contest.work, contest.work, ranks)
+    work = configuration_label(contest.workload, contest.workload, ranks)
     text = f"The highest throughput{f' of {work}' if work else ''} is {shown} samples/s"
-    if pd.notna(characters := characters_per_s(found, analysis.fields).iloc[contest.first]):
+    if pd.notna(characters := characters_per_s(found, analysis.fields).iloc[contest.best]):
         text += f", {number(characters, 0)} characters/s"
     if label := configuration_label(first, names, ranks):
         text += f", with {label}"
-    if contest.second is None:
+    if contest.runner_up is None:
         return f"{text}."
-    second = found.iloc[contest.second]
+    second = found.iloc[contest.runner_up]
     other = configuration_label(second, [name for name in names if second[name] != first[name]], ranks) or "the next"
     if contest.within_noise is None:
         return f"{text}; one repeat cannot tell whether the next ({other}) differs."

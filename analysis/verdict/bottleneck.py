@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from analysis.compare.best import contests
-from analysis.compare.bottleneck import BOUND_SHARE, REGIONS, WORDS, at_most, fewer_launches, issue_ratio, regions
+from analysis.compare.best import best_configurations
+from analysis.compare.bottleneck import BOUND_SHARE, REGIONS, WORDS, fewer_launches, issue_ratio, largest_gain, regions
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, join, number, percent, telling_fields
 
@@ -24,7 +24,7 @@ def bounds(analysis: Analysis) -> str | None:
     if known.empty:
         return None
     fastest, text = None, []
-    if len(contests(analysis.configurations, analysis.axes, analysis.fields)) == 1:
+    if len(best_configurations(analysis.configurations, analysis.axes, analysis.fields)) == 1:
         fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
         if of["bound"].iloc[fastest] is None:
             return None
@@ -49,7 +49,7 @@ def bounds(analysis: Analysis) -> str | None:
     label = configuration_label(found.iloc[int(where)], named, study_ranks(analysis))
     text.append(
         f"One change could bring most with {label}: without {WORDS[kind].takes}, {percent(gain)} of a step, it would be "
-        f"at most {number(at_most(gain), 2)} times as fast."
+        f"at most {number(largest_gain(gain), 2)} times as fast."
     )
     return " ".join(text)
 
@@ -79,11 +79,11 @@ def _bound(shares: pd.Series, row: pd.Series) -> str:
         return (
             f"{shown}. What helps is {words.change}; the largest other part is {WORDS[largest].takes}, {percent(rest[largest])}"
             f"{unknown if largest == 'idle' and not known else ''}, without which a step would be at most "
-            f"{number(at_most(rest[largest]), 2)} times as fast."
+            f"{number(largest_gain(rest[largest]), 2)} times as fast."
         )
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
-    gain = number(at_most(share), 2)
+    gain = number(largest_gain(share), 2)
     return f"{shown}. What helps most is {change}; without that part a step would be at most {gain} times as fast."
 
 

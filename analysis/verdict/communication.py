@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from analysis.compare.communication import SLOWDOWN_PARTS, step_of_account_s
+from analysis.compare.communication import SLOWDOWN_PARTS, breakdown_step_s
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.study import Analysis, study_ranks
 from analysis.text import SLOWDOWN_LABELS, configuration_label, join, number, percent, value_label
@@ -68,7 +68,7 @@ def exposed(analysis: Analysis) -> str | None:
     rows = analysis.communication.exposed.dropna(subset=["exposed_s"])
     if rows.empty:
         return None
-    step_s = step_of_account_s(rows, analysis.configurations["step_s"].reindex(rows.index))
+    step_s = breakdown_step_s(rows, analysis.configurations["step_s"].reindex(rows.index))
     row = rows.assign(share=rows["exposed_s"] / step_s).sort_values("share").iloc[-1]
     where = _label(analysis, row.name)
     most = " at most" if len(rows) > 1 else ""

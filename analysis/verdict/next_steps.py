@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.best import MOST_WORKS, Contest, contests
+from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
 from analysis.load.study_record import GOALS
 from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
@@ -54,27 +54,29 @@ def best(analysis: Analysis, goal: str) -> str:
     if found.empty:
         return f"Best for {goal}: not known, for no trial with timed windows is done."
     scale = pd.Series(1.0, index=found.index) if goal == "throughput" else 3600 / found["world_size"]
-    of_works = contests(found, analysis.axes, analysis.fields, scale)
-    if len(of_works) > MOST_WORKS:
+    of_works = best_configurations(found, analysis.axes, analysis.fields, scale)
+    if len(of_works) > MAX_LISTED_WORKLOADS:
         return f"Best for {goal}: not one, for the models, data sets or sizes of samples make {len(of_works)} kinds of work."
     return " ".join(_of_one_work(analysis, goal, scale, contest) for contest in of_works)
 
 
-def _of_one_work(analysis: Analysis, goal: str, scale: pd.Series, contest: Contest) -> str:
+def _of_one_work(analysis: Analysis, goal: str, scale: pd.Series, contest: BestConfiguration) -> str:
     found, ranks = analysis.configurations, study_ranks(analysis)
 
     def label(index: int) -> str:
         row = {str(name): value for name, value in found.loc[index].items()}
-        names = [name for name in _telling(analysis, row, ("world_size", "batch_per_gpu")) if name not in contest.work]
+        names = [
+            name for name in _telling(analysis, row, ("world_size", "batch_per_gpu")) if name not in contest.workload
+        ]
         return configuration_label(row, names, ranks)
 
-    value = float(found["throughput_samples_per_s"].loc[contest.first] * scale.loc[contest.first])
+    value = float(found["throughput_samples_per_s"].loc[contest.best] * scale.loc[contest.best])
     unit = "samples/s" if goal == "throughput" else f"samples a {ranks[0]}-hour"
-    work = configuration_label(contest.work, contest.work, ranks)
-    text = f"Best for {goal}{f' of {work}' if work else ''}: {label(contest.first)}, {number(value, 0 if value >= 1000 else 1)} {unit}"
-    if contest.second is None:
+    work = configuration_label(contest.workload, contest.workload, ranks)
+    text = f"Best for {goal}{f' of {work}' if work else ''}: {label(contest.best)}, {number(value, 0 if value >= 1000 else 1)} {unit}"
+    if contest.runner_up is None:
         return f"{text}; nothing else was measured."
-    text += f"; second: {label(contest.second)}, {percent(1 - 1 / contest.ratio, 1)} less"
+    text += f"; second: {label(contest.runner_up)}, {percent(1 - 1 / contest.ratio, 1)} less"
     if contest.within_noise is None:
         return f"{text}. One repeat cannot tell whether they differ."
     return f"{text}, which is {'within' if contest.within_noise else 'beyond'} noise."

@@ -27,9 +27,9 @@ import pandas as pd
 
 from analysis.load.results import Results, load
 from analysis.measure.allreduce import sweep_seconds
-from analysis.measure.communication import account, bucket_rows
+from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.measure.measures import summaries
-from analysis.measure.trace import check
+from analysis.measure.trace import agreement
 from analysis.report.report import write_report
 from analysis.text import field_value
 from benchmarks.harness.common import RESULTS, command, figure, kept_samples, write_summary
@@ -231,7 +231,7 @@ def _measured(proof: Proof) -> pd.DataFrame:
     """Summary and account of every done trial, by trial_id."""
     results = proof.results()
     rows = summaries(results.trials, results.windows).set_index("trial_id")
-    told = account(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
+    told = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
     # ranks whose loaders keep step with another offset wait for each other: the last one's wait for its batch is the step's
     told["latest_load_wait_s"] = told["seen_load_wait_s"] + told["late_by_load_s"]
     return rows.join(told[["waited_for_rank", "lateness_s", "exposed_wire_s", "latest_load_wait_s"]])
@@ -351,7 +351,7 @@ def trace_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
     results = proof.results()
     known = {sample["trial_id"] for sample in proof.samples if sample["kind"] == "trace"}
     trials = results.trials[~results.trials["trial_id"].isin(known)]
-    rows = json.loads(check(replace(results, trials=trials)).to_json(orient="records"))
+    rows = json.loads(agreement(replace(results, trials=trials)).to_json(orient="records"))
     proof.samples += [{"kind": "trace", **row} for row in rows]
     figures = []
     for trial in traced_trials(proof, interconnect):

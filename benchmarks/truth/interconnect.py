@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.load.results import load
-from analysis.measure.allreduce import ceilings, fits
-from analysis.measure.communication import account, bucket_rows
+from analysis.measure.allreduce import fits, measured_limits
+from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.study import analyse
 from benchmarks.harness.common import RESULTS, command, figure, write_summary
 from tests.support.hosts import ROOT, Hosts, start_ray
@@ -58,7 +58,7 @@ def findings(rate: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     label = "unlimited" if rate == "none" else rate
     figures = []
 
-    fitted = fits(ceilings(results.trials, results.sweep))
+    fitted = fits(measured_limits(results.trials, results.sweep))
     bandwidth = float(fitted["bus_bytes_per_s"].iloc[0])
     set_to = bits_per_s / 8 if bits_per_s else None
     figures.append(
@@ -69,7 +69,7 @@ def findings(rate: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         )
     )  # fmt: skip
 
-    found = account(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
+    found = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
     found = found.merge(results.trials[["trial_id", "model"]], on="trial_id")
     for model, rows in found.groupby("model"):
         wire_s, gradient_bytes = float(rows["wire_s"].median()), float(rows["gradient_bytes"].median())

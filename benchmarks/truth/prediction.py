@@ -22,7 +22,7 @@ import numpy as np
 
 from analysis.load.results import load
 from analysis.predict.model import models_of, pooled_spread, predict
-from analysis.predict.series import Series, series_of
+from analysis.predict.series import ScalingSeries, series_of
 from analysis.study import Analysis, analyses
 from benchmarks.harness.common import figure, write_summary
 
@@ -59,7 +59,7 @@ def predicted(folder: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
             yield sample | {"host_bound": host_bound}, analysis.environment
 
 
-def _sample(folder: str, series: Series, law: str, row: Mapping[Any, Any], analysis: Analysis) -> dict[str, Any]:
+def _sample(folder: str, series: ScalingSeries, law: str, row: Mapping[Any, Any], analysis: Analysis) -> dict[str, Any]:
     by_size = series.points.set_index("world_size")
     step_s = by_size["step_s"]
     alone = float(step_s[1] * by_size["batch_per_gpu"][ASKED] / by_size["batch_per_gpu"][1])

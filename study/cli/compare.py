@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.compare.folders import MEASURES, SLOWER, Comparison
+from analysis.compare.folders import COMPARED_MEASURES, SLOWER, Comparison
 from analysis.load.schema import PHASES
 from analysis.text import number, percent, with_interval
 from study.cli.terminal import terminal
@@ -54,7 +54,7 @@ def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:
                     "ratio": row[f"{name}_ratio"],
                     "interval": [row[f"{name}_low"], row[f"{name}_high"]],
                 }
-                for name in MEASURES
+                for name in COMPARED_MEASURES
             },
         }
         for i, row in enumerate(rows)

@@ -11,7 +11,7 @@ from analysis.load.results import load
 from analysis.load.study_record import GOALS
 from analysis.predict.forecast import Forecast, forecast
 from analysis.predict.inputs import ReportInputs, report_inputs
-from analysis.predict.model import Model
+from analysis.predict.model import ScalingModel
 from analysis.predict.next_trial import next_trial
 from analysis.report.summary import left_out
 from analysis.tables.predictions import forecast_table, law_parameters, laws
@@ -79,7 +79,7 @@ def _as_json(analysis: ReportInputs, found: Forecast, trial: Any, advice: list[s
     }
 
 
-def _series(model: Model) -> dict[str, Any]:
+def _series(model: ScalingModel) -> dict[str, Any]:
     bounds = model.chosen.intervals()
     return {
         "series": model.number,

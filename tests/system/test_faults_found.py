@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from analysis.load.reduce import windows
 from analysis.measure.allreduce import sweep_seconds
-from analysis.measure.communication import account, bucket_rows
+from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.measure.measures import summarise
 from benchmarks.harness.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
 from study.store.tables import packed, unpacked
@@ -51,7 +51,7 @@ def findings(trial: Trial, ranks: list[RankOutput]) -> pd.Series:
         for name, each in rows.items()
     )
     trials = pd.DataFrame([trial.model_dump()]).assign(trial_id=trial.trial_id)
-    found = account(bucket_rows(buckets, steps, trials), windows(steps)).iloc[0]
+    found = communication_breakdown(bucket_rows(buckets, steps, trials), windows(steps)).iloc[0]
     largest = sweep_seconds(sweep).iloc[-1]
     rate = largest["bytes"] / largest["seconds"]
     return pd.concat([found, pd.Series(summarise(steps) | {"all_reduce_bytes_per_s": rate})])

@@ -1,4 +1,4 @@
-"""Checks that look at the data: silent where there is nothing, and each finds the fault that was put in."""
+"""Data checks: silent on clean studies, and each finds its injected fault."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.checks.finding import FALSE_ALARM, Data, Finding
+from analysis.checks.finding import FALSE_ALARM, CheckData, Finding
 from analysis.checks.steps import CHECKS, findings
 from analysis.load.reduce import REQUIRED_COLUMNS, windows
 from analysis.load.results import load
@@ -31,16 +31,17 @@ def unchanged(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
 
 
 def spiky(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
-    """Clean too, though every twentieth step is half as slow again: at random."""
+    """A clean study, although a random twentieth of the steps takes 1.5 times as long."""
     rng = np.random.default_rng(len(steps) + int(1e6 * steps["step_s"].iloc[0]))
     key = steps["trial"] * STEPS + steps["step"]
     steps.loc[key.map(dict(enumerate(rng.random(TRIALS * STEPS) < 0.05))), "step_s"] *= 1.5
 
 
-def study(seed: int, change: Change = unchanged) -> Data:
-    """20 configurations on 1, 2 or 4 ranks, five repeats in blocks of random order; 24 steps, 2 % noise each.
+def study(seed: int, change: Change = unchanged) -> CheckData:
+    """Return 20 configurations on 1, 2 or 4 ranks, with five repeats in randomised blocks of 24 steps, 2 % noise each.
 
-    `change` alters the trials (throughput_samples_per_s, started_at) and steps (columns trial, a number, and nominal) in place.
+    `change` modifies, in place, the trials (throughput_samples_per_s, started_at) and the steps (columns trial, a
+    number, and nominal_s).
     """
     rng = np.random.default_rng(seed)
     configuration = np.concatenate([rng.permutation(CONFIGURATIONS) for _ in range(REPEATS)])
@@ -65,20 +66,22 @@ def study(seed: int, change: Change = unchanged) -> Data:
     change(trials, steps)
     steps = steps.assign(trial_id=trials["trial_id"].to_numpy()[trial], window="phases", samples=32, window_s=1.0)
     steps = steps.reindex(columns=list(REQUIRED_COLUMNS))
-    return Data(trials, step_shapes(steps), windows(steps))
+    return CheckData(trials, step_shapes(steps), windows(steps))
 
 
-def names(found: list[Finding]) -> set[str]:
-    return {finding.name for finding in found}
+def names(result: list[Finding]) -> set[str]:
+    return {finding.name for finding in result}
 
 
-def test_of_clean_studies_at_most_one_in_twenty_gives_a_finding_of_any_one_check() -> None:
-    seen = dict.fromkeys(CHECKS, 0)
+def test_the_false_alarm_rate_of_every_check_is_at_most_5_percent() -> None:
+    counts = dict.fromkeys(CHECKS, 0)
     for seed in range(STUDIES):
         for name in names(findings(study(seed, spiky if seed % 2 else unchanged))):
-            seen[name] += 1
-    most = stats.binom.ppf(0.99, STUDIES, FALSE_ALARM)  # what a check whose rate is 5 % stays below, 99 times of 100
-    assert all(count <= most for count in seen.values()), seen
+            counts[name] += 1
+    limit = stats.binom.ppf(
+        0.99, STUDIES, FALSE_ALARM
+    )  # a check with a rate of 5 % stays below this with a probability of 99 %
+    assert all(count <= limit for count in counts.values()), counts
 
 
 def falling(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
@@ -95,13 +98,13 @@ def slow_first(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
 
 
 def slow_start(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
-    of_one = trials["configuration"].to_numpy()[steps["trial"]] == 7
-    steps.loc[of_one & (steps["step"] < 6), "step_s"] *= 1.12
+    of_configuration = trials["configuration"].to_numpy()[steps["trial"]] == 7
+    steps.loc[of_configuration & (steps["step"] < 6), "step_s"] *= 1.12
 
 
 def every_sixth(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
-    of_one = trials["configuration"].to_numpy()[steps["trial"]] == 5
-    steps.loc[of_one & (steps["step"] % 6 == 4), "step_s"] *= 1.5
+    of_configuration = trials["configuration"].to_numpy()[steps["trial"]] == 5
+    steps.loc[of_configuration & (steps["step"] % 6 == 4), "step_s"] *= 1.5
 
 
 def two_speeds(trials: pd.DataFrame, steps: pd.DataFrame) -> None:
@@ -116,7 +119,7 @@ FAULTS: dict[str, tuple[Change, str, Callable[[str], bool]]] = {
     "drift": (falling, "falls by 4", lambda trial_id: True),
     "change_point": (jump, "repeats of the same configurations are 5", lambda t: int(t[-1]) >= 3),
     "first_step": (slow_first, "takes 2.0 times the median of the others, up to 4", lambda t: t.startswith("c3-")),
-    "warm_up": (slow_start, "the window begins 13", lambda t: t.startswith("c7-")),
+    "warm_up": (slow_start, "the window starts 13", lambda t: t.startswith("c7-")),
     "periodic_steps": (every_sixth, "most clearly every 6 steps", lambda t: t.startswith("c5-")),
     "bimodal_steps": (two_speeds, "steps fall into two classes", lambda t: t == "c12-r0"),
     "slow_rank": (slow_rank_1, "Rank 1 has the longest forward pass in ", lambda t: int(t[1:].split("-")[0]) % 3 > 0),
@@ -124,52 +127,51 @@ FAULTS: dict[str, tuple[Change, str, Callable[[str], bool]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_check_finds_its_fault_and_names_the_trials(name: str) -> None:
-    change, words, concerned = FAULTS[name]
-    found = [finding for finding in findings(study(0, change)) if finding.name == name]
-    assert len(found) == 1
-    assert words in found[0].sentence
-    assert found[0].what_to_do.endswith(".")
-    assert found[0].trial_ids
-    wrong = [trial_id for trial_id in found[0].trial_ids if not concerned(trial_id)]
-    assert len(wrong) <= 0.1 * len(found[0].trial_ids), wrong
+def test_a_check_finds_its_fault_and_lists_the_trials(name: str) -> None:
+    change, words, is_affected = FAULTS[name]
+    result = [finding for finding in findings(study(0, change)) if finding.name == name]
+    assert len(result) == 1
+    assert words in result[0].sentence
+    assert result[0].what_to_do.endswith(".")
+    assert result[0].trial_ids
+    wrong = [trial_id for trial_id in result[0].trial_ids if not is_affected(trial_id)]
+    assert len(wrong) <= 0.1 * len(result[0].trial_ids), wrong
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_does_not_set_off_the_checks_of_others(name: str) -> None:
+def test_a_fault_triggers_no_other_check(name: str) -> None:
     change, _, _ = FAULTS[name]
-    also = {"periodic_steps": {"bimodal_steps"}, "warm_up": {"bimodal_steps"}}.get(name, set())
-    assert names(findings(study(1, change))) - also <= {name}
+    expected_too = {"periodic_steps": {"bimodal_steps"}, "warm_up": {"bimodal_steps"}}.get(name, set())
+    assert names(findings(study(1, change))) - expected_too <= {name}
 
 
-def test_configurations_that_ran_twice_are_told(tmp_path: Path) -> None:
-    of = study(0)
-    keep = of.trials["configuration"].ne(2) | of.trials.groupby("configuration").cumcount().lt(2)
-    found = CHECKS["few_repeats"](Data(of.trials[keep], of.shapes, of.windows))
-    assert found[0].sentence == (
-        "1 of 20 configurations ran twice: their intervals are about 7 times as wide as with 5 repeats."
-    )
-    assert set(found[0].trial_ids) == {"c2-r0", "c2-r1"}
-    assert CHECKS["few_repeats"](of) == []
+def test_configurations_with_two_repeats_are_reported(tmp_path: Path) -> None:
+    data = study(0)
+    keep = data.trials["configuration"].ne(2) | data.trials.groupby("configuration").cumcount().lt(2)
+    result = CHECKS["few_repeats"](CheckData(data.trials[keep], data.shapes, data.windows))
+    assert result[0].sentence.startswith("1 of 20 configurations ran twice")
+    assert "7 times" in result[0].sentence
+    assert set(result[0].trial_ids) == {"c2-r0", "c2-r1"}
+    assert CHECKS["few_repeats"](data) == []
 
 
-def test_a_study_without_any_trial_gives_no_finding() -> None:
-    of = study(0)
-    assert findings(Data(of.trials.iloc[:0], of.shapes.iloc[:0], of.windows.iloc[:0])) == []
+def test_a_study_without_trials_has_no_finding() -> None:
+    data = study(0)
+    assert findings(CheckData(data.trials.iloc[:0], data.shapes.iloc[:0], data.windows.iloc[:0])) == []
 
 
-def test_one_trial_gives_no_finding() -> None:
-    of = study(0)
-    one = of.trials.iloc[:1]
-    among = [frame[frame["trial_id"].isin(one["trial_id"])] for frame in (of.shapes, of.windows)]
-    assert findings(Data(one, *among)) == []
+def test_a_single_trial_has_no_finding() -> None:
+    data = study(0)
+    single = data.trials.iloc[:1]
+    frames = [frame[frame["trial_id"].isin(single["trial_id"])] for frame in (data.shapes, data.windows)]
+    assert findings(CheckData(single, *frames)) == []
 
 
-def test_the_report_tells_what_was_found_and_what_to_do(tmp_path: Path) -> None:
+def test_the_report_lists_findings_and_fixes(tmp_path: Path) -> None:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
-        found = gpu_law(fields)
-        found.pop("account")
-        return found | {"step_s": found["step_s"] * (1.0 if fields["repeat"] < 3 else 1.1)}
+        result = gpu_law(fields)
+        result.pop("account")
+        return result | {"step_s": result["step_s"] * (1.0 if fields["repeat"] < 3 else 1.1)}
 
     trials = grid(
         {"device": "cuda", "steps": 20, "cpus_per_rank": 8, "loader_workers": 4},

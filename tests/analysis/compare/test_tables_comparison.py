@@ -1,4 +1,4 @@
-"""Tables that compare one field at a time, the ladder, bandwidths and the list of trials: whole, of hand-made studies."""
+"""Tables that compare one field, the ladder, bandwidths and the list of trials: complete, of hand-made studies."""
 
 import math
 import shlex
@@ -49,7 +49,7 @@ BYTES = 50 * MIB
 
 
 def timed(directory: Path, trials: list[dict[str, Any]], step_s: Any) -> ReportInputs:
-    """Trials whose plain steps take exactly `step_s(fields)`."""
+    """Return a study whose plain steps take exactly `step_s(fields)`."""
     return with_models(
         analyse(load(write_results(directory, trials, lambda fields: {"step_s": step_s(fields)}, spread=0.0)))
     )
@@ -58,28 +58,28 @@ def timed(directory: Path, trials: list[dict[str, Any]], step_s: Any) -> ReportI
 # ------------------------------------------------------------------------------------------- one field at a time
 
 
-def test_each_strategy_is_held_against_ddp_on_as_many_gpus(tmp_path: Path) -> None:
+def test_each_strategy_is_compared_with_ddp_on_the_same_number_of_gpus(tmp_path: Path) -> None:
     seconds = {("ddp", 1): 0.1, ("ddp", 2): 0.125, ("fsdp2", 2): 0.1, ("none", 1): 0.08, ("dp", 4): 0.3}
     trials = [GPU | {"parallel": name, "world_size": size} for name, size in seconds]
-    found = timed(tmp_path / "results", trials, lambda t: seconds[t["parallel"], t["world_size"]])
-    cells = TABLES["parallel"](found).cells()
+    analysis = timed(tmp_path / "results", trials, lambda t: seconds[t["parallel"], t["world_size"]])
+    cells = TABLES["parallel"](analysis).cells()
     assert cells[["GPUs", "parallel", "against", "times as fast", "step time (ms)", "n"]].to_numpy().tolist() == [
         ["1", "ddp", "ddp", "1.000", "100.0", "1"],
         ["1", "none", "ddp", "1.250", "80.0", "1"],
         ["2", "ddp", "ddp", "1.000", "125.0", "1"],
-        ["2", "fsdp2", "ddp", "1.250", "100.0", "1"],  # dp on 4 GPUs has nothing to be held against
+        ["2", "fsdp2", "ddp", "1.250", "100.0", "1"],  # dp on 4 GPUs has no counterpart
     ]
 
 
-def test_a_ratio_s_interval_is_that_of_welch_s_test(tmp_path: Path) -> None:
+def test_a_ratio_has_the_interval_of_the_welch_test(tmp_path: Path) -> None:
     noise = {0: 1.0, 1: 1.02, 2: 0.97}
     trials = grid(GPU, storage=["jpeg", "arrow_raw"], repeat=range(3))
 
     def step_s(fields: dict[str, Any]) -> float:
         return (0.1 if fields["storage"] == "jpeg" else 0.05 * noise[fields["repeat"]]) * noise[fields["repeat"]]
 
-    found = timed(tmp_path / "results", trials, step_s)
-    frame = TABLES["storage"](found).frame.set_index("storage")
+    analysis = timed(tmp_path / "results", trials, step_s)
+    frame = TABLES["storage"](analysis).frame.set_index("storage")
     logs = {name: [math.log(32 / step_s(t)) for t in trials if t["storage"] == name] for name in ("jpeg", "arrow_raw")}
     interval = ttest_ind(logs["arrow_raw"], logs["jpeg"], equal_var=False).confidence_interval(0.95)
     row = frame.loc["arrow_raw"]
@@ -88,31 +88,31 @@ def test_a_ratio_s_interval_is_that_of_welch_s_test(tmp_path: Path) -> None:
     assert frame.loc["jpeg", ["ratio_low", "ratio_high"]].isna().all()
 
 
-def test_where_the_usual_reference_was_not_measured_the_next_one_is(tmp_path: Path) -> None:
-    found = timed(tmp_path / "results", grid(GPU, execution=["compile", "graph"]), lambda t: 0.1)
-    assert TABLES["execution"](found).cells()["against"].tolist() == ["compile", "compile"]
+def test_without_the_usual_reference_the_next_value_is_the_reference(tmp_path: Path) -> None:
+    analysis = timed(tmp_path / "results", grid(GPU, execution=["compile", "graph"]), lambda t: 0.1)
+    assert TABLES["execution"](analysis).cells()["against"].tolist() == ["compile", "compile"]
 
 
-def test_fields_that_differ_together_are_not_compared(tmp_path: Path) -> None:
+def test_configurations_that_differ_in_two_fields_are_not_compared(tmp_path: Path) -> None:
     trials = [GPU | {"storage": "jpeg"}, GPU | {"storage": "arrow_raw", "batch_per_gpu": 64}]
-    found = timed(tmp_path / "results", trials, lambda t: 0.1)
-    assert len(against_reference(found.configurations, "storage")) == 0
-    assert TABLES["storage"](found).frame.empty
+    analysis = timed(tmp_path / "results", trials, lambda t: 0.1)
+    assert len(against_reference(analysis.configurations, "storage")) == 0
+    assert TABLES["storage"](analysis).frame.empty
 
 
-def test_trials_older_than_a_field_are_left_out_of_its_comparison_and_kept_in_others(tmp_path: Path) -> None:
+def test_trials_older_than_a_field_are_only_excluded_from_its_comparison(tmp_path: Path) -> None:
     new = grid(GPU | {"parallel": "ddp"}, storage=["jpeg", "arrow_raw"])
     old = [GPU | {"batch_per_gpu": 64, "world_size": size} for size in (1, 2)]
-    found = timed(tmp_path / "results", [*new, *old], lambda t: 0.1)
-    assert TABLES["storage"](found).frame["storage"].tolist() == ["jpeg", "arrow_raw"]
-    assert TABLES["speed_up_weak"](found).frame["speed_up_2"].tolist() == pytest.approx([2.0])
+    analysis = timed(tmp_path / "results", [*new, *old], lambda t: 0.1)
+    assert TABLES["storage"](analysis).frame["storage"].tolist() == ["jpeg", "arrow_raw"]
+    assert TABLES["speed_up_weak"](analysis).frame["speed_up_2"].tolist() == pytest.approx([2.0])
 
 
-def test_every_other_setting_has_its_rows_in_one_table(tmp_path: Path) -> None:
+def test_all_other_settings_share_one_table(tmp_path: Path) -> None:
     trials = [GPU, GPU | {"loader_workers": 2}, GPU | {"non_blocking": False, "world_size": 2}, GPU | {"world_size": 2}]
     trials[2] |= {"repeat": 1}  # so that ids differ
-    found = timed(tmp_path / "results", trials, lambda t: 0.1 if t["loader_workers"] == 0 else 0.08)
-    cells = TABLES["settings"](found).cells()
+    analysis = timed(tmp_path / "results", trials, lambda t: 0.1 if t["loader_workers"] == 0 else 0.08)
+    cells = TABLES["settings"](analysis).cells()
     assert cells[["setting", "value", "GPUs", "against", "times as fast"]].to_numpy().tolist() == [
         ["loader workers", "0", "1", "0", "1.000"],
         ["loader workers", "2", "1", "0", "1.250"],
@@ -121,20 +121,20 @@ def test_every_other_setting_has_its_rows_in_one_table(tmp_path: Path) -> None:
     ]
 
 
-def test_an_emulated_interconnect_is_called_that_in_its_comparison(tmp_path: Path) -> None:
+def test_emulated_interconnects_are_labelled_as_such(tmp_path: Path) -> None:
     fast, slow = grid(GPU | {"world_size": 2}, interconnect=["auto", "socket"])
     trials = [fast, slow | {"repeat": 1}]  # so that ids differ
     cells = TABLES["interconnects"](timed(tmp_path / "results", trials, lambda t: 0.1)).cells()
     assert cells["interconnect"].tolist() == ["auto", "socket (emulated)"]
 
 
-def test_precision_shows_the_loss_skipped_steps_and_losses_that_are_not_finite(tmp_path: Path) -> None:
+def test_precision_shows_loss_skipped_steps_and_non_finite_losses(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     for fields in grid(GPU | {"warmup_steps": 2}, precision=["fp32", "fp16"], repeat=range(2)):
         frame = steps(fields, 0.1 if fields["precision"] == "fp32" else 0.05)
         if fields["precision"] == "fp16":
             scale = pd.Series(65536.0, index=frame.index)
-            scale /= 2  # step 0 overflowed: what is kept is the scale after each step
+            scale /= 2  # step 0 overflowed: the scale after each step is recorded
             scale[frame["step"] >= 5 + 3 * fields["repeat"]] /= 2
             frame["loss_scale"] = scale
             frame.loc[frame["step"] == 10, "loss"] = None
@@ -160,7 +160,7 @@ def test_precision_shows_the_loss_skipped_steps_and_losses_that_are_not_finite(t
 REFERENCES = StudyRecord.of({"configuration": {"reference_ladders": PUBLISHED_LADDERS}})
 
 
-def test_published_rungs_are_reproduced_and_called_another_machine_s() -> None:
+def test_published_ladders_are_reproduced_and_labelled_as_another_machine() -> None:
     rows = reference_rows(REFERENCES.reference_ladders)
     assert rows["batches_s"].tolist() == [336.5, 88.0, 70.1, 161.0, 81.7, 60.2, 41.6, 38.8, 22.1]
     assert rows["machine"].tolist() == ["another machine's, batch 256"] * 3 + ["another machine's, batch 512"] * 6
@@ -169,72 +169,80 @@ def test_published_rungs_are_reproduced_and_called_another_machine_s() -> None:
     assert rows[["cumulative_ratio_low", "n"]].isna().all(axis=None)
 
 
-def ladder_study(directory: Path, listed: Any) -> ReportInputs:
+def ladder_study(directory: Path, rungs: Any) -> ReportInputs:
     seconds = {"fp32": 0.2, "tf32": 0.1, "bf16": 0.04}
     trials = grid(GPU, precision=list(seconds), repeat=range(2))
-    found = timed(directory, trials, lambda t: seconds[t["precision"]])
-    configuration = {"rungs": listed, "reference_ladders": PUBLISHED_LADDERS}
-    return replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
+    analysis = timed(directory, trials, lambda t: seconds[t["precision"]])
+    configuration = {"rungs": rungs, "reference_ladders": PUBLISHED_LADDERS}
+    return replace(
+        analysis, results=replace(analysis.results, study=analysis.results.study | {"configuration": configuration})
+    )
 
 
-def test_each_rung_is_held_against_the_one_before_and_the_first(tmp_path: Path) -> None:
+def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: Path) -> None:
     ids = {name: [f"resnet18_small-{name}-1-32-0-{k}" for k in range(2)] for name in ("fp32", "tf32", "bf16")}
-    listed = [
+    rungs = [
         {"name": "plain", "trial_ids": ids["fp32"]},
         {"name": "TF32", "trial_ids": ids["tf32"]},
         {"name": "never ran", "trial_ids": ["another"]},
         {"name": "bf16", "trial_ids": ids["bf16"]},
     ]
-    found = ladder_study(tmp_path / "results", listed)
-    cells = TABLES["ladder"](found).cells()
+    analysis = ladder_study(tmp_path / "results", rungs)
+    cells = TABLES["ladder"](analysis).cells()
     assert cells.head(3).to_numpy().tolist() == [
         ["this study", "plain", "32", "60.0", "160", "–", "1.00", "2"],
         ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]", "2"],
         ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "5.00 [5.00, 5.00]", "2"],
     ]
     assert cells["machine"].tolist()[3:] == reference_rows(REFERENCES.reference_ladders)["machine"].tolist()
-    assert "published study" in TABLES["ladder"](found).note
-    figure = ladder_figure(found)
+    assert "published study" in TABLES["ladder"](analysis).note
+    figure = ladder_figure(analysis)
     assert figure is not None
     bars = [patch.get_width() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
-    assert bars == pytest.approx([6250, 3125, 1250, 0, 3125, 1875])  # microseconds a sample, then what each rung saved
+    # microseconds per sample, then the saving of each step
+    assert bars == pytest.approx([6250, 3125, 1250, 0, 3125, 1875])
 
 
-def test_a_rung_shows_what_trainings_in_its_number_format_reached(tmp_path: Path) -> None:
-    listed = [{"name": name, "trial_ids": [f"resnet18_small-{name}-1-32-0-0"]} for name in ("fp32", "bf16")]
+def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -> None:
+    rungs = [{"name": name, "trial_ids": [f"resnet18_small-{name}-1-32-0-0"]} for name in ("fp32", "bf16")]
     directory = tmp_path / "results"
-    ladder_study(directory, listed)
+    ladder_study(directory, rungs)
     for precision, top1 in (("fp32", 0.90), ("bf16", 0.85)):
         fields = TRAINING | {"precision": precision}
         write_training(directory, fields, epochs(fields, top1))
-    found = with_models(analyse(load(directory)))
-    configuration = {"rungs": listed}
-    found = replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
-    table = TABLES["ladder"](found)
+    analysis = with_models(analyse(load(directory)))
+    configuration = {"rungs": rungs}
+    analysis = replace(
+        analysis, results=replace(analysis.results, study=analysis.results.study | {"configuration": configuration})
+    )
+    table = TABLES["ladder"](analysis)
     assert table.cells()["trained to (%)"].tolist()[:2] == ["90.00", "85.00"]
     assert "resnet18_small on " in next(c.meaning for c in table.columns if c.name == "trained_percent")
-    told = answer(found)
-    assert told[0].startswith("From fp32 on") and told[1].startswith(
+    sentences = answer(analysis)
+    assert sentences[0].startswith("From fp32 on") and sentences[1].startswith(
         "The plain training at global batch 128 reaches 90.00"
     )
-    compared = TABLES["precision"](found).cells()
-    shown = dict(zip(compared["precision"], compared["trained to (%)"], strict=True))
-    assert shown == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
+    compared = TABLES["precision"](analysis).cells()
+    accuracy_by_precision = dict(zip(compared["precision"], compared["trained to (%)"], strict=True))
+    assert accuracy_by_precision == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
 
 
-@pytest.mark.parametrize("listed", [None, [], "rungs", [{"name": "x"}], [3]])
-def test_without_rungs_of_its_own_a_study_has_no_ladder(tmp_path: Path, listed: Any) -> None:
-    assert StudyRecord.of({"configuration": {"rungs": listed}}).rungs == ()
-    found = ladder_study(tmp_path / "results", listed)
-    assert TABLES["ladder"](found).frame.empty
-    assert ladder_figure(found) is None
+@pytest.mark.parametrize("rungs", [None, [], "rungs", [{"name": "x"}], [3]])
+def test_a_study_without_ladder_steps_has_no_ladder(tmp_path: Path, rungs: Any) -> None:
+    assert StudyRecord.of({"configuration": {"rungs": rungs}}).rungs == ()
+    analysis = ladder_study(tmp_path / "results", rungs)
+    assert TABLES["ladder"](analysis).frame.empty
+    assert ladder_figure(analysis) is None
 
 
 # ------------------------------------------------------------------------------------ communication and bandwidth
 
 
 def communicating(directory: Path) -> ReportInputs:
-    """One bucket of 50 MiB, ready when the gradient is: 10 ms alone, 12.5 ms in training; 100 ms alone, 125 ms on two."""
+    """Return a study with one bucket of 50 MiB, ready at the same time as the gradient.
+
+    Its all-reduce takes 10 ms alone and 12.5 ms in training; the step takes 100 ms on one rank and 125 ms on two.
+    """
     measured = {
         "last_gradient_s": 0.1,
         "bucket_bytes": [BYTES],
@@ -249,7 +257,7 @@ def communicating(directory: Path) -> ReportInputs:
     return with_models(analyse(load(write_results(directory, grid(GPU, world_size=[1, 2]), law, spread=0.0))))
 
 
-def test_bandwidth_says_what_its_bytes_ranks_and_time_were(tmp_path: Path) -> None:
+def test_bandwidth_shows_its_bytes_ranks_and_time(tmp_path: Path) -> None:
     table = TABLES["bandwidth"](communicating(tmp_path / "results"))
     rate = BYTES / 0.0125 / 1e9  # 4.19 GB/s, and 2(N-1)/N is 1 on two GPUs
     assert table.cells().to_dict("list") == {
@@ -268,7 +276,7 @@ def test_bandwidth_says_what_its_bytes_ranks_and_time_were(tmp_path: Path) -> No
     assert "2(N-1)/N · S/t" in table.note
 
 
-def test_compute_and_communication_are_told_apart_three_times(tmp_path: Path) -> None:
+def test_compute_and_communication_are_separated_by_three_methods(tmp_path: Path) -> None:
     cells = TABLES["exposed_cost"](communicating(tmp_path / "results")).cells()
     assert cells.drop(columns=["GPUs", "n", "largest reason why they differ"]).to_dict("list") == {
         "step (ms)": ["125.0"],
@@ -281,9 +289,9 @@ def test_compute_and_communication_are_told_apart_three_times(tmp_path: Path) ->
     }
 
 
-def test_the_timeline_shows_each_rank_s_step_from_its_own_begin(tmp_path: Path) -> None:
-    found = communicating(tmp_path / "results")
-    rows = found.timeline
+def test_the_timeline_starts_at_the_start_of_each_rank_s_step(tmp_path: Path) -> None:
+    analysis = communicating(tmp_path / "results")
+    rows = analysis.timeline
     first = rows[rows["rank"] == 0]
     assert first[["lane", "kind"]].to_numpy().tolist() == [
         ["compute", "compute"],
@@ -293,23 +301,23 @@ def test_the_timeline_shows_each_rank_s_step_from_its_own_begin(tmp_path: Path) 
     assert first[["begin_s", "end_s"]].to_numpy().ravel().tolist() == pytest.approx(
         [0, 0.1, 0.1125, 0.1165, 0.1, 0.1125]
     )
-    figure = timeline_figure(found)
+    figure = timeline_figure(analysis)
     assert figure is not None
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
 
 
-def test_the_timeline_leaves_out_long_times_without_an_all_reduce() -> None:
+def test_the_timeline_omits_long_times_without_an_all_reduce() -> None:
     def rows(*spans: tuple[float, float]) -> pd.DataFrame:
         computed = [{"lane": "compute", "begin_s": 0.0, "end_s": 1.0}]
         return pd.DataFrame([*computed, *({"lane": "all-reduce", "begin_s": b, "end_s": e} for b, e in spans)])
 
-    far = communication_spans(rows((0.40, 0.41), (0.405, 0.42), (0.95, 0.98)))
-    assert np.ravel(far) == pytest.approx([0.395, 0.425, 0.945, 0.985])
-    near = communication_spans(rows((0.40, 0.60), (0.70, 0.98)))
-    assert np.ravel(near) == pytest.approx([0.342, 1.0])
+    separate = communication_spans(rows((0.40, 0.41), (0.405, 0.42), (0.95, 0.98)))
+    assert np.ravel(separate) == pytest.approx([0.395, 0.425, 0.945, 0.985])
+    contiguous = communication_spans(rows((0.40, 0.60), (0.70, 0.98)))
+    assert np.ravel(contiguous) == pytest.approx([0.342, 1.0])
 
 
-def test_phases_of_one_process_on_several_gpus_have_their_columns(tmp_path: Path) -> None:
+def test_a_single_process_on_several_gpus_has_its_own_phase_columns(tmp_path: Path) -> None:
     fields = GPU | {"parallel": "dp", "world_size": 2}
     frame = steps(fields, 0.1, instruments=1.0)
     frame = frame[frame["rank"] == 0].assign(samples=64)
@@ -320,8 +328,8 @@ def test_phases_of_one_process_on_several_gpus_have_their_columns(tmp_path: Path
     write_trial(directory, record(fields), frame)
     cells = TABLES["phases"](with_models(analyse(load(directory)))).cells()
     assert [name for name in cells if "(ms)" in str(name)] == [
-        "step (ms)", "load wait (ms)", "host to device (ms)", "scatter (ms)", "replicate (ms)", "forward (ms)", "gather (ms)",
-        "loss (ms)", "backward (ms)", "reduce (ms)", "optimizer (ms)", "host (ms)",
+        "step (ms)", "load wait (ms)", "host to device (ms)", "scatter (ms)", "replicate (ms)", "forward (ms)",
+        "gather (ms)", "loss (ms)", "backward (ms)", "reduce (ms)", "optimizer (ms)", "host (ms)",
     ]  # fmt: skip
     assert cells["reduce (ms)"].tolist() == ["4.0 (4\u00a0%)"]
 
@@ -329,7 +337,7 @@ def test_phases_of_one_process_on_several_gpus_have_their_columns(tmp_path: Path
 # ------------------------------------------------------------------------------------------------------ all trials
 
 
-def test_every_trial_is_listed_with_its_outcome_and_a_command(tmp_path: Path) -> None:
+def test_every_trial_is_listed_with_outcome_and_command(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results", name="weak")
     write_trial(directory, record(GPU), steps(GPU, 0.1))
     write_trial(directory, record(GPU | {"batch_per_gpu": 64, "world_size": 2}, "out_of_memory", "too large"))
@@ -343,15 +351,15 @@ def test_every_trial_is_listed_with_its_outcome_and_a_command(tmp_path: Path) ->
     assert "--batch-per-gpu 64" in cells["run its configuration again"].iloc[1]
 
 
-def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path: Path) -> None:
+def test_the_command_plans_the_same_trial_for_any_study(tmp_path: Path) -> None:
     host = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
-    asked = {
+    options = {
         "gpus": "1,2",
         "batch-per-gpu": "4,8",
         "precision": "bf16",
         "set": ["learning_rate=0.05", "pin_memory=false"],
     }
-    configuration = resolve({"study": "smoke", **asked})
+    configuration = resolve({"study": "smoke", **options})
     study = STUDIES["smoke"](host).with_overrides(configuration.axes, 2)
     rows = plan_trials(study, host, {}, [])
     directory = write_study(
@@ -369,20 +377,20 @@ def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path:
     assert len(frame) == 8
     for row in frame.itertuples():
         options = _options(shlex.split(str(row.command))[4:])
-        asked_again = resolve(options)
-        chosen = STUDIES[asked_again.study](host).with_overrides(asked_again.axes, asked_again.repeats)
-        (planned_again,) = plan_trials(chosen, host, {}, [])
-        assert planned_again.trial == planned[str(row.trial_id)].but(repeat=0)
+        resolved = resolve(options)
+        study_again = STUDIES[resolved.study](host).with_overrides(resolved.axes, resolved.repeats)
+        (trial_again,) = plan_trials(study_again, host, {}, [])
+        assert trial_again.trial == planned[str(row.trial_id)].but(repeat=0)
 
 
-def test_the_command_names_a_field_whose_default_has_changed_where_the_strategy_has_it() -> None:
+def test_the_command_sets_a_field_with_a_changed_default_if_the_strategy_has_it() -> None:
     old = {"gradient_as_bucket_view": False}
     commands = [again(old | {"parallel": name}, ["parallel", *old], DECLARED) for name in ("ddp", "dp")]
     assert ["gradient_as_bucket_view=false" in command for command in commands] == [True, False]
 
 
 def _options(words: list[str]) -> dict[str, Any]:
-    """What the command line would hand on, of `STUDY --option value ...`."""
+    """Return the options that the command line passes on for `STUDY --option value ...`."""
     options: dict[str, Any] = {"study": words[0], "set": []}
     for option, value in zip(words[1::2], words[2::2], strict=True):
         name = option.removeprefix("--")
@@ -393,11 +401,11 @@ def _options(words: list[str]) -> dict[str, Any]:
     return options
 
 
-def test_ranks_on_cpus_have_the_same_tables_by_their_own_name(tmp_path: Path) -> None:
-    found = with_models(analyse(load(cpu_study(tmp_path / "results"))))
-    assert TABLES["speed_up_weak"](found).title == "Speed-up at each batch per CPU rank (weak scaling)"
-    assert TABLES["batch_size"](found).title == "Batch size on one CPU rank"
+def test_cpu_ranks_have_the_same_tables_labelled_as_cpu_ranks(tmp_path: Path) -> None:
+    analysis = with_models(analyse(load(cpu_study(tmp_path / "results"))))
+    assert TABLES["speed_up_weak"](analysis).title == "Speed-up at each batch per CPU rank (weak scaling)"
+    assert TABLES["batch_size"](analysis).title == "Batch size on one CPU rank"
     for name in ("speed_up_weak", "batch_size", "settings", "precision", "bandwidth", "exposed_cost"):
-        table = TABLES[name](found)
+        table = TABLES[name](analysis)
         assert len(table.frame)
         assert "GPU" not in table.to_markdown()

@@ -1,4 +1,4 @@
-"""The account of communication: what a generated study was made of is what comes back."""
+"""Communication breakdown: the parameters of generated studies are recovered."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.compare.communication import SLOWDOWN_PARTS
 from analysis.load.results import load
-from analysis.measure.communication import account, bucket_rows, step_rows
+from analysis.measure.communication import bucket_rows, communication_breakdown, step_rows
 from analysis.study import Analysis, analyse
 from tests.support.frames import MIB, grid, write_results
 
@@ -20,28 +20,31 @@ TRIALS = pd.DataFrame({"trial_id": ["gpu", "cpu"], "device": ["cuda", "cpu"], "w
 
 
 def study(directory: Path, base: dict[str, Any], law: dict[int, Any], **axes: Any) -> Analysis:
-    """Trials on 1 and 2 ranks; `law` has the keyword arguments of `frames.steps` by number of ranks, and `account`."""
+    """Return trials on 1 and 2 ranks.
 
-    def of(fields: dict[str, Any]) -> dict[str, Any]:
+    law: the keyword arguments of `frames.steps`, and `account`, by number of ranks.
+    """
+
+    def law_of(fields: dict[str, Any]) -> dict[str, Any]:
         return dict(law[fields["world_size"]])
 
     trials = grid(base, **({"world_size": [1, 2]} | axes))
-    return analyse(load(write_results(directory / "results", trials, of, spread=0.0)))
+    return analyse(load(write_results(directory / "results", trials, law_of, spread=0.0)))
 
 
 def frames(trial_id: str, ready: list[list[float]], end: list[list[float]], last: list[float]) -> pd.DataFrame:
-    """`bucket_rows` of one step: for each rank its buckets' ready and end and its last gradient, in seconds."""
-    where = {"trial_id": trial_id, "window": "communication", "step": 7}
+    """Return `bucket_rows` of one step from every rank's bucket ready and end times and last gradient, in seconds."""
+    common = {"trial_id": trial_id, "window": "communication", "step": 7}
     buckets = [
-        where | {"rank": rank, "bucket": k, "bytes": 4, "ready_s": r, "end_s": e}
+        common | {"rank": rank, "bucket": k, "bytes": 4, "ready_s": r, "end_s": e}
         for rank, stamps in enumerate(zip(ready, end, strict=True))
         for k, (r, e) in enumerate(zip(*stamps, strict=True))
     ]
-    steps = [where | {"rank": rank, "last_gradient_s": stamp} for rank, stamp in enumerate(last)]
+    steps = [common | {"rank": rank, "last_gradient_s": stamp} for rank, stamp in enumerate(last)]
     return bucket_rows(pd.DataFrame(buckets), pd.DataFrame(steps), TRIALS)
 
 
-def test_on_nccl_a_bucket_starts_when_the_one_before_it_has_ended() -> None:
+def test_nccl_buckets_start_when_the_previous_one_ends() -> None:
     rows = frames("gpu", [[1.0, 2.0, 6.0], [3.0, 3.5, 6.0]], [[4.0, 5.0, 7.0]] * 2, [6.0, 6.0])
     assert rows["start_s"].tolist() == [1.0, 4.0, 6.0, 3.0, 4.0, 6.0]
     assert rows["queueing_s"].tolist() == [0.0, 2.0, 0.0, 0.0, 0.5, 0.0]
@@ -51,14 +54,14 @@ def test_on_nccl_a_bucket_starts_when_the_one_before_it_has_ended() -> None:
     assert rows["exposed_s"].tolist() == [0.0, 0.0, 1.0] * 2
 
 
-def test_of_a_bucket_the_wait_comes_first_and_the_wire_last() -> None:
+def test_a_bucket_first_waits_then_transfers() -> None:
     rows = frames("gpu", [[1.0], [4.0]], [[6.0], [6.0]], [3.0, 4.0])
     first = rows.iloc[0]
     assert (first["wire_s"], first["wait_s"]) == (2.0, 3.0)
     assert (first["hidden_s"], first["exposed_wait_s"], first["exposed_wire_s"]) == (2.0, 1.0, 2.0)
 
 
-def test_on_gloo_buckets_that_overlap_count_once() -> None:
+def test_overlapping_gloo_buckets_count_once() -> None:
     rows = frames("cpu", [[1.0, 2.0, 6.0], [1.0, 2.0, 6.0]], [[5.0, 4.0, 7.0]] * 2, [3.0, 6.5])
     assert rows["queueing_s"].isna().all()
     totals = step_rows(rows)
@@ -68,13 +71,13 @@ def test_on_gloo_buckets_that_overlap_count_once() -> None:
     assert totals["wire_s"].tolist() == [5.0, 5.0]
 
 
-def test_without_the_stamp_of_the_last_gradient_nothing_is_called_hidden_or_exposed() -> None:
+def test_without_the_last_gradient_stamp_hidden_and_exposed_are_unknown() -> None:
     totals = step_rows(frames("gpu", [[1.0], [1.0]], [[2.0], [2.0]], [np.nan, np.nan]))
     assert totals["communication_s"].tolist() == [1.0, 1.0]
     assert totals[["hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s"]].isna().all(axis=None)
 
 
-def test_a_frame_that_lacks_a_column_is_refused_by_its_name() -> None:
+def test_a_missing_column_is_an_error_with_its_name() -> None:
     with pytest.raises(ValueError, match="the frame of buckets lacks the columns bucket, bytes, ready_s, end_s"):
         bucket_rows(pd.DataFrame(columns=["trial_id", "window", "rank", "step"]), pd.DataFrame(), TRIALS)
 
@@ -84,11 +87,11 @@ def any_step(draw: st.DrawFn) -> tuple[str, list[list[float]], list[list[float]]
     ranks, count = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     times = st.floats(0, 10, allow_nan=False).map(lambda value: round(value, 3))
     ready = [sorted(draw(st.lists(times, min_size=count, max_size=count))) for _ in range(ranks)]
-    longer = draw(st.lists(times, min_size=count, max_size=count))
-    latest = np.max(ready, axis=0)
+    durations = draw(st.lists(times, min_size=count, max_size=count))
+    last_ready = np.max(ready, axis=0)
     trial_id = draw(st.sampled_from(["gpu", "cpu"]))
-    ends = latest + longer
-    if trial_id == "gpu":  # one after another
+    ends = last_ready + durations
+    if trial_id == "gpu":  # NCCL reduces one bucket after another
         ends = np.maximum.accumulate(ends)
     last = [draw(times) for _ in range(ranks)]
     return trial_id, ready, [ends.tolist()] * ranks, last
@@ -96,15 +99,15 @@ def any_step(draw: st.DrawFn) -> tuple[str, list[list[float]], list[list[float]]
 
 @settings(max_examples=150, deadline=None)
 @given(any_step())
-def test_hidden_and_exposed_make_the_union_and_so_do_wire_and_wait(step: Any) -> None:
+def test_hidden_and_exposed_add_up_to_the_union_and_so_do_wire_and_wait(step: Any) -> None:
     rows = frames(*step)
     totals = step_rows(rows)
     for _, total in totals.iterrows():
-        own = rows[rows["rank"] == total["rank"]].sort_values("start_s")
-        union, reach = 0.0, -np.inf
-        for start_s, end_s in own[["start_s", "end_s"]].to_numpy():
-            union += max(0.0, end_s - max(start_s, reach))
-            reach = max(reach, end_s)
+        rank_rows = rows[rows["rank"] == total["rank"]].sort_values("start_s")
+        union, latest_end = 0.0, -np.inf
+        for start_s, end_s in rank_rows[["start_s", "end_s"]].to_numpy():
+            union += max(0.0, end_s - max(start_s, latest_end))
+            latest_end = max(latest_end, end_s)
         assert total["communication_s"] == pytest.approx(union, abs=1e-9)
     assert np.allclose(totals["hidden_s"] + totals["exposed_s"], totals["communication_s"])
     assert np.allclose(totals["wire_s"] + totals["wait_s"], totals["communication_s"])
@@ -116,11 +119,11 @@ def test_hidden_and_exposed_make_the_union_and_so_do_wire_and_wait(step: Any) ->
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_wire_and_exposed_time_are_those_that_the_study_was_made_of(tmp_path: Path, device: str) -> None:
+def test_wire_and_exposed_time_of_a_generated_study_are_recovered(tmp_path: Path, device: str) -> None:
     sizes, alone_s = [32 * MIB, 8 * MIB], np.array([32 * MIB, 8 * MIB]) / 10e9 + 50e-6
     law = {"last_gradient_s": 0.08, "bucket_bytes": sizes, "contention": 1.25}
-    found = study(tmp_path, {"device": device}, {1: {"step_s": 0.1}, 2: {"step_s": 0.102, "account": law}})
-    (row,) = (row for _, row in found.communication.account.iterrows())
+    analysis = study(tmp_path, {"device": device}, {1: {"step_s": 0.1}, 2: {"step_s": 0.102, "account": law}})
+    (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
     assert row["gradient_bytes"] == 40 * MIB
     assert row["buckets"] == 2
     assert row["wire_s"] == pytest.approx(1.25 * alone_s.sum())
@@ -130,15 +133,15 @@ def test_wire_and_exposed_time_are_those_that_the_study_was_made_of(tmp_path: Pa
     assert row["last_gradient_s"] == pytest.approx(0.08)
     assert pd.isna(row["waited_for_rank"])
     assert pd.isna(row["queueing_s"]) == (device == "cpu")
-    assert found.communication.buckets["utilisation"].tolist() == pytest.approx([0.8, 0.8])
+    assert analysis.communication.buckets["utilisation"].tolist() == pytest.approx([0.8, 0.8])
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_twenty_milliseconds_of_one_rank_are_wait_for_that_rank(tmp_path: Path, device: str) -> None:
+def test_a_rank_that_is_20_ms_late_causes_wait_on_the_others(tmp_path: Path, device: str) -> None:
     law = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 2, "late_s": 0.020}
     base = {"device": device, "world_size": 4}
-    found = study(tmp_path, base, {4: {"step_s": 0.1, "account": law}}, world_size=[4])
-    (row,) = (row for _, row in found.communication.account.iterrows())
+    analysis = study(tmp_path, base, {4: {"step_s": 0.1, "account": law}}, world_size=[4])
+    (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
     assert row["waited_for_rank"] == 2
     assert row["caused_wait_s"] == pytest.approx(0.020)
     assert row["exposed_wait_s"] == pytest.approx(0.015)  # three of four ranks wait
@@ -146,81 +149,90 @@ def test_twenty_milliseconds_of_one_rank_are_wait_for_that_rank(tmp_path: Path, 
     assert row["exposed_wire_s"] == pytest.approx(1.25 * (8 * MIB / 10e9 + 50e-6))
 
 
-def test_a_late_rank_is_waited_for_at_each_bucket_but_costs_its_lateness_once(tmp_path: Path) -> None:
+def test_a_late_rank_delays_every_bucket_but_costs_its_lateness_once(tmp_path: Path) -> None:
     law = {"last_gradient_s": 0.2, "straggler": 1, "late_s": 0.020, "bandwidth": 1e12, "latency_s": 1e-6}
-    found = study(tmp_path, GPU, {1: {"step_s": 0.2}, 2: {"step_s": 0.22, "account": law}})
-    (row,) = (row for _, row in found.communication.account.iterrows())
+    analysis = study(tmp_path, GPU, {1: {"step_s": 0.2}, 2: {"step_s": 0.22, "account": law}})
+    (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
     assert row["wait_s"] == pytest.approx(4 * 0.020 / 2, rel=0.01)
     assert row["caused_wait_s"] == pytest.approx(0.020, rel=0.01)
     assert row["lateness_s"] == pytest.approx(0.020, rel=0.01)
 
 
-def test_the_exposed_cost_by_difference_and_by_the_course_stand_beside_the_live_one(tmp_path: Path) -> None:
+def test_exposed_cost_has_three_estimates_with_intervals(tmp_path: Path) -> None:
     law = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB]}
     exposed_s = 1.25 * (8 * MIB / 10e9 + 50e-6)
     steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.13, "account": law}}
-    found = study(tmp_path, GPU, steps, repeat=range(3))
-    (row,) = (row for _, row in found.communication.exposed.iterrows())
+    analysis = study(tmp_path, GPU, steps, repeat=range(3))
+    (row,) = (row for _, row in analysis.communication.exposed.iterrows())
     assert row["n"] == 3
     for name, cost_s in {"exposed_s": exposed_s, "difference_s": exposed_s, "course_s": 0.03}.items():
         assert row[[name, f"{name}_low", f"{name}_high"]].tolist() == pytest.approx([cost_s] * 3)
 
 
-def test_one_repeat_has_a_cost_and_no_interval(tmp_path: Path) -> None:
+def test_one_repeat_has_a_cost_but_no_interval(tmp_path: Path) -> None:
     steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.13, "account": {"last_gradient_s": 0.08}}}
     (row,) = (row for _, row in study(tmp_path, GPU, steps).communication.exposed.iterrows())
     assert row[["exposed_s", "difference_s", "course_s"]].notna().all()
     assert row[[f"{name}_low" for name in ("exposed_s", "difference_s", "course_s")]].isna().all()
 
 
-def slowdown(tmp_path: Path, alone: dict[str, Any], several: dict[str, Any], base: dict[str, Any] = GPU) -> pd.Series:
+def slowdown(
+    tmp_path: Path, one_rank: dict[str, Any], several: dict[str, Any], base: dict[str, Any] = GPU
+) -> pd.Series:
     law = several.pop("account", {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB]})
-    found = study(tmp_path, base, {1: alone, 2: several | {"account": law}}).communication.slowdown
-    (row,) = (row for _, row in found.iterrows())
+    analysis = study(tmp_path, base, {1: one_rank, 2: several | {"account": law}}).communication.slowdown
+    (row,) = (row for _, row in analysis.iterrows())
     assert row[list(SLOWDOWN_PARTS)].astype(float).sum() == pytest.approx(row["slower_s"])
     return row
 
 
-def test_growth_of_the_load_wait_is_load(tmp_path: Path) -> None:
-    alone = {"step_s": 0.1, "shares": (0.02, 0.01, 0.3, 0.01, 0.59, 0.07), "instruments": 1.0}
+def test_growth_of_the_load_wait_counts_as_load(tmp_path: Path) -> None:
+    one_rank = {"step_s": 0.1, "shares": (0.02, 0.01, 0.3, 0.01, 0.59, 0.07), "instruments": 1.0}
     several = {"step_s": 0.13, "shares": (0.032 / 0.13, 0.01, 0.3, 0.01, 0.59, 0.07), "instruments": 1.0}
-    assert slowdown(tmp_path, alone, several)["load_s"] == pytest.approx(0.030)
+    assert slowdown(tmp_path, one_rank, several)["load_s"] == pytest.approx(0.030)
 
 
-def test_growth_of_issuing_is_host_work_only_where_the_device_waits_for_the_host(tmp_path: Path) -> None:
+def test_growth_of_issuing_is_host_work_only_if_host_bound(tmp_path: Path) -> None:
     bound = {"launch_ratio": 1.0, "previous_done": 1.0}
     row = slowdown(tmp_path / "bound", {"step_s": 0.02} | bound, {"step_s": 0.03} | bound)
-    left = row["slower_s"] - row["exposed_wire_s"] - row["load_s"]
-    assert row["host_work_s"] == pytest.approx(left)
+    rest = row["slower_s"] - row["exposed_wire_s"] - row["load_s"]
+    assert row["host_work_s"] == pytest.approx(rest)
     assert row["remainder_s"] == pytest.approx(0.0)
     row = slowdown(tmp_path / "free", {"step_s": 0.02}, {"step_s": 0.03})
     assert row["host_work_s"] == 0.0
-    assert row["remainder_s"] == pytest.approx(left)
+    assert row["remainder_s"] == pytest.approx(rest)
 
 
-def test_on_cpu_ranks_host_work_is_not_told_apart(tmp_path: Path) -> None:
+def test_cpu_ranks_have_no_host_work(tmp_path: Path) -> None:
     row = slowdown(tmp_path, {"step_s": 0.1}, {"step_s": 0.13}, base={})
     assert pd.isna(row["host_work_s"])
 
 
-def test_a_late_rank_is_wait_and_not_remainder(tmp_path: Path) -> None:
+def test_a_late_rank_counts_as_wait_not_as_remainder(tmp_path: Path) -> None:
     law = {"last_gradient_s": 0.09, "bucket_bytes": [8 * MIB], "straggler": 1, "late_s": 0.020}
     row = slowdown(tmp_path, {"step_s": 0.1}, {"step_s": 0.1222, "account": law})
     assert row["exposed_wait_s"] == pytest.approx(0.020)
     assert abs(row["remainder_s"]) < 0.002
 
 
-def test_a_study_on_one_rank_has_no_account(tmp_path: Path) -> None:
-    found = study(tmp_path, GPU, {1: {"step_s": 0.1}}, world_size=[1]).communication
-    for frame in (found.account, found.exposed, found.slowdown, found.buckets, found.sweep, found.fits):
+def test_a_study_on_one_rank_has_no_breakdown(tmp_path: Path) -> None:
+    analysis = study(tmp_path, GPU, {1: {"step_s": 0.1}}, world_size=[1]).communication
+    for frame in (
+        analysis.breakdown,
+        analysis.exposed,
+        analysis.slowdown,
+        analysis.buckets,
+        analysis.sweep,
+        analysis.fits,
+    ):
         assert frame.empty
 
 
-def test_the_profiled_window_has_an_account_of_its_own(tmp_path: Path) -> None:
+def test_the_profiled_window_has_its_own_breakdown(tmp_path: Path) -> None:
     law = {1: {"step_s": 0.1}, 2: {"step_s": 0.1, "account": {"last_gradient_s": 0.08}}}
     results = study(tmp_path, GPU, law).results
     rows = bucket_rows(
         results.buckets.assign(window="profile"), results.steps.replace("communication", "profile"), results.trials
     )
-    assert account(rows, results.windows).empty
-    assert len(account(rows, results.windows.replace("communication", "profile"), "profile")) == 1
+    assert communication_breakdown(rows, results.windows).empty
+    assert len(communication_breakdown(rows, results.windows.replace("communication", "profile"), "profile")) == 1

@@ -1,4 +1,4 @@
-"""What training makes of GPUs: floating-point utilisation, energy, GPU-hours and money, worked out by hand."""
+"""Hardware use: utilisation, energy, GPU-hours and cost, computed by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -20,43 +20,47 @@ PLAIN_S = 40 * STEP_S
 SPAN_S = 1.05 * PLAIN_S
 
 
-def with_evidence(fields: dict[str, Any], gpu: str = "NVIDIA H200", **of_rank: Any) -> dict[str, Any]:
-    """An environment whose ranks counted 2 TFLOP a step and whose GPUs drew 500 W around the plain window."""
+def with_evidence(fields: dict[str, Any], gpu: str = "NVIDIA H200", **rank_fields: Any) -> dict[str, Any]:
+    """Return an environment whose ranks counted 2 TFLOP per step and whose GPUs drew 500 W in the plain window."""
     found = environment(fields, gpu)
     for number, rank in enumerate(found["ranks"]):
-        rank |= {"step_flops": 2e12} | of_rank
+        rank |= {"step_flops": 2e12} | rank_fields
         rank["plain_window"] = readings(1_000.0 * number, 500.0, SPAN_S)
     return found
 
 
 def readings(energy_j: float, power_w: float, span_s: float) -> dict[str, Any]:
-    """A GPU's counter before and after it drew so much for so long."""
+    """Return the readings of a GPU energy counter before and after a span at constant power."""
     after = {"energy_j": energy_j + power_w * span_s, "at": 100.0 + span_s}
     return {"before": [{"energy_j": energy_j, "at": 100.0}], "after": [after]}
 
 
 def study(
-    directory: Path, trials: list[dict[str, Any]], gpu: str = "NVIDIA H200", price: float | None = None, **of_rank: Any
+    directory: Path,
+    trials: list[dict[str, Any]],
+    gpu: str = "NVIDIA H200",
+    price: float | None = None,
+    **rank_fields: Any,
 ) -> Path:
     configuration = {"repeats": 1} | ({} if price is None else {"price-per-gpu-hour": price})
     write_study(directory, configuration=configuration)
     for fields in trials:
-        trial = record(fields) | {"environment": with_evidence(fields, gpu, **of_rank)}
+        trial = record(fields) | {"environment": with_evidence(fields, gpu, **rank_fields)}
         write_trial(directory, trial, steps(fields, STEP_S, instruments=1.0))
     return directory
 
 
-def analysed(*arguments: Any, **more: Any) -> ReportInputs:
-    return with_models(analyse(load(study(*arguments, **more))))
+def analysis_of(*arguments: Any, **options: Any) -> ReportInputs:
+    return with_models(analyse(load(study(*arguments, **options))))
 
 
-def test_peaks_are_dense_and_those_of_the_data_sheet() -> None:
+def test_peaks_are_the_dense_rates_of_the_data_sheets() -> None:
     h200 = PEAKS["NVIDIA H200"]
     assert h200.flops_per_s("bf16") == h200.flops_per_s("fp16_pure") == 1979e12 / 2
     assert h200.flops_per_s("tf32") == 989e12 / 2
     assert h200.flops_per_s("fp32") == 67e12
     assert h200.memory_bytes_per_s == 4.8e12
-    assert PEAKS["Tesla V100-SXM2-16GB"].flops_per_s("bf16") is None  # it has no such arithmetic
+    assert PEAKS["Tesla V100-SXM2-16GB"].flops_per_s("bf16") is None  # it does not support bf16
     assert h200.flops_per_s("int4") is None
     assert all(
         peak.source.startswith("NVIDIA ") and "https://www.nvidia.com/" in peak.source for peak in PEAKS.values()
@@ -70,8 +74,8 @@ def test_narrower_arithmetic_is_never_slower(name: str) -> None:
     assert known == sorted(known)
 
 
-def test_utilisation_energy_hours_and_money_by_hand(tmp_path: Path) -> None:
-    found = analysed(tmp_path / "results", grid(GPU, world_size=[1, 2]), price=3.0, dataset_samples=50_000)
+def test_utilisation_energy_hours_and_cost_match_hand_computed_values(tmp_path: Path) -> None:
+    found = analysis_of(tmp_path / "results", grid(GPU, world_size=[1, 2]), price=3.0, dataset_samples=50_000)
     frame = TABLES["hardware"](found).frame.set_index("world_size")
     assert frame.loc[1, "flops_per_s"] == pytest.approx(2e12 / 0.05)
     assert frame.loc[2, "flops_per_s"] == pytest.approx(2e12 / 0.05)  # of each GPU
@@ -86,8 +90,8 @@ def test_utilisation_energy_hours_and_money_by_hand(tmp_path: Path) -> None:
     assert frame["money_per_epoch"].tolist() == pytest.approx([3 * hours / 20, 3 * hours / 20])
 
 
-def test_the_table_reads_as_people_see_it(tmp_path: Path) -> None:
-    found = analysed(tmp_path / "results", grid(GPU, world_size=[2]), price=3.0)
+def test_the_table_has_formatted_cells(tmp_path: Path) -> None:
+    found = analysis_of(tmp_path / "results", grid(GPU, world_size=[2]), price=3.0)
     table = TABLES["hardware"](found)
     assert table.cells().to_dict("list") == {
         "GPUs": ["2"],
@@ -104,27 +108,27 @@ def test_the_table_reads_as_people_see_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090"])
-def test_an_unknown_device_has_a_rate_and_no_utilisation(tmp_path: Path, gpu: str) -> None:
-    found = analysed(tmp_path / "results", [GPU], gpu)
+def test_an_unknown_device_has_flops_but_no_utilisation(tmp_path: Path, gpu: str) -> None:
+    found = analysis_of(tmp_path / "results", [GPU], gpu)
     cells = TABLES["hardware"](found).cells()
     assert cells["TFLOP/s a GPU"].tolist() == ["40.0"]
     assert "MFU (%)" not in cells
 
 
-def test_a_utilisation_that_cannot_be_is_called_so(tmp_path: Path) -> None:
-    possible = TABLES["hardware"](analysed(tmp_path / "possible", [GPU]))
-    impossible = TABLES["hardware"](analysed(tmp_path / "impossible", [GPU], step_flops=60e12))
+def test_an_impossible_utilisation_is_flagged(tmp_path: Path) -> None:
+    possible = TABLES["hardware"](analysis_of(tmp_path / "possible", [GPU]))
+    impossible = TABLES["hardware"](analysis_of(tmp_path / "impossible", [GPU], step_flops=60e12))
     assert impossible.cells()["MFU (%)"].tolist() == ["121.3"]
-    assert "above 100 % cannot be" in impossible.note
-    assert "cannot be" not in possible.note
+    assert "above 100 %" in impossible.note
+    assert "above 100 %" not in possible.note
 
 
-def test_without_a_price_there_is_no_money(tmp_path: Path) -> None:
-    cells = TABLES["hardware"](analysed(tmp_path / "results", [GPU])).cells()
+def test_without_a_price_there_is_no_cost(tmp_path: Path) -> None:
+    cells = TABLES["hardware"](analysis_of(tmp_path / "results", [GPU])).cells()
     assert not cells.columns.str.startswith("price").any()
 
 
-def test_a_rank_that_counted_nothing_makes_the_sum_unknown(tmp_path: Path) -> None:
+def test_the_sum_is_unknown_if_one_rank_has_no_count(tmp_path: Path) -> None:
     results = load(study(tmp_path / "results", [GPU | {"world_size": 2}]))
     measured = summaries(results.trials, results.windows)
     measured["environment"].iloc[0]["ranks"][1]["step_flops"] = None
@@ -132,7 +136,7 @@ def test_a_rank_that_counted_nothing_makes_the_sum_unknown(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("after_j", [None, 5.0])
-def test_a_counter_that_was_not_read_or_began_anew_gives_no_energy(tmp_path: Path, after_j: float | None) -> None:
+def test_a_missing_or_reset_energy_counter_gives_no_energy(tmp_path: Path, after_j: float | None) -> None:
     results = load(study(tmp_path / "results", [GPU | {"world_size": 2}]))
     measured = summaries(results.trials, results.windows)
     measured["environment"].iloc[0]["ranks"][1]["plain_window"]["after"][0]["energy_j"] = after_j
@@ -150,7 +154,7 @@ def test_a_counter_that_was_not_read_or_began_anew_gives_no_energy(tmp_path: Pat
         (40, 2.3, None),  # the window fills less than 90 % of it
     ],
 )
-def test_energy_is_that_of_a_span_which_the_plain_window_fills(
+def test_energy_requires_a_span_filled_by_the_plain_window(
     tmp_path: Path, steps_run: int, span_s: float, power_w: float | None
 ) -> None:
     found = power_of(tmp_path, GPU | {"steps": steps_run}, plain_window=readings(7.0, 500.0, span_s))
@@ -158,7 +162,7 @@ def test_energy_is_that_of_a_span_which_the_plain_window_fills(
 
 
 @pytest.mark.parametrize(("span_s", "power_w"), [(4.6, 400.0), (4.7, None), (53.0, None)])
-def test_a_span_that_says_how_many_steps_it_holds_counts_where_they_fill_it(
+def test_a_span_that_states_its_steps_requires_them_to_fill_it(
     tmp_path: Path, span_s: float, power_w: float | None
 ) -> None:
     read = readings(7.0, 400.0, span_s) | {"steps": 84}  # of 50 ms
@@ -166,7 +170,7 @@ def test_a_span_that_says_how_many_steps_it_holds_counts_where_they_fill_it(
     assert found == (None if power_w is None else pytest.approx(power_w))
 
 
-def test_one_rank_that_drives_several_gpus_has_the_energy_of_all_or_none(tmp_path: Path) -> None:
+def test_one_rank_with_several_gpus_has_the_energy_of_all_or_none(tmp_path: Path) -> None:
     fields = GPU | {"world_size": 2, "parallel": "dp"}
     first, second = (readings(7.0, watts, SPAN_S) for watts in (500.0, 300.0))
     both = {when: first[when] + second[when] for when in ("before", "after")}
@@ -174,13 +178,15 @@ def test_one_rank_that_drives_several_gpus_has_the_energy_of_all_or_none(tmp_pat
     assert power_of(tmp_path / "first", fields, plain_window=first) is None
 
 
-def power_of(directory: Path, fields: dict[str, Any], **of_rank: Any) -> float | None:
-    """Power of a trial whose first rank noted this; of DataParallel there is no other. Where there is no power there is no
-    energy, and a rate there is."""
+def power_of(directory: Path, fields: dict[str, Any], **rank_fields: Any) -> float | None:
+    """Return the power of a trial whose only recorded rank has these values.
+
+    Without power there is no energy, but FLOP/s remain.
+    """
     results = load(study(directory, [fields]))
     measured = summaries(results.trials, results.windows)
     ranks = measured["environment"].iloc[0]["ranks"]
-    ranks[0] |= of_rank
+    ranks[0] |= rank_fields
     del ranks[1:]
     found = use(measured, results.windows).iloc[0]
     assert found["flops_per_s"] > 0
@@ -188,21 +194,21 @@ def power_of(directory: Path, fields: dict[str, Any], **of_rank: Any) -> float |
     return None if np.isnan(found["power_w"]) else float(found["power_w"])
 
 
-def test_cpu_ranks_have_no_such_table(tmp_path: Path) -> None:
+def test_cpu_ranks_have_no_hardware_table(tmp_path: Path) -> None:
     write_trial(write_study(tmp_path / "results"), record(FIELDS), steps(FIELDS, 0.1))
     table = TABLES["hardware"](with_models(analyse(load(tmp_path / "results"))))
     assert (len(table.frame), table.empty) == (0, "")
 
 
-def test_memory_is_compared_over_ranks_and_over_one_ranks_devices(tmp_path: Path) -> None:
+def test_memory_balance_covers_ranks_and_the_devices_of_one_rank(tmp_path: Path) -> None:
     ddp, dp = (GPU | {"world_size": 2, "parallel": name} for name in ("ddp", "dp"))
     directory = study(tmp_path / "results", [ddp])
-    uneven = steps(dp, STEP_S)
+    rank_steps = steps(dp, STEP_S)
     trial = record(dp) | {"environment": with_evidence(dp)}
     trial["environment"]["ranks"] = [
         trial["environment"]["ranks"][0] | {"peak_memory_by_device_bytes": [3 * 2**30, 2**30]}
     ]
-    write_trial(directory, trial, uneven[uneven["rank"] == 0])
+    write_trial(directory, trial, rank_steps[rank_steps["rank"] == 0])
     cells = TABLES["memory_balance"](with_models(analyse(load(directory)))).cells()
     assert cells.to_dict("list") == {
         "parallel": ["ddp", "dp"],

@@ -1,4 +1,4 @@
-"""Traces made by hand, with known overlaps: what is read from them, and whether the live account agrees."""
+"""Hand-made traces with known overlaps: what is read from them, and agreement with the live breakdown."""
 
 import gzip
 import json
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from analysis.load.results import load
 from analysis.measure.trace import (
     TraceError,
-    check,
+    against_live,
+    agreement,
     check_trial,
-    compare,
     gradient_kernels,
     length_s,
     overlap_s,
@@ -37,7 +37,7 @@ OLD_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 Span = tuple[str, float, float]
-"""name, begin and end in ms"""
+"""Name, start and end in ms."""
 
 STEP: list[Span] = [
     (BROADCAST, 0.0, 0.1),
@@ -45,15 +45,15 @@ STEP: list[Span] = [
     ("backward", 4.0, 6.0),
     (REDUCE, 6.0, 9.0),
     ("backward", 6.5, 8.0),
-    (REDUCE, 9.0, 12.0),  # waits for the first one
-    ("backward", 9.5, 10.0),  # after a gap in which the host was late
-    ("Memcpy DtoD (Device -> Device)", 10.0, 10.1),  # the last gradient's way into its bucket
+    (REDUCE, 9.0, 12.0),  # waits for the previous one
+    ("backward", 9.5, 10.0),  # after a gap because the host was late
+    ("Memcpy DtoD (Device -> Device)", 10.0, 10.1),  # copies the last gradient into its bucket
     (REDUCE, 12.0, 14.0),
-    ("Memcpy DtoD (Device -> Device)", 10.5, 11.0),  # the first bucket's way out of its own
+    ("Memcpy DtoD (Device -> Device)", 10.5, 11.0),  # copies out of the first bucket
     ("Memcpy DtoD (Device -> Device)", 14.0, 14.1),
     ("optimizer", 14.1, 15.0),
 ]
-"""a step in the order in which its host launches it: the last gradient at 10.1 ms, all-reduces from 6 to 14 ms"""
+"""A step in launch order: last gradient at 10.1 ms, all-reduces from 6 to 14 ms."""
 
 
 def event(name: str, begin_ms: float, end_ms: float, launch: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def event(name: str, begin_ms: float, end_ms: float, launch: int) -> dict[str, A
 def write_trace(path: Path, spans: Sequence[Span], others: Sequence[dict[str, Any]] = ()) -> str:
     events = [event(*span, launch) for span, launch in zip(spans, count(100, 3), strict=False)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    # what ran is written stream by stream, and between what is not of the GPU
+    # profilers write GPU events stream by stream, mixed with other events
     events = [*others, *sorted(events, key=lambda e: ("nccl" in e["name"], e["ts"]))]
     path.write_bytes(gzip.compress(json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()))
     return str(path)
@@ -78,30 +78,30 @@ def later(spans: Sequence[Span], ms: float) -> list[Span]:
 # --------------------------------------------------------------------------------------------------- what is read
 
 
-def test_the_last_gradient_is_the_last_that_was_launched_before_the_last_all_reduce(tmp_path: Path) -> None:
+def test_the_last_gradient_is_the_last_kernel_launched_before_the_last_all_reduce(tmp_path: Path) -> None:
     kernels = read_kernels(write_trace(tmp_path / "trace.json.gz", [*STEP, *later(STEP, 20)]), 2)
-    found = gradient_kernels(kernels, [3, 3])
-    assert found["step"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert found["bucket"].tolist() == [0, 1, 2, 0, 1, 2]
-    assert 1e3 * found["begin_s"].to_numpy() == pytest.approx([6, 9, 12, 26, 29, 32])
-    assert 1e3 * found["end_s"].to_numpy() == pytest.approx([9, 12, 14, 29, 32, 34])
-    assert 1e3 * found["last_gradient_s"].to_numpy() == pytest.approx([10.1] * 3 + [30.1] * 3)
+    result = gradient_kernels(kernels, [3, 3])
+    assert result["step"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert result["bucket"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert 1e3 * result["begin_s"].to_numpy() == pytest.approx([6, 9, 12, 26, 29, 32])
+    assert 1e3 * result["end_s"].to_numpy() == pytest.approx([9, 12, 14, 29, 32, 34])
+    assert 1e3 * result["last_gradient_s"].to_numpy() == pytest.approx([10.1] * 3 + [30.1] * 3)
 
 
-def test_time_without_a_covering_kernel_has_the_host_s_gaps_and_not_the_copies_out(tmp_path: Path) -> None:
+def test_uncovered_time_includes_host_gaps_but_not_copies_out_of_buckets(tmp_path: Path) -> None:
     kernels = read_kernels(write_trace(tmp_path / "trace.json.gz", [*STEP, *later(STEP, 20)]), 2)
-    found = uncovered_s(kernels, gradient_kernels(kernels, [3, 3]))
-    # 8 ms less the backward pass within them (1.5, 0.5), the way in (0.1) and the way out (0.5)
-    assert 1e3 * found.to_numpy() == pytest.approx([5.4, 5.4])
+    result = uncovered_s(kernels, gradient_kernels(kernels, [3, 3]))
+    # 8 ms minus overlapping backward kernels (1.5, 0.5), copies into (0.1) and out of buckets (0.5)
+    assert 1e3 * result.to_numpy() == pytest.approx([5.4, 5.4])
 
 
 @pytest.mark.parametrize("name", [REDUCE, OLD_REDUCE, "NCCL_AllReduce"])
-def test_kernels_of_every_nccl_are_known(tmp_path: Path, name: str) -> None:
+def test_kernels_of_every_nccl_version_are_recognised(tmp_path: Path, name: str) -> None:
     path = write_trace(tmp_path / "trace.json.gz", [("backward", 0.0, 1.0), (name, 1.0, 2.0)])
     assert read_kernels(path, 2)["communication"].tolist() == [False, True]
 
 
-def test_a_trace_may_lie_on_any_file_system_and_hold_much_else(tmp_path: Path) -> None:
+def test_a_trace_may_be_on_any_file_system_and_contain_other_events(tmp_path: Path) -> None:
     others: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0, "dur": 3, "args": {"correlation": 100}},
@@ -117,30 +117,35 @@ def test_a_trace_may_lie_on_any_file_system_and_hold_much_else(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
-def line(path: str, world_size: int = 2, buckets: list[int] | None = None) -> str:
+def error_line(path: str, world_size: int = 2, buckets: list[int] | None = None) -> str:
     with pytest.raises(TraceError) as error:
         gradient_kernels(read_kernels(path, world_size), buckets or [1], path)
     assert "\n" not in str(error.value)
     return str(error.value).removeprefix(f"{path}: ")
 
 
-def test_a_trace_of_several_ranks_without_communication_is_refused(tmp_path: Path) -> None:
+def test_a_trace_of_several_ranks_without_communication_is_an_error(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.json.gz", [("rcclReduce", 0.0, 1.0), ("backward", 0.0, 1.0)])
-    assert line(path) == "none of its 2 kernels begins with 'nccl', though 2 ranks communicate"
+    message = error_line(path)
+    assert "2 kernels" in message
+    assert "'nccl'" in message
+    assert "2 ranks" in message
     assert len(read_kernels(path, world_size=1)) == 2
 
 
-def test_a_trace_of_a_cpu_is_refused(tmp_path: Path) -> None:
+def test_a_trace_of_a_cpu_rank_is_an_error(tmp_path: Path) -> None:
     others = [{"ph": "X", "cat": "cpu_op", "name": "gloo:all_reduce", "ts": 0, "dur": 3, "args": {}}]
     path = write_trace(tmp_path / "trace.json.gz", [], others)
-    assert line(path).startswith("holds no kernel, copy or memset; a trace of a CPU rank")
+    assert error_line(path).startswith("contains no kernel, copy or memset")
 
 
 @pytest.mark.parametrize("buckets", [[2], [3, 3], [1, 1]])
-def test_all_reduces_that_are_not_the_buckets_are_refused(tmp_path: Path, buckets: list[int]) -> None:
+def test_a_wrong_number_of_all_reduces_is_an_error(tmp_path: Path, buckets: list[int]) -> None:
     path = write_trace(tmp_path / "trace.json.gz", STEP)
-    expected = f"holds 3 all-reduce kernels, but its {len(buckets)} steps had {sum(buckets)} buckets"
-    assert line(path, buckets=buckets) == expected
+    message = error_line(path, buckets=buckets)
+    assert "3 all-reduce kernels" in message
+    assert f"expected {sum(buckets)}" in message
+    assert f"{len(buckets)} steps" in message
 
 
 @pytest.mark.parametrize(
@@ -154,10 +159,10 @@ def test_all_reduces_that_are_not_the_buckets_are_refused(tmp_path: Path, bucket
         gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_trace_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(content)
-    assert line(str(path)).startswith("not a trace that torch.profiler exports (")
+    assert error_line(str(path)).startswith("not a trace exported by torch.profiler (")
 
 
 values = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({}))
@@ -167,7 +172,7 @@ events = st.dictionaries(keys, st.one_of(values, st.just("kernel"), st.just({"co
 
 @settings(deadline=None)
 @given(st.one_of(st.binary(), st.lists(st.one_of(values, events), max_size=4)))
-def test_whatever_a_file_holds_nothing_else_is_raised(
+def test_arbitrary_content_only_raises_trace_errors(
     tmp_path_factory: pytest.TempPathFactory, content: bytes | list[Any]
 ) -> None:
     path = tmp_path_factory.mktemp("traces") / "trace.json.gz"
@@ -183,7 +188,7 @@ spans = st.lists(st.tuples(grid, grid).map(lambda pair: (min(pair), max(pair))),
 
 
 def points(intervals: Sequence[tuple[int, int]]) -> set[int]:
-    """The unit cells that the intervals cover."""
+    """Return the unit cells that the intervals cover."""
     return {cell for begin, end in intervals for cell in range(begin, end)}
 
 
@@ -193,15 +198,15 @@ def array(intervals: Sequence[tuple[int, int]]) -> np.ndarray:
 
 @given(spans)
 def test_a_union_covers_the_same_points_with_disjoint_intervals(given_spans: list[tuple[int, int]]) -> None:
-    found = union(array(given_spans))
-    assert points([(int(begin), int(end)) for begin, end in found]) == points(given_spans)
-    assert (found[1:, 0] > found[:-1, 1]).all()
+    result = union(array(given_spans))
+    assert points([(int(begin), int(end)) for begin, end in result]) == points(given_spans)
+    assert (result[1:, 0] > result[:-1, 1]).all()
     assert length_s(array(given_spans)) == len(points(given_spans))
-    assert (union(found) == found).all()
+    assert (union(result) == result).all()
 
 
 @given(spans, spans)
-def test_an_overlap_is_what_both_cover(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
+def test_an_overlap_is_covered_by_both(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
     assert overlap_s(array(first), array(second)) == len(points(first) & points(second))
 
 
@@ -211,7 +216,10 @@ def test_an_overlap_is_what_both_cover(first: list[tuple[int, int]], second: lis
 def live(
     ranks: int, paths: Sequence[str], last_gradient_ms: float = 10.1
 ) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
-    """A trial with two steps like STEP, each of which began 1 ms before its first kernel, and its buckets and steps."""
+    """Return a trial with two steps like STEP, with its buckets and steps.
+
+    Every step starts 1 ms before its first kernel.
+    """
     trial = pd.Series({"trial_id": "pair", "device": "cuda", "world_size": ranks, "trace_paths": tuple(paths)})
     rows = [
         {"trial_id": "pair", "rank": rank, "window": window, "step": step}
@@ -230,7 +238,7 @@ def live(
 
 
 def traces(folder: Path, ranks: int) -> list[str]:
-    """Traces of two steps."""
+    """Write traces of two steps per rank."""
     return [write_trace(folder / f"rank{rank}.json.gz", [*STEP, *later(STEP, 20)]) for rank in range(ranks)]
 
 
@@ -238,18 +246,18 @@ def milliseconds(seconds: pd.Series) -> list[float]:
     return (1e3 * seconds.astype(float)).tolist()
 
 
-def test_a_sound_account_holds(tmp_path: Path) -> None:
-    found = check_trial(*live(2, traces(tmp_path, 2)))
-    assert found["rank"].tolist() == [0, 1]
-    assert found["holds"].all()
+def test_a_correct_breakdown_agrees(tmp_path: Path) -> None:
+    result = check_trial(*live(2, traces(tmp_path, 2)))
+    assert result["rank"].tolist() == [0, 1]
+    assert result["holds"].all()
     for name, expected in {"communication": 8.0, "hidden": 4.1, "exposed": 3.9}.items():
-        assert milliseconds(found[f"{name}_trace_s"]) == pytest.approx([expected] * 2)
-        assert milliseconds(found[f"{name}_live_s"]) == pytest.approx([expected] * 2)
-        assert milliseconds(found[f"{name}_difference_s"]) == pytest.approx([0.0] * 2, abs=1e-6)
-    assert milliseconds(found["uncovered_s"]) == pytest.approx([5.4] * 2)
+        assert milliseconds(result[f"{name}_trace_s"]) == pytest.approx([expected] * 2)
+        assert milliseconds(result[f"{name}_live_s"]) == pytest.approx([expected] * 2)
+        assert milliseconds(result[f"{name}_difference_s"]) == pytest.approx([0.0] * 2, abs=1e-6)
+    assert milliseconds(result["uncovered_s"]) == pytest.approx([5.4] * 2)
 
 
-def test_wire_is_the_shortest_duration_of_any_rank(tmp_path: Path) -> None:
+def test_wire_time_is_the_shortest_duration_over_ranks(tmp_path: Path) -> None:
     spans = [("backward", 0.0, 1.0), (REDUCE, 1.0, 3.0), (REDUCE, 3.0, 7.0)]
     waiting = [("backward", 0.0, 1.0), (REDUCE, 0.5, 3.0), (REDUCE, 3.0, 7.0)]
     paths = [
@@ -257,36 +265,36 @@ def test_wire_is_the_shortest_duration_of_any_rank(tmp_path: Path) -> None:
         for rank, step in enumerate([spans, waiting, waiting])
     ]
     trial, buckets, steps = live(3, paths)
-    found = check_trial(trial, buckets[buckets["bucket"] < 2], steps)
-    assert milliseconds(found["wire_trace_s"]) == pytest.approx([6.0] * 3)
-    assert milliseconds(found["wire_live_s"]) == pytest.approx([6.0] * 3)
-    assert milliseconds(found["communication_trace_s"]) == pytest.approx([6.0, 6.5, 6.5])
+    result = check_trial(trial, buckets[buckets["bucket"] < 2], steps)
+    assert milliseconds(result["wire_trace_s"]) == pytest.approx([6.0] * 3)
+    assert milliseconds(result["wire_live_s"]) == pytest.approx([6.0] * 3)
+    assert milliseconds(result["communication_trace_s"]) == pytest.approx([6.0, 6.5, 6.5])
 
 
-def test_without_every_rank_s_trace_there_is_no_wire(tmp_path: Path) -> None:
-    found = check_trial(*live(2, traces(tmp_path, 2)[1:]))
-    assert found["rank"].tolist() == [1]
-    assert found[["wire_trace_s", "wire_live_s"]].isna().all(axis=None)
+def test_wire_time_requires_the_traces_of_all_ranks(tmp_path: Path) -> None:
+    result = check_trial(*live(2, traces(tmp_path, 2)[1:]))
+    assert result["rank"].tolist() == [1]
+    assert result[["wire_trace_s", "wire_live_s"]].isna().all(axis=None)
 
 
 @pytest.mark.parametrize(("late_ms", "holds"), [(0.19, True), (-0.19, True), (0.21, False), (-0.21, False)])
-def test_an_account_off_by_more_than_5_percent_does_not_hold(tmp_path: Path, late_ms: float, holds: bool) -> None:
-    found = check_trial(*live(2, traces(tmp_path, 2), last_gradient_ms=10.1 + late_ms))
-    assert found["holds"].tolist() == [holds] * 2
+def test_a_breakdown_off_by_more_than_5_percent_disagrees(tmp_path: Path, late_ms: float, holds: bool) -> None:
+    result = check_trial(*live(2, traces(tmp_path, 2), last_gradient_ms=10.1 + late_ms))
+    assert result["holds"].tolist() == [holds] * 2
     # the last bucket is ready when the last gradient is, in both
-    assert found["exposed_difference_share"].tolist() == pytest.approx([-late_ms / 3.9] * 2)
+    assert result["exposed_difference_share"].tolist() == pytest.approx([-late_ms / 3.9] * 2)
 
 
 @pytest.mark.parametrize(("off_ms", "holds"), [(0.09, True), (0.11, False)])
-def test_a_tenth_of_a_millisecond_is_near_enough(off_ms: float, holds: bool) -> None:
+def test_differences_up_to_a_tenth_of_a_millisecond_agree(off_ms: float, holds: bool) -> None:
     trace = pd.DataFrame({"communication_s": [0.002], "hidden_s": [0.002], "exposed_s": [0.0]})
-    found = compare(trace, trace.assign(exposed_s=off_ms / 1e3))
-    assert (found["holds"], found["exposed_difference_share"]) == (holds, None)
+    result = against_live(trace, trace.assign(exposed_s=off_ms / 1e3))
+    assert (result["holds"], result["exposed_difference_share"]) == (holds, None)
 
 
-def test_a_trace_of_another_name_is_refused(tmp_path: Path) -> None:
+def test_a_trace_with_another_file_name_is_an_error(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "first.json.gz", STEP)
-    with pytest.raises(TraceError, match=r"the name of a trace is rank<R>\.json\.gz"):
+    with pytest.raises(TraceError, match=r"rank<R>\.json\.gz"):
         check_trial(*live(2, [path]))
 
 
@@ -294,23 +302,25 @@ def test_a_trace_of_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def traced_study(folder: Path, broken: bool = False) -> Path:
-    """Results of two trials, on one and on two GPUs; the latter with buckets and traces of its two last steps."""
+    """Write two trials, on one and two GPUs. The latter has buckets and traces of its last two steps."""
     write_study(folder)
     for size in (1, 2):
         fields = FIELDS | {"device": "cuda", "world_size": size}
         write_trial(folder, record(fields), steps(fields, 0.1))
-    place = folder / "trials" / trial_id(fields)
-    paths = traces(place / "traces", 2)
+    trial_folder = folder / "trials" / trial_id(fields)
+    paths = traces(trial_folder / "traces", 2)
     _, buckets, stamps = live(2, paths)
-    buckets.drop(columns="trial_id").to_parquet(place / "buckets.parquet")
-    rows = [pd.read_parquet(place / "steps.parquet"), stamps.drop(columns="trial_id").assign(samples=32)]
-    pd.concat(rows).astype({"rank": "int32", "step": "int32", "samples": "int32"}).to_parquet(place / "steps.parquet")
+    buckets.drop(columns="trial_id").to_parquet(trial_folder / "buckets.parquet")
+    rows = [pd.read_parquet(trial_folder / "steps.parquet"), stamps.drop(columns="trial_id").assign(samples=32)]
+    pd.concat(rows).astype({"rank": "int32", "step": "int32", "samples": "int32"}).to_parquet(
+        trial_folder / "steps.parquet"
+    )
     if broken:
-        write_trace(place / "traces/rank1.json.gz", [("backward", 0.0, 1.0)])
+        write_trace(trial_folder / "traces/rank1.json.gz", [("backward", 0.0, 1.0)])
     return folder
 
 
-def test_the_table_has_a_row_for_each_trial_with_traces(tmp_path: Path) -> None:
+def test_the_table_has_one_row_per_trial_with_traces(tmp_path: Path) -> None:
     cells = TABLES["trace"](with_models(analyse(load(traced_study(tmp_path))))).cells()
     expected = {
         "GPUs": "2",
@@ -327,31 +337,30 @@ def test_the_table_has_a_row_for_each_trial_with_traces(tmp_path: Path) -> None:
     assert [{name: row[name] for name in expected} for _, row in cells.iterrows()] == [expected]
 
 
-def test_a_trace_that_cannot_be_used_is_a_row_with_its_problem(tmp_path: Path) -> None:
+def test_an_unusable_trace_is_a_row_with_its_problem(tmp_path: Path) -> None:
     directory = traced_study(tmp_path, broken=True)
-    [row] = check(load(directory)).to_dict("records")
+    [row] = agreement(load(directory)).to_dict("records")
     assert row["holds"] is False
-    assert row["problem"].endswith(
-        "rank1.json.gz: none of its 1 kernels begins with 'nccl', though 2 ranks communicate"
-    )
+    assert "rank1.json.gz: " in row["problem"]
+    assert "'nccl'" in row["problem"]
     [cells] = TABLES["trace"](with_models(analyse(load(directory)))).cells().to_dict("records")
     assert (cells["holds"], cells["problem"]) == ("no", row["problem"])
 
 
-def test_traces_are_found_where_the_results_are_named_by_a_uri(tmp_path: Path) -> None:
+def test_traces_are_found_if_the_results_folder_is_a_uri(tmp_path: Path) -> None:
     results = load(f"file://{traced_study(tmp_path)}")
     assert all(path.startswith(f"file://{tmp_path}") for paths in results.trials["trace_paths"] for path in paths)
-    assert check(results)["holds"].tolist() == [True, True]
+    assert agreement(results)["holds"].tolist() == [True, True]
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_report_has_the_section_where_there_are_traces(tmp_path: Path) -> None:
+def test_a_report_has_the_trace_section_only_with_traces(tmp_path: Path) -> None:
     with_traces = write_report(traced_study(tmp_path / "traced")).path
     write_study(tmp_path / "plain")
     write_trial(tmp_path / "plain", record(FIELDS), steps(FIELDS, 0.1))
-    without = write_report(tmp_path / "plain").path
+    without_traces = write_report(tmp_path / "plain").path
     for name in ("index.html", "report.md"):
         assert "Live account against the trace" in Path(with_traces).with_name(name).read_text()
-        assert "Live account against the trace" not in Path(without).with_name(name).read_text()
+        assert "Live account against the trace" not in Path(without_traces).with_name(name).read_text()
     assert Path(with_traces).with_name("tables").joinpath("trace.csv").is_file()
-    assert not Path(without).with_name("tables").joinpath("trace.csv").exists()
+    assert not Path(without_traces).with_name("tables").joinpath("trace.csv").exists()

@@ -1,4 +1,4 @@
-"""Predictions: a known law found among the others, its error on what it has not seen, and what is said where it fails."""
+"""Predictions: recovery of a known law, held-out errors, intervals, and the messages if nothing can be predicted."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from analysis.predict.forecast import FORECAST_COLUMNS, PredictionError, forecas
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.predict.laws import LAWS, Link, expected_largest, ring_factor, ring_s, two_level_s
 from analysis.predict.model import models, models_of, predict, without
-from analysis.predict.series import Links, Series, series_of
+from analysis.predict.series import Interconnects, ScalingSeries, series_of
 from analysis.report.report import write_report
 from analysis.study import analyse
 from analysis.tables.predictions import law_parameters, laws, predictions
@@ -28,13 +28,13 @@ from tests.support.frames import MIB, grid, record, steps, trial_id, write_resul
 
 GPU = {"device": "cuda", "dataset": "synthetic", "steps": 4, "warmup_steps": 2, "cpus_per_rank": 8}
 UNKNOWN = Spread(float("nan"), 0.0)
-NO_ACCOUNT = pd.DataFrame(columns=["world_size", "wire_s", "wait_s"])
+NO_BREAKDOWN = pd.DataFrame(columns=["world_size", "wire_s", "wait_s"])
 NO_TRANSFERS = pd.DataFrame(columns=["world_size", "bucket", "wire_s", "ready_before_s", "in_order"])
 NO_FITS = pd.DataFrame(columns=["nodes", "world_size", "latency_s", "bus_bytes_per_s"])
 
 
 def ring_law(fields: dict[str, Any]) -> dict[str, Any]:
-    """A step of 10 ms and 0.2 ms a sample; the part of the all-reduce that shows is 3 ms on two ranks."""
+    """Return a step of 10 ms plus 0.2 ms per sample, and an exposed all-reduce of 3 ms on two ranks."""
     return {"step_s": 0.010 + 0.0002 * fields["batch_per_gpu"] + 0.003 * float(ring_factor(fields["world_size"]))}
 
 
@@ -45,7 +45,7 @@ def study(directory: Path, law: Callable[[dict[str, Any]], dict[str, Any]] = rin
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of 1, 2 and 4 GPUs by 2 batches by 3 repeats that follow `ring_law`; nobody writes into it but reports."""
+    """A study of 1, 2 and 4 GPUs x 2 batches x 3 repeats that follows `ring_law`. Tests only add reports."""
     directory = tmp_path_factory.mktemp("plain") / "results"
     study(directory)
     return directory
@@ -62,27 +62,31 @@ def series(
     repeats: int | Sequence[int] = 3,
     batch: int = 32,
     rng: np.random.Generator | None = None,
-) -> Series:
-    """A series of weak scaling as `series_of` makes it, whose repeats (of all points, or of each) spread by e^±spread."""
+) -> ScalingSeries:
+    """Return a weak-scaling series as made by `series_of`. Repeats spread by e^±spread.
+
+    repeats: of every point, or one number per point.
+    """
     rng = rng or np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
-    of_points = [repeats] * len(steps_s) if isinstance(repeats, int) else repeats
-    for (size, step_s), count in zip(steps_s.items(), of_points, strict=True):
+    counts = [repeats] * len(steps_s) if isinstance(repeats, int) else repeats
+    for (size, step_s), count in zip(steps_s.items(), counts, strict=True):
         runs = np.log(step_s) + spread * rng.standard_normal(count)
         rows.append(
             {
-                "configuration": len(rows), "world_size": size, "nodes": 1, "batch_per_gpu": batch, "log_step": runs.mean(),
-                "step_s": np.exp(runs.mean()), "throughput_samples_per_s": size * batch / np.exp(runs.mean()), "n": count,
+                "configuration": len(rows), "world_size": size, "nodes": 1, "batch_per_gpu": batch,
+                "log_step": runs.mean(), "step_s": np.exp(runs.mean()),
+                "throughput_samples_per_s": size * batch / np.exp(runs.mean()), "n": count,
                 "variance": runs.var(ddof=1) if count > 1 else np.nan, "degrees": count - 1,
             }
         )  # fmt: skip
-    return Series("weak", {}, pd.DataFrame(rows), batch, 0, np.nan, np.nan, NO_FITS, NO_ACCOUNT, NO_TRANSFERS)
+    return ScalingSeries("weak", {}, pd.DataFrame(rows), batch, 0, np.nan, np.nan, NO_FITS, NO_BREAKDOWN, NO_TRANSFERS)
 
 
 # --------------------------------------------------------------------------------------------------- series
 
 
-def test_a_series_holds_the_batch_or_else_the_global_batch(tmp_path: Path) -> None:
+def test_a_series_holds_either_the_batch_or_the_global_batch(tmp_path: Path) -> None:
     weak = series_of(study(tmp_path / "weak"))
     assert [(s.scaling, s.base_batch, s.sizes) for s in weak] == [("weak", 32, [1, 2, 4]), ("weak", 128, [1, 2, 4])]
     trials = [{"world_size": size, "batch_per_gpu": 128 // size} for size in (1, 2, 4)]
@@ -92,7 +96,7 @@ def test_a_series_holds_the_batch_or_else_the_global_batch(tmp_path: Path) -> No
     assert strong[0].at([8]).batch_per_gpu.tolist() == [16]
 
 
-def test_series_over_an_emulated_interconnect_borrow_the_one_rank_that_has_none(tmp_path: Path) -> None:
+def test_series_over_an_emulated_interconnect_use_the_one_rank_measured_without(tmp_path: Path) -> None:
     trials = grid(GPU, world_size=[1, 2, 4], repeat=range(2))
     trials += grid(GPU | {"interconnect": "socket", "steps": 5}, world_size=[2, 4])
     write_study(tmp_path)
@@ -105,7 +109,7 @@ def test_series_over_an_emulated_interconnect_borrow_the_one_rank_that_has_none(
     assert found[1].points["step_s"].iloc[0] == pytest.approx(ring_law(trials[0])["step_s"])
 
 
-def test_the_measured_all_reduce_is_that_of_the_sweep_and_the_buckets(tmp_path: Path) -> None:
+def test_the_all_reduce_of_a_series_follows_from_sweep_and_buckets(tmp_path: Path) -> None:
     measured = {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9, "bucket_bytes": (40 * MIB, 24 * MIB)}
     found = study(tmp_path, lambda fields: ring_law(fields) | {"account": dict(measured)}, batch_per_gpu=[32])
     [one] = series_of(found)
@@ -120,25 +124,25 @@ def test_the_measured_all_reduce_is_that_of_the_sweep_and_the_buckets(tmp_path: 
     assert one.only([1, 2]).fits["world_size"].tolist() == [2], "what is held out has not been swept either"
 
 
-def test_what_two_ranks_cost_each_other_is_taken_apart_by_the_account() -> None:
-    kept = pd.DataFrame({"world_size": [2, 4], "wire_s": [0.001, 0.0015], "wait_s": [0.0005, 0.001]})
-    one = replace(series({1: 0.020, 2: 0.024, 4: 0.0265}), exposed=kept)
+def test_the_communication_breakdown_splits_the_cost_on_two_ranks() -> None:
+    exposed = pd.DataFrame({"world_size": [2, 4], "wire_s": [0.001, 0.0015], "wait_s": [0.0005, 0.001]})
+    one = replace(series({1: 0.020, 2: 0.024, 4: 0.0265}), exposed=exposed)
     assert one.cost_parts is not None
     host_s, wait_s, wire_s = one.cost_parts
     assert wire_s == pytest.approx(0.001)  # 1.5 ms on 4 ranks
     assert wait_s == pytest.approx(0.001 * 0.56419 / 1.02938, rel=1e-4)
     assert host_s == pytest.approx(0.0065 - 0.0015 - 0.001)
     assert one.only([1, 2]).cost_parts == pytest.approx((0.004 - 0.0015, 0.0005, 0.001))
-    # an account in which more was exposed than the plain step takes longer
-    busier = replace(one, exposed=kept * [1, 10, 10]).only([1, 2])
+    # a breakdown that exposes more than the plain step grew
+    busier = replace(one, exposed=exposed * [1, 10, 10]).only([1, 2])
     assert busier.cost_parts == pytest.approx((0, 0.004 / 3, 0.004 * 2 / 3))
     assert replace(one, points=one.points.iloc[1:]).cost_parts is None
 
 
-def test_with_two_numbers_of_ranks_the_account_decides_how_the_cost_grows() -> None:
+def test_with_two_numbers_of_ranks_the_breakdown_determines_the_growth() -> None:
     def chosen(wire_s: float, wait_s: float) -> tuple[str, float]:
-        kept = pd.DataFrame({"world_size": [2], "wire_s": [wire_s], "wait_s": [wait_s]})
-        [model] = models_of([replace(series({1: 0.020, 2: 0.024}), exposed=kept)], UNKNOWN)
+        exposed = pd.DataFrame({"world_size": [2], "wire_s": [wire_s], "wait_s": [wait_s]})
+        [model] = models_of([replace(series({1: 0.020, 2: 0.024}), exposed=exposed)], UNKNOWN)
         return model.law, float(predict(model, [4])["step_s"].iloc[0])
 
     assert chosen(0.0, 0.0) == ("account", pytest.approx(0.024))
@@ -146,27 +150,27 @@ def test_with_two_numbers_of_ranks_the_account_decides_how_the_cost_grows() -> N
     assert chosen(0.004, 0.0) == ("account", pytest.approx(0.020 + 1.5 * 0.004))
 
 
-def test_exposed_transfers_grow_as_the_buckets_do_that_the_backward_pass_no_longer_hides() -> None:
+def test_exposed_transfers_grow_with_the_buckets_that_are_no_longer_hidden() -> None:
     # on two ranks the first bucket ends 1 ms before the last gradient, and the last one's 2 ms show
-    kept = pd.DataFrame({"world_size": [2], "wire_s": [0.002], "wait_s": [0.0]})
+    exposed = pd.DataFrame({"world_size": [2], "wire_s": [0.002], "wait_s": [0.0]})
     buckets = pd.DataFrame({"bucket": [0, 1], "wire_s": [0.009, 0.002], "ready_before_s": [0.010, 0.0]})
-    one = replace(series({1: 0.020, 2: 0.022}), exposed=kept, transfers=buckets.assign(world_size=2, in_order=True))
+    one = replace(series({1: 0.020, 2: 0.022}), exposed=exposed, transfers=buckets.assign(world_size=2, in_order=True))
     [model] = models_of([one], UNKNOWN)
     assert model.law == "account"
     # on four, 13.5 ms from 10 ms before that gradient on, and then 3 ms; on 64, 63 / 32 of 11 ms less the 10
     assert predict(model, [4, 64])["step_s"].tolist() == pytest.approx(
         [0.020 + 0.0035 + 0.003, 0.020 + 0.011 * 63 / 32 - 0.010], rel=1e-6
     )
-    side_by_side = replace(one, transfers=one.transfers.assign(in_order=False))
-    [model] = models_of([side_by_side], UNKNOWN)
+    overlapping = replace(one, transfers=one.transfers.assign(in_order=False))
+    [model] = models_of([overlapping], UNKNOWN)
     assert predict(model, [4])["step_s"].iloc[0] == pytest.approx(0.020 + 0.0035, rel=1e-6), "the first ends last"
-    # a global batch of 32: half the batch a rank leaves half of the time before the last gradient; 10 ms are no transfers
-    strong = replace(side_by_side, scaling="strong").at([4]).growth
+    # global batch 32: half the batch per rank leaves half the time before the last gradient; 10 ms are not transfers
+    strong = replace(overlapping, scaling="strong").at([4]).growth
     assert strong is not None
     assert strong.tolist() == [pytest.approx((0.010 + 0.0135 - 0.005) / 0.012)]
 
 
-def test_the_buckets_of_a_series_are_those_of_its_account(tmp_path: Path) -> None:
+def test_a_series_has_the_buckets_of_its_communication_breakdown(tmp_path: Path) -> None:
     measured = {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9, "bucket_bytes": (40 * MIB, 24 * MIB)}
     found = study(tmp_path, lambda fields: ring_law(fields) | {"account": dict(measured)}, batch_per_gpu=[32])
     [one] = series_of(found)
@@ -177,7 +181,7 @@ def test_the_buckets_of_a_series_are_those_of_its_account(tmp_path: Path) -> Non
     assert one.only([1, 2]).transfers["world_size"].tolist() == [2, 2]
 
 
-# --------------------------------------------------------------------------------------------------- the choice of a law
+# ------------------------------------------------------------------------------------------------- choice of a law
 
 
 @pytest.mark.parametrize(
@@ -189,12 +193,12 @@ def test_the_buckets_of_a_series_are_those_of_its_account(tmp_path: Path) -> Non
         ("amdahl", lambda n: 0.020 * 0.1 * (n - 1)),
     ],
 )
-def test_the_law_that_made_the_steps_is_chosen_and_predicts_them(law: str, growth: Callable[[int], float]) -> None:
+def test_the_generating_law_is_chosen_and_predicts_the_steps(law: str, growth: Callable[[int], float]) -> None:
     rng = np.random.default_rng(1)
     made = [series({n: 0.020 + float(growth(n)) for n in (1, 2, 4, 8)}, 0.002, rng=rng) for _ in range(3)]
     for model in models_of(made, UNKNOWN):
         assert model.law == law
-        assert model.why == "least error on the 3 held-out points of series like it"
+        assert model.why == "smallest error on the 3 held-out points of similar series"
         assert abs(model.held_out_error) < 0.01
         assert model.beats_naive
         row = predict(model, [64]).iloc[0]
@@ -203,7 +207,7 @@ def test_the_law_that_made_the_steps_is_chosen_and_predicts_them(law: str, growt
         assert row["step_s_low"] < true < row["step_s_high"]
 
 
-def test_the_held_out_error_is_that_of_the_largest_number_of_ranks_and_stands_beside_the_naive_one() -> None:
+def test_held_out_and_naive_errors_are_those_of_the_largest_number_of_ranks() -> None:
     [model] = models_of([series({1: 0.020, 2: 0.024, 4: 0.026})], UNKNOWN)
     errors = model.held_out.set_index("law")
     assert set(errors["held_out_world_size"].dropna()) == {4}
@@ -215,10 +219,10 @@ def test_the_held_out_error_is_that_of_the_largest_number_of_ranks_and_stands_be
     assert model.law == "ring"
 
 
-def test_two_numbers_of_ranks_are_predicted_with_the_disagreement_of_the_laws_as_their_error() -> None:
+def test_with_two_numbers_of_ranks_the_interval_spans_the_laws() -> None:
     [model] = models_of([series({1: 0.020, 2: 0.024}, 0.001)], UNKNOWN)
     assert model.law == "ring"
-    assert model.why == "nothing could be held out; first in order of preference of the laws that pass the points"
+    assert "nothing could be held out" in model.why
     assert np.isnan(model.held_out_error)
     assert model.beats_naive is None
     row = predict(model, [4]).iloc[0]
@@ -227,7 +231,7 @@ def test_two_numbers_of_ranks_are_predicted_with_the_disagreement_of_the_laws_as
     assert row["step_s_high"] > 0.032
 
 
-def test_intervals_widen_with_the_distance_from_what_was_measured() -> None:
+def test_intervals_widen_with_the_distance_from_the_measured_sizes() -> None:
     rng = np.random.default_rng(2)
     [model] = models_of([series({n: 0.020 + 0.001 * n for n in (1, 2, 4)}, 0.003, rng=rng)], UNKNOWN)
     rows = predict(model, [4, 8, 16, 64])
@@ -239,7 +243,7 @@ def test_intervals_widen_with_the_distance_from_what_was_measured() -> None:
 
 
 def step_of_a_law(law: str, size: int, cost_s: float) -> float:
-    """A step of 20 ms on one rank, to which so many ranks add."""
+    """Return the step time on `size` ranks of a law with 20 ms on one rank."""
     ring, peers = float(ring_factor(size)), size - 1
     return 0.020 + {
         "ring": cost_s * ring,
@@ -252,7 +256,7 @@ def step_of_a_law(law: str, size: int, cost_s: float) -> float:
 
 
 @pytest.mark.parametrize("law", ["ring", "straggler", "alpha_beta", "universal", "amdahl", "gustafson"])
-def test_a_new_run_falls_into_the_prediction_interval_about_as_often_as_stated(law: str) -> None:
+def test_prediction_intervals_have_the_stated_coverage(law: str) -> None:
     rng = np.random.default_rng(3)
     for count in (1, 4):  # series that share the choice of a law
         inside, widths = [], []
@@ -269,7 +273,7 @@ def test_a_new_run_falls_into_the_prediction_interval_about_as_often_as_stated(l
             assert np.median(widths) < 0.05
 
 
-def test_runs_without_repeats_take_their_spread_from_what_the_law_leaves_or_have_none() -> None:
+def test_without_repeats_the_spread_comes_from_the_residuals_if_there_are_any() -> None:
     rng = np.random.default_rng(4)
     made = [series({n: 0.020 + 0.003 * float(ring_factor(n)) for n in (1, 2, 4)}, 0.01, 1, rng=rng) for _ in range(5)]
     for model in models_of(made, UNKNOWN):
@@ -330,7 +334,7 @@ def test_cost_follows_from_time(plain: ReportInputs) -> None:
     assert np.isnan(forecast(plain, [8]).rows.iloc[0]["cost_per_million_samples"])
 
 
-def test_energy_follows_from_the_power_of_training_and_is_null_where_a_gpu_was_not_read(tmp_path: Path) -> None:
+def test_energy_follows_from_power_and_is_null_if_a_gpu_was_not_read(tmp_path: Path) -> None:
     axes: dict[str, Any] = {"world_size": [1, 2, 4], "batch_per_gpu": [128], "repeat": range(2)}
     results = load(write_results(tmp_path, grid(GPU | {"steps": 100}, **axes), ring_law))
     for ranks in (environment["ranks"] for environment in results.trials["environment"]):
@@ -345,57 +349,55 @@ def test_energy_follows_from_the_power_of_training_and_is_null_where_a_gpu_was_n
     assert row["power_w_per_rank"] == pytest.approx(612.0)
     hours = 8 * 1e6 / row["throughput_samples_per_s"] / 3600
     assert row["energy_wh_per_million_samples"] == pytest.approx(612.0 * hours)
-    assert "Energy: from the mean power of a GPU in training on the most ranks measured." in found.notes
+    assert any(note.startswith("Energy:") for note in found.notes)
     for environment in results.trials["environment"]:
         del environment["ranks"][1:]
     first_alone = forecast(with_models(analyse(results)), [8])
     assert first_alone.rows["energy_wh_per_million_samples"].isna().all()
-    assert "No energy: the power of training was not measured on the most ranks." in first_alone.notes
+    assert any(note.startswith("No energy:") for note in first_alone.notes)
 
 
-def test_a_law_that_does_not_beat_throughput_times_n_says_so(tmp_path: Path) -> None:
+def test_a_note_reports_a_law_that_does_not_beat_throughput_times_n(tmp_path: Path) -> None:
     steps_s = {1: 0.020, 2: 0.030, 4: 0.0201}
     found = study(tmp_path, lambda fields: {"step_s": steps_s[fields["world_size"]]}, batch_per_gpu=[32])
     [model] = models(found)
     assert model.beats_naive is False
-    assert (
-        "In 1 of 1 series the law does not beat the naive throughput x N on the held-out point (series 0): its prediction "
-        "says no more than that."
-    ) in forecast(found, [8]).notes
+    notes = forecast(found, [8]).notes
+    assert any("1 of 1 series" in note and "does not beat the naive" in note and "(series 0)" in note for note in notes)
 
 
 def test_more_gpus_than_a_node_holds_are_predicted_with_a_warning(plain: ReportInputs) -> None:
     notes = forecast(plain, [16]).notes
-    assert (
-        "A node here holds 8 GPUs, and no interconnect between nodes was measured: 16 are predicted as if all were linked like "
-        "those of one node; state the network with --interconnect LATENCY_US:BANDWIDTH_GB_S."
-    ) in notes
+    [warning] = [note for note in notes if "no interconnect between nodes" in note]
+    assert "8 GPUs" in warning
+    assert "16 GPUs" in warning
+    assert "--interconnect LATENCY_US:BANDWIDTH_GB_S" in warning
 
 
 # --------------------------------------------------------------------------------------------------- interconnects
 
 
-def with_account(fields: dict[str, Any]) -> dict[str, Any]:
+def with_breakdown(fields: dict[str, Any]) -> dict[str, Any]:
     return ring_law(fields) | {"account": {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9}}
 
 
 @pytest.mark.parametrize("text", [None, "auto", "5", "5:", ":5", "5:0", "-5:50", "5:50:1", "a:b", "1.2.3:5", "inf:5"])
-def test_what_is_no_stated_interconnect(text: str | None) -> None:
+def test_invalid_stated_interconnects_are_rejected(text: str | None) -> None:
     assert stated_link(text) is None
 
 
 def test_a_stated_interconnect_replaces_latency_and_bandwidth() -> None:
-    assert stated_link("5:50") == Link(5e-6, 50e9, "stated: 5 µs a hop, 50 GB/s")
-    assert stated_link("0.5:1e2") == Link(5e-7, 100e9, "stated: 0.5 µs a hop, 100 GB/s")
+    assert stated_link("5:50") == Link(5e-6, 50e9, "stated: 5 µs per hop, 50 GB/s")
+    assert stated_link("0.5:1e2") == Link(5e-7, 100e9, "stated: 0.5 µs per hop, 100 GB/s")
 
 
-def test_on_a_stated_interconnect_the_interval_reaches_from_full_overlap_to_none(tmp_path: Path) -> None:
-    found = study(tmp_path, with_account, batch_per_gpu=[32])
+def test_on_a_stated_interconnect_the_interval_ranges_from_full_to_no_overlap(tmp_path: Path) -> None:
+    found = study(tmp_path, with_breakdown, batch_per_gpu=[32])
     [model] = models(found)
     size, buckets = model.series.gradient_bytes, model.series.buckets
     plain = forecast(found, [8]).rows.iloc[0]
     slow = forecast(found, [8], "50:0.5").rows.iloc[0]
-    assert slow["interconnect"] == "stated: 50 µs a hop, 0.5 GB/s"
+    assert slow["interconnect"] == "stated: 50 µs per hop, 0.5 GB/s"
     old_s = float(model.series.at([8]).wire_s[0])
     new_s = float(ring_s(8, size, Link(50e-6, 0.5e9, ""), buckets))
     ends = max(plain["step_s"], new_s), plain["step_s"] + new_s - old_s
@@ -406,7 +408,7 @@ def test_on_a_stated_interconnect_the_interval_reaches_from_full_overlap_to_none
 
 
 def test_across_nodes_the_stated_interconnect_is_the_one_between_them(tmp_path: Path) -> None:
-    found = study(tmp_path, with_account, batch_per_gpu=[32])
+    found = study(tmp_path, with_breakdown, batch_per_gpu=[32])
     [model] = models(found)
     row = forecast(found, [32], "50:0.05").rows.iloc[0]
     assert row["nodes"] == 4
@@ -415,46 +417,36 @@ def test_across_nodes_the_stated_interconnect_is_the_one_between_them(tmp_path: 
     assert between is not None
     new_s = two_level_s(32, 4, model.series.gradient_bytes, inside, between, model.series.buckets)
     assert row["step_s"] > float(new_s)
-    links = Links(inside, between, between_is_flat=False)
+    links = Interconnects(inside, between, between_is_flat=False)
     assert model.series.at([32], [4], links).wire_s[0] == pytest.approx(float(new_s))
 
 
 @pytest.mark.parametrize(
-    ("interconnect", "message"),
+    ("interconnect", "words"),
     [
-        (
-            "ethernet",
-            "--interconnect 'ethernet': neither measured here (auto) nor LATENCY_US:BANDWIDTH_GB_S, such as 5:50",
-        ),
-        (
-            "5:50",
-            (
-                "--interconnect 5:50: needs the size of the gradients, which no trial of DIR recorded; run it again with "
-                "--set account_steps=10"
-            ),
-        ),
+        ("ethernet", ("--interconnect", "(auto)", "LATENCY_US:BANDWIDTH_GB_S", "'ethernet'")),
+        ("5:50", ("--interconnect 5:50", "size of the gradients", "DIR", "--set account_steps=10")),
     ],
 )
-def test_an_interconnect_that_nothing_is_known_of_is_refused(
-    interconnect: str, message: str, plain: ReportInputs
-) -> None:
+def test_an_unknown_interconnect_is_an_error(interconnect: str, words: tuple[str, ...], plain: ReportInputs) -> None:
     with pytest.raises(PredictionError) as refused:
         forecast(plain, [8], interconnect, name="DIR")
-    assert str(refused.value) == message
+    for word in words:
+        assert word in str(refused.value)
 
 
 # --------------------------------------------------------------------------------------------------- tables and figure
 
 
-def test_an_interval_beyond_a_factor_of_2_is_called_too_wide_in_tables_figure_and_notes(tmp_path: Path) -> None:
-    steps_s = {1: 0.030, 2: 0.050, 4: 0.031}  # no law passes these
+def test_intervals_beyond_a_factor_of_2_are_marked_too_wide_in_tables_figure_and_notes(tmp_path: Path) -> None:
+    steps_s = {1: 0.030, 2: 0.050, 4: 0.031}  # no law fits these
     found = study(tmp_path, lambda fields: {"step_s": steps_s[fields["world_size"]]}, batch_per_gpu=[32])
     table = predictions(found)
     assert (table.frame["step_s_high"] > 2 * table.frame["step_s"]).all()
     cells = table.cells()
     for name in ("step time (ms)", "efficiency (%)"):
         assert cells[name].str.fullmatch(r"[0-9.]+ \[too wide to use\]").all()
-    assert "2 of 2 intervals too wide to use: beyond a factor of 2 either way" in table.note
+    assert "2 of 2 intervals are too wide to use: beyond a factor of 2" in table.note
     assert pd.read_csv(io.StringIO(table.to_csv()))["too_wide"].tolist() == [True, True]
     fan = prediction_fan(found)
     assert fan is not None
@@ -463,7 +455,7 @@ def test_an_interval_beyond_a_factor_of_2_is_called_too_wide_in_tables_figure_an
     assert max(path.get_extents().x1 for path in shade.get_paths()) < 8
 
 
-def test_an_interval_that_is_narrow_enough_is_shown_with_its_ends(plain: ReportInputs) -> None:
+def test_a_narrow_interval_is_shown_with_its_ends(plain: ReportInputs) -> None:
     assert predictions(plain).cells()["step time (ms)"].str.fullmatch(r"[0-9.]+ \[[0-9.]+, [0-9.]+\]").all()
     fan = prediction_fan(plain)
     assert fan is not None
@@ -474,7 +466,7 @@ def legend_of(figure: Figure) -> list[str]:
     return [text.get_text() for made in figure.legends for text in made.get_texts()]
 
 
-def test_every_row_of_the_report_says_that_it_is_predicted(plain: ReportInputs) -> None:
+def test_every_predicted_row_is_labelled_as_predicted(plain: ReportInputs) -> None:
     table = predictions(plain)
     assert table.title == "Predictions: predicted, not measured"
     cells = table.cells()
@@ -486,20 +478,20 @@ def test_every_row_of_the_report_says_that_it_is_predicted(plain: ReportInputs) 
     assert "kind" in table.to_csv().splitlines()[0].split(",")
 
 
-def test_no_law_is_hidden(plain: ReportInputs) -> None:
+def test_all_laws_are_listed(plain: ReportInputs) -> None:
     table = laws(plain)
     assert sorted(table.frame["law"]) == sorted([*(law.title for law in LAWS.values()), "naive"])
     shown = table.cells().set_index("law")
     assert shown.loc["ring", "chosen for"] == "2"
     assert (
         shown.loc["overlap with the measured all-reduce", "note"]
-        == "not identifiable: needs an all-reduce sweep and the gradients' size"
+        == "not identifiable: needs an all-reduce sweep and the size of the gradients"
     )
     assert shown.loc["universal scalability", "note"] == (
         "not tested: without 4 ranks not identifiable: needs 1 more point"
     )
     [first, _] = law_parameters(plain).frame["parameters"]
-    assert first.startswith("step of one rank 16.")
+    assert first.startswith("step time on one rank 16.")
     assert "; exposed cost on 2 ranks " in first
 
 
@@ -564,26 +556,26 @@ def test_predict_as_json_has_plain_values_and_nulls(capsys: pytest.CaptureFixtur
         ),
     ],
 )
-def test_what_cannot_be_predicted_is_one_line(
+def test_invalid_options_are_reported_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert main(["predict", str(folder), *arguments]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.splitlines()) == ("", [message])
+    output = capsys.readouterr()
+    assert (output.out, output.err.splitlines()) == ("", [message])
 
 
-def test_a_folder_of_one_number_of_ranks_says_what_is_needed(
+def test_a_folder_with_one_number_of_ranks_is_an_error_with_a_fix(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     study(tmp_path, world_size=[2], batch_per_gpu=[32], repeat=[0])
     assert main(["predict", str(tmp_path), "--gpus", "8"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: {tmp_path}: nothing to predict from: every done trial ran on 2 ranks; run one configuration on two "
-        + "numbers of ranks or more, such as --gpus 1,2,4"
-    ]
+    [message] = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"error: {tmp_path}: nothing to predict from: ")
+    assert "2 ranks" in message
+    assert "--gpus 1,2,4" in message
 
 
-def test_an_empty_folder_and_a_folder_without_a_done_trial_are_told(
+def test_an_empty_folder_and_a_folder_without_a_done_trial_are_errors(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["predict", str(tmp_path), "--gpus", "8"]) == 2
@@ -598,24 +590,21 @@ def test_an_empty_folder_and_a_folder_without_a_done_trial_are_told(
     ]
 
 
-def test_configurations_that_differ_in_more_than_ranks_are_nothing_to_predict_from(tmp_path: Path) -> None:
+def test_configurations_that_differ_in_more_than_ranks_cannot_be_predicted_from(tmp_path: Path) -> None:
     trials = [*grid(GPU, world_size=[1], batch_per_gpu=[32]), *grid(GPU, world_size=[2], batch_per_gpu=[128])]
     found = with_models(analyse(load(write_results(tmp_path, trials, ring_law))))
     with pytest.raises(PredictionError) as refused:
         forecast(found, [8], name="DIR")
-    assert str(refused.value) == (
-        "DIR: nothing to predict from: no two done trials differ in the number of ranks alone; run one configuration on two "
-        "numbers of ranks or more, such as --gpus 1,2,4"
-    )
+    message = str(refused.value)
+    assert message.startswith("DIR: nothing to predict from: ")
+    assert "number of ranks" in message
+    assert "--gpus 1,2,4" in message
 
 
-def test_a_size_that_leaves_only_one_other_is_shown_as_measured(tmp_path: Path) -> None:
+def test_a_size_whose_removal_leaves_only_one_other_is_shown_as_measured(tmp_path: Path) -> None:
     found = forecast(study(tmp_path, world_size=[1, 2], batch_per_gpu=[32]), [2, 4])
     measured, predicted = found.rows.to_dict("records")
     assert (measured["predicted"], predicted["predicted"]) == (False, True)
     assert measured["measured_step_s"] == pytest.approx(0.0194, rel=0.02)
     assert np.isnan(measured["step_s"])
-    assert (
-        "2 was measured, and leaving it out leaves one number of ranks, from which nothing can be predicted."
-        in found.notes
-    )
+    assert any(note.startswith("2 ranks: no prediction") for note in found.notes)

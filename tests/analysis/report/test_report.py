@@ -318,8 +318,8 @@ def test_the_answer_gives_efficiency_the_fastest_and_its_bound(tmp_path: Path) -
     assert limits(found) == [
         (
             "The fastest configuration is bound by compute: kernels of forward, loss, backward and optimizer take 92\u00a0% of a step. "
-            "What helps is lower precision, compilation or a faster device; the largest other part is idling of the device for which "
-            "no reason was measured, 5\u00a0% (communication that is not hidden, which was not measured, is in it), without which a "
+            "What helps is lower precision, compilation or a faster device; the largest other part is idle time of the device without "
+            "a measured cause, 5\u00a0% (communication that is not hidden, which was not measured, is in it), without which a "
             "step would be at most 1.05 times as fast. Of the 4 configurations, 2 are bound by the host and 2 are bound by compute. One change could bring most with batch 8 "
             "per GPU, 1 GPU: without the device waiting for the host to issue work, 48\u00a0% of a step, it would be at most 1.94 "
             "times as fast."
