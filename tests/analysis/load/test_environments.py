@@ -129,7 +129,7 @@ def test_trials_without_a_result_are_all_in_the_first_analysis(tmp_path: Path) -
 
 def test_one_analysis_of_two_environments_is_refused_and_says_why(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"^these trials ran under unlike environments: torch 2\.12\.0 instead of 2\.11\.0$"
+        ValueError, match=r"^these trials ran under different environments: torch 2\.12\.0 instead of 2\.11\.0$"
     ):
         with_models(analyse(load(mixed(tmp_path / "results"))))
 
