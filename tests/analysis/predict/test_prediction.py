@@ -519,7 +519,7 @@ def test_the_report_shows_the_fan_the_laws_and_what_to_do_next(folder: Path) -> 
     assert "predicted, not measured (shaded: 95 %)" in page
     assert "Next trial: one more run with" in page
     assert (folder / "report/figures/prediction_fan.png").is_file()
-    assert "## What to do next" in (folder / "report/report.md").read_text()
+    assert "## Next steps" in (folder / "report/report.md").read_text()
 
 
 # --------------------------------------------------------------------------------------------------- command line
