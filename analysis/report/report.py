@@ -202,7 +202,7 @@ def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], p
 
 
 def status_counts(results: Results) -> list[tuple[str, int]]:
-    """Count trials by status; `missing` only if study.json lists the planned trials (`configuration.planned_trials`)."""
+    """Count trials by status; `missing` only if study.json lists `configuration.planned_trials`."""
     by_status = results.trials["status"].value_counts()
     counts = [(label, int(by_status.get(status, 0))) for status, label in _STATUSES.items()]
     counts += [(str(status), int(count)) for status, count in by_status.items() if status not in _STATUSES]

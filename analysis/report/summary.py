@@ -24,10 +24,8 @@ class Summary:
 
 def summary(first: Analysis, others: Sequence[Analysis]) -> Summary:
     """Summarise `first`, the environment with most done trials, and name how the others differ."""
-    if first.configurations.empty and first.accuracy:
-        cells = accuracy_table(first).cells()
-    else:
-        cells = _throughput(first)
+    only_trained = first.configurations.empty and first.accuracy
+    cells = accuracy_table(first).cells() if only_trained else _throughput(first)
     rows = [tuple(row) for row in cells.itertuples(index=False)]
     return Summary(list(cells.columns), rows, left_out(first, others))
 

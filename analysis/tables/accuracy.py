@@ -339,8 +339,8 @@ def _cells(accuracy: Accuracy | None) -> pd.DataFrame:
 _CELL_COLUMNS = [
     "remedy", "global_batch", "made_of", "n", "top1", "top1_low", "top1_high", "top1_sd", "top5", "train_loss",
     "within_noise", "difference", "difference_low", "difference_high", "plain_difference", "plain_difference_low",
-    "plain_difference_high", "is_reference", "reached", "runs", "steps_to_target", "samples_to_target", "time_to_target_s",
-    "time_to_target_s_low", "time_to_target_s_high", "hours_to_target", "side_by_side", "trial_ids",
+    "plain_difference_high", "is_reference", "reached", "runs", "steps_to_target", "samples_to_target",
+    "time_to_target_s", "time_to_target_s_low", "time_to_target_s_high", "hours_to_target", "side_by_side", "trial_ids",
 ]  # fmt: skip
 
 

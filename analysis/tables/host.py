@@ -24,14 +24,14 @@ _COPY_SETTINGS = {
 
 def host(analysis: Analysis) -> Table:
     """Tabulate host launch time and GPU kernel time of each part of a step, and whether the step is host-bound."""
-    found = analysis.configurations
-    found = found[found["step_launch_s"].notna()]
-    frame = found.assign(
-        issue_ratio=issue_ratio(found),
-        busy_percent=100 * found["busy_fraction"].astype(float),
-        previous_percent=100 * found["previous_step_done_share"].astype(float),
+    configurations = analysis.configurations
+    configurations = configurations[configurations["step_launch_s"].notna()]
+    frame = configurations.assign(
+        issue_ratio=issue_ratio(configurations),
+        busy_percent=100 * configurations["busy_fraction"].astype(float),
+        previous_percent=100 * configurations["previous_step_done_share"].astype(float),
     )
-    older = found["busy_s"].isna().any()
+    older = configurations["busy_s"].isna().any()
     axes = axis_columns(analysis)
     parts = [
         Column(

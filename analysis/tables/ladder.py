@@ -58,4 +58,7 @@ def _source_note(analysis: Analysis) -> str:
     sources = dict.fromkeys(ladder.source for ladder in analysis.record.reference_ladders if ladder.source)
     if not sources:
         return ""
-    return f"Published ladder: {'; '.join(sources)}. It ran on different hardware, so compare speed-ups instead of seconds."
+    return (
+        f"Published ladder: {'; '.join(sources)}. "
+        "It ran on different hardware, so compare speed-ups instead of seconds."
+    )

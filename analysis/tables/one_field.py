@@ -190,7 +190,8 @@ def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | Non
         if name != "world_size" and frame[name].nunique(dropna=False) == 1
     ]
     constant = configuration_label(frame.iloc[0], same, study_ranks(analysis)) if same else ""
-    note = f"All fields but {label} are equal within a block{f', in all rows {constant}' if constant else ''}. {comparison.note}"
+    everywhere = f", in all rows {constant}" if constant else ""
+    note = f"All fields but {label} are equal within a block{everywhere}. {comparison.note}"
     return Table(
         comparison.title,
         (

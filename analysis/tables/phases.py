@@ -12,10 +12,10 @@ from analysis.text import PHASE_LABELS, decimals_for
 
 def phases(analysis: Analysis) -> Table:
     """Tabulate the time of each phase of a step."""
-    found = analysis.configurations
-    step_s = found["phases_step_s"].astype(float)
-    frame = found.assign(**{f"{name}_share": found[name].astype(float) / step_s for name in PHASES})
-    breakdown = analysis.communication.exposed.reindex(found.index)
+    configurations = analysis.configurations
+    step_s = configurations["phases_step_s"].astype(float)
+    frame = configurations.assign(**{f"{name}_share": configurations[name].astype(float) / step_s for name in PHASES})
+    breakdown = analysis.communication.exposed.reindex(configurations.index)
     frame = frame.assign(**{name: breakdown[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
     frame["epoch_s"] = pd.Series(analysis.epoch_s, dtype=float)
     frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - frame["load_wait_s_share"].fillna(0.0))
@@ -27,7 +27,7 @@ def phases(analysis: Analysis) -> Table:
         "gather_s": "collection of their outputs on the first device.",
         "reduce_s": "reduction of gradients, not overlapped.",
         "graph_s": "the complete step after the copy, replayed as one CUDA graph.",
-        "forward_s": "forward pass." if found["loss_s"].notna().any() else "forward pass and loss.",
+        "forward_s": "forward pass." if configurations["loss_s"].notna().any() else "forward pass and loss.",
         "loss_s": "loss function.",
         "backward_s": "backward pass, including DDP's overlapped all-reduce and the wait for slower ranks.",
         "optimizer_s": "update of the weights.",

@@ -11,10 +11,11 @@ from analysis.text import GIB, decimals_for, field_label, value_label
 
 def throughput(analysis: Analysis) -> Table:
     """Tabulate throughput and step time of every configuration."""
-    found = analysis.configurations
+    configurations = analysis.configurations
     labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
-    frame = found.assign(
-        series=labels.reindex(found.index).astype(object), characters_per_s=characters_per_s(found, analysis.fields)
+    frame = configurations.assign(
+        series=labels.reindex(configurations.index).astype(object),
+        characters_per_s=characters_per_s(configurations, analysis.fields),
     )
     axes = axis_columns(analysis)
     return Table(
@@ -90,8 +91,8 @@ def strong_scaling(analysis: Analysis) -> Table:
 def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column], empty: str) -> Table:
     rows = analysis.scaling[analysis.scaling["scaling"] == label]
     shown = [column.name for column in axes if column.name != "world_size"]
-    found = analysis.configurations
-    frame = rows.join(found[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
+    configurations = analysis.configurations
+    frame = rows.join(configurations[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
     frame["efficiency_percent"] = 100 * frame["efficiency"]
     for end in ("low", "high"):
         frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]
