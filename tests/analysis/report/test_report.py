@@ -175,8 +175,8 @@ def test_latex_captions_headers_and_cells_are_escaped() -> None:
     text = "5 % of $x_1$ & {a} \\b ~ ^ # 10⁶ T₁^γ µs ±1 × ≥ ≤ √2 → é 1\u00a0– “a” --gpus 漢\n가"
     escaped = (
         r"5 \% of \$x\_1\$ \& \{a\} \textbackslash{}b \textasciitilde{} \textasciicircum{} \# 10\textsuperscript{6} "
-        r"T\textsubscript{1}\textasciicircum{}\ensuremath{\gamma} \ensuremath{\mu}s \ensuremath{\pm}1 \ensuremath{\times} "
-        r"\ensuremath{\geq} \ensuremath{\leq} \ensuremath{\surd}2 \ensuremath{\rightarrow} e 1\,\textendash{} ``a'' "
+        r"T\textsubscript{1}\textasciicircum{}\ensuremath{\gamma} \ensuremath{\mu}s \ensuremath{\pm}1 "
+        r"\ensuremath{\times} \ensuremath{\geq} \ensuremath{\leq} \ensuremath{\surd}2 \ensuremath{\rightarrow} e 1\,\textendash{} ``a'' "
         r"-{}-gpus ? ??"
     )
     latex = Table(text, (Column("a", text),), pd.DataFrame({"a": [text, "[0]"]})).to_latex()
@@ -269,8 +269,8 @@ def test_answer_counts_trials_without_result_by_reason(tmp_path: Path) -> None:
     assert not any("no result" in sentence for sentence in answer(with_models(analyse(load(directory)))))
     why = "CUDA graphs exist on GPUs only"
     for batch, status, reason in (
-        (1, "infeasible", why), (2, "infeasible", why), (4, "out_of_memory", "rank 1: 80 GiB"), (8, "pruned", "4 did not fit"),
-        (16, "failed", "x" * 500),
+        (1, "infeasible", why), (2, "infeasible", why), (4, "out_of_memory", "rank 1: 80 GiB"),
+        (8, "pruned", "4 did not fit"), (16, "failed", "x" * 500),
     ):  # fmt: skip
         write_trial(directory, record(FIELDS | GPU | {"batch_per_gpu": batch, "repeat": 3}, status, reason))
     sentence = answer(with_models(analyse(load(directory))))[1]

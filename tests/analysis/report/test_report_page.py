@@ -1,4 +1,4 @@
-"""The report's page in a browser: it loads without errors or network access, sorts and filters tables, and links its data.
+"""The report's page in a browser: it loads without errors or requests, sorts and filters tables, and links its data.
 
 Headless Chromium opens a copy of the page with an added script that acts and writes its observations into the page.
 """
@@ -33,7 +33,8 @@ console.error = (...words) => { problems.push(words.join(" ")); complain(...word
 
 AFTER = """<script>
 const table = document.querySelector("#batch_size table");
-const column = (n) => [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[n].textContent.trim());
+const visible = () => [...table.tBodies[0].rows].filter((row) => !row.hidden);
+const column = (n) => visible().map((row) => row.cells[n].textContent.trim());
 const heads = [...table.tHead.rows[0].cells];
 const at = (name) => heads.findIndex((head) => head.textContent.includes(name));
 const press = (name) => heads[at(name)].querySelector("button").click();
@@ -47,12 +48,14 @@ press("precision"); press("precision");
 const input = document.querySelector("#batch_size input");
 const type = (text) => { input.value = text; input.dispatchEvent(new Event("input")); };
 found.label = input.getAttribute("aria-label");
-type("BF16 64"); found.filtered = column(at("batch")); found.said = document.querySelector("#batch_size output").textContent;
-type(""); found.cleared = column(at("batch")); found.silent = document.querySelector("#batch_size output").textContent;
+const message = () => document.querySelector("#batch_size output").textContent;
+type("BF16 64"); found.filtered = column(at("batch")); found.message = message();
+type(""); found.cleared = column(at("batch")); found.cleared_message = message();
 const button = heads[0].querySelector("button");
 button.focus(); found.focused = document.activeElement === button;
 found.inputs = document.querySelectorAll("#weak_scaling input").length;
-found.requests = performance.getEntriesByType("resource").map((entry) => entry.name).filter((name) => !name.startsWith("data:"));
+const resources = performance.getEntriesByType("resource").map((entry) => entry.name);
+found.requests = resources.filter((name) => !name.startsWith("data:"));
 found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 found.problems = window.problems;
 const result = document.createElement("pre");
@@ -146,8 +149,8 @@ def test_filter_keeps_rows_that_contain_all_words(seen: dict[str, Any]) -> None:
     assert seen["label"] == "Filter rows of: Batch size on one GPU"
     assert "64" in seen["filtered"]
     assert len(seen["filtered"]) < 10
-    assert seen["said"] == f"{len(seen['filtered'])} of 10 rows"
-    assert (seen["cleared"], seen["silent"]) == (seen["given"], "")
+    assert seen["message"] == f"{len(seen['filtered'])} of 10 rows"
+    assert (seen["cleared"], seen["cleared_message"]) == (seen["given"], "")
 
 
 def test_each_figure_links_its_data(page: str, results: Path) -> None:

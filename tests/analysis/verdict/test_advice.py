@@ -137,9 +137,6 @@ def test_sentence_states_cost_and_expected_gain(tmp_path: Path) -> None:
     assert sentence(found, None).startswith("Next trial: none ")
 
 
-# --------------------------------------------------------------------------------------------------- the best configuration
-
-
 def measured(
     directory: Path, steps_s: dict[tuple[int, int], float], repeats: int = 3, spread: float = 0.002
 ) -> ReportInputs:
