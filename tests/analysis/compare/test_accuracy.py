@@ -177,14 +177,12 @@ def test_a_rule_is_idle_at_the_reference_batch_so_its_runs_there_are_the_plain_o
 
 def test_one_seed_leaves_the_elbow_open(tmp_path: Path) -> None:
     analysis = made(tmp_path / "results", (NOTHING, [0.9]), ({"batch_per_gpu": 512}, [0.5]))
-    assert TABLES["elbow"](analysis).cells()["elbow"].tolist() == ["not known: too few seeds"]
-    assert TABLES["accuracy"](analysis).cells()["against the reference"].tolist() == [
+    assert TABLES["elbow"](analysis).cells()["largest lossless batch"].tolist() == ["unknown: too few seeds"]
+    assert TABLES["accuracy"](analysis).cells()["compared with reference"].tolist() == [
         "reference",
-        "not known: too few seeds",
+        "unknown: too few seeds",
     ]
-    assert "Whether a larger batch costs accuracy cannot be told from so few seeds: run more repeats." in answer(
-        analysis
-    )
+    assert any(line.startswith("Too few seeds") for line in answer(analysis))
 
 
 def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ranks(tmp_path: Path) -> None:
@@ -199,8 +197,8 @@ def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ran
     analysis = replace(analysis, results=replace(analysis.results, study=study))
     table = TABLES["report_epoch"](analysis)
     cells = table.cells()
-    assert table.title == "Epoch 5: the largest batch on all GPUs against the reference batch"
-    assert cells[["remedy", "global batch", "made of", "n"]].to_numpy().tolist() == [
+    assert table.title.startswith("Epoch 5: ") and "all GPUs" in table.title
+    assert cells[["recipe", "global batch", "composition", "n"]].to_numpy().tolist() == [
         ["nothing", "128", "1 × 128", "2"],
         ["nothing", "1,024", "2 × 512", "2"],
         ["linear + gradual warm-up", "1,024", "2 × 512", "2"],
@@ -213,11 +211,15 @@ def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ran
     assert np.isnan(frame["epoch_top1_difference"].iloc[0])
     assert analysis.accuracy is not None and at_report_epoch(analysis.accuracy, None) is None
     assert at_report_epoch(analysis.accuracy, 7) is None, "no training came so far"
-    assert at_report_epoch(analysis.accuracy, 5) == (
-        "In epoch 5 mean training loss and accuracy are 0.280 and 88.0\u00a0% with no remedy at batch 128, 0.480 and 78.0\u00a0% with no "
-        "remedy at batch 1,024, 0.320 and 86.0\u00a0% with linear + gradual warm-up at batch 1,024 and 0.360 and 84.0\u00a0% with square "
-        "root + gradual warm-up + LARS at batch 1,024."
-    )
+    text = at_report_epoch(analysis.accuracy, 5)
+    assert text is not None and text.startswith("In epoch 5")
+    for part in (
+        "0.280 and 88.0\u00a0% with no recipe at batch 128",
+        "0.480 and 78.0\u00a0% with no recipe at batch 1,024",
+        "0.320 and 86.0\u00a0% with linear + gradual warm-up at batch 1,024",
+        "0.360 and 84.0\u00a0% with square root + gradual warm-up + LARS at batch 1,024",
+    ):
+        assert part in text
 
 
 def test_time_to_a_target_that_was_asked_for_counts_whole_epochs_and_money(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_time_to_a_target_that_was_asked_for_counts_whole_epochs_and_money(tmp_p
     fields = TRAINING | {"target_accuracy": 0.75}
     write_training(directory, fields, epochs(fields, 0.90))
     table = TABLES["time_to_target"](with_models(analyse(load(directory))))
-    assert table.note == "Measured, at the end of epochs. Target: 75.00\u00a0% of the held-out samples."
+    assert "75.00\u00a0%" in table.note and "after the fact" not in table.note
     row = table.frame.iloc[0]
     assert row[["steps_to_target", "samples_to_target", "time_to_target_s"]].tolist() == pytest.approx(
         [1407, 180_000, 14.07]
@@ -239,29 +241,21 @@ def test_time_to_a_target_that_was_asked_for_counts_whole_epochs_and_money(tmp_p
 def test_the_answer_says_where_accuracy_fails_and_what_mends_it(known: ReportInputs) -> None:
     said = answer(known)
     assert len(said) == 6
-    assert said[0].startswith("The plain training at global batch 128 reaches 9")
-    assert said[1].startswith(
-        "Without any remedy, accuracy stays within noise of that up to batch 512 and falls by 6.0"
-    )
+    assert "global batch 128 reaches a held-out accuracy of 9" in said[0]
+    assert "up to batch 512 and drops by 6.0" in said[1]
     assert said[1].endswith("at 2,048.")
-    assert said[2].startswith(
-        "What moves that limit, to the batch in brackets: square root + gradual warm-up + LARS (at least 32,768; its own "
-        "reference is "
-    )
+    assert "square root + gradual warm-up + LARS (at least 32,768; " in said[2]
     assert said[2].endswith("points lower), linear + gradual warm-up (8,192) and linear (2,048).")
-    assert "this is an estimate" in said[3]
-    assert "is reached soonest with linear + gradual warm-up at batch 8,192: 1.0" in said[4]
-    assert said[5].startswith(
-        "Of what keeps its accuracy, throughput times predicted statistical efficiency is highest with linear at batch 2,048: "
-    )
-    assert any(line.startswith("Up to 4 trainings ran side by side on a host") for line in trust(known))
+    assert "noise scale estimates" in said[3]
+    assert "linear + gradual warm-up at batch 8,192: 1.0" in said[4]
+    assert "goodput is highest with linear at batch 2,048: " in said[5]
+    assert any(line.startswith("Up to 4 trainings ran concurrently") for line in trust(known))
 
 
 def test_the_best_for_time_to_accuracy_is_the_one_that_reaches_it_soonest(known: ReportInputs) -> None:
-    assert best(known, "time-to-accuracy").startswith(
-        "Best for time to accuracy: 91.1\u00a0% is reached soonest with linear + grad"
-    )
-    assert best(known, "throughput") == "Best for throughput: not known, for no trial with timed windows is done."
+    text = best(known, "time-to-accuracy")
+    assert text.startswith("Best for time to accuracy: ") and "reach 91.1\u00a0% is linear + grad" in text
+    assert best(known, "throughput").startswith("Best for throughput: unknown")
 
 
 def test_trainings_stay_out_of_the_timing_tables(tmp_path: Path) -> None:
@@ -293,7 +287,7 @@ def test_a_study_of_trainings_alone_has_a_report_without_empty_timing_tables(fol
     assert not {"report_epoch", "throughput", "phases", "weak_scaling"} & written
     assert "No trial is done yet" not in page
     found = write_report(folder).summary
-    assert found.columns[:4] == ["remedy", "global batch", "made of", "accuracy (%)"]
+    assert found.columns[:4] == ["recipe", "global batch", "composition", "accuracy (%)"]
     assert len(found.rows) == 21
 
 
@@ -303,7 +297,7 @@ def test_trainings_of_one_batch_alone_are_answered_without_an_elbow(tmp_path: Pa
     assert found.accuracy.elbows.empty
     said = " ".join(answer(found))
     assert "reaches 90.50\u00a0%" in said
-    assert "Without any remedy" not in said
+    assert "Without a recipe" not in said
     assert "critical batch" not in said
 
 
@@ -312,8 +306,8 @@ def test_the_same_batch_on_more_ranks_is_compared_by_its_time(tmp_path: Path) ->
     on_two = shuffled | {"world_size": 2, "batch_per_gpu": 64}
     found = made(tmp_path / "results", (shuffled, [0.90, 0.91]), (on_two, [0.90, 0.91]))
     said = " ".join(answer(found))
-    assert "is reached soonest with no remedy at batch 128 (1 × 128)" in said
-    assert "next is no remedy at batch 128 (2 × 64)" in said
+    assert "is no recipe at batch 128 (1 × 128)" in said
+    assert "runner-up: no recipe at batch 128 (2 × 64)" in said
     write_report(tmp_path / "results")
     assert "- order: shuffled" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
 
@@ -343,11 +337,10 @@ def test_number_formats_at_one_batch_are_held_against_fp32_in_points(tmp_path: P
     found = made(tmp_path / "results", *(({"precision": name}, values) for name, values in tops.items()))
     assert found.accuracy is not None and found.accuracy.plain == "fp32"
     assert 100 * 4.302653 * math.sqrt(2e-4) == pytest.approx(6.08, abs=0.005)
-    assert (
-        "At the same batch bf16 reaches 1.00 points less (difference [-7.08, 5.08], within noise) and fp16_pure reaches "
-        "20.00 points less (difference [-26.08, -13.92], beyond noise)."
-    ) in answer(found)
-    assert not {"nothing", "remedy"} & set(" ".join(answer(found)).split())
+    said = " ".join(answer(found))
+    assert "bf16 reaches 1.00 points less (difference [-7.08, 5.08], not significantly" in said
+    assert "fp16_pure reaches 20.00 points less (difference [-26.08, -13.92], significantly" in said
+    assert not {"nothing", "recipe"} & set(" ".join(answer(found)).split())
     reached = by_precision(found.accuracy)
     assert reached["top1"].to_dict() == pytest.approx({"fp32": 0.80, "bf16": 0.79, "fp16_pure": 0.60})
     assert reached["trained"].unique().tolist() == [

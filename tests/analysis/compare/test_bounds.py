@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.compare.bottleneck import REGIONS, at_most, fewer_launches, regions
+from analysis.compare.bottleneck import WORDS, REGIONS, at_most, fewer_launches, regions
 from analysis.compare.communication import Communication
 from analysis.load.results import load
 from analysis.measure.communication import ACCOUNT_COLUMNS
@@ -123,28 +123,21 @@ def test_removing_a_part_brings_at_most_what_amdahl_says() -> None:
     [
         (
             (0.0, 0.4, 0.2, 0.02, 0.3, 0.08),
-            (
-                "The fastest configuration is bound by the copy to the device: copying the batch to the device takes 40\u00a0% of a "
-                "step. What helps most is pinned memory, copies ahead of the step (copy_ahead), or smaller samples; without that part a step "
-                "would be at most 1.67 times as fast."
-            ),
+            (WORDS["transfer"].label, "takes 40\u00a0% of a step", WORDS["transfer"].change, "at most 1.67x"),
         ),
         (
             (0.1, 0.0, 0.3, 0.02, 0.5, 0.08),
-            (
-                "The fastest configuration is bound by compute: kernels of forward, loss, backward and optimizer take 86\u00a0% of a "
-                "step. What helps is lower precision, compilation or a faster device; the largest other part is waiting for a batch, "
-                "10\u00a0%, without which a step would be at most 1.11 times as fast."
-            ),
+            (WORDS["compute"].label, "take 86\u00a0% of a step", f"{WORDS['load'].takes}, 10\u00a0%", "at most 1.11x"),
         ),
     ],
 )
 def test_the_verdict_says_what_would_help_and_how_much_at_most(
-    tmp_path: Path, shares: tuple[float, ...], expected: str
+    tmp_path: Path, shares: tuple[float, ...], expected: tuple[str, ...]
 ) -> None:
     trials = grid({"device": "cuda", "steps": 4, "cpus_per_rank": 8})
     analysis = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": shares})))
-    assert bounds(analysis) == expected
+    text = bounds(analysis) or ""
+    assert [part for part in expected if part not in text] == []
 
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -154,7 +147,7 @@ BUSY = (0.0, 0.05, 0.3, 0.05, 0.5, 0.1)
 def test_of_several_kinds_of_work_none_is_called_the_fastest(tmp_path: Path) -> None:
     trials = grid(GPU, model=["resnet18", "resnet50"])
     found = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": BUSY})))
-    assert bounds(found) == "All 2 configurations are bound by compute."
+    assert bounds(found) == f"All 2 configurations are bound by {WORDS['compute'].label}."
 
 
 def test_idling_without_a_known_reason_is_no_change_that_could_be_made(tmp_path: Path) -> None:
@@ -168,8 +161,8 @@ def test_idling_without_a_known_reason_is_no_change_that_could_be_made(tmp_path:
         )
     )
     told = bounds(found)
-    assert told is not None and "1 is bound by something unmeasured" in told
-    assert "One change could bring most" not in told
+    assert told is not None and f"1 is bound by {WORDS['idle'].label}" in told
+    assert "Largest possible gain" not in told
 
 
 @pytest.mark.parametrize(
@@ -205,10 +198,8 @@ def test_a_done_trial_without_a_throughput_is_named(tmp_path: Path) -> None:
     frame.loc[frame["window"] == "plain", "window_s"] = float("nan")
     write_trial(directory, record(broken), frame)
     found = analyse(load(directory))
-    assert without_throughput(found) == (
-        "1 of 2 trials has no throughput, for the time of a rank is unknown, and no part in any comparison: look at the steps of "
-        f"{trial_id(broken)}."
-    )
+    text = without_throughput(found) or ""
+    assert text.startswith("1 of 2 trials has no throughput") and trial_id(broken) in text
 
 
 def test_trials_of_a_program_that_knows_no_strategies_have_a_verdict(tmp_path: Path) -> None:
@@ -218,7 +209,7 @@ def test_trials_of_a_program_that_knows_no_strategies_have_a_verdict(tmp_path: P
         write_trial(directory, record(fields), steps(fields, 0.1 * fields["world_size"], BUSY))
     found = analyse(load(directory))
     told = growth(found)
-    assert told is not None and "the phase that grows most is" in told
+    assert told is not None and "phase that grows most is" in told
 
 
 def test_of_many_fields_a_configuration_is_named_by_those_that_set_it_apart() -> None:

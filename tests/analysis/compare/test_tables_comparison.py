@@ -63,7 +63,9 @@ def test_each_strategy_is_held_against_ddp_on_as_many_gpus(tmp_path: Path) -> No
     trials = [GPU | {"parallel": name, "world_size": size} for name, size in seconds]
     found = timed(tmp_path / "results", trials, lambda t: seconds[t["parallel"], t["world_size"]])
     cells = TABLES["parallel"](found).cells()
-    assert cells[["GPUs", "parallel", "against", "times as fast", "step time (ms)", "n"]].to_numpy().tolist() == [
+    assert cells[
+        ["GPUs", "parallel", "reference", "relative throughput", "step time (ms)", "n"]
+    ].to_numpy().tolist() == [
         ["1", "ddp", "ddp", "1.000", "100.0", "1"],
         ["1", "none", "ddp", "1.250", "80.0", "1"],
         ["2", "ddp", "ddp", "1.000", "125.0", "1"],
@@ -90,7 +92,7 @@ def test_a_ratio_s_interval_is_that_of_welch_s_test(tmp_path: Path) -> None:
 
 def test_where_the_usual_reference_was_not_measured_the_next_one_is(tmp_path: Path) -> None:
     found = timed(tmp_path / "results", grid(GPU, execution=["compile", "graph"]), lambda t: 0.1)
-    assert TABLES["execution"](found).cells()["against"].tolist() == ["compile", "compile"]
+    assert TABLES["execution"](found).cells()["reference"].tolist() == ["compile", "compile"]
 
 
 def test_fields_that_differ_together_are_not_compared(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_every_other_setting_has_its_rows_in_one_table(tmp_path: Path) -> None:
     trials[2] |= {"repeat": 1}  # so that ids differ
     found = timed(tmp_path / "results", trials, lambda t: 0.1 if t["loader_workers"] == 0 else 0.08)
     cells = TABLES["settings"](found).cells()
-    assert cells[["setting", "value", "GPUs", "against", "times as fast"]].to_numpy().tolist() == [
+    assert cells[["setting", "value", "GPUs", "reference", "relative throughput"]].to_numpy().tolist() == [
         ["loader workers", "0", "1", "0", "1.000"],
         ["loader workers", "2", "1", "0", "1.250"],
         ["non blocking", "no", "2", "no", "1.000"],
@@ -142,7 +144,7 @@ def test_precision_shows_the_loss_skipped_steps_and_losses_that_are_not_finite(t
         write_trial(directory, record(fields), frame)
     analysis = with_models(analyse(load(directory)))
     cells = TABLES["precision"](analysis).cells()
-    names = ["precision", "times as fast", "final loss", "skipped steps", "losses not finite", "n"]
+    names = ["precision", "relative throughput", "final loss", "skipped steps", "non-finite losses", "n"]
     assert cells[names].to_numpy().tolist() == [
         ["fp32", "1.000", "0.600", "–", "0", "2"],
         ["fp16", "2.000 [2.000, 2.000]", "0.600", "4", "2", "2"],
@@ -211,14 +213,14 @@ def test_a_rung_shows_what_trainings_in_its_number_format_reached(tmp_path: Path
     configuration = {"rungs": listed}
     found = replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
     table = TABLES["ladder"](found)
-    assert table.cells()["trained to (%)"].tolist()[:2] == ["90.00", "85.00"]
+    assert table.cells()["accuracy (%)"].tolist()[:2] == ["90.00", "85.00"]
     assert "resnet18_small on " in next(c.meaning for c in table.columns if c.name == "trained_percent")
     told = answer(found)
-    assert told[0].startswith("From fp32 on") and told[1].startswith(
-        "The plain training at global batch 128 reaches 90.00"
+    assert "over fp32 (" in told[0] and told[1].startswith(
+        "Plain training at global batch 128 reaches a held-out accuracy of 90.00"
     )
     compared = TABLES["precision"](found).cells()
-    shown = dict(zip(compared["precision"], compared["trained to (%)"], strict=True))
+    shown = dict(zip(compared["precision"], compared["accuracy (%)"], strict=True))
     assert shown == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
 
 
@@ -259,8 +261,8 @@ def test_bandwidth_says_what_its_bytes_ranks_and_time_were(tmp_path: Path) -> No
         "t (ms)": ["12.50"],
         "S/t (GB/s)": [f"{rate:.2f}"],
         "bus bandwidth (GB/s)": [f"{rate:.2f}"],
-        "t alone (ms)": ["10.00"],
-        "ceiling (GB/s)": [f"{BYTES / 0.01 / 1e9:.2f}"],
+        "t, otherwise idle (ms)": ["10.00"],
+        "measured all-reduce limit (GB/s)": [f"{BYTES / 0.01 / 1e9:.2f}"],
         "utilisation (%)": ["80.0"],
         "by N minus 1 GPU (GB/s)": [f"{BYTES / 0.025 / 1e9:.2f}"],
         "n": ["1"],
@@ -270,7 +272,7 @@ def test_bandwidth_says_what_its_bytes_ranks_and_time_were(tmp_path: Path) -> No
 
 def test_compute_and_communication_are_told_apart_three_times(tmp_path: Path) -> None:
     cells = TABLES["exposed_cost"](communicating(tmp_path / "results")).cells()
-    assert cells.drop(columns=["GPUs", "n", "largest reason why they differ"]).to_dict("list") == {
+    assert cells.drop(columns=["GPUs", "n", "largest reason for the difference"]).to_dict("list") == {
         "step (ms)": ["125.0"],
         "rest, live (ms)": ["112.5"],
         "live (ms)": ["12.5"],
@@ -340,7 +342,7 @@ def test_every_trial_is_listed_with_its_outcome_and_a_command(tmp_path: Path) ->
     assert "--set device=cuda" in command
     assert command.endswith(" --repeats 1 --out results/again")
     assert cells["status"].tolist() == ["done", "out of memory"]
-    assert "--batch-per-gpu 64" in cells["run its configuration again"].iloc[1]
+    assert "--batch-per-gpu 64" in cells["rerun its configuration"].iloc[1]
 
 
 def test_the_command_plans_the_same_trial_again_whatever_the_study_was(tmp_path: Path) -> None:

@@ -176,8 +176,8 @@ def test_latex_captions_headers_and_cells_are_escaped() -> None:
     escaped = (
         r"5 \% of \$x\_1\$ \& \{a\} \textbackslash{}b \textasciitilde{} \textasciicircum{} \# 10\textsuperscript{6} "
         r"T\textsubscript{1}\textasciicircum{}\ensuremath{\gamma} \ensuremath{\mu}s \ensuremath{\pm}1 "
-        r"\ensuremath{\times} \ensuremath{\geq} \ensuremath{\leq} \ensuremath{\surd}2 \ensuremath{\rightarrow} e 1\,\textendash{} ``a'' "
-        r"-{}-gpus ? ??"
+        r"\ensuremath{\times} \ensuremath{\geq} \ensuremath{\leq} \ensuremath{\surd}2 \ensuremath{\rightarrow} e 1"
+        r"\,\textendash{} ``a'' -{}-gpus ? ??"
     )
     latex = Table(text, (Column("a", text),), pd.DataFrame({"a": [text, "[0]"]})).to_latex()
     assert rf"\caption{{{escaped}}}" in latex
