@@ -1,7 +1,9 @@
-"""A study's trials in an experiment tracker: python -m analysis.export DIR --tensorboard DIR2 | --mlflow URI | --wandb PROJECT
+"""Export the trials of a study to TensorBoard, MLflow or Weights & Biases.
 
-One run a trial: its fields as parameters, its measures as metrics, and the loss and the time of each step over the steps.
-Each tracker's own client writes; the clients are optional.
+python -m analysis.export DIR --tensorboard DIR2 | --mlflow URI | --wandb PROJECT
+
+Each trial becomes one run: its fields as parameters, its measures as metrics, and loss and time per step as series.
+The trackers' clients are optional dependencies.
 """
 
 import argparse
@@ -19,20 +21,23 @@ from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import MEASURES, summaries
 
 SERIES = {"loss": "plain", "step_s": "phases"}
-"""What is exported step by step, and of which window."""
+"""Columns exported per step, with the window that they are taken from."""
 
 CLIENTS = {"tensorboardX": "tensorboardX>=2.6", "mlflow": "mlflow-skinny>=3.1", "wandb": "wandb>=0.20"}
-"""Modules of the clients, and what to install for each."""
+"""Module of each client, and the requirement that installs it."""
 
 
 class ExportError(Exception):
-    """A study cannot be exported: one line with what is wrong and what to do."""
+    """The study cannot be exported; the message is one line with the cause and the fix."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trial as trackers keep it. params: fields that are set. metrics: measures that are known. series: for each name,
-    (step, value), the median over ranks. began_s, ended_s: seconds since 1970, None where the trial never ran."""
+    """A trial in the form that trackers store.
+
+    params: fields that are set. metrics: known measures. series: (step, value) per name, median over ranks.
+    started_s, ended_s: seconds since 1970; None if the trial never ran.
+    """
 
     trial_id: str
     status: str
@@ -40,20 +45,20 @@ class Run:
     metrics: dict[str, float]
     series: dict[str, list[tuple[int, float]]]
     tags: dict[str, str]
-    began_s: float | None
+    started_s: float | None
     ended_s: float | None
 
 
 def runs(results: Results) -> Iterator[Run]:
-    """Every trial of the study, in the order of their ids; those without a result have no metric."""
+    """Yield every trial of the study, ordered by id; trials without a result have no metrics."""
     measured = summaries(results.trials, results.windows).set_index("trial_id")[list(MEASURES)].astype(object)
     steps = {trial_id: rows for trial_id, rows in results.steps.groupby("trial_id")}
     fields = trial_fields(results.trials)
     for _, trial in results.trials.iterrows():
         trial_id = str(trial["trial_id"])
         values = measured.loc[trial_id].dropna().to_dict() if trial_id in measured.index else {}
-        began_s = None if pd.isna(trial["started_at"]) else float(trial["started_at"])
-        lasted_s = 0.0 if pd.isna(trial["duration_s"]) else float(trial["duration_s"])
+        started_s = None if pd.isna(trial["started_at"]) else float(trial["started_at"])
+        duration_s = 0.0 if pd.isna(trial["duration_s"]) else float(trial["duration_s"])
         tags = {name: trial[name] for name in ("status", "reason", "worker_group", "device_name", "hosts")}
         yield Run(
             trial_id=trial_id,
@@ -62,18 +67,18 @@ def runs(results: Results) -> Iterator[Run]:
             metrics={str(name): float(value) for name, value in values.items()},
             series=_series(steps[trial_id]) if trial_id in steps else {},
             tags={name: str(value) for name, value in tags.items() if isinstance(value, str) and value},
-            began_s=began_s,
-            ended_s=None if began_s is None else began_s + lasted_s,
+            started_s=started_s,
+            ended_s=None if started_s is None else started_s + duration_s,
         )
 
 
 def _series(steps: pd.DataFrame) -> dict[str, list[tuple[int, float]]]:
-    found = {}
+    series = {}
     for name, window in SERIES.items():
         values = steps[steps["window"] == window].groupby("step")[name].median().dropna()
         if len(values):
-            found[name] = [(int(step), float(value)) for step, value in zip(values.index, values, strict=True)]
-    return found
+            series[name] = [(int(step), float(value)) for step, value in zip(values.index, values, strict=True)]
+    return series
 
 
 def _plain(value: Any) -> Any:
@@ -81,15 +86,15 @@ def _plain(value: Any) -> Any:
 
 
 def to_tensorboard(results: Results, directory: str | os.PathLike[str]) -> int:
-    """Writes event files below `directory`, a folder a trial, its fields as hyperparameters; gives how many trials.
+    """Write event files with hyperparameters, one folder per trial below `directory`; return the number of trials.
 
-    Files of an earlier export stay, and TensorBoard shows both. Raises ExportError without tensorboardX.
+    Files of an earlier export remain, and TensorBoard shows both. Raises ExportError if tensorboardX is missing.
     """
     client = _client("tensorboardX")
-    count = 0
-    for count, run in enumerate(runs(results), 1):
+    exported = list(runs(results))
+    for run in exported:
         with client.SummaryWriter(f"{os.fspath(directory)}/{run.trial_id}") as writer:
-            # Not writer.add_hparams: its second writer opens a file of the same name in the same second.
+            # writer.add_hparams would open a second file with the same name within the same second.
             for part in client.summary.hparams(run.params | {"status": run.status}, run.metrics):
                 writer.file_writer.add_summary(part)
             for name, value in run.metrics.items():
@@ -97,13 +102,14 @@ def to_tensorboard(results: Results, directory: str | os.PathLike[str]) -> int:
             for name, values in run.series.items():
                 for step, value in values:
                     writer.add_scalar(f"steps/{name}", value, step)
-    return count
+    return len(exported)
 
 
 def to_mlflow(results: Results, tracking_uri: str) -> int:
-    """Writes a run for each trial into the experiment of the study's name; gives how many were new.
+    """Write one run per trial into the experiment named after the study; return the number of new runs.
 
-    A trial that the experiment has already, told by the tag `trial_id`, is left alone. Raises ExportError without MLflow.
+    Skips trials that the experiment already has, identified by the tag `trial_id`. Raises ExportError if MLflow is
+    missing or fails.
     """
     if tracking_uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3.x refuses folders without it
@@ -124,12 +130,12 @@ def _to_mlflow(results: Results, client: Any) -> int:
     for run in runs(results):
         if client.search_runs([experiment_id], f"tags.trial_id = '{run.trial_id}'", max_results=1):
             continue
-        began_ms = int(1000 * (run.began_s or 0))
-        made = client.create_run(experiment_id, start_time=began_ms, run_name=run.trial_id)
+        started_ms = int(1000 * (run.started_s or 0))
+        made = client.create_run(experiment_id, start_time=started_ms, run_name=run.trial_id)
         tags = run.tags | {"trial_id": run.trial_id}
-        metrics = [Metric(name, value, began_ms, 0) for name, value in run.metrics.items()]
+        metrics = [Metric(name, value, started_ms, 0) for name, value in run.metrics.items()]
         for series, values in run.series.items():
-            metrics += [Metric(f"steps.{series}", value, began_ms, step) for step, value in values]
+            metrics += [Metric(f"steps.{series}", value, started_ms, step) for step, value in values]
         client.log_batch(
             made.info.run_id,
             params=[Param(name, str(value)) for name, value in run.params.items()],
@@ -145,14 +151,14 @@ def _to_mlflow(results: Results, client: Any) -> int:
 
 
 _MLFLOW_BATCH = 1000
-"""Metrics that one request may hold."""
+"""Maximum metrics per request."""
 
 
 def to_wandb(results: Results, project: str, offline: bool = False, directory: str | os.PathLike[str] = ".") -> int:
-    """Makes a run for each trial in the project, grouped by the study; gives how many.
+    """Write one run per trial into the project, grouped by study; return the number of trials.
 
-    offline: runs are files below `directory`/wandb, which `wandb sync` sends later. A run has its trial's id, so that a
-    second export replaces the first. Raises ExportError without the client.
+    offline: write files below `directory`/wandb, to be sent by `wandb sync`. Runs use the trial's id, so a second
+    export replaces the first. Raises ExportError if the client is missing or fails.
     """
     wandb = _client("wandb")
     try:
@@ -162,8 +168,8 @@ def to_wandb(results: Results, project: str, offline: bool = False, directory: s
 
 
 def _to_wandb(wandb: Any, results: Results, project: str, offline: bool, directory: str | os.PathLike[str]) -> int:
-    count = 0
-    for count, run in enumerate(runs(results), 1):
+    exported = list(runs(results))
+    for run in exported:
         settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True)
         with wandb.init(
             project=project,
@@ -181,7 +187,7 @@ def _to_wandb(wandb: Any, results: Results, project: str, offline: bool, directo
                 for step, value in values:
                     made.log({"step": step, f"steps/{name}": value})
             made.summary.update(run.metrics)
-    return count
+    return len(exported)
 
 
 def _study_name(results: Results) -> str:
@@ -194,22 +200,22 @@ def _client(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ExportError(f'{module} is not installed; install it: pip install "{CLIENTS[module]}"') from None
+        raise ExportError(f'{module} is not installed; fix: pip install "{CLIENTS[module]}"') from None
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command and gives its exit code; a user's mistake is one line on stderr."""
+    """Run the command and return its exit code; report user errors as one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m analysis.export", description=__doc__.partition("\n")[0])
     parser.add_argument("results", metavar="DIR", help="results folder of a study, or its URI")
-    to = parser.add_mutually_exclusive_group(required=True)
-    to.add_argument("--tensorboard", metavar="DIR2", help="folder for event files")
-    to.add_argument("--mlflow", metavar="URI", help="tracking server, or file:FOLDER")
-    to.add_argument("--wandb", metavar="PROJECT", help="project of Weights & Biases")
-    parser.add_argument("--offline", action="store_true", help="with --wandb: write files, for `wandb sync` to send")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--tensorboard", metavar="DIR2", help="folder for event files")
+    target.add_argument("--mlflow", metavar="URI", help="tracking server, or file:FOLDER")
+    target.add_argument("--wandb", metavar="PROJECT", help="Weights & Biases project")
+    parser.add_argument("--offline", action="store_true", help="with --wandb: write files for `wandb sync`")
     options = parser.parse_args(arguments)
     for name in ("tensorboard", "mlflow", "wandb"):
         if getattr(options, name) == "":
-            parser.error(f"--{name} is empty")
+            parser.error(f"--{name} must not be empty")
     try:
         results = load(options.results)
         if options.tensorboard is not None:

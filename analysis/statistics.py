@@ -1,11 +1,11 @@
-"""Medians across repeats, and 95 % intervals for them and for their ratios.
+"""Compute medians across repeats, and 95 % intervals of medians and of their ratios.
 
-Times and throughputs spread by factors, so everything is done on logarithms: a ratio of two medians is a difference of
-logs, and its interval is Welch's t. The point is the median across repeats; the interval is that of the geometric mean,
-which estimates the same value wherever the logs spread evenly to both sides.
+Times and throughputs vary by factors, so all statistics use logarithms. A ratio of two medians is a difference of
+logs, and its interval is Welch's t. The point estimate is the median across repeats. The interval is that of the
+geometric mean, which estimates the same value if the logs are distributed symmetrically.
 
-Repeats come from several worker groups (processes started afresh). Where groups differ by more than chance, repeats of
-one group are no independent evidence, and the groups themselves become the sample.
+Repeats come from several worker groups (newly started processes). If groups differ by more than chance, repeats of
+one group are not independent, and the groups themselves become the sample.
 """
 
 import numpy as np
@@ -14,37 +14,42 @@ from scipy.special import fdtrc, stdtrit
 
 CONFIDENCE = 0.95
 GROUPS_DIFFER_P = 0.05
-"""Level of the one-way F test at which worker groups count as different."""
+"""Significance level of the one-way F test for differences between worker groups."""
 
 
 def log_estimates(frame: pd.DataFrame, by: str, value: str, group: str = "worker_group") -> pd.DataFrame:
-    """What the repeats of each configuration say about the log of `value`, indexed by `by`.
+    """Estimate the log of `value` from the repeats of each configuration, indexed by `by`.
 
-    frame: a row a trial; `value` in any unit, positive. Null values are left out; a null group counts as one group.
+    frame: one row per trial; `value` in any unit, positive. Null values are dropped; null groups count as one group.
     Columns: n (repeats), groups, median (unit of `value`), log_mean, log_variance (of log_mean; NaN for one repeat),
-    degrees (of freedom), groups_differ.
+    degrees (of freedom), groups_differ. Raises ValueError for values <= 0.
 
-    Within groups that agree: variance s²/n with n-1 degrees. Where the one-way F test says that groups differ
-    (p < 0.05): the random-effects variance, that of the groups' means over their number, with groups-1 degrees
+    If groups agree, the variance is s²/n with n-1 degrees. If they differ by the one-way F test (p < 0.05), it is the
+    random-effects variance, that is, the variance of the group means divided by their number, with groups-1 degrees
     (Searle, Casella and McCulloch, Variance Components, 1992, chapter 3).
     """
     data = pd.DataFrame(
         {"by": frame[by], "group": frame[group].fillna(""), "value": frame[value].astype(float)}
     ).dropna(subset=["value"])
     if (data["value"] <= 0).any():
-        raise ValueError(f"{value} holds values of 0 or less, which have no logarithm")
+        raise ValueError(f"{value} must be > 0 to take its logarithm")
     data["y"] = np.log(data["value"])
     by_config = data.groupby("by")
-    cells = data.groupby(["by", "group"])["y"].agg(["mean", "count"])
-    of_cells = cells["mean"].groupby(level="by")
+    groups_of_config = data.groupby(["by", "group"])["y"].agg(["mean", "count"])
+    group_means = groups_of_config["mean"].groupby(level="by")
     n = by_config["y"].count()
-    groups = of_cells.count()
+    groups = group_means.count()
     mean = by_config["y"].mean()
     within = (data["y"] - data.groupby(["by", "group"])["y"].transform("mean")).pow(2).groupby(data["by"]).sum()
-    # Differences at the level of rounding are none: equal values must not pass for groups that differ.
+    # Discard rounding errors, so that groups of equal values do not count as different.
     within = within.where(within > 1e-24, 0.0)
     between = (
-        (cells["count"] * (cells["mean"] - mean.reindex(cells.index, level="by")).pow(2)).groupby(level="by").sum()
+        (
+            groups_of_config["count"]
+            * (groups_of_config["mean"] - mean.reindex(groups_of_config.index, level="by")).pow(2)
+        )
+        .groupby(level="by")
+        .sum()
     )
     between = between.where(between > 1e-24, 0.0)
     testable = (groups > 1) & (n > groups)
@@ -57,8 +62,8 @@ def log_estimates(frame: pd.DataFrame, by: str, value: str, group: str = "worker
             "n": n,
             "groups": groups,
             "median": by_config["value"].median(),
-            "log_mean": of_cells.mean().where(differ, mean),
-            "log_variance": (of_cells.var() / groups).where(differ, by_config["y"].var() / n),
+            "log_mean": group_means.mean().where(differ, mean),
+            "log_variance": (group_means.var() / groups).where(differ, by_config["y"].var() / n),
             "degrees": (groups - 1).where(differ, n - 1),
             "groups_differ": differ,
         }
@@ -66,25 +71,26 @@ def log_estimates(frame: pd.DataFrame, by: str, value: str, group: str = "worker
 
 
 def intervals(estimates: pd.DataFrame) -> pd.DataFrame:
-    """The 95 % interval of each row of `log_estimates`: columns low and high in the unit of the values.
+    """Return the 95 % interval of each row of `log_estimates`: columns low and high in the unit of the values.
 
-    Student's t on the logs; NaN where one repeat leaves nothing to tell the spread from.
+    Student's t on the logs; NaN for a single repeat.
     """
     return _t_interval(estimates["log_mean"], estimates["log_variance"], estimates["degrees"])
 
 
 def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
-    """Ratio of medians, row by row, with its 95 % interval: columns ratio, low, high, without unit.
+    """Return the ratio of medians per row with its 95 % interval: columns ratio, low, high, without unit.
 
     Both frames come from `log_estimates` and have the same index. Welch's t on log means with the degrees of Welch and
-    Satterthwaite (Welch, Biometrika 34, 1947); NaN where either side has one repeat. The two sides are treated as
-    independent, which is the safe side where they share worker groups that were slow or fast as a whole.
+    Satterthwaite (Welch, Biometrika 34, 1947); NaN if either side has a single repeat. The two sides are treated as
+    independent, which is conservative if they share worker groups that were slow or fast as a whole.
 
-    Coverage of the nominal 95 %, over 20,000 generated studies with equal log-normal spread (`python -m benchmarks.truth.coverage`;
-    benchmarks/results/coverage): where groups agree 97.6 % with 2 repeats, 96.6 % with 3, 95.8 % with 5 and 95.3 % with 10
-    in one group, and up to 0.5 % more in two (the F test, wrong once in twenty, widens some). Where groups differ by as
-    much as repeats do, and independently on both sides of the ratio, 5 repeats in two groups cover 88 %, and 10 in five
-    92 %: so few groups are often not found to differ.
+    Coverage of the nominal 95 % in 20,000 simulated studies with equal log-normal spread
+    (`python -m benchmarks.truth.coverage`; benchmarks/results/coverage):
+    - If groups agree: 97.6 % with 2 repeats, 96.6 % with 3, 95.8 % with 5 and 95.3 % with 10 in one group. With two
+      groups it is up to 0.5 % higher, since false positives of the F test widen some intervals.
+    - If groups differ as much as repeats do, independently on both sides: 88 % with 5 repeats in two groups and 92 %
+      with 10 in five, since the F test often misses differences between so few groups.
     """
     va, vb = numerator["log_variance"], denominator["log_variance"]
     variance = va + vb
@@ -98,10 +104,10 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratios_to_reference(estimates: pd.DataFrame, reference: pd.Series) -> pd.DataFrame:
-    """Ratio of medians of each row to its reference: columns ratio, low, high as in `ratios`.
+    """Return the ratio of medians of each row to its reference: columns ratio, low, high as in `ratios`.
 
-    estimates: from `log_estimates`. reference: index label of each row's reference in `estimates`, indexed by the rows that
-    are compared. A row that is its own reference has ratio 1 by definition and no interval.
+    estimates: from `log_estimates`. reference: maps each compared row to the index label of its reference in
+    `estimates`. A row that is its own reference has ratio 1 by definition and no interval.
     """
     result = ratios(estimates.loc[reference.index], estimates.loc[reference].set_axis(reference.index))
     result.loc[reference == reference.index, ["low", "high"]] = float("nan")
@@ -112,15 +118,15 @@ def _t_interval(center: pd.Series, variance: pd.Series, degrees: pd.Series) -> p
     known = (variance.notna() & (degrees > 0)).to_numpy()
     t = np.where(known, stdtrit(np.where(known, degrees, 1.0).astype(float), 0.5 + CONFIDENCE / 2), np.nan)
     half = t * np.sqrt(variance.to_numpy(dtype=float))
-    middle = center.to_numpy(dtype=float)
-    return pd.DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)}, index=center.index)
+    center_values = center.to_numpy(dtype=float)
+    return pd.DataFrame({"low": np.exp(center_values - half), "high": np.exp(center_values + half)}, index=center.index)
 
 
 def mean_interval(values: pd.Series, least: float = -np.inf, most: float = np.inf) -> tuple[float, float]:
-    """The 95 % interval of the mean of plain values (not logs), Student's t; NaN for fewer than two.
+    """Return the 95 % interval of the mean of plain values (not logs), Student's t; NaN for fewer than two values.
 
-    least, most: what no such value can lie beyond, 0 and 1 for a share; the interval is cut off there, which takes nothing
-    from its coverage.
+    least, most: bounds of possible values, such as 0 and 1 for a share. The interval is clipped to them, which does
+    not reduce its coverage.
     """
     if len(values) < 2:
         return float("nan"), float("nan")
@@ -129,11 +135,11 @@ def mean_interval(values: pd.Series, least: float = -np.inf, most: float = np.in
 
 
 def welch_difference(values: pd.Series, reference: pd.Series, furthest: float = np.inf) -> tuple[float, float, float]:
-    """Mean of `values` less that of `reference`, with the ends of its 95 % interval, all in their unit.
+    """Return the mean of `values` minus that of `reference` and the ends of its 95 % interval, in their unit.
 
-    Welch's t with the degrees of Welch and Satterthwaite (Welch, Biometrika 34, 1947); the ends are NaN where either side
-    has fewer than two values. furthest: how far apart two such values can be, 1 for shares; the interval is cut off there,
-    which takes nothing from its coverage.
+    Welch's t with the degrees of Welch and Satterthwaite (Welch, Biometrika 34, 1947). The ends are NaN if either side
+    has fewer than two values. furthest: largest possible difference, such as 1 for shares. The interval is clipped to
+    it, which does not reduce its coverage.
     """
     if values.empty or reference.empty:
         return (float("nan"),) * 3

@@ -1,4 +1,4 @@
-"""A study's trials of one environment, computed: what tables, figures, sentences and predictions are made from."""
+"""Analyse a study: `analyse` computes everything that tables, figures, sentences and predictions need."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -26,14 +26,19 @@ from analysis.text import rank_noun
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The trials of one environment, computed: what every table, figure and sentence of the report is made from.
+    """Everything computed from the trials of one environment; the input of all tables, figures and sentences.
 
-    results: these trials as measured. configurations: see `configurations`. scaling: see `scaling_rows`. axes: fields
-    that vary among configurations, or among trainings where nothing else is done. fixed: fields that do not, with their value. environment: the fingerprint that all
-    done trials share (see `environments.fingerprint`); empty where no trial is done. measured: a row a done trial, see
-    `measures.summaries`. communication: see `communication.Communication`. findings: what `checks.CHECKS` found. accuracy: of trials that were
-    trained to an accuracy (see `accuracy.Accuracy`), which have no plain window and are in none of the others; None
-    where there are none.
+    results: the loaded trials.
+    configurations: one row per measured configuration, see `measure.configurations`.
+    scaling: see `compare.scaling.scaling_rows`.
+    axes: fields that vary among configurations, or among training trials if nothing else is done.
+    fixed: the other fields, with their value.
+    environment: the fingerprint that all done trials share (see `load.environment.fingerprint`); empty if none is done.
+    measured: one row per done trial, see `measure.measures.summaries`.
+    communication: see `compare.communication.Communication`.
+    findings: results of the data checks, see `checks.steps.CHECKS`.
+    accuracy: of trials that train to an accuracy (see `compare.accuracy.Accuracy`); None if there are none. They have
+        no plain window and appear in none of the other attributes.
     """
 
     results: Results
@@ -49,7 +54,7 @@ class Analysis:
 
     @property
     def fields(self) -> Fields:
-        """What the study says of the fields of its trials."""
+        """Return the study's declaration of its trial fields."""
         return self.results.fields
 
     @cached_property
@@ -58,64 +63,69 @@ class Analysis:
 
     @cached_property
     def batch_curve(self) -> pd.DataFrame:
-        """See `batch_curves.batch_curve`."""
+        """See `compare.batch_size.batch_curve`."""
         return batch_curve(self.results.trials, self.configurations)
 
     @cached_property
     def epoch_s(self) -> dict[Hashable, float]:
-        """See `batch_curves.epoch_seconds`."""
+        """See `compare.batch_size.epoch_seconds`."""
         return epoch_seconds(self.configurations, self.measured)
 
     @cached_property
     def speed_ups(self) -> pd.DataFrame:
-        """See `speed_up.speed_up_rows`."""
+        """See `compare.scaling.speed_up_rows`."""
         return speed_up_rows(self.configurations, [*self.axes, *self.fixed], self.epoch_s, self.fields)
 
     @cached_property
     def ladder(self) -> pd.DataFrame:
-        """See `ladder.ladder_rows`."""
+        """See `compare.ladder.ladder_rows`."""
         return ladder_rows(self.record, self.measured, self.accuracy)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """See `step_rows.timeline_rows`."""
+        """See `compare.steps.timeline_rows`."""
         return timeline_rows(self.results, self.configurations, self.communication.exposed)
 
     @cached_property
     def loss_curves(self) -> pd.DataFrame:
-        """See `step_rows.loss_rows`."""
+        """See `compare.steps.loss_rows`."""
         return loss_rows(self.configurations, self.results.losses)
 
 
 def analyses(results: Results) -> list[Analysis]:
-    """An analysis of each environment, that with most done trials first. Raises ValueError naming a missing column."""
+    """Analyse each environment separately, the one with most done trials first.
+
+    Raises ValueError naming a missing column.
+    """
     return [analyse(part) for part in by_environment(results)]
 
 
 def analyse(results: Results) -> Analysis:
-    """Everything that the report compares, of trials that ran under one environment.
+    """Analyse trials that ran under one environment.
 
-    Raises ValueError naming a column that a frame lacks, or saying what differs where done trials ran under several.
+    Raises ValueError naming a missing column, or the difference if done trials ran under several environments.
     """
-    rows = summaries(results.trials, results.windows)
-    rows = rows.drop(columns=derived_lengths(rows))
-    seen = list(comparable(rows).values())
-    environment = seen[0] if seen else {}
-    if unlike := next((other for other in seen if other != environment), None):
-        raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")
-    fields = trial_fields(rows)
-    found = configurations(rows)
+    measured = summaries(results.trials, results.windows)
+    measured = measured.drop(columns=derived_lengths(measured))
+    environments = list(comparable(measured).values())
+    environment = environments[0] if environments else {}
+    if other := next((other for other in environments if other != environment), None):
+        raise ValueError(f"these trials ran under different environments: {difference(other, environment)}")
+    fields = trial_fields(measured)
+    configured = configurations(measured)
     trained = accuracy(results)
-    shown = trained.runs if trained and found.empty else found
-    varying = tuple(name for name in fields if name != "repeat" and shown[name].nunique(dropna=False) > 1)
-    fixed = {name: shown[name].iloc[0] for name in fields if name not in (*varying, "repeat")} if len(shown) else {}
-    scaling = scaling_rows(found, results.fields)
-    traffic = communication(results, found, scaling)
-    odd = findings(check_data(found, rows, results.shapes, results.windows))
-    return Analysis(results, found, scaling, varying, fixed, environment, rows, traffic, tuple(odd), trained)
+    rows = trained.runs if trained and configured.empty else configured
+    axes = tuple(name for name in fields if name != "repeat" and rows[name].nunique(dropna=False) > 1)
+    fixed = {name: rows[name].iloc[0] for name in fields if name not in (*axes, "repeat")} if len(rows) else {}
+    scaling = scaling_rows(configured, results.fields)
+    breakdown = communication(results, configured, scaling)
+    checked = findings(check_data(configured, measured, results.shapes, results.windows))
+    return Analysis(
+        results, configured, scaling, axes, fixed, environment, measured, breakdown, tuple(checked), trained
+    )
 
 
 def study_ranks(analysis: Analysis) -> tuple[str, str]:
-    """What this study's ranks are called, one and several."""
+    """Return singular and plural of what this study's ranks are called."""
     trials = analysis.results.trials
     return rank_noun(trials["device"].dropna() if "device" in trials else ())

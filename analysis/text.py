@@ -1,4 +1,4 @@
-"""How values read: names of fields, ranks and configurations, and numbers rounded alike throughout a column."""
+"""Format values as text: labels of fields, ranks and configurations, and consistently rounded numbers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ MISSING = "–"
 
 
 MOST_FIELDS = 8
-"""that a configuration is named by in prose; of more, those that set it apart"""
+"""Maximum fields that name a configuration in prose; if more vary, only the distinguishing ones are used."""
 
 
 _UNITS_AFTER = {
@@ -26,7 +26,7 @@ _BARE = ("precision", "model", "dataset", "parallel", "memory_format", "device")
 
 
 def rank_noun(devices: Iterable[str]) -> tuple[str, str]:
-    """What ranks are called, one and several: GPUs only where every one of them held a GPU."""
+    """Return singular and plural of what ranks are called: GPUs only if every rank had a GPU."""
     kinds = set(devices)
     if kinds == {"cuda"}:
         return "GPU", "GPUs"
@@ -36,7 +36,7 @@ def rank_noun(devices: Iterable[str]) -> tuple[str, str]:
 
 
 def field_label(field: str, ranks: tuple[str, str]) -> str:
-    """A field's name for a column head."""
+    """Return a field's name as a column header."""
     one, several = ranks
     labels = {
         "world_size": several,
@@ -47,7 +47,7 @@ def field_label(field: str, ranks: tuple[str, str]) -> str:
 
 
 def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
-    """A field with its value, for prose and pictures: "4 GPUs", "batch 32 per GPU", "bf16", "2 loader workers"."""
+    """Return a field with its value, as in "4 GPUs", "batch 32 per GPU", "bf16" or "2 loader workers"."""
     if field == "world_size":
         return f"{value} {ranks[0] if value == 1 else ranks[1]}"
     if field == "batch_per_gpu":
@@ -65,26 +65,29 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
 
 
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:
-    """The named fields of a configuration in one phrase, separated by commas; those without a value are left out."""
+    """Return the given fields of a configuration, separated by commas, without those that have no value."""
     return ", ".join(value_label(name, row[name], ranks) for name in fields if text(row[name]) != MISSING)
 
 
-def telling_fields(found: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:
-    """The fields that name a configuration among those `found`: all, or of more than `MOST_FIELDS` those in which it differs
-    from most of the others."""
+def telling_fields(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:
+    """Return the fields that identify a configuration among `configurations`.
+
+    These are all `fields`; if there are more than `MOST_FIELDS`, those whose value differs from the most common one.
+    """
     if len(fields) <= MOST_FIELDS:
         return list(fields)
-    return [name for name in fields if name == "world_size" or text(row[name]) != found[name].map(text).mode().iloc[0]]
+    usual = {name: configurations[name].map(text).mode().iloc[0] for name in fields}
+    return [name for name in fields if name == "world_size" or text(row[name]) != usual[name]]
 
 
 def field_value(field: str, value: Any) -> str:
-    """A field's value as a cell shows it. An interconnect that NCCL did not choose itself is called emulated."""
+    """Return a field's value as a cell. An interconnect that NCCL did not choose itself is marked as emulated."""
     shown = text(value)
     return f"{shown} (emulated)" if field == "interconnect" and shown not in ("auto", MISSING) else shown
 
 
 def size(value_bytes: float) -> str:
-    """Bytes in binary units, four digits at most: "4 B", "25.4 MiB", "1 GiB"."""
+    """Return bytes in binary units with one decimal: "4 B", "25.4 MiB", "1 GiB"."""
     for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if value_bytes >= least:
             return f"{value_bytes / least:.1f}".removesuffix(".0") + f"\u00a0{unit}"
@@ -92,19 +95,21 @@ def size(value_bytes: float) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as a cell shows it; missing values are a dash."""
+    """Return a value as a cell; missing values are a dash."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     return MISSING if value == "" or pd.isna(value) else str(value)
 
 
 def number(value: float | None, decimals: int) -> str:
-    """A number with thousands separated, a dash where it is missing."""
-    return MISSING if value is None or pd.isna(value) else f"{round(value, decimals) + 0.0:,.{decimals}f}"  # no "-0"
+    """Return a number with thousands separators, or a dash if it is missing."""
+    return (
+        MISSING if value is None or pd.isna(value) else f"{round(value, decimals) + 0.0:,.{decimals}f}"
+    )  # + 0.0 avoids "-0"
 
 
 def with_interval(value: float, low: float, high: float, decimals: int, too_wide: bool = False) -> str:
-    """`12.3 [11.9, 12.8]`, or `12.3 [too wide to use]`; the number alone where there is no interval."""
+    """Return `12.3 [11.9, 12.8]` or `12.3 [too wide to use]`, or the number alone if it has no interval."""
     if pd.isna(low) or pd.isna(high):
         return number(value, decimals)
     if too_wide:
@@ -113,7 +118,7 @@ def with_interval(value: float, low: float, high: float, decimals: int, too_wide
 
 
 def decimals_for(values: pd.Series, digits: int = 3) -> int:
-    """Decimals, 0 to 6, that give the smallest value of a column `digits` significant digits, and so all of them."""
+    """Return the decimals, 0 to 6, that give even the smallest value of a column `digits` significant digits."""
     sizes = values.dropna().abs()
     sizes = sizes[sizes > 0]
     if sizes.empty:
@@ -122,18 +127,25 @@ def decimals_for(values: pd.Series, digits: int = 3) -> int:
 
 
 def percent(share: float, decimals: int = 0) -> str:
-    """A share as a percentage, with a no-break space before the sign."""
+    """Return a share as a percentage, with a no-break space before the sign."""
     return f"{number(100 * share, decimals)}\u00a0%"
 
 
+def significance(is_within_noise: bool) -> str:
+    """Say whether a difference is significant, judged by its 95 % interval."""
+    return f"{'not ' if is_within_noise else ''}significantly different, 95\u00a0%"
+
+
 def join(parts: list[str], last: str = "and") -> str:
-    """`a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {last} {parts[-1]}" if parts else ""
+    """Return the parts as an enumeration: `a, b and c`."""
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
 
 
 SLOWDOWN_LABELS = {
-    "exposed_wire_s": "exposed wire",
-    "exposed_wait_s": "exposed wait",
+    "exposed_wire_s": "exposed transfer",
+    "exposed_wait_s": "exposed wait for slowest rank",
     "host_work_s": "host work",
     "load_s": "load",
     "remainder_s": "remainder",
@@ -141,11 +153,11 @@ SLOWDOWN_LABELS = {
 
 
 MOST_NAMED = 3
-"""trials by their names in one sentence"""
+"""Maximum trials listed by name in one sentence."""
 
 
 def named(trial_ids: Sequence[str]) -> str:
-    """Trials by their names, of many the first."""
+    """Return the trials by name; if there are many, the first ones and how many more."""
     first, more = list(trial_ids[:MOST_NAMED]), len(trial_ids) - MOST_NAMED
     return join([*first, f"{more} more"] if more > 0 else first)
 

@@ -1,4 +1,4 @@
-"""Figures of trainings: accuracy over the batch, curves over epochs, and the learning rate that each had."""
+"""Figures of training trials: accuracy by batch, training curves, and learning rates."""
 
 from typing import Any
 
@@ -18,17 +18,21 @@ _MOST_COLUMNS = 4
 
 
 def accuracy_batch(analysis: Analysis) -> Figure | None:
-    """Held-out accuracy after the last epoch over the global batch, a line for each remedy, with 95 % intervals over seeds; the dashed line is the plain reference, the grey band its interval, and the dotted line the critical batch that the gradient noise scale gives."""
-    found = analysis.accuracy
-    if found is None or found.lossless_batches.empty:
+    """Held-out accuracy after the last epoch by global batch, one line per recipe, with 95 % intervals over seeds.
+
+    The dashed line is the plain reference with its interval as a grey band; the dotted line is the critical batch
+    estimated from the gradient noise scale.
+    """
+    accuracy = analysis.accuracy
+    if accuracy is None or accuracy.lossless_batches.empty:
         return None
-    shown = found.cells[found.cells["is_chosen"]]
-    names = list(dict.fromkeys(found.cells.sort_values("remedy_number", kind="stable")["remedy"]))
+    shown = accuracy.cells[accuracy.cells["is_chosen"]]
+    names = list(dict.fromkeys(accuracy.cells.sort_values("remedy_number", kind="stable")["remedy"]))
     colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
     batches = sorted(shown["global_batch"].unique())
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axis = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-        plain = shown[shown["is_reference"] & (shown["remedy"] == found.plain)]
+        plain = shown[shown["is_reference"] & (shown["remedy"] == accuracy.plain)]
         handles: list[Any] = []
         for _, row in plain.iterrows():
             axis.axhline(100 * row["top1"], color=INK, linestyle=(0, (4, 3)), linewidth=1)
@@ -45,9 +49,9 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
             ends = [y - 100 * line["top1_low"], 100 * line["top1_high"] - y] if known else None
             axis.errorbar(x, y, yerr=ends, capsize=2.5, elinewidth=1, **style)
             handles.append(Line2D([], [], label=name, **style))
-        critical = found.lossless_batches.dropna(subset="critical_batch")
+        critical = accuracy.lossless_batches.dropna(subset="critical_batch")
         critical = (
-            critical[critical["remedy"] == found.plain] if (critical["remedy"] == found.plain).any() else critical
+            critical[critical["remedy"] == accuracy.plain] if (critical["remedy"] == accuracy.plain).any() else critical
         )
         for _, row in critical.iloc[:1].iterrows():
             axis.axvline(row["critical_batch"], color=INK, linestyle=":", linewidth=1.2)
@@ -69,17 +73,20 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
 
 
 def training_curves(analysis: Analysis) -> Figure | None:
-    """Held-out accuracy (top) and training loss (below) over the epochs, a panel for each remedy and a line for each global batch: means over seeds, with the range of the seeds as a band."""
-    found = analysis.accuracy
-    if found is None or found.epochs["epoch"].max() < 2:
+    """Held-out accuracy (top) and training loss (bottom) by epoch, one panel per recipe and one line per global batch.
+
+    Lines are means over seeds; bands are the range of the seeds.
+    """
+    accuracy = analysis.accuracy
+    if accuracy is None or accuracy.epochs["epoch"].max() < 2:
         return None
-    rows = curve_rows(found)
+    rows = curve_rows(accuracy)
     names = list(dict.fromkeys(rows["remedy"]))[: _MOST_COLUMNS * 2]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         columns = min(len(names), _MOST_COLUMNS)
         blocks = -(-len(names) // columns)
         figure, grid = plt.subplots(
-            2 * blocks, columns, figsize=(max(4.8, 2.4 * columns), 4.6 * blocks), squeeze=False, sharex=True, sharey=False,
+            2 * blocks, columns, figsize=(max(4.8, 2.4 * columns), 4.6 * blocks), squeeze=False, sharex=True,
             layout="constrained",
         )  # fmt: skip
         colours = _batch_colours(rows)
@@ -114,11 +121,11 @@ def training_curves(analysis: Analysis) -> Figure | None:
 
 
 def lr_schedules(analysis: Analysis) -> Figure | None:
-    """The learning rate at the end of each epoch, a panel for each remedy and a line for each global batch."""
-    found = analysis.accuracy
-    if found is None or found.epochs["epoch"].max() < 2 or found.epochs["learning_rate"].isna().all():
+    """Learning rate at the end of each epoch, one panel per recipe and one line per global batch."""
+    accuracy = analysis.accuracy
+    if accuracy is None or accuracy.epochs["epoch"].max() < 2 or accuracy.epochs["learning_rate"].isna().all():
         return None
-    rows = curve_rows(found).dropna(subset="learning_rate")
+    rows = curve_rows(accuracy).dropna(subset="learning_rate")
     names = list(dict.fromkeys(rows["remedy"]))[: _MOST_COLUMNS * 2]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         columns = min(len(names), _MOST_COLUMNS)
@@ -141,14 +148,17 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
     return figure
 
 
-def curve_rows(found: Accuracy) -> pd.DataFrame:
-    """Epochs by remedy and batch, seeds together: remedy, global_batch, made_of, epoch, and the mean, `_min` and `_max` over
-    seeds of validation_top1, train_loss and learning_rate. Layouts that stand for their batch only."""
-    chosen = found.cells[found.cells["is_chosen"]].sort_values(["remedy_number", "global_batch"], kind="stable")
+def curve_rows(accuracy: Accuracy) -> pd.DataFrame:
+    """Return one row per recipe, batch and epoch, aggregated over seeds.
+
+    Columns: remedy, global_batch, made_of, epoch, and mean, `_min` and `_max` over seeds of validation_top1, train_loss
+    and learning_rate. Only the layout chosen for each batch is included.
+    """
+    chosen = accuracy.cells[accuracy.cells["is_chosen"]].sort_values(["remedy_number", "global_batch"], kind="stable")
     parts = []
     for _, cell in chosen.iterrows():
-        own = found.epochs[found.epochs["trial_id"].isin(cell["trial_ids"])]
-        by_epoch = own.groupby("epoch")[["validation_top1", "train_loss", "learning_rate"]]
+        epochs = accuracy.epochs[accuracy.epochs["trial_id"].isin(cell["trial_ids"])]
+        by_epoch = epochs.groupby("epoch")[["validation_top1", "train_loss", "learning_rate"]]
         part = pd.concat(
             [by_epoch.mean(), by_epoch.min().add_suffix("_min"), by_epoch.max().add_suffix("_max")], axis=1
         ).reset_index()
@@ -173,7 +183,7 @@ def _curves(axis: Any, rows: pd.DataFrame, value: str, scale: float, colours: di
 
 
 def _batch_colours(rows: pd.DataFrame) -> dict[int, Any]:
-    """A sequence that is told apart without colour vision too: batches have an order."""
+    """Return a sequential palette, since batches are ordered; it is readable without colour vision."""
     batches = sorted(rows["global_batch"].unique())
     return dict(zip(map(int, batches), sns.color_palette("viridis", len(batches)), strict=True))
 

@@ -1,4 +1,4 @@
-"""Figures by batch size and by rung: throughput to the end of memory, and the acceleration ladder as a waterfall."""
+"""Figures of throughput by batch size, and of the acceleration ladder as a waterfall."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, field_label, value_label
 
 _LINES = ("precision", "execution", "parallel", "storage", "memory_format")
-"""Fields that a line of the batch figure may stand for: the first that varies."""
+"""Candidate fields for the lines of the batch figure; the first that varies is used."""
 
 
 def batch_size(analysis: Analysis) -> Figure | None:
-    """Throughput of one rank over its batch, with 95 % intervals, up to the end of memory: a cross on the axis marks a batch that ran out of it."""
+    """Throughput of one rank by batch size, with 95 % intervals; crosses mark batches that ran out of memory."""
     curve = analysis.batch_curve
     if curve.empty or curve["throughput_samples_per_s"].isna().all():
         return None
@@ -53,14 +53,26 @@ def batch_size(analysis: Analysis) -> Figure | None:
                 y = known["throughput_samples_per_s"]
                 ends = np.array([y - known["throughput_samples_per_s_low"], known["throughput_samples_per_s_high"] - y])
                 axis.errorbar(
-                    known["batch_per_gpu"], y, yerr=np.clip(np.nan_to_num(ends), 0, None), color=colours[kind],
-                    marker=MARKERS[i % len(MARKERS)], markersize=4.5, capsize=2.5, linewidth=1.3, elinewidth=1,
-                )  # fmt: skip
+                    known["batch_per_gpu"],
+                    y,
+                    yerr=np.clip(np.nan_to_num(ends), 0, None),
+                    color=colours[kind],
+                    marker=MARKERS[i % len(MARKERS)],
+                    markersize=4.5,
+                    capsize=2.5,
+                    linewidth=1.3,
+                    elinewidth=1,
+                )
                 lost = points[points["outcome"] == "out of memory"]
                 axis.scatter(
-                    lost["batch_per_gpu"] * 2 ** (0.08 * (i - (len(kinds) - 1) / 2)), [0.03 * highest] * len(lost), marker="x",
-                    s=42, color=colours[kind], linewidths=2, zorder=4,
-                )  # fmt: skip
+                    lost["batch_per_gpu"] * 2 ** (0.08 * (i - (len(kinds) - 1) / 2)),
+                    [0.03 * highest] * len(lost),
+                    marker="x",
+                    s=42,
+                    color=colours[kind],
+                    linewidths=2,
+                    zorder=4,
+                )
             axis.set_xscale("log", base=2)
             axis.set_xticks(batches, [str(batch) for batch in batches])
             axis.minorticks_off()
@@ -71,9 +83,17 @@ def batch_size(analysis: Analysis) -> Figure | None:
             axis.set_title(wrapped(configuration_label(title, rest, ranks), min(4, len(panels))))
         outer_labels(axes, field_label("batch_per_gpu", ranks), "samples/s")
         handles = [
-            Line2D([], [], color=colours[kind], marker=MARKERS[i % len(MARKERS)], markersize=5, label=value_label(line, kind, ranks))
-            for i, kind in enumerate(kinds) if line
-        ]  # fmt: skip
+            Line2D(
+                [],
+                [],
+                color=colours[kind],
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=5,
+                label=value_label(line, kind, ranks),
+            )
+            for i, kind in enumerate(kinds)
+            if line
+        ]
         if (curve["outcome"] == "out of memory").any():
             handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", markersize=6, label="out of memory"))
         if handles:
@@ -82,7 +102,10 @@ def batch_size(analysis: Analysis) -> Figure | None:
 
 
 def ladder(analysis: Analysis) -> Figure | None:
-    """The acceleration ladder as a waterfall: time of a sample at each rung (dark), what the rung saved (light), and the speed-up over the first; this study's rungs, and published ones of another machine."""
+    """Acceleration ladder as a waterfall: time per sample (dark) and time saved (light) at each step, and speed-up.
+
+    Speed-ups are relative to the first step. Steps of this study come first, then published ones of other machines.
+    """
     rows = analysis.ladder
     if rows.empty:
         return None
@@ -90,28 +113,32 @@ def ladder(analysis: Analysis) -> Figure | None:
     colours = [sns.color_palette("colorblind")[machine != OURS] for machine, _ in machines]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(
-            len(machines), 1, figsize=(7.2, 0.5 + sum(0.75 + 0.27 * len(rungs) for _, rungs in machines)), squeeze=False,
-            layout="constrained", gridspec_kw={"height_ratios": [0.75 + 0.27 * len(rungs) for _, rungs in machines]},
-        )  # fmt: skip
-        for axis, (machine, rungs), colour in zip(grid.flat, machines, colours, strict=True):
-            _waterfall(axis, rungs, colour)
+            len(machines),
+            1,
+            figsize=(7.2, 0.5 + sum(0.75 + 0.27 * len(steps) for _, steps in machines)),
+            squeeze=False,
+            layout="constrained",
+            gridspec_kw={"height_ratios": [0.75 + 0.27 * len(steps) for _, steps in machines]},
+        )
+        for axis, (machine, steps), colour in zip(grid.flat, machines, colours, strict=True):
+            _waterfall(axis, steps, colour)
             axis.set_title(machine)
-        grid.flat[-1].set_xlabel("time of a sample (µs)")
-        legend(figure, [Patch(color=colours[0], label="time"), Patch(facecolor=GRID, label="saved by this rung")])
+        grid.flat[-1].set_xlabel("time per sample (µs)")
+        legend(figure, [Patch(color=colours[0], label="time"), Patch(facecolor=GRID, label="saved by this step")])
     return figure
 
 
-def _waterfall(axis: Any, rungs: Any, colour: Any) -> None:
-    """A bar for each rung: its time, and in grey what it takes less than the rung before."""
-    times = 1e6 / rungs["throughput_samples_per_s"].to_numpy(dtype=float)
+def _waterfall(axis: Any, steps: Any, colour: Any) -> None:
+    """Draw a bar per step: its time, and in grey the time saved over the step before."""
+    times = 1e6 / steps["throughput_samples_per_s"].to_numpy(dtype=float)
     before = np.concatenate([times[:1], times[:-1]])
-    places = range(len(times))
-    axis.barh(places, times, height=0.72, color=colour, linewidth=0)
-    axis.barh(places, np.maximum(before - times, 0), left=times, height=0.72, color=GRID, linewidth=0)
-    ratios = zip(rungs["cumulative_ratio"], np.maximum(before, times), strict=True)
-    for place, (ratio, end) in zip(places, ratios, strict=True):
-        axis.annotate(f"{ratio:.2f}×", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+    positions = range(len(times))
+    axis.barh(positions, times, height=0.72, color=colour, linewidth=0)
+    axis.barh(positions, np.maximum(before - times, 0), left=times, height=0.72, color=GRID, linewidth=0)
+    ratios = zip(steps["cumulative_ratio"], np.maximum(before, times), strict=True)
+    for position, (ratio, end) in zip(positions, ratios, strict=True):
+        axis.annotate(f"{ratio:.2f}×", (end, position), xytext=(4, 0), textcoords="offset points", va="center")
     axis.set_xlim(0, 1.12 * max(before.max(), times.max()))
-    axis.set_yticks(list(places), list(rungs["rung"]))
+    axis.set_yticks(list(positions), list(steps["rung"]))
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")

@@ -1,4 +1,4 @@
-"""Figures on communication: why a step takes longer, and the bus bandwidth of the ceiling and of training."""
+"""Figures of communication: parts of the slowdown, and all-reduce bandwidth alone and in training."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import GB, SLOWDOWN_LABELS, configuration_label, size
 
 VISIBLE_SPAN = 10_000
-"""Largest bus bandwidth / smallest that the figure shows."""
+"""Ratio of the largest to the smallest bus bandwidth shown."""
 
 
 def slowdown(analysis: Analysis) -> Figure | None:
-    """What makes a step longer on more ranks with the batch per rank held, in milliseconds; parts below zero are stacked to the left."""
+    """Parts of the slowdown with more ranks at a constant batch per rank; negative parts are stacked to the left."""
     rows = analysis.communication.slowdown.set_index("configuration")
     if rows.empty:
         return None
@@ -50,11 +50,15 @@ def slowdown(analysis: Analysis) -> Figure | None:
 
 
 def bus_bandwidth(analysis: Analysis) -> Figure | None:
-    """Bus bandwidth of an all-reduce over its size: measured alone (lines), fitted as latency and bandwidth (dashed), and the gradient buckets in training (crosses)."""
+    """Bus bandwidth of all-reduces by message size.
+
+    Lines: measured on otherwise idle ranks. Dashed: fit of latency and bandwidth. Crosses: gradient buckets in
+    training.
+    """
     sweep, fits = analysis.communication.sweep, analysis.communication.fits
     if sweep.empty:
         return None
-    # Small messages only show the latency, and would press the rest together.
+    # Small messages only show latency and would compress the rest of the axis.
     shown = sweep[sweep["bus_bytes_per_s"] >= sweep["bus_bytes_per_s"].max() / VISIBLE_SPAN]
     ranks = study_ranks(analysis)
     panel_keys = [
@@ -75,13 +79,13 @@ def bus_bandwidth(analysis: Analysis) -> Figure | None:
                 colour = colours[key]
                 style = {"marker": MARKERS[curves.index(key) % len(MARKERS)], "markersize": 3.5, "markeredgewidth": 0}
                 axis.plot(curve["bytes"], curve["bus_bytes_per_s"] / GB, color=colour, linewidth=1.3, **style)
-                place = title | dict(zip(curve_keys, key, strict=True))
-                for _, fitted in _of(fits, place).iterrows():
+                group = title | dict(zip(curve_keys, key, strict=True))
+                for _, fitted in _rows_with(fits, group).iterrows():
                     x = np.geomspace(curve["bytes"].min(), curve["bytes"].max(), 100)
                     factor = fitted["bus_bytes_per_s"] / fitted["algorithm_bytes_per_s"]
                     y = factor * x / (fitted["latency_s"] + x / fitted["algorithm_bytes_per_s"])
                     axis.plot(x, y / GB, color=colour, linewidth=1.0, linestyle=(0, (4, 3)))
-                points = _of(buckets, place)
+                points = _rows_with(buckets, group)
                 axis.plot(points["bytes"], points["bus_bytes_per_s"] / GB, "x", color=colour, markersize=5)
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
@@ -92,7 +96,7 @@ def bus_bandwidth(analysis: Analysis) -> Figure | None:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_title(wrapped(configuration_label(title, panel_keys, ranks), 4))
-        outer_labels(axes, "size of the message", "bus bandwidth (GB/s)")
+        outer_labels(axes, "message size", "bus bandwidth (GB/s)")
         handles = [
             Line2D(
                 [],
@@ -110,23 +114,23 @@ def bus_bandwidth(analysis: Analysis) -> Figure | None:
                 Line2D([], [], color=INK, linestyle="none", marker="x", markersize=5, label="buckets in training")
             )
         legend(figure, handles)
-    return figure  # fmt: skip
+    return figure
 
 
 def _label(names: list[str], key: Any, ranks: tuple[str, str]) -> str:
     return configuration_label(dict(zip(names, key, strict=True)), names, ranks)
 
 
-def _of(frame: pd.DataFrame, place: dict[str, object]) -> pd.DataFrame:
-    """The rows of `frame` with these values, as far as it has the columns."""
-    keep = pd.Series(True, index=frame.index)
-    for name, value in place.items():
+def _rows_with(frame: pd.DataFrame, values: dict[str, object]) -> pd.DataFrame:
+    """Return the rows of `frame` with these values; columns that it lacks are ignored."""
+    mask = pd.Series(True, index=frame.index)
+    for name, value in values.items():
         if name in frame:
-            keep &= frame[name] == value
-    return frame[keep]
+            mask &= frame[name] == value
+    return frame[mask]
 
 
 def _buckets(analysis: Analysis) -> pd.DataFrame:
-    """Buckets of every configuration and place with what their ceiling is told apart by."""
+    """Return the buckets of every configuration and rank group, with the fields that identify their sweep."""
     keys = [name for name in KEYS if name in analysis.configurations]
     return analysis.communication.placed_buckets.join(analysis.configurations[keys], on="configuration")

@@ -1,4 +1,4 @@
-"""The figure of predictions: what was measured, and the laws beyond it."""
+"""The figure of predictions: measured efficiency, and its extrapolation by the fitted laws."""
 
 from typing import Any
 
@@ -18,28 +18,33 @@ from analysis.text import configuration_label, field_label
 
 
 def prediction_fan(analysis: ReportInputs) -> Figure | None:
-    """Efficiency over the number of ranks: measured with 95 % intervals, the law of each series, and beyond the largest measured number the PREDICTED efficiency, dashed, with its 95 % prediction interval, shaded as far as it is narrow enough to use (a factor of 2 either way) and cut off at the frame."""
-    found = analysis.models
-    if not found:
+    """Efficiency by number of ranks: measured with 95 % intervals, and PREDICTED for more ranks (dashed).
+
+    The 95 % prediction interval is shaded while it is narrow enough to use (within a factor of 2), and clipped.
+    """
+    models = analysis.models
+    if not models:
         return None
     ranks = study_ranks(analysis)
-    aside = (
-        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+    excluded = (
+        *alike_but_for_timing([model.series for model in models], analysis.fields.timing),
         "world_size",
         "nodes",
         "batch_per_gpu",
     )
-    rest = [name for name in analysis.axes if name not in aside and name in found[0].series.fields]
+    rest = [name for name in analysis.axes if name not in excluded and name in models[0].series.fields]
     panels: dict[tuple[Any, ...], list[ScalingModel]] = {}
-    for model in found:
+    for model in models:
         panels.setdefault(tuple(model.series.fields.get(name) for name in rest), []).append(model)
-    labels = list(dict.fromkeys(held_batch(model, ranks) for model in sorted(found, key=lambda m: m.series.base_batch)))
+    labels = list(
+        dict.fromkeys(held_batch(model, ranks) for model in sorted(models, key=lambda m: m.series.base_batch))
+    )
     colours = dict(zip(labels, sns.color_palette("colorblind", len(labels)), strict=True))
     markers = {label: MARKERS[i % len(MARKERS)] for i, label in enumerate(labels)}
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
-        smallest = min(model.series.sizes[0] for model in found)
-        largest = max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in found)
+        smallest = min(model.series.sizes[0] for model in models)
+        largest = max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in models)
         ends_early = False
         for axis, (key, members) in zip(axes, panels.items(), strict=False):
             axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
@@ -65,13 +70,13 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             )
         )
         if ends_early:
-            handles.append(Line2D([], [], linestyle="none", label="where no shade: interval too wide to use"))
+            handles.append(Line2D([], [], linestyle="none", label="not shaded: interval too wide to use"))
         legend(figure, handles)
     return figure
 
 
 def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, colour: Any, marker: str) -> bool:
-    """Draws a series; whether its shade ends where the interval becomes too wide to use."""
+    """Draw a series; return True if its shading ends because the interval becomes too wide to use."""
     sizes = model.series.sizes
     rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
     rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
@@ -84,7 +89,7 @@ def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, c
             row["world_size"], 100 * row["efficiency_low"], 100 * row["efficiency_high"], color=colour, linewidth=1
         )
     for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
-        x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # there is nothing between two numbers of ranks
+        x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # numbers of ranks are integers
         curve = predict(model, x.tolist())
         axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
     narrow = curve[~curve["too_wide"] & curve["efficiency_low"].notna()]

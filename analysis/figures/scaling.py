@@ -1,6 +1,6 @@
-"""Figures: speed-up with its ideal, efficiency, and where a step's time goes.
+"""Figures of speed-up, efficiency and phases.
 
-Colours are seaborn's colour-blind palette; text is one ink, so that a page can show it on light and dark.
+All text has one colour, so that a page can recolour it for light and dark themes.
 """
 
 from typing import Any
@@ -34,22 +34,22 @@ from analysis.text import PHASE_LABELS, configuration_label, field_label, value_
 
 
 def speed_up_weak(analysis: Analysis) -> Figure | None:
-    """Speed-up over the number of ranks with the batch per rank held, with the ideal line and 95 % intervals, cut off at the frame."""
+    """Speed-up by number of ranks at a constant batch per rank, with ideal line and 95 % intervals (clipped)."""
     return _scaling_figure(analysis, WEAK, "speed_up")
 
 
 def speed_up_strong(analysis: Analysis) -> Figure | None:
-    """Speed-up over the number of ranks with the global batch held, with the ideal line and 95 % intervals, cut off at the frame."""
+    """Speed-up by number of ranks at a constant global batch, with ideal line and 95 % intervals (clipped)."""
     return _scaling_figure(analysis, STRONG, "speed_up")
 
 
 def efficiency_weak(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks with the batch per rank held, with 95 % intervals, cut off at the frame."""
+    """Efficiency by number of ranks at a constant batch per rank, with 95 % intervals (clipped)."""
     return _scaling_figure(analysis, WEAK, "efficiency")
 
 
 def efficiency_strong(analysis: Analysis) -> Figure | None:
-    """Efficiency over the number of ranks with the global batch held, with 95 % intervals, cut off at the frame."""
+    """Efficiency by number of ranks at a constant global batch, with 95 % intervals (clipped)."""
     return _scaling_figure(analysis, STRONG, "efficiency")
 
 
@@ -72,9 +72,9 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
         for axis, (key, facet) in zip(axes, facets, strict=False):
             _ideal(axis, facet, value)
             present = sorted(facet[batch].unique())
-            # Points that overlap stay visible beside each other: each batch is nudged along the logarithmic axis.
-            nudge = {samples: 2 ** (0.06 * (i - (len(present) - 1) / 2)) for i, samples in enumerate(present)}
-            shown = facet.assign(x=facet["world_size"] * facet[batch].map(nudge), y=scale * facet[value])
+            # Shift each batch along the logarithmic axis, so that overlapping points stay visible.
+            shift = {samples: 2 ** (0.06 * (i - (len(present) - 1) / 2)) for i, samples in enumerate(present)}
+            shown = facet.assign(x=facet["world_size"] * facet[batch].map(shift), y=scale * facet[value])
             _errors(axis, shown, value, scale, shown[batch].map(colours))
             sns.lineplot(
                 shown.sort_values(["series", *LAYOUT]).drop_duplicates(["series", "world_size"]),
@@ -90,7 +90,7 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             )
             if value == "efficiency":
                 axis.set_ylim(0, 1.1 * max(100.0, *(100 * rows["efficiency"])))
-            else:  # both axes logarithmic: the ideal is a straight line
+            else:  # with two logarithmic axes the ideal is a straight line
                 axis.set_yscale("log", base=2)
                 axis.set_ylim(rows["speed_up"].min() / 1.15, 1.15 * max(rows["ideal"].max(), rows["speed_up"].max()))
                 axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -106,7 +106,7 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
 
 
 def _errors(axis: Any, points: pd.DataFrame, value: str, scale: float, colours: pd.Series) -> None:
-    """The 95 % intervals, and a small mark for each point: also for layouts on more nodes, which no line joins."""
+    """Draw 95 % intervals and a small mark per point, including layouts on more nodes, which no line joins."""
     for (_, point), colour in zip(points.iterrows(), colours, strict=True):
         low, high = scale * point[f"{value}_low"], scale * point[f"{value}_high"]
         ends = [[max(0.0, point["y"] - low)], [max(0.0, high - point["y"])]] if low <= high else None
@@ -124,18 +124,18 @@ def _ideal(axis: Any, facet: pd.DataFrame, value: str) -> None:
 
 
 def phases(analysis: Analysis) -> Figure | None:
-    """Phases of a step in milliseconds, stacked, a bar for each configuration; a panel for each batch, on its own scale."""
-    found = analysis.configurations
-    if found.empty:
+    """Stacked phases of a step, one bar per configuration; one panel per batch, each with its own scale."""
+    configurations = analysis.configurations
+    if configurations.empty:
         return None
-    values = found[list(PHASES)].astype(float) * 1e3
-    found = found[values.notna().any(axis=1)]
-    if found.empty:
+    values = configurations[list(PHASES)].astype(float) * 1e3
+    configurations = configurations[values.notna().any(axis=1)]
+    if configurations.empty:
         return None
-    values = values.loc[found.index].fillna(0.0)
+    values = values.loc[configurations.index].fillna(0.0)
     drawn = [name for name in PHASES if (values[name] > 0).any()]
     ranks = study_ranks(analysis)
     names = [*facet_fields(analysis), "world_size"]
-    # Colours follow this order: those of parts that nearly every strategy has come first.
+    # Colours follow this order, so that phases common to most strategies come first.
     labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
-    return stacked_bars(found, values[drawn], labels, names, ranks, "time of a step (ms)")
+    return stacked_bars(configurations, values[drawn], labels, names, ranks, "time per step (ms)")

@@ -1,4 +1,4 @@
-"""What figures share: style, panels, legends, stacked bars, and how a figure becomes a file."""
+"""Style, panels, legends, stacked bars and rendering, shared by all figures."""
 
 import io
 import textwrap
@@ -20,10 +20,10 @@ from analysis.study import Analysis
 from analysis.text import configuration_label, percent, value_label
 
 INK, GRID = "#2a2f36", "#c9ced6"
-"""Colours of text and of grid lines; the report puts its own, light or dark, in their place."""
+"""Colours of text and grid lines; the report replaces them with those of its light or dark theme."""
 
 MAX_FACETS = 24
-"""Panels of one figure; a grid with more shows its first ones, and says so."""
+"""Maximum panels per figure; a larger grid shows the first ones, with a note."""
 
 STYLE: dict[str, Any] = {
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK,
@@ -33,27 +33,30 @@ STYLE: dict[str, Any] = {
 TEXT: Any = {
     "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False, "svg.fonttype": "none",
     "svg.hashsalt": "scaling-study", "savefig.facecolor": "none",
-    "axes.titley": 1.0,  # else each drawing looks for ticks above the axes, a fifth of its time
+    "axes.titley": 1.0,  # avoids a search for ticks above the axes, a fifth of the drawing time
 }  # fmt: skip
 
 LINE_INCHES = 0.155
-"""Height of a line of `TEXT`, with what is between two of them."""
+"""Height of a line of `TEXT` including line spacing."""
 
 MARKERS = "oDs^vPX*"
 
 COLOURS = (*sns.color_palette("colorblind").as_hex(), "#7800d8")
-"""Seaborn's ten colour-blind safe ones and a violet, which no kind of dichromacy (Machado, Oliveira and Fernandes, IEEE
-TVCG 15, 2009) brings nearer to one of them than they lie to each other."""
+"""Seaborn's ten colour-blind safe colours and a violet.
+
+Under every kind of dichromacy (Machado, Oliveira and Fernandes, IEEE TVCG 15, 2009) the violet is at least as far from
+the others as they are from each other.
+"""
 
 
 def render(figure: Figure) -> tuple[str, bytes]:
-    """The figure as SVG (the same text for the same figure) and as PNG on white, 160 dots an inch; closes it."""
+    """Return the figure as deterministic SVG and as PNG on white at 160 dpi, and close it."""
     svg, png = io.StringIO(), io.BytesIO()
     engine = figure.get_layout_engine()
     with plt.rc_context(TEXT):
         if engine is not None:
             engine.execute(figure)
-            figure.set_layout_engine(None)  # with one, each format would be drawn twice: once to lay it out again
+            figure.set_layout_engine(None)  # otherwise each format would repeat the layout
         figure.savefig(svg, format="svg", metadata={"Date": None})
     figure.savefig(png, format="png", dpi=160, facecolor="white")
     plt.close(figure)
@@ -61,11 +64,12 @@ def render(figure: Figure) -> tuple[str, bytes]:
 
 
 def facet_fields(analysis: Analysis) -> list[str]:
-    """Fields that vary and are neither on the axis nor a colour."""
+    """Return the varying fields that are neither on the axis nor a colour."""
     return [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]
 
 
 def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
+    """Return a figure with `count` panels, at most `MAX_FACETS`, and their axes."""
     shown = min(count, MAX_FACETS)
     columns = min(shown, 4)
     rows = -(-shown // columns)
@@ -82,41 +86,42 @@ def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
     axes = list(grid.flat)
     for axis in axes[shown:]:
         axis.set_visible(False)
-    _say_shown(figure, shown, count)
+    _note_hidden_panels(figure, shown, count)
     return figure, axes[:shown]
 
 
-def _say_shown(figure: Figure, shown: int, count: int) -> None:
-    """Says below the panels that there are more; above them is the legend, which is laid out over a title."""
+def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
+    """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
         figure.supxlabel(f"the first {shown} of {count} panels ({percent(shown / count)})", fontsize=TEXT["font.size"])
 
 
 def wrapped(label: str, columns: int) -> str:
-    """A label in lines that fit over one of so many panels side by side."""
+    """Wrap a label to the width of one panel of `columns` columns."""
     return textwrap.fill(label, {1: 60, 2: 44}.get(columns, 28), break_long_words=False, break_on_hyphens=False)
 
 
 def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
+    """Label the x axis of the last panel per column and the y axis of the first panel per row."""
     for axis in axes:
-        place = axis.get_subplotspec()
-        below = place.rowspan.stop * place.get_gridspec().ncols + place.colspan.start
-        if below >= len(axes):  # nothing under it: the last of its column
+        cell = axis.get_subplotspec()
+        below = cell.rowspan.stop * cell.get_gridspec().ncols + cell.colspan.start
+        if below >= len(axes):  # the last panel of its column
             axis.set_xlabel(x_label)
             axis.tick_params(labelbottom=True)
-        if place.is_first_col():
+        if cell.is_first_col():
             axis.set_ylabel(y_label)
 
 
 def legend(figure: Figure, handles: list[Any]) -> None:
-    """Above the panels, in as many columns as its longest label leaves room for."""
+    """Add a legend above the panels, with as many columns as its longest label allows."""
     widest_inches = 0.65 + 0.075 * max(len(str(handle.get_label())) for handle in handles)
     ncols = min(len(handles), max(1, int(figure.get_figwidth() // widest_inches)), 6)
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
 
 
 def stacked_bars(
-    found: pd.DataFrame,
+    configurations: pd.DataFrame,
     values: pd.DataFrame,
     labels: Mapping[str, str],
     names: Sequence[str],
@@ -124,16 +129,15 @@ def stacked_bars(
     x_label: str,
     totals: pd.Series | None = None,
 ) -> Figure:
-    """A bar for each row of `found`, labelled by those of its fields `names` that vary; a panel for each batch, on its own
-    scale.
+    """Draw a stacked bar per configuration, labelled by the varying fields of `names`; one panel per batch.
 
-    values: the parts, in the unit of the axis; negative ones are stacked to the left. labels: of all parts that there
-    might be, at most as many as `COLOURS`, which fixes their colours. totals: marked with a line across the bar.
+    values: the parts in the unit of the axis, one row per configuration; negative ones are stacked to the left. labels:
+    of all possible parts, at most as many as `COLOURS`; their order defines the colours. totals: marked across the bar.
     """
     colours = dict(zip(labels, COLOURS, strict=False))
-    varying = [name for name in names if found[name].nunique(dropna=False) > 1] or list(names[-1:])
-    every = list(found.groupby("batch_per_gpu"))
-    panels = every[:MAX_FACETS]
+    varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
+    all_panels = list(configurations.groupby("batch_per_gpu"))
+    panels = all_panels[:MAX_FACETS]
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
     bars = {
@@ -159,24 +163,24 @@ def stacked_bars(
             right, left = np.zeros(len(panel)), np.zeros(len(panel))
             for name in values.columns:
                 width = values.loc[panel.index, name].to_numpy()
-                begin = np.where(width >= 0, right, left)
-                axis.barh(range(len(panel)), width, left=begin, height=0.72, color=colours[name], linewidth=0)
+                start = np.where(width >= 0, right, left)
+                axis.barh(range(len(panel)), width, left=start, height=0.72, color=colours[name], linewidth=0)
                 right, left = right + np.maximum(width, 0), left + np.minimum(width, 0)
             if totals is not None:
-                axis.use_sticky_edges = False  # room for bars that end where the panel would
+                axis.use_sticky_edges = False  # leave room after bars that end at the edge
                 axis.scatter(totals.loc[panel.index], range(len(panel)), marker="|", s=110, color=INK, zorder=3)
             axis.set_yticks(range(len(panel)), [bars[index] for index in panel.index])
-            axis.set_ylim(len(panel) - 0.5, -0.5)  # from the top, and all of it for bars and their labels
+            axis.set_ylim(len(panel) - 0.5, -0.5)  # from top to bottom, without margins
             axis.grid(visible=False, axis="y")
             axis.set_title(value_label("batch_per_gpu", batch, ranks))
             axis.set_xlabel(x_label)
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
-        _say_shown(figure, len(panels), len(every))
+        _note_hidden_panels(figure, len(panels), len(all_panels))
         handles: list[Any] = [
             Rectangle((0, 0), 1, 1, color=colours[name], label=labels[name]) for name in values.columns
         ]
         if totals is not None:
-            handles.append(plt.Line2D([], [], color=INK, marker="|", linestyle="none", markersize=9, label="whole"))
+            handles.append(plt.Line2D([], [], color=INK, marker="|", linestyle="none", markersize=9, label="total"))
         legend(figure, handles)
     return figure

@@ -1,7 +1,8 @@
-"""The report of a study, rebuilt from its results folder alone.
+"""Write the report of a study from its results folder alone.
 
-index.html is one file without network: tables, figures as SVG, and the answer in words. Beside it lie report.md, the
-tables as CSV and LaTeX and the figures as SVG and PNG. Each file is written beside its place and renamed.
+index.html is self-contained and needs no network: the answer, tables, and figures as SVG. The same folder contains
+report.md, the tables as CSV and LaTeX, and the figures as SVG and PNG. Each file is written to a temporary name and
+renamed.
 """
 
 import base64
@@ -28,7 +29,7 @@ from analysis.report.sections import PLOTS, SECTIONS, TABLES
 from analysis.report.summary import Summary, left_out, summary
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Table
-from analysis.text import field_label, field_value, join, text, value_label
+from analysis.text import field_label, field_value, join, text
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.communication import sentences
 from analysis.verdict.next_steps import next_steps
@@ -46,7 +47,7 @@ _STATUSES = {
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written: the path of its index.html, and the study in a few lines."""
+    """Path of the index.html written, and a summary of the study."""
 
     path: str
     summary: Summary
@@ -62,21 +63,21 @@ class _Figure:
 
     @cached_property
     def data_uri(self) -> str | None:
-        """What it draws as an address that holds the CSV itself, so that the page needs no file beside it."""
+        """Return the drawn data as a data URI, so that the page needs no other file."""
         return self.data and f"data:text/csv;charset=utf-8;base64,{base64.b64encode(self.data.encode()).decode()}"
 
     @property
     def inline(self) -> Markup:
-        """The picture as an element of the page: its ink follows the page's, its size the page's width."""
+        """Return the figure as an element of the page that follows the page's colours and width."""
         body = re.sub(r"^.*?(?=<svg)", "", self.svg, flags=re.DOTALL)
         body = body.replace(INK, "currentColor").replace(GRID, "var(--line)")
-        # Names are unique within a picture only; on a page with several, links must not meet another's target.
+        # Ids are unique within one figure only; prefix them so that links do not reach another figure.
         body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", body)
         return Markup(body)
 
     @property
     def width_rem(self) -> int:
-        """Width at which its text is as large as the page's tables: 16 pixels to 10.8 points."""
+        """Return the width at which text is as large as in the page's tables: 16 pixels for 10.8 points."""
         width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', self.svg)
         assert width is not None, "matplotlib gives the width in points"
         return round(float(width[1]) / 10.8)
@@ -85,9 +86,10 @@ class _Figure:
 def write_report(
     results_dir: str | os.PathLike[str], out_dir: str | os.PathLike[str] | None = None, *, partial: bool = False
 ) -> Report:
-    """Writes the report of `results_dir` into `out_dir` (left out: its folder `report`).
+    """Write the report of `results_dir` into `out_dir` (default: its folder `report`).
 
-    partial: the study was interrupted, and the report says so. Raises ResultsError where the results cannot be read.
+    partial: mark the report of an interrupted study. Raises ResultsError if the results cannot be read or the report
+    cannot be written.
     """
     results = load_reduced(results_dir)
     first, *others = report_inputs(results)
@@ -121,26 +123,27 @@ def write_report(
             _write(system, f"{root}/{name}", content)
     except (OSError, pa.ArrowException) as error:
         raise ResultsError(
-            f"{target}: the report cannot be written ({line(error)}); mend that, then: python -m study.scaling report DIR"
+            f"{target}: cannot write the report ({line(error)}); fix this, then run: python -m study.scaling report DIR"
         ) from None
     return Report(f"{target.rstrip('/')}/index.html", summary(first, others))
 
 
 def _figures(inputs: ReportInputs, tables: Mapping[str, Table]) -> list[_Figure]:
-    drawn = []
+    figures = []
     for section in SECTIONS:
         for figure in section.figures:
             drawing = figure.draw(inputs)
             if drawing is not None:
                 data = figure.data_csv(inputs, tables.get(section.name))
-                drawn.append(_Figure(figure.name, figure.caption, *render(drawing), data))
-    return drawn
+                figures.append(_Figure(figure.name, figure.caption, *render(drawing), data))
+    return figures
 
 
 def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None) -> dict[str, Any]:
-    """What the report says of the trials of one environment; `number` keeps its ids and files apart from other parts'.
+    """Return the part of the report on one environment; `number` makes its ids and files unique.
 
-    Where the part is not the `first`, its title says what differs from that; trials without a result are all in the first.
+    first: the first part's analysis, None for the first part itself. Other parts name their differences from it in the
+    title. Only the first part lists trials without a result.
     """
     prefix = f"environment-{number}-" if first else ""
     tables = {name: make(analysis) for name, make in TABLES.items() if first is None or name != "failures"}
@@ -168,7 +171,7 @@ def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None
 
 
 def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
-    """What both the page and the Markdown say besides tables and figures."""
+    """Return what the templates of page and Markdown show besides the environments' parts."""
     ranks = study_ranks(analysis)
     runs = analysis.accuracy.runs if analysis.accuracy and analysis.configurations.empty else analysis.configurations
     return {
@@ -191,20 +194,18 @@ def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], p
             for name in analysis.axes
         ]
         + [
-            (field_label(name, ranks), f"{text(lengths.min())} to {text(lengths.max())}, as the other fields have it")
+            (field_label(name, ranks), f"{text(lengths.min())} to {text(lengths.max())}, derived from the other fields")
             for name in derived_lengths(results.trials)
             for lengths in [results.trials[name]]
         ],
-        "configuration_count": len(analysis.configurations),
-        "ranks": value_label("world_size", int(runs["world_size"].max()), ranks) if len(runs) else "",
     }
 
 
 def status_counts(results: Results) -> list[tuple[str, int]]:
-    """Trials by status, in words; `missing` where study.json lists the trials planned (`configuration.planned_trials`)."""
-    seen = results.trials["status"].value_counts()
-    counts = [(label, int(seen.get(status, 0))) for status, label in _STATUSES.items()]
-    counts += [(str(status), int(count)) for status, count in seen.items() if status not in _STATUSES]
+    """Count trials by status; `missing` only if study.json lists `configuration.planned_trials`."""
+    by_status = results.trials["status"].value_counts()
+    counts = [(label, int(by_status.get(status, 0))) for status, label in _STATUSES.items()]
+    counts += [(str(status), int(count)) for status, count in by_status.items() if status not in _STATUSES]
     planned = StudyRecord.of(results.study).planned_trials
     if planned is not None:
         counts.append(("missing", len(set(planned) - set(results.trials["trial_id"]))))
@@ -212,16 +213,16 @@ def status_counts(results: Results) -> list[tuple[str, int]]:
 
 
 def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
-    """What the trials ran under: their common fingerprint, variables that trials set for themselves, and commits."""
-    own: dict[str, list[str]] = {}
+    """Return the common fingerprint of the trials, variables that individual trials set, and commits."""
+    varying: dict[str, list[str]] = {}
     for environment in analysis.results.trials["environment"]:
         for name, value in (environment.get("variables") or {}).items():
-            values = own.setdefault(name, [])
+            values = varying.setdefault(name, [])
             if name not in analysis.environment and str(value) not in values:
                 values.append(str(value))
     commits = [commit(environment) for environment in analysis.results.trials["environment"]]
-    own["git commit"] = [name for name in dict.fromkeys(commits) if name]
-    return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in own.items() if values)]
+    varying["git commit"] = [name for name in dict.fromkeys(commits) if name]
+    return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in varying.items() if values)]
 
 
 _TEMPLATES = jinja2.Environment(
@@ -233,12 +234,12 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def _without_markup(value: Any) -> Any:
-    """Markdown lets HTML through: a name with markup in it is to stay text there too."""
+def _escape_markup(value: Any) -> Any:
+    """Escape `<`, since Markdown passes HTML through."""
     return value.replace("<", "&lt;") if isinstance(value, str) else value
 
 
-_MARKDOWN = _TEMPLATES.overlay(finalize=_without_markup)
+_MARKDOWN = _TEMPLATES.overlay(finalize=_escape_markup)
 
 
 def _render(template: str, context: dict[str, Any]) -> str:
@@ -246,18 +247,18 @@ def _render(template: str, context: dict[str, Any]) -> str:
 
 
 def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]) -> None:
-    """Removes what an earlier report drew and this one does not; files of other names are left alone."""
-    ours = re.compile(rf"figures/({'|'.join(PLOTS)})\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)")
+    """Remove files of an earlier report that this one lacks; never touch files with other names."""
+    pattern = re.compile(rf"figures/({'|'.join(PLOTS)})\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)")
     for folder in ("figures", "tables"):
         for info in system.get_file_info(pafs.FileSelector(f"{root}/{folder}")):
             name = f"{folder}/{info.base_name}"
-            if name not in files and ours.fullmatch(name):
+            if name not in files and pattern.fullmatch(name):
                 system.delete_file(info.path)
 
 
 def _write(system: pafs.FileSystem, path: str, content: bytes) -> None:
-    """Writes a file beside its place and renames it, so that a reader sees the old one or the new one."""
-    beside = f"{path}.tmp"
-    with system.open_output_stream(beside) as stream:
+    """Write a file to a temporary name and rename it, so that readers see either the old or the new file."""
+    temporary = f"{path}.tmp"
+    with system.open_output_stream(temporary) as stream:
         stream.write(content)
-    system.move(beside, path)
+    system.move(temporary, path)

@@ -1,7 +1,7 @@
-"""The sections of the report, in their order: each a table, and the figures that belong to it.
+"""The sections of the report in order: each is a table with its figures.
 
-To add a table or a figure: a function from `ReportInputs` to a `Table`, or to a matplotlib figure (None if there is nothing
-to draw), and its name in `SECTIONS`.
+To add a table or a figure, write a function from `ReportInputs` to a `Table` or a matplotlib figure (None if there is
+nothing to draw), and add it to `SECTIONS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,8 +52,8 @@ Rows = Callable[[ReportInputs], pd.DataFrame]
 class Figure:
     """A figure of the report.
 
-    draw: its name names the figure's files, its docstring is the caption. rows: what it draws, in the units of the column
-    names; None if it draws its section's table.
+    draw: draws it; the function's name is the file name, its docstring is the caption.
+    rows: returns the drawn data in the units of the column names; None if the figure draws its section's table.
     """
 
     draw: Callable[[ReportInputs], Drawing | None]
@@ -65,10 +65,10 @@ class Figure:
 
     @property
     def caption(self) -> str:
-        return (self.draw.__doc__ or "").strip()
+        return " ".join((self.draw.__doc__ or "").split())
 
     def data_csv(self, inputs: ReportInputs, table: Table | None) -> str | None:
-        """What the figure draws. table: that of its section, None if it is not shown."""
+        """Return the drawn data as CSV. table: that of its section, None if it is not shown."""
         if self.rows is not None:
             return self.rows(inputs).to_csv(index=False, float_format="%.6g")
         return None if table is None else table.to_csv()
@@ -76,7 +76,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the report and its figures. at_end: the page shows it after the numbers, at a place of its own."""
+    """A table of the report and its figures. at_end: the page places it separately, after all results."""
 
     name: str
     table: Callable[[ReportInputs], Table]
@@ -85,9 +85,9 @@ class Section:
 
 
 def _losses(inputs: ReportInputs) -> pd.DataFrame:
-    found = inputs.configurations
-    fields = {name: [field_value(name, value) for value in found[name]] for name in inputs.axes}
-    return inputs.loss_curves.join(pd.DataFrame(fields, index=found.index), on="configuration")
+    configurations = inputs.configurations
+    fields = {name: [field_value(name, value) for value in configurations[name]] for name in inputs.axes}
+    return inputs.loss_curves.join(pd.DataFrame(fields, index=configurations.index), on="configuration")
 
 
 def _curves(inputs: ReportInputs) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""A study in a few lines for a terminal: one row per configuration, and a line on trials of other environments."""
+"""Summarise a study for the terminal: one row per configuration, and a line on trials of other environments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from analysis.text import text
 
 @dataclass(frozen=True)
 class Summary:
-    """Column heads, one row of strings per configuration, and a line on trials of other environments (None: there are none)."""
+    """Column headers, one row of strings per configuration, and a line on trials of other environments, if any."""
 
     columns: list[str]
     rows: list[tuple[str, ...]]
@@ -23,11 +23,9 @@ class Summary:
 
 
 def summary(first: Analysis, others: Sequence[Analysis]) -> Summary:
-    """Summarise `first`, the environment with most done trials, and name what the others differ in."""
-    if first.configurations.empty and first.accuracy:
-        cells = accuracy_table(first).cells()
-    else:
-        cells = _throughput(first)
+    """Summarise `first`, the environment with most done trials, and name how the others differ."""
+    only_trained = first.configurations.empty and first.accuracy
+    cells = accuracy_table(first).cells() if only_trained else _throughput(first)
     rows = [tuple(row) for row in cells.itertuples(index=False)]
     return Summary(list(cells.columns), rows, left_out(first, others))
 
@@ -45,13 +43,13 @@ def _throughput(analysis: Analysis) -> pd.DataFrame:
 
 
 def left_out(first: Analysis, others: Sequence[Analysis]) -> str | None:
-    """A line on the trials of other environments, which are not in the numbers of the first; None where there are none."""
+    """Return a line on the trials of other environments, which the results exclude; None if there are none."""
     if not others:
         return None
     listed = [
         f"{len(other.results.trials)} with {difference(other.environment, first.environment)}" for other in others
     ]
     return (
-        f"Trials also ran under {'another environment' if len(others) == 1 else 'other environments'}, and are not mixed "
-        f"with these: {'; '.join(listed)}."
+        f"Trials from {'another environment' if len(others) == 1 else 'other environments'} are excluded from these "
+        f"results: {'; '.join(listed)}."
     )

@@ -1,4 +1,4 @@
-"""Tables by batch size: efficiency on one rank up to the end of its memory, and speed-up at each batch on more ranks."""
+"""The table of throughput by batch size on one rank."""
 
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns
@@ -6,7 +6,7 @@ from analysis.text import GIB
 
 
 def batch_size(analysis: Analysis) -> Table:
-    """Throughput of one rank over its batch, to the end of memory."""
+    """Tabulate throughput and memory of one rank by batch size, up to out of memory."""
     frame = analysis.batch_curve
     one, _ = study_ranks(analysis)
     axes = [
@@ -17,13 +17,28 @@ def batch_size(analysis: Analysis) -> Table:
         f"Batch size on one {one}",
         (
             *axes,
-            Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats [95 % interval].", interval=True),
+            Column(
+                "throughput_samples_per_s",
+                "throughput (samples/s)",
+                "median of the repeats [95 % interval].",
+                interval=True,
+            ),
             Column("sample_s", "time per sample (µs)", "1 / throughput.", 1e6),
             Column("relative", "of the best (%)", "throughput / the highest of these batches.", 1e2, 1),
-            Column("peak_memory_bytes", "peak memory (GiB)", f"allocated at most, in brackets the share of the {one}'s memory; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2, share="memory_share", optional=True),
-            Column("outcome", "outcome", "the largest batch that fits is known only where a larger one ran out of memory."),
+            Column(
+                "peak_memory_bytes",
+                "peak memory (GiB)",
+                f"maximum allocated memory, share of the {one}'s memory in brackets; 1 GiB = 2³⁰ bytes.",
+                1 / GIB,
+                2,
+                share="memory_share",
+                optional=True,
+            ),
+            Column(
+                "outcome", "outcome", "the largest batch that fits is known only if a larger one ran out of memory."
+            ),
             N_COLUMN,
         ),
         frame,
         blocks=("series",),
-    )  # fmt: skip
+    )

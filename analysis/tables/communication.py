@@ -1,6 +1,6 @@
-"""Tables on communication: what it costs a step, where its time goes, and how near it comes to the ceiling.
+"""Tables about communication: its cost per step, its breakdown, and how close it comes to the measured limit.
 
-Each is empty, and so left out of the report, where the study measured no such thing.
+A table is empty, and omitted from the report, if the study did not measure it.
 """
 
 from dataclasses import replace
@@ -17,232 +17,312 @@ _MS = 1e3
 
 
 def communication(analysis: Analysis) -> Table:
-    """The live account of gradient communication."""
+    """Tabulate the communication breakdown of every configuration."""
     frame = _by_configuration(analysis, analysis.communication.exposed)
     frame["late"] = [_late(row) for _, row in frame.iterrows()]
     decimals = _typical_decimals(frame["communication_s"] * _MS)
     seconds = (
-        Column("last_gradient_s", "last gradient", "when in a step the last local gradient is there."),
-        Column("communication_s", "all-reduces", "time in which at least one bucket is being reduced = wire + wait."),
-        Column("wire_s", "wire", "transfer: the shortest time of any rank, which is that of the last to arrive."),
-        Column("wait_s", "wait", "what ranks spend in all-reduces on top of that, until the last rank is there."),
+        Column("last_gradient_s", "last gradient", "time in the step at which the last local gradient is ready."),
+        Column("communication_s", "all-reduces", "time with at least one all-reduce in progress = wire time + wait."),
+        Column(
+            "wire_s", "wire time", "transfer time: the shortest time of any rank, which is that of the last to arrive."
+        ),
+        Column(
+            "wait_s",
+            "wait for slowest rank",
+            "additional time that ranks spend in all-reduces until the last rank arrives.",
+        ),
         Column(
             "queueing_s",
             "queueing",
-            "time for which ready buckets stood behind earlier ones, added up; not part of the all-reduces' time.",
+            "total time for which ready buckets wait for earlier ones; not included in the all-reduces.",
             optional=True,
         ),
-        Column("hidden_s", "hidden", "all-reduces before the last local gradient, beside the backward pass."),
-        Column("exposed_s", "exposed", "all-reduces after it, when the step has nothing else to do."),
-        Column("exposed_wire_s", "exposed wire", "the part of wire that is exposed."),
-        Column("exposed_wait_s", "exposed wait", "the part of wait that is exposed: what lateness costs."),
+        Column("hidden_s", "hidden", "all-reduces before the last local gradient, overlapped with the backward pass."),
+        Column(
+            "exposed_s", "exposed", "all-reduces after the last local gradient, when the step has nothing else to do."
+        ),
+        Column("exposed_wire_s", "exposed transfer", "the exposed part of the wire time."),
+        Column("exposed_wait_s", "exposed wait", "the exposed part of the wait: the cost of late ranks."),
     )
     axes = axis_columns(analysis)
     return Table(
-        "Account of the all-reduces (ms a step)",
+        "Communication breakdown (ms per step)",
         (
             *axes,
-            Column("gradient_bytes", "gradients (MiB)", "bytes that every rank reduces in a step.", 1 / MIB, 1),
-            Column("buckets", "buckets", "groups of gradients that are reduced together, in a step.", decimals=0),
+            Column("gradient_bytes", "gradients (MiB)", "bytes that every rank reduces per step.", 1 / MIB, 1),
+            Column("buckets", "buckets", "groups of gradients that are reduced together, per step.", decimals=0),
             *(replace(column, scale=_MS, decimals=decimals) for column in seconds),
-            Column("late", "late rank", "the rank that the others wait for, and for how long at the bucket where it is latest."),
+            Column(
+                "late", "late rank", "the rank that the others wait for, and how long at the bucket where it is latest."
+            ),
             N_COLUMN,
         ),
         frame,
-        "Of steps with a communication hook, every rank and every bucket: median over a rank's steps, mean over ranks, "
-        "median over repeats. In each step hidden + exposed are the time of the all-reduces, and so are wire + wait; their medians "
-        "add up to it only nearly. A bucket waits first and transfers last. A late rank is waited for at each bucket, so the wait "
-        "may be several times its lateness; what the backward pass hides of it costs nothing.",
+        "Measured with a communication hook on every rank and bucket: median over the steps of a rank, mean over "
+        "ranks, median over repeats. In each step, hidden + exposed = wire time + wait = all-reduces; their medians "
+        "add up only nearly. A bucket waits first and transfers last. Ranks wait for a late rank at each bucket, so "
+        "the wait may be several times its lateness; the part hidden by the backward pass costs nothing.",
         blocks=blocks(axes),
-    )  # fmt: skip
+    )
 
 
 def exposed_cost(analysis: Analysis) -> Table:
-    """Compute and communication of a step, told apart in three ways."""
+    """Tabulate compute and communication of a step, measured in three ways."""
     frame = _by_configuration(analysis, analysis.communication.exposed)
-    parts = analysis.communication.slowdown.set_index("configuration")
+    slowdowns = dict(analysis.communication.slowdown.set_index("configuration").iterrows())
     step_s = analysis.configurations["step_s"].astype(float).to_dict()
-    explained = dict(parts.iterrows())
     frame["step_s"] = analysis.configurations["step_s"].reindex(frame.index).astype(float)
     frame["live_compute_s"] = frame["step_s"] - frame["exposed_s"].astype(float)
     frame["alone_step_s"] = frame["step_s"] - frame["course_s"].astype(float)
-    frame["reading"] = [_reading(row, explained.get(i), step_s[i]) for i, row in frame.iterrows()]
+    frame["reading"] = [_largest_reason(row, slowdowns.get(i), step_s[i]) for i, row in frame.iterrows()]
     decimals = _typical_decimals(frame["exposed_s"] * _MS)
     ranks = study_ranks(analysis)
     axes = axis_columns(analysis)
     return Table(
-        "Compute and communication of a step, three ways",
+        "Compute and communication of a step, three methods",
         (
             *axes,
-            Column("step_s", "step (ms)", "plain step, without instruments.", _MS, decimals),
+            Column("step_s", "step (ms)", "plain step, without instrumentation.", _MS, decimals),
             Column("live_compute_s", "rest, live (ms)", "plain step minus live.", _MS, decimals),
-            Column("exposed_s", "live (ms)", "all-reduces after a rank's last gradient, mean over ranks.", _MS, decimals, True),
-            Column("no_sync_step_s", "rest, no_sync (ms)", "a step under no_sync, which computes and does not communicate.", _MS, decimals),
             Column(
-                "difference_s",
-                "by difference (ms)",
-                "a step with communication minus one under no_sync, interleaved on the same ranks, mean over ranks.",
+                "exposed_s",
+                "live (ms)",
+                "all-reduces after the last gradient of a rank, mean over ranks.",
                 _MS,
                 decimals,
                 True,
             ),
-            Column("alone_step_s", f"rest, 1 {ranks[0]} (ms)", f"plain step on one {ranks[0]} with the same batch per {ranks[0]}.", _MS, decimals, optional=True),
+            Column(
+                "no_sync_step_s",
+                "rest, no_sync (ms)",
+                "step under no_sync, which computes without communicating.",
+                _MS,
+                decimals,
+            ),
+            Column(
+                "difference_s",
+                "by difference (ms)",
+                "step with communication minus step under no_sync, interleaved on the same ranks, mean over ranks.",
+                _MS,
+                decimals,
+                True,
+            ),
+            Column(
+                "alone_step_s",
+                f"rest, 1 {ranks[0]} (ms)",
+                f"plain step on one {ranks[0]} with the same batch per {ranks[0]}.",
+                _MS,
+                decimals,
+                optional=True,
+            ),
             Column(
                 "course_s",
                 f"N minus 1 {ranks[0]} (ms)",
-                f"the usual course method: plain step minus the plain step on one {ranks[0]} with the same batch per {ranks[0]}.",
+                f"textbook estimate: plain step minus plain step on one {ranks[0]} with the same batch per {ranks[0]}.",
                 _MS,
                 decimals,
                 True,
                 optional=True,
             ),
-            Column("reading", "largest reason why they differ", f"what makes N minus 1 {ranks[0]} differ most from live, with its size, by the account of why a step takes longer; they agree where they differ by less than 2 % of a step.", optional=True),
+            Column(
+                "reading",
+                "largest reason for the difference",
+                f"the largest part of the slowdown that makes N minus 1 {ranks[0]} differ from live; the two agree if "
+                "they differ by less than 2 % of a step.",
+                optional=True,
+            ),
             N_COLUMN,
         ),
         frame,
-        "Each pair: what the step takes without communication, and what communication adds. The three measure different things. Live counts only what the device does between its last gradient and the end of "
-        "the last all-reduce: wire and wait. By difference adds what communicating costs elsewhere in the step: DDP's host "
-        "work for each bucket, and a backward pass slowed down because the all-reduces use multiprocessors and memory. "
-        f"N minus 1 adds everything else that more {ranks[1]} change, on the slowest of them: the load wait, host work of "
-        "processes that share cores, and a rank that is late through its own work. Only the first is a bandwidth's doing.",
+        "Each method splits a step into the time without communication and the time that communication adds. The "
+        "methods measure different things. Live: only the time between the last gradient and the end of the last "
+        "all-reduce (exposed transfer and wait). By difference: also the cost elsewhere in the step, such as DDP's "
+        "host work per bucket, and a slower backward pass because all-reduces use multiprocessors and memory. N "
+        f"minus 1: also everything else that changes with more {ranks[1]}, on the slowest of them, such as load wait, "
+        "processes that share cores, and ranks that are late through their own work. Only live depends on bandwidth "
+        "alone.",
         blocks=blocks(axes),
-    )  # fmt: skip
+    )
 
 
 def slowdown(analysis: Analysis) -> Table:
-    """Why a step takes longer on more ranks."""
+    """Tabulate the parts of the slowdown with more ranks."""
     rows = analysis.communication.slowdown.set_index("configuration")
     frame = _by_configuration(analysis, rows.drop(columns="world_size"))
-    whole = frame["slower_s"].where(frame["slower_s"] > 0)
+    total_s = frame["slower_s"].where(frame["slower_s"] > 0)
     for name in SLOWDOWN_PARTS:
-        frame[f"{name}_share"] = frame[name].astype(float) / whole
+        frame[f"{name}_share"] = frame[name].astype(float) / total_s
         frame[name] = frame[name].astype(float)
     decimals = _typical_decimals(frame["slower_s"] * _MS)
-    meanings = {
-        "exposed_wire_s": "transfer after the last local gradient.",
-        "exposed_wait_s": "wait for a later rank, after the last local gradient.",
-        "host_work_s": "where the device waits for the host: growth of the host's time to issue a step, at most what the "
-        "other parts leave. Not separable from compute on CPU ranks.",
-        "load_s": "growth of the wait for a batch.",
-        "remainder_s": "explained by none of these: contention of communication and compute, work of the host that no "
-        "instrument sees, noise. Negative: the parts were measured longer than the step grew.",
-    }
+    parts = [
+        Column(name, f"{label} (ms)", _SLOWDOWN_MEANINGS[name], _MS, decimals, share=f"{name}_share", optional=True)
+        for name, label in SLOWDOWN_LABELS.items()
+    ]
     axes = axis_columns(analysis)
-    several = frame["reference_world_size"].nunique() > 1
+    references = []
+    if frame["reference_world_size"].nunique() > 1:
+        references.append(Column("reference_world_size", "reference", "number of ranks of the reference.", decimals=0))
     return Table(
-        "Why a step takes longer on more ranks" if len(frame) == 0 else f"Why a step takes longer on more {study_ranks(analysis)[1]}",
+        f"Slowdown with more {'ranks' if frame.empty else study_ranks(analysis)[1]}",
         (
             *axes,
-            *([Column("reference_world_size", "against", "number of ranks of the reference.", decimals=0)] if several else []),
-            Column("slower_s", "longer (ms)", "plain step minus that of the smallest size with the same batch.", _MS, decimals),
-            *(
-                Column(name, f"{label} (ms)", meanings[name], _MS, decimals, share=f"{name}_share", optional=True)
-                for name, label in SLOWDOWN_LABELS.items()
+            *references,
+            Column(
+                "slower_s",
+                "longer (ms)",
+                "plain step minus that of the smallest size with the same batch per rank.",
+                _MS,
+                decimals,
             ),
+            *parts,
         ),
         frame,
-        "Seen from the rank that waits most, whose own work is the shortest; in brackets the share of the whole.",
+        "Of the rank that waits most, since its own work is the shortest; shares of the total in brackets.",
         blocks=blocks(axes),
-    )  # fmt: skip
+    )
+
+
+_SLOWDOWN_MEANINGS = {
+    "exposed_wire_s": "transfer after the last local gradient.",
+    "exposed_wait_s": "wait for a later rank, after the last local gradient.",
+    "host_work_s": "if the device waits for the host: growth of the host's launch time, at most what the other parts "
+    "leave. Not separable from compute on CPU ranks.",
+    "load_s": "growth of the wait for a batch.",
+    "remainder_s": "unexplained: contention of communication and compute, unmeasured host work, noise. "
+    "Negative if the parts add up to more than the slowdown.",
+}
 
 
 def bucket_utilisation(analysis: Analysis) -> Table:
-    """Every gradient bucket against the ceiling at its size."""
+    """Tabulate every gradient bucket and the measured all-reduce limit at its size."""
     rows = analysis.communication.buckets
     axes = axis_columns(analysis)
     frame = rows.join(analysis.configurations[[column.name for column in axes]], on="configuration")
-    overlap = study_ranks(analysis)[0] == "CPU rank"
+    shares_cores = study_ranks(analysis)[0] == "CPU rank"
     return Table(
-        "Utilisation of the ceiling, bucket by bucket",
+        "Utilisation of the measured all-reduce limit by bucket",
         (
             *axes,
-            Column("bucket", "bucket", "in the order in which buckets are reduced.", decimals=0),
+            Column("bucket", "bucket", "in the order of reduction.", decimals=0),
             Column("bytes", "size (MiB)", "bytes of gradients in the bucket; 1 MiB = 2²⁰ bytes.", 1 / MIB, 2),
-            Column("wire_s", "wire (ms)", "transfer in training.", _MS, 3),
-            Column("ceiling_s", "ceiling (ms)", "the same size in the same trial's sweep, where nothing else runs.", _MS, 3),
-            Column("bus_bytes_per_s", "bus bandwidth (GB/s)", "bytes / wire · 2(N-1)/N.", 1 / GB, _bandwidth_decimals(frame)),
-            Column("utilisation_percent", "utilisation (%)", "ceiling / wire.", 1, 1),
+            Column("wire_s", "wire time (ms)", "transfer time in training.", _MS, 3),
+            Column(
+                "ceiling_s",
+                "measured limit (ms)",
+                "time of an all-reduce of this size in the same trial's sweep, with otherwise idle ranks.",
+                _MS,
+                3,
+            ),
+            Column(
+                "bus_bytes_per_s",
+                "bus bandwidth (GB/s)",
+                "bytes / wire time · 2(N-1)/N.",
+                1 / GB,
+                _bandwidth_decimals(frame),
+            ),
+            Column("utilisation_percent", "utilisation (%)", "measured limit / wire time.", 1, 1),
             N_COLUMN,
         ),
         frame.assign(utilisation_percent=100 * frame["utilisation"].astype(float)),
-        "Below 100 %: the backward pass takes multiprocessors and memory from the all-reduce"
-        + (", or its buckets share the ranks' cores and links with each other. " if overlap else ". ")
-        + "Above 100 %: in training all-reduces follow each other on busy devices with high clocks, and the shortest time of "
-        "any rank leaves out what its last arrival overlaps; such values are shown as they are.",
+        "Below 100 %: the backward pass competes with the all-reduce for multiprocessors and "
+        f"memory{', or buckets compete with each other for cores and links' if shares_cores else ''}. Above 100 %: in "
+        "training, all-reduces run back to back on busy devices with high clocks, and the shortest time of any rank "
+        "excludes what overlaps with the last arrival. Such values are not corrected.",
         blocks=tuple(column.name for column in axes),
-    )  # fmt: skip
+    )
 
 
 def ceiling(analysis: Analysis) -> Table:
-    """Latency and bandwidth of each group of ranks, fitted to its sweep."""
+    """Tabulate latency and bandwidth of each group of ranks, fitted to its sweep."""
     frame = analysis.communication.fits
     axes = _ceiling_columns(analysis, frame)
     return Table(
-        "Ceiling: latency and bandwidth of an all-reduce",
+        "Measured all-reduce limit: latency and bandwidth",
         (
             *axes,
-            Column("latency_s", "latency (µs)", "time of an all-reduce of nothing, by the fit.", 1e6, 1),
-            Column("algorithm_bytes_per_s", "algbw (GB/s)", "bytes / time for endless messages, by the fit.", 1 / GB, _bandwidth_decimals(frame)),
+            Column("latency_s", "latency (µs)", "fitted time of an empty all-reduce.", 1e6, 1),
+            Column(
+                "algorithm_bytes_per_s",
+                "algbw (GB/s)",
+                "fitted bytes / time for infinitely long messages.",
+                1 / GB,
+                _bandwidth_decimals(frame),
+            ),
             Column("bus_bytes_per_s", "busbw (GB/s)", "algbw · 2(N-1)/N.", 1 / GB, _bandwidth_decimals(frame)),
             Column("median_percent", "median error (%)", "of the fit, over the sizes.", 1, 1),
-            Column("largest_percent", "largest error (%)", "a large one: no one latency and bandwidth describes all sizes.", 1, 1),
-            Column("sizes", "sizes", "message sizes that the fit is made of.", decimals=0),
+            Column(
+                "largest_percent",
+                "largest error (%)",
+                "if large, no single latency and bandwidth describe all sizes.",
+                1,
+                1,
+            ),
+            Column("sizes", "sizes", "number of message sizes in the fit.", decimals=0),
             Column("n", "n", "trials whose sweeps are pooled.", decimals=0),
         ),
         frame.assign(
-            median_percent=100 * frame["median_error"].astype(float), largest_percent=100 * frame["largest_error"].astype(float)
+            median_percent=100 * frame["median_error"].astype(float),
+            largest_percent=100 * frame["largest_error"].astype(float),
         ),
-        "Fitted: time = latency + bytes / bandwidth, least squares on logarithms of time. busbw as in NVIDIA nccl-tests "
-        "(doc/PERFORMANCE.md), which supposes a ring; where a switch adds (NVLS, SHARP) it may exceed the links. 1 GB = 10⁹ bytes.",
-    )  # fmt: skip
+        "Fit: time = latency + bytes / bandwidth, least squares on logarithms of time. busbw as in NVIDIA nccl-tests "
+        "(doc/PERFORMANCE.md), which assumes a ring; if a switch reduces (NVLS, SHARP), it may exceed the link "
+        "speed. 1 GB = 10⁹ bytes.",
+    )
 
 
 def sweep(analysis: Analysis) -> Table:
-    """All-reduces of every size on otherwise idle ranks."""
+    """Tabulate all-reduces of every message size on otherwise idle ranks."""
     frame = analysis.communication.sweep
     axes = _ceiling_columns(analysis, frame)
     return Table(
-        "Ceiling: sweep of message sizes",
+        "Measured all-reduce limit by message size",
         (
             *axes,
-            Column("bytes", "bytes", "of the message that each rank contributes.", decimals=0),
-            Column("seconds", "time (ms)", "median over repetitions of the mean over ranks, median over trials.", _MS, 3),
+            Column("bytes", "bytes", "size of the message that each rank contributes.", decimals=0),
+            Column(
+                "seconds", "time (ms)", "median over repetitions of the mean over ranks, median over trials.", _MS, 3
+            ),
             Column("algorithm_bytes_per_s", "algbw (GB/s)", "bytes / time.", 1 / GB, 3),
             Column("bus_bytes_per_s", "busbw (GB/s)", "algbw · 2(N-1)/N.", 1 / GB, 3),
             Column("n", "n", "trials.", decimals=0),
         ),
         frame,
         blocks=tuple(column.name for column in axes),
-    )  # fmt: skip
+    )
 
 
 def audit(analysis: Analysis) -> Table:
-    """Trials whose instruments cost more than the budget."""
-    flagged = flagged_trials(analysis.measured)
+    """Tabulate the trials whose measurement overhead exceeds the budget."""
     return Table(
-        f"Trials whose instruments cost more than {AUDIT_BUDGET:.0%}".replace("%", " %"),
+        f"Trials with a measurement overhead above {AUDIT_BUDGET:.0%}".replace("%", " %"),
         (
             Column("trial_id", "trial", "its folder below trials/ in the results."),
-            Column("instruments_ratio", "phases / plain", "wall time a step with marks at each phase / without.", decimals=3),
+            Column(
+                "instruments_ratio",
+                "phases / plain",
+                "wall time per step with marks at each phase / without.",
+                decimals=3,
+            ),
             Column(
                 "communication_ratio",
                 "communication / plain",
-                "wall time a step with the communication hook / without.",
+                "wall time per step with the communication hook / without.",
                 decimals=3,
                 optional=True,
             ),
         ),
-        flagged,
-        "Wall time of the slowest rank each, windows of one trial after another: noise of the machine counts too.",
-    )  # fmt: skip
+        flagged_trials(analysis.measured),
+        "Wall time of the slowest rank, measured in successive windows of one trial, so noise of the machine is "
+        "included.",
+    )
 
 
 def _by_configuration(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows`, indexed by configuration, with that configuration's fields and in its order."""
+    """Join `rows`, indexed by configuration, with the fields of the configurations, in their order."""
     fields = [column.name for column in axis_columns(analysis)]
-    found = analysis.configurations
-    own = found[[*fields, "trial_ids"]].assign(n=found["n"])
-    return own[own.index.isin(rows.index)].join(rows.drop(columns="n", errors="ignore"))
+    configurations = analysis.configurations[[*fields, "trial_ids", "n"]]
+    return configurations[configurations.index.isin(rows.index)].join(rows.drop(columns="n", errors="ignore"))
 
 
 def _late(row: pd.Series) -> str | None:
@@ -251,8 +331,8 @@ def _late(row: pd.Series) -> str | None:
     return f"rank {int(row['waited_for_rank'])}: {_MS * row['lateness_s']:.1f} ms"
 
 
-def _reading(row: pd.Series, parts: pd.Series | None, step_s: float) -> str | None:
-    """In a few words, what makes N minus 1 larger than the live account; None where there is nothing to compare with."""
+def _largest_reason(row: pd.Series, parts: pd.Series | None, step_s: float) -> str | None:
+    """Return the main reason why N minus 1 differs from live; None if either or the slowdown `parts` are unknown."""
     if pd.isna(row["course_s"]) or pd.isna(row["exposed_s"]) or parts is None:
         return None
     gap_s = row["course_s"] - row["exposed_s"]
@@ -270,32 +350,32 @@ def _reading(row: pd.Series, parts: pd.Series | None, step_s: float) -> str | No
 
 
 def _ceiling_columns(analysis: Analysis, frame: pd.DataFrame) -> list[Column]:
-    """What tells ceilings apart: the number of ranks always, anything else where it differs or is emulated."""
-    names = {
+    """Return the columns that identify a group of ranks: its size, and other fields if they vary or are emulated."""
+    headers = {
         "interconnect": "interconnect",
         "cpus_per_rank": field_label("cpus_per_rank", study_ranks(analysis)),
         "nodes": "nodes",
-        "place": "place",
+        "place": "rank group",
     }
     shown = [
         name
-        for name in names
+        for name in headers
         if frame[name].nunique(dropna=False) > 1 or (name == "interconnect" and (frame[name] != "auto").any())
     ]
     meanings = {
-        "interconnect": "auto: what NCCL or gloo chooses itself; the others are emulated, by forbidding it faster ways.",
+        "interconnect": "auto: chosen by NCCL or gloo; others are emulated by disabling faster ones.",
         "cpus_per_rank": "for its threads and its loaders.",
         "nodes": "hosts that share the ranks evenly.",
-        "place": "like ranks on other GPUs or hosts, numbered.",
+        "place": "number of a group of equal ranks on other GPUs or hosts.",
     }
     return [
-        *(Column(name, names[name], meanings[name], decimals=0) for name in shown),
+        *(Column(name, headers[name], meanings[name], decimals=0) for name in shown),
         Column("world_size", field_label("world_size", study_ranks(analysis)), decimals=0),
     ]
 
 
 def _typical_decimals(values: pd.Series) -> int:
-    """Decimals that give a typical value of a column three digits; at most three, for no clock tells more of a ms."""
+    """Return the decimals that give a typical value three digits; at most three, the resolution of clocks in ms."""
     return min(3, decimals_for(pd.Series([values.astype(float).abs().median()])))
 
 
@@ -304,29 +384,77 @@ def _bandwidth_decimals(frame: pd.DataFrame) -> int:
 
 
 def bandwidth(analysis: Analysis) -> Table:
-    """Bandwidth and utilisation of the all-reduces of a step."""
+    """Tabulate bandwidth and utilisation of the all-reduces of a step."""
     axes = axis_columns(analysis)
     fields = [column.name for column in axes if column.name != "world_size"]
     frame = bandwidth_rows(analysis.configurations, analysis.communication).join(analysis.configurations[fields])
     one, several = study_ranks(analysis)
     return Table(
-        "Bandwidth of the all-reduces and its utilisation",
+        "All-reduce bandwidth and utilisation",
         (
             *axes,
-            Column("gradient_bytes", "S (MiB)", "bytes of gradients that every rank reduces in a step; 1 MiB = 2²⁰ bytes.", 1 / MIB, 1),
-            Column("buckets", "buckets", "groups of gradients that are reduced together, in a step.", decimals=0),
-            Column("wire_s", "t (ms)", "transfer of all buckets in training: the shortest time of any rank, the wait for late ones left out.", 1e3, 2),
+            Column(
+                "gradient_bytes",
+                "S (MiB)",
+                "bytes of gradients that every rank reduces per step; 1 MiB = 2²⁰ bytes.",
+                1 / MIB,
+                1,
+            ),
+            Column("buckets", "buckets", "groups of gradients that are reduced together, per step.", decimals=0),
+            Column(
+                "wire_s",
+                "t (ms)",
+                "transfer time of all buckets in training: the shortest time of any rank, without the wait for late "
+                "ones.",
+                1e3,
+                2,
+            ),
             Column("algorithm_bytes_per_s", "S/t (GB/s)", "algorithm bandwidth; 1 GB = 10⁹ bytes.", 1 / GB, 2),
-            Column("wire_bus_bytes_per_s", "bus bandwidth (GB/s)", f"S/t · 2(N-1)/N, N being the number of {several}.", 1 / GB, 2),
-            Column("ceiling_s", "t alone (ms)", "the same buckets one after another, with nothing beside them, on the same ranks.", 1e3, 2, optional=True),
-            Column("ceiling_bus_bytes_per_s", "ceiling (GB/s)", "bus bandwidth with that t.", 1 / GB, 2, optional=True),
-            Column("utilisation", "utilisation (%)", "t alone / t, both summed over the median buckets.", 1e2, 1, optional=True),
-            Column("course_bus_bytes_per_s", f"by N minus 1 {one} (GB/s)", f"with t = step on N {several} minus step on one {one}, as courses do it. That t holds waiting and "
-                   "contention and leaves out what is hidden, so the better the overlap, the higher this number, without bound.", 1 / GB, 2, optional=True),
+            Column(
+                "wire_bus_bytes_per_s",
+                "bus bandwidth (GB/s)",
+                f"S/t · 2(N-1)/N, where N is the number of {several}.",
+                1 / GB,
+                2,
+            ),
+            Column(
+                "ceiling_s",
+                "t, otherwise idle (ms)",
+                "the same buckets one after another on the same, otherwise idle ranks.",
+                1e3,
+                2,
+                optional=True,
+            ),
+            Column(
+                "ceiling_bus_bytes_per_s",
+                "measured all-reduce limit (GB/s)",
+                "bus bandwidth of these.",
+                1 / GB,
+                2,
+                optional=True,
+            ),
+            Column(
+                "utilisation",
+                "utilisation (%)",
+                "t, otherwise idle / t, both summed over the median buckets.",
+                1e2,
+                1,
+                optional=True,
+            ),
+            Column(
+                "course_bus_bytes_per_s",
+                f"by N minus 1 {one} (GB/s)",
+                f"the textbook estimate, t = step on N {several} minus step on one {one}. It includes waiting and "
+                "contention but omits hidden communication, so it overstates bandwidth if overlap is good.",
+                1 / GB,
+                2,
+                optional=True,
+            ),
             N_COLUMN,
         ),
         frame,
-        "All-reduce of S bytes on N ranks in time t: each sends and receives at least 2(N-1)/N · S bytes, so bus bandwidth = 2(N-1)/N · S/t "
-        "compares with the speed of a link (NVIDIA nccl-tests, doc/PERFORMANCE.md).",
+        "In an all-reduce of S bytes on N ranks in time t, each rank sends and receives at least 2(N-1)/N · S bytes. "
+        "The bus bandwidth 2(N-1)/N · S/t is therefore comparable to the speed of a link (NVIDIA nccl-tests, "
+        "doc/PERFORMANCE.md).",
         blocks=blocks(axes),
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Tables of what lies between host and GPU: issuing work, and copying batches. Without a GPU there are none."""
+"""Tables about host and GPU: launching work, and copying batches. They are empty without GPUs."""
 
 from dataclasses import replace
 
@@ -9,130 +9,152 @@ from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import PHASE_LABELS
 
 _WITHOUT_KERNEL_TIME = (
-    " Where the kernels' own time was not measured, yes says that issuing takes at least "
-    f"{HOST_BOUND_LAUNCH_RATIO:g} of the step on an idle GPU, and that in free running more than half of the steps found it idle."
+    " If kernel times were not measured, yes: launching takes at least "
+    f"{HOST_BOUND_LAUNCH_RATIO:g} of the step on an idle GPU, and without synchronization the GPU is idle at the end "
+    "of "
+    "more than half of the steps."
 )
 
-_HOW_COPIED = {
-    "pin_memory": "batches lie in page-locked memory, from which the GPU copies without the host's help.",
-    "non_blocking": "the host asks for the copy and goes on.",
-    "copy_ahead": "a thread copies batches to come, in a stream beside the step.",
+_COPY_SETTINGS = {
+    "pin_memory": "batches are in page-locked memory, from which the GPU copies without help from the host.",
+    "non_blocking": "the host starts the copy and continues.",
+    "copy_ahead": "a thread copies the next batches in a stream concurrent with the step.",
 }
 
 
 def host(analysis: Analysis) -> Table:
-    """Host time to issue each part of a step beside the GPU time of its kernels, and whether the host limits the step."""
-    found = analysis.configurations
-    found = found[found["step_launch_s"].notna()]
-    frame = found.assign(
-        issue_ratio=issue_ratio(found),
-        busy_percent=100 * found["busy_fraction"].astype(float),
-        previous_percent=100 * found["previous_step_done_share"].astype(float),
+    """Tabulate host launch time and GPU kernel time of each part of a step, and whether the step is host-bound."""
+    configurations = analysis.configurations
+    configurations = configurations[configurations["step_launch_s"].notna()]
+    frame = configurations.assign(
+        issue_ratio=issue_ratio(configurations),
+        busy_percent=100 * configurations["busy_fraction"].astype(float),
+        previous_percent=100 * configurations["previous_step_done_share"].astype(float),
     )
-    unknown = found["busy_s"].isna().any()
+    unknown = configurations["busy_s"].isna().any()
     axes = axis_columns(analysis)
     parts = [
         Column(
             launch,
             f"{PHASE_LABELS[name]} (ms)",
-            "the host's time to issue this part / the GPU's for its kernels.",
+            "host time to launch this part / GPU time of its kernels.",
             1e3,
             2,
-            beside=busy,
+            paired_with=busy,
         )
         for name, launch, busy in zip(LAUNCHED, LAUNCHES, BUSY, strict=True)
     ]
     return Table(
-        "Host and GPU: issuing a step, computing it",
+        "Host and GPU: launching and computing a step",
         (
             *axes,
             *parts,
-            Column("step_launch_s", "all (ms)", "the step with its copy, and the kernels of all parts.", 1e3, 2, beside="busy_s"),
+            Column(
+                "step_launch_s",
+                "all (ms)",
+                "the step including its copy / the kernels of all parts.",
+                1e3,
+                2,
+                paired_with="busy_s",
+            ),
             Column(
                 "issue_ratio",
-                "issue / kernels",
-                "of all. Above 1 the host is the slower of the two: without its part, a step that nothing else holds back "
-                "would be so many times as fast, at most.",
+                "launch / kernels",
+                "ratio for the complete step. Above 1 the host is slower: without launch time, and if nothing else "
+                "limits the step, it would be at most this many times as fast.",
                 decimals=2,
                 optional=True,
             ),
-            Column("step_s", "step (ms)", "the plain step, without instruments.", 1e3, 2),
+            Column("step_s", "step (ms)", "plain step, without instrumentation.", 1e3, 2),
             Column(
                 "busy_percent",
                 "GPU busy (%)",
-                "(kernels + copy of the batch) / plain step. The rest is waiting: for the host, for a batch, or for gradients "
-                "(communication that no computation hides is no part of it).",
+                "(kernels + copy of the batch) / plain step. The rest is waiting for the host, for a batch, or for "
+                "gradients (exposed communication does not count as busy).",
                 decimals=0,
                 optional=True,
             ),
             Column(
                 "previous_percent",
-                "found idle (%)",
-                "steps in free running at whose end the GPU had already finished the step before.",
+                "GPU idle (%)",
+                "steps, without synchronization, at whose end the GPU had already finished the step before.",
                 decimals=0,
             ),
             Column(
                 "host_bound",
                 "host-bound",
-                "yes: the host needs longer to issue a step than the GPU for its kernels, and for at least 0.75 of the plain step. "
-                f"Then a larger batch, compilation or CUDA graphs help, and a faster GPU does not.{_WITHOUT_KERNEL_TIME if unknown else ''}",
+                "yes: launching a step takes longer than its kernels, and at least 0.75 of the plain step. "
+                "Then a larger batch, compilation or CUDA graphs help, and a faster GPU does "
+                f"not.{_WITHOUT_KERNEL_TIME if unknown else ''}",
             ),
             N_COLUMN,
         ),
         frame,
-        "Each pair: milliseconds that the host needs to issue a part onto an idle GPU / that the GPU needs for its kernels, run back "
-        "to back, without communication. Where the left one is larger, the GPU waits for the host.",
+        "Each pair: host time to launch a part on an idle GPU / GPU time of its kernels, run back to back, without "
+        "communication. If the left one is larger, the GPU waits for the host.",
         blocks=blocks(axes),
-    )  # fmt: skip
+    )
 
 
 def transfer(analysis: Analysis) -> Table:
-    """The copy of a batch to the GPU, not waited for and waited for: where its time shows in the step."""
-    found = analysis.configurations
-    found = found[found["host_to_device_bytes"].notna()]
-    waiting_s = found["synced_step_s"].astype(float) - found["phases_step_s"].astype(float)
-    how = tuple(name for name in _HOW_COPIED if name in found)
+    """Tabulate the copy of a batch to the GPU, with and without waiting for it, and its effect on the step time."""
+    configurations = analysis.configurations
+    configurations = configurations[configurations["host_to_device_bytes"].notna()]
+    waiting_s = configurations["synced_step_s"].astype(float) - configurations["phases_step_s"].astype(float)
+    settings = tuple(name for name in _COPY_SETTINGS if name in configurations)
     axes = [
-        replace(column, meaning=_HOW_COPIED.get(column.name, ""))
-        for column in axis_columns(analysis, last=("world_size", *how))
+        replace(column, meaning=_COPY_SETTINGS.get(column.name, ""))
+        for column in axis_columns(analysis, last=("world_size", *settings))
     ]
-    others = [column.name for column in axes if column.name not in how]
-    # A block compares the ways to copy; where there is one way only, it compares numbers of ranks, as elsewhere.
-    several = any(name in analysis.axes for name in how)
-    block = tuple(name for name in others if several or name != "world_size")
-    frame = found.assign(waiting_s=waiting_s).sort_values([*others, *how], kind="stable")
+    others = [column.name for column in axes if column.name not in settings]
+    # A block compares copy settings; if there is only one, it compares numbers of ranks as in other tables.
+    varies = any(name in analysis.axes for name in settings)
+    block = tuple(name for name in others if varies or name != "world_size")
+    frame = configurations.assign(waiting_s=waiting_s).sort_values([*others, *settings], kind="stable")
     return Table(
         "Copy of the batch to the GPU",
         (
             *axes,
-            Column("host_to_device_bytes", "batch (MB)", "bytes that a rank copies in a step, 0 where they were copied ahead of it; 1 MB = 10⁶ bytes.", 1e-6, 2),
             Column(
-                "host_to_device_bytes_per_s", "copy (GB/s)", "bytes / time of the copy, not waited for; 1 GB = 10⁹ bytes.", 1e-9, 1
+                "host_to_device_bytes",
+                "batch (MB)",
+                "bytes that a rank copies per step, 0 if they were copied ahead; 1 MB = 10⁶ bytes.",
+                1e-6,
+                2,
+            ),
+            Column(
+                "host_to_device_bytes_per_s",
+                "copy (GB/s)",
+                "bytes / copy time without waiting; 1 GB = 10⁹ bytes.",
+                1e-9,
+                1,
             ),
             Column(
                 "host_transfer_s",
                 "host in the call (ms)",
-                "how long the copy keeps the host: its call, and the wait where it waits.",
+                "how long the copy occupies the host: its call, and the wait on the right.",
                 1e3,
                 2,
-                beside="synced_host_transfer_s",
+                paired_with="synced_host_transfer_s",
                 optional=True,
             ),
             Column(
                 "host_to_device_s",
                 "copy (ms)",
-                "on the GPU's own clock, from where the step before ended or the batch was there.",
+                "by the GPU clock, from the end of the step before or the arrival of the batch.",
                 1e3,
                 2,
-                beside="synced_host_to_device_s",
+                paired_with="synced_host_to_device_s",
             ),
-            Column("forward_s", "forward (ms)", "on the GPU's own clock.", 1e3, 2, beside="synced_forward_s"),
-            Column("phases_step_s", "step (ms)", "both with the same instruments.", 1e3, 2, beside="synced_step_s"),
+            Column("forward_s", "forward (ms)", "by the GPU clock.", 1e3, 2, paired_with="synced_forward_s"),
+            Column(
+                "phases_step_s", "step (ms)", "both with the same instrumentation.", 1e3, 2, paired_with="synced_step_s"
+            ),
             Column(
                 "waiting_s",
-                "waiting costs (ms)",
-                "step where the host waits - step where it does not: what asynchronous copies hide, with the lead of the host "
-                "that waiting gives away.",
+                "cost of waiting (ms)",
+                "step with waiting - step without: the time that asynchronous copies hide, including the lead of the "
+                "host that waiting gives up.",
                 1e3,
                 2,
                 optional=True,
@@ -140,10 +162,11 @@ def transfer(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        "Each pair: the host goes on while the batch is copied / the host waits until it is copied. Time that nobody waits for does "
-        "not vanish. Pinned and non-blocking, the host goes on at once, and the copy runs while it issues the forward pass: waiting "
-        "then costs time. From pageable memory the call itself copies, whatever non_blocking says: host in the call is long on both "
-        "sides, and waiting costs next to nothing. A copy that is shorter on the left with a forward pass that is longer there has "
-        "moved its time to where the data is first needed.",
+        "Each pair: the host continues while the batch is copied / the host waits for the copy. Time that nobody "
+        "waits for does not disappear. With pinned memory and non-blocking copies, the host continues at once and "
+        "the copy overlaps with launching the forward pass, so waiting costs time. From pageable memory the call "
+        "itself copies, whatever non_blocking is: the host time in the call is long on both sides, and waiting costs "
+        "almost nothing. If the copy is shorter on the left but the forward pass is longer, the time has moved to "
+        "where the data is first needed.",
         blocks=block,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""The table of phases of a step."""
+"""The table of the phases of a step."""
 
 from dataclasses import replace
 
@@ -11,25 +11,25 @@ from analysis.text import PHASE_LABELS, decimals_for
 
 
 def phases(analysis: Analysis) -> Table:
-    """Where the time of a step goes."""
-    found = analysis.configurations
-    step_s = found["phases_step_s"].astype(float)
-    frame = found.assign(**{f"{name}_share": found[name].astype(float) / step_s for name in PHASES})
-    account = analysis.communication.exposed.reindex(found.index)
-    frame = frame.assign(**{name: account[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
+    """Tabulate the time of each phase of a step."""
+    configurations = analysis.configurations
+    step_s = configurations["phases_step_s"].astype(float)
+    frame = configurations.assign(**{f"{name}_share": configurations[name].astype(float) / step_s for name in PHASES})
+    breakdown = analysis.communication.exposed.reindex(configurations.index)
+    frame = frame.assign(**{name: breakdown[name].astype(float) for name in ("hidden_s", "exposed_s", "wait_s")})
     frame["epoch_s"] = pd.Series(analysis.epoch_s, dtype=float)
     frame["epoch_without_loading_s"] = frame["epoch_s"] * (1 - frame["load_wait_s_share"].fillna(0.0))
     meanings = {
-        "load_wait_s": "the step waits for its batch.",
+        "load_wait_s": "wait for the next batch.",
         "host_to_device_s": "copy of the batch to the device.",
-        "scatter_s": "the batch is dealt out to the devices of one process.",
-        "replicate_s": "the model is copied to each of these devices.",
-        "gather_s": "outputs of these devices are brought to the first.",
-        "reduce_s": "gradients are reduced, with nothing beside it.",
-        "graph_s": "the whole step after the copy, replayed as one CUDA graph.",
-        "forward_s": "forward pass." if found["loss_s"].notna().any() else "forward pass and loss.",
+        "scatter_s": "distribution of the batch to the devices of one process.",
+        "replicate_s": "copy of the model to each of these devices.",
+        "gather_s": "collection of their outputs on the first device.",
+        "reduce_s": "reduction of gradients, not overlapped.",
+        "graph_s": "the complete step after the copy, replayed as one CUDA graph.",
+        "forward_s": "forward pass." if configurations["loss_s"].notna().any() else "forward pass and loss.",
         "loss_s": "loss function.",
-        "backward_s": "backward pass, with DDP's all-reduce that overlaps it and the wait for slower ranks.",
+        "backward_s": "backward pass, including DDP's overlapped all-reduce and the wait for slower ranks.",
         "optimizer_s": "update of the weights.",
     }
     parts = [
@@ -42,25 +42,61 @@ def phases(analysis: Analysis) -> Table:
         "Phases of a step",
         (
             *axes,
-            Column("phases_step_s", "step (ms)", "the step in this window, which carries instruments.", 1e3, decimals),
+            Column("phases_step_s", "step (ms)", "step in this window, with instrumentation.", 1e3, decimals),
             *(replace(column, decimals=decimals) for column in parts),
-            Column("hidden_s", "hidden (ms)", "all-reduces beside the backward pass, from the account of the all-reduces.", 1e3, decimals, optional=True),
-            Column("exposed_s", "exposed (ms)", "all-reduces after the last local gradient, same account.", 1e3, decimals, optional=True),
-            Column("wait_s", "wait (ms)", "the part of both that waits for later ranks.", 1e3, decimals, optional=True),
-            Column("epoch_s", "epoch (s)", "one pass over the data, at the throughput without instruments.", decimals=2, optional=True),
-            Column("epoch_without_loading_s", "without loading (s)", "the same, less the share of a step that waits for its batch.", decimals=2, optional=True),
-            Column("step_launch_s", "host (ms)", "what the host needs to issue the step onto an idle GPU; it runs beside the rest.", 1e3, decimals, optional=True),
+            Column(
+                "hidden_s",
+                "hidden (ms)",
+                "all-reduces overlapped with the backward pass, from the communication breakdown.",
+                1e3,
+                decimals,
+                optional=True,
+            ),
+            Column(
+                "exposed_s",
+                "exposed (ms)",
+                "all-reduces after the last local gradient, from the same breakdown.",
+                1e3,
+                decimals,
+                optional=True,
+            ),
+            Column(
+                "wait_s",
+                "wait for slowest rank (ms)",
+                "the part of both that waits for later ranks.",
+                1e3,
+                decimals,
+                optional=True,
+            ),
+            Column(
+                "epoch_s", "epoch (s)", "one pass over the data at the plain throughput.", decimals=2, optional=True
+            ),
+            Column(
+                "epoch_without_loading_s",
+                "without loading (s)",
+                "the same, without the share of load wait.",
+                decimals=2,
+                optional=True,
+            ),
+            Column(
+                "step_launch_s",
+                "host (ms)",
+                "host time to launch the step on an idle GPU; overlaps with the rest.",
+                1e3,
+                decimals,
+                optional=True,
+            ),
             Column(
                 "instruments_ratio",
-                "instruments",
-                "wall time a step with instruments / without; 1.01 means that they cost 1 %.",
+                "overhead",
+                "wall time per step with instrumentation / without; 1.01 is a measurement overhead of 1 %.",
                 decimals=3,
             ),
         ),
         frame,
-        "Median over the steps of a rank, mean over ranks, median over repeats; in brackets the share of the step. In each "
-        "single step the parts with a share add up to it; their medians do so only nearly, the less so the more steps differ. The "
-        "columns after them are measured in windows of their own.",
+        "Median over the steps of a rank, mean over ranks, median over repeats; share of the step in brackets. In "
+        "each step the parts with a share add up to it; their medians do so only nearly, depending on how much steps "
+        "vary. The columns after them are measured in separate windows.",
         blocks=blocks(axes),
         empty="No trial is done yet.",
-    )  # fmt: skip
+    )

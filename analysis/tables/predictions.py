@@ -1,4 +1,4 @@
-"""Tables of what was predicted, each labelled so: nothing in them was measured where it says predicted."""
+"""Tables of predictions; every predicted value is labelled as such."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,78 +16,107 @@ from analysis.tables.table import Column, Table, axis_columns
 from analysis.text import decimals_for, field_value, with_interval
 
 _SYMBOLS = (
-    "of N ranks, where the batch per rank is held; where the global batch is, what is computed shrinks with it. T₁: step on one "
-    "rank; b: batch per rank; W(N): all-reduce of the gradients by the sweep; E[largest of N]: of standard normal values; host, "
-    "wait and exposed buckets: as the account has them; other letters: parameters of the law."
+    "on N ranks at a constant batch per rank; at a constant global batch the computed part shrinks with it. T₁: step "
+    "on "
+    "one rank; b: batch per rank; W(N): all-reduce of the gradients according to the sweep; E[largest of N]: of "
+    "standard "
+    "normal values; host, wait and exposed buckets: from the communication breakdown; other letters: parameters."
 )
 _SERIES = Column(
     "series",
     "series",
-    "number of a set of configurations that differ in the number of ranks, with one batch held; its law's parameters have the same number.",
+    "number of a set of configurations that differ only in the number of ranks, at a constant batch; see the "
+    "parameters of its law under the same number.",
     decimals=0,
 )
-_HELD = Column(
-    "held", "held", "what is the same for all numbers of ranks of a series: the batch per rank, or the global one."
-)
-_ERROR_NOTE = "the largest number of ranks is left out, the law fitted to the rest and asked about it"
-_KINDER = (
-    "The law is chosen by this very error, so the chosen law's is a little kinder than on a point that took no part."
-)
+_HELD = Column("held", "constant batch", "batch per rank or global batch, equal for all numbers of ranks of a series.")
+_ERROR_NOTE = "the law is fitted without the largest number of ranks and then predicts it"
+_OPTIMISM = "The law is chosen by this error, so it is slightly optimistic for the chosen law."
 
 
 def predictions(analysis: ReportInputs) -> Table:
-    """Twice and four times the ranks of each series."""
-    found = analysis.models
-    if not found:
-        return forecast_table(analysis, found, pd.DataFrame())
-    largest = max(model.series.sizes[-1] for model in found)
-    made = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS])
-    table = forecast_table(analysis, found, made.rows)
-    return replace(table, note=" ".join([table.note, *made.notes]))
+    """Tabulate predictions for twice and four times the measured ranks."""
+    models = analysis.models
+    if not models:
+        return forecast_table(analysis, models, pd.DataFrame())
+    largest = max(model.series.sizes[-1] for model in models)
+    forecasts = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS])
+    table = forecast_table(analysis, models, forecasts.rows)
+    return replace(table, note=" ".join([table.note, *forecasts.notes]))
 
 
-def forecast_table(analysis: Analysis, found: list[ScalingModel], rows: pd.DataFrame) -> Table:
-    """The rows of `forecast.Forecast` as people read them."""
+def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.DataFrame) -> Table:
+    """Tabulate the rows of a `forecast.Forecast`."""
     ranks = study_ranks(analysis)
-    aside = (
-        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+    excluded = (
+        *alike_but_for_timing([model.series for model in models], analysis.fields.timing),
         "nodes",
         "batch_per_gpu",
         "interconnect",
     )
-    axes = [column for column in axis_columns(analysis) if column.name not in aside]
+    axes = [column for column in axis_columns(analysis) if column.name not in excluded]
     columns = [
         _SERIES,
         _HELD,
         *axes,
-        Column("link", "interconnect", "measured, or stated by whoever asked.", optional=True),
+        Column("link", "interconnect", "measured, or stated by the user.", optional=True),
         Column(
             "kind",
             "kind",
-            "predicted; or measured, no prediction: this number of ranks was measured, and the others are too few to fit a law to.",
+            "predicted; or measured, no prediction: this number of ranks was measured, and the others are too few to "
+            "fit a law.",
         ),
-        Column("law", "law", "the one chosen for the series.", optional=True),
+        Column("law", "law", "the law chosen for the series.", optional=True),
         Column(
-            "step_s", "step time (ms)",
-            f"[95 % prediction interval of a new run], too wide to use where it reaches beyond a factor of {WIDEST:g}.",
-            1e3, interval=True, too_wide="too_wide",
+            "step_s",
+            "step time (ms)",
+            f"[95 % prediction interval of a new run]; too wide to use if it exceeds a factor of {WIDEST:g}.",
+            1e3,
+            interval=True,
+            too_wide="too_wide",
         ),
-        Column("throughput_samples_per_s", "throughput (samples/s)", "global batch / predicted step time.", optional=True),
+        Column(
+            "throughput_samples_per_s", "throughput (samples/s)", "global batch / predicted step time.", optional=True
+        ),
         Column(
             "efficiency_percent",
             "efficiency (%)",
-            f"predicted throughput a {ranks[0]} / that measured on the fewest {ranks[1]} [95 % prediction interval].",
+            f"predicted throughput per {ranks[0]} / measured throughput per {ranks[0]} on the fewest {ranks[1]} [95 % "
+            "prediction interval].",
             decimals=1,
             interval=True,
             too_wide="too_wide",
         ),
-        Column("measured_step_ms", "measured (ms)", "step time on as many ranks, which the prediction did not see.", optional=True),
-        Column("held_out_percent", "held-out error (%)", f"predicted / measured - 1 where {_ERROR_NOTE}. {_KINDER}", decimals=1),
-        Column("naive_percent", "naive error (%)", "at the same point, of the throughput of the fewest ranks x N.", decimals=1),
-        Column("cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True),
-        Column("energy_wh_per_million_samples", "Wh / 10⁶ samples", "a GPU's power in training on the most ranks measured x predicted GPU-hours.", decimals=1, optional=True),
-    ]  # fmt: skip
-    frame = _labelled(analysis, found, rows, ranks)
+        Column(
+            "measured_step_ms",
+            "measured (ms)",
+            "step time on this number of ranks, not used for the prediction.",
+            optional=True,
+        ),
+        Column(
+            "held_out_percent",
+            "held-out error (%)",
+            f"predicted / measured - 1 if {_ERROR_NOTE}. {_OPTIMISM}",
+            decimals=1,
+        ),
+        Column(
+            "naive_percent",
+            "naive error (%)",
+            "error of the naive prediction (throughput of the fewest ranks × N) at the same point.",
+            decimals=1,
+        ),
+        Column(
+            "cost_per_million_samples", "cost / 10⁶ samples", "in the currency of the price.", decimals=3, optional=True
+        ),
+        Column(
+            "energy_wh_per_million_samples",
+            "Wh / 10⁶ samples",
+            "power per GPU on the most measured ranks × predicted GPU-hours.",
+            decimals=1,
+            optional=True,
+        ),
+    ]
+    frame = _labelled(analysis, models, rows, ranks)
     if frame.empty:
         frame = pd.DataFrame(columns=[name for column in columns for name in (column.name,)])
     empty = [column.name for column in axes if len(frame) and frame[column.name].isin([""]).all()]
@@ -95,23 +124,22 @@ def forecast_table(analysis: Analysis, found: list[ScalingModel], rows: pd.DataF
     if set(frame["link"]) <= {"auto"}:
         columns = [column for column in columns if column.name != "link"]
     return Table(
-        "Predictions: predicted, not measured",
+        "Predictions (not measured)",
         tuple(columns),
         frame,
-        "Nothing in this table was measured, but where it says so: a law is fitted to each series, and asked about more ranks.",
+        "A law is fitted to each series and extrapolated to more ranks. Nothing in this table is measured unless "
+        "marked as such.",
         blocks=("series",),
     )
 
 
-def _labelled(
-    analysis: Analysis, found: list[ScalingModel], rows: pd.DataFrame, ranks: tuple[str, str]
-) -> pd.DataFrame:
+def _labelled(analysis: Analysis, models: list[ScalingModel], rows: pd.DataFrame, ranks: tuple[str, str]) -> pd.DataFrame:
     frame = rows.copy()
     if frame.empty:
         return frame
-    by_number = {model.number: model for model in found}
+    by_number = {model.number: model for model in models}
     series = [by_number[number] for number in frame["series"]]
-    for name in {name for model in found for name in model.series.fields if name not in frame}:
+    for name in {name for model in models for name in model.series.fields if name not in frame}:
         frame[name] = [model.series.fields.get(name) for model in series]
     frame["held"] = [held_batch(model, ranks) for model in series]
     frame["trial_ids"] = [_trial_ids(analysis, [model]) for model in series]
@@ -120,7 +148,8 @@ def _labelled(
     ]
     frame["kind"] = ["predicted" if flag else "measured, no prediction" for flag in frame["predicted"]]
     frame["law"] = [
-        model.fits[law].law.title if isinstance(law, str) else None for model, law in zip(series, frame["law"])
+        model.fits[law].law.title if isinstance(law, str) else None
+        for model, law in zip(series, frame["law"], strict=True)
     ]
     for end in ("", "_low", "_high"):
         frame[f"efficiency_percent{end}"] = 100 * frame[f"efficiency{end}"]
@@ -131,24 +160,24 @@ def _labelled(
 
 
 def _trial_ids(analysis: Analysis, members: list[ScalingModel]) -> tuple[str, ...]:
-    """The trials whose steps the laws of these series are fitted to, each once."""
+    """Return the distinct trials that the laws of these series are fitted to."""
     points = pd.concat([model.series.points["configuration"] for model in members])
     return tuple(dict.fromkeys(analysis.configurations.loc[points, "trial_ids"].explode()))
 
 
 def laws(analysis: ReportInputs) -> Table:
-    """Every law that was tried, with its error on held-out points: also those that were not chosen."""
-    found = analysis.models
+    """Tabulate every candidate law with its error on held-out points, including those not chosen."""
+    models = analysis.models
     rows: list[dict[str, Any]] = []
-    keys = dict.fromkeys((model.series.interconnect, model.series.scaling) for model in found)
+    keys = dict.fromkeys((model.series.interconnect, model.series.scaling) for model in models)
     for interconnect, scaling in keys:
-        members = [m for m in found if (m.series.interconnect, m.series.scaling) == (interconnect, scaling)]
+        members = [m for m in models if (m.series.interconnect, m.series.scaling) == (interconnect, scaling)]
         tests = pd.concat([model.held_out for model in members])
         trial_ids = _trial_ids(analysis, members)
-        for name, of_law in tests.groupby("law", sort=False):
+        for name, law_tests in tests.groupby("law", sort=False):
             fitted = [model.fits[str(name)] for model in members]
-            errors = 100 * of_law["held_out_error"].abs()
-            reasons = of_law["reason"].dropna().tolist()
+            errors = 100 * law_tests["held_out_error"].abs()
+            reasons = law_tests["reason"].dropna().tolist()
             rows.append(
                 {
                     "interconnect": interconnect,
@@ -159,8 +188,8 @@ def laws(analysis: ReportInputs) -> Table:
                     "held_out": int(errors.notna().sum()),
                     "mean_error": errors.mean(),
                     "largest_error": errors.max(),
-                    "residual": 100 * of_law["residual"].median(),
-                    "chosen": int((of_law["chosen"]).sum()),
+                    "residual": 100 * law_tests["residual"].median(),
+                    "chosen": int((law_tests["chosen"]).sum()),
                     "reason": reasons[0] if reasons else None,
                     "order": errors.mean() if errors.notna().any() else np.inf,
                     "trial_ids": trial_ids,
@@ -169,36 +198,64 @@ def laws(analysis: ReportInputs) -> Table:
         naive = 100 * tests.drop_duplicates("series")["naive_error"].abs()
         rows.append(
             {
-                "interconnect": interconnect, "scaling": scaling, "law": "naive", "formula": "throughput x N",
-                "fitted": len(members), "held_out": int(naive.notna().sum()), "mean_error": naive.mean(),
-                "largest_error": naive.max(), "residual": np.nan, "chosen": 0, "reason": "a yardstick, never chosen",
-                "order": naive.mean() if naive.notna().any() else np.inf, "trial_ids": trial_ids,
+                "interconnect": interconnect,
+                "scaling": scaling,
+                "law": "naive",
+                "formula": "throughput × N",
+                "fitted": len(members),
+                "held_out": int(naive.notna().sum()),
+                "mean_error": naive.mean(),
+                "largest_error": naive.max(),
+                "residual": np.nan,
+                "chosen": 0,
+                "reason": "for comparison, never chosen",
+                "order": naive.mean() if naive.notna().any() else np.inf,
+                "trial_ids": trial_ids,
             }
-        )  # fmt: skip
+        )
     frame = pd.DataFrame(rows)
     if len(frame):
         frame = frame.sort_values(["interconnect", "scaling", "order"], kind="stable")
     columns = (
-        Column("interconnect", "interconnect", "auto: what NCCL or gloo chooses itself. Series over one interconnect share the choice."),
-        Column("scaling", "scaling", "weak: the batch per rank is held; strong: the global batch is."),
-        Column("law", "law", "name of the law; naive: the throughput of the fewest ranks grows with their number."),
+        Column(
+            "interconnect",
+            "interconnect",
+            "auto: chosen by NCCL or gloo. All series over one interconnect use the same law.",
+        ),
+        Column("scaling", "scaling", "weak: constant batch per rank; strong: constant global batch."),
+        Column("law", "law", "name of the law; naive: throughput proportional to the number of ranks."),
         Column("formula", "step time", _SYMBOLS),
-        Column("chosen", "chosen for", "series; the least mean of |log(predicted / measured)| decides where there are held-out points.", decimals=0),
-        Column("fitted", "series fitted", "series to all of whose points the law could be fitted.", decimals=0),
+        Column(
+            "chosen",
+            "chosen for",
+            "number of series; with held-out points, the law with the smallest mean |log(predicted / measured)| is "
+            "chosen.",
+            decimals=0,
+        ),
+        Column("fitted", "series fitted", "series whose points the law could be fitted to.", decimals=0),
         Column("held_out", "held out", f"series in which {_ERROR_NOTE}.", decimals=0),
-        Column("mean_error", "mean error (%)", f"of |predicted / measured - 1| over these. {_KINDER}", decimals=1),
-        Column("largest_error", "largest error (%)", "the same, of the series where it is largest.", decimals=1),
-        Column("residual", "residual (%)", "what the law leaves of the points that it was fitted to, root mean square; median of the series.", decimals=2),
-        Column("reason", "note", "why the law was not fitted or not tested, in the first series where it was not.", optional=True),
-    )  # fmt: skip
+        Column(
+            "mean_error",
+            "mean error (%)",
+            f"mean |predicted / measured - 1| over these series. {_OPTIMISM}",
+            decimals=1,
+        ),
+        Column(
+            "largest_error", "largest error (%)", "the largest |predicted / measured - 1| of any series.", decimals=1
+        ),
+        Column(
+            "residual", "residual (%)", "root mean square error at the fitted points; median of the series.", decimals=2
+        ),
+        Column("reason", "note", "why the law was not fitted or tested, in the first such series.", optional=True),
+    )
     if frame.empty:
         frame = pd.DataFrame(columns=[column.name for column in columns])
-    return Table("Laws tried for the predictions", columns, frame, blocks=("interconnect", "scaling"))
+    return Table("Candidate laws for the predictions", columns, frame, blocks=("interconnect", "scaling"))
 
 
 def law_parameters(analysis: ReportInputs) -> Table:
-    """The law of each series with its parameters, fitted to all of its points."""
-    found = analysis.models
+    """Tabulate the law of each series with its parameters, fitted to all points."""
+    models = analysis.models
     ranks = study_ranks(analysis)
     rows = [
         model.series.fields
@@ -211,30 +268,34 @@ def law_parameters(analysis: ReportInputs) -> Table:
             "why": model.why,
             "trial_ids": _trial_ids(analysis, [model]),
         }
-        for model in found
+        for model in models
     ]
-    aside = (
-        *alike_but_for_timing([model.series for model in found], analysis.fields.timing),
+    excluded = (
+        *alike_but_for_timing([model.series for model in models], analysis.fields.timing),
         "world_size",
         "nodes",
         "batch_per_gpu",
     )
-    varying = [column for column in axis_columns(analysis, last=()) if column.name not in aside]
+    varying = [column for column in axis_columns(analysis, last=()) if column.name not in excluded]
     columns = (
         _SERIES,
         _HELD,
         *varying,
-        Column("sizes", ranks[1], "numbers of them that were measured, to which the law is fitted."),
-        Column("law", "law", "its formula is in the table of the laws tried."),
-        Column("parameters", "parameters", "[95 % interval: Student's t by the delta method, within the parameter's bounds]."),
-        Column("why", "chosen for", "what decided for this law."),
-    )  # fmt: skip
+        Column("sizes", ranks[1], "measured numbers, which the law is fitted to."),
+        Column("law", "law", "see the table of candidate laws for its formula."),
+        Column(
+            "parameters",
+            "parameters",
+            "[95 % interval: Student's t by the delta method, within the parameter's bounds].",
+        ),
+        Column("why", "chosen for", "reason for choosing this law."),
+    )
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[column.name for column in columns])
     return Table("Parameters of the chosen laws", columns, frame)
 
 
 def parameters_text(model: ScalingModel) -> str:
-    """The chosen law's parameters: names, values in ms or without unit, and intervals."""
+    """Return the parameters of the chosen law: names, values in ms or without unit, and intervals."""
     parts = []
     bounds = model.chosen.intervals()
     for parameter, value, (low, high) in zip(model.chosen.law.parameters, model.chosen.values, bounds, strict=True):

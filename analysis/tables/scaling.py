@@ -1,4 +1,4 @@
-"""The study's own tables: throughput, scaling, phases of a step, and trials without a result."""
+"""Tables of throughput, efficiency and speed-up."""
 
 import pandas as pd
 
@@ -10,29 +10,31 @@ from analysis.text import GIB, decimals_for, field_label, value_label
 
 
 def throughput(analysis: Analysis) -> Table:
-    """Throughput and step time of every configuration."""
-    found = analysis.configurations
+    """Tabulate throughput and step time of every configuration."""
+    configurations = analysis.configurations
     labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
-    frame = found.assign(
-        series=labels.reindex(found.index).astype(object), characters_per_s=characters_per_s(found, analysis.fields)
+    frame = configurations.assign(
+        series=labels.reindex(configurations.index).astype(object),
+        characters_per_s=characters_per_s(configurations, analysis.fields),
     )
     axes = axis_columns(analysis)
     return Table(
         "Throughput and step time",
         (
             *axes,
-            Column("global_batch", "global batch", "samples that all ranks take in one step.", decimals=0),
+            Column("global_batch", "global batch", "samples per step on all ranks.", decimals=0),
             Column(
                 "throughput_samples_per_s",
                 "throughput (samples/s)",
-                "samples of all ranks / wall time of the slowest, in a window without instruments; median of the repeats "
+                "samples of all ranks / wall time of the slowest, in a window without instrumentation; median of the "
+                "repeats "
                 "[95 % interval].",
                 interval=True,
             ),
             Column(
                 "characters_per_s",
                 "characters/s",
-                "samples/s x bytes of a sample, of models that read text as bytes.",
+                "samples/s × bytes per sample, for models that read text as bytes.",
                 decimals=0,
                 optional=True,
             ),
@@ -51,8 +53,8 @@ def throughput(analysis: Analysis) -> Table:
             Column(
                 "series",
                 "scaling",
-                "weak: the batch per rank was held while ranks were added; strong: the global batch was; neither: nothing "
-                "comparable was measured with another number of ranks.",
+                "weak: constant batch per rank as ranks are added; strong: constant global batch; neither: no matching "
+                "configuration ran on another number of ranks.",
             ),
         ),
         frame,
@@ -62,25 +64,25 @@ def throughput(analysis: Analysis) -> Table:
 
 
 def weak_scaling(analysis: Analysis) -> Table:
-    """Speed-up and efficiency with the batch per rank held."""
+    """Tabulate speed-up and efficiency at a constant batch per rank."""
     one = study_ranks(analysis)[0]
     return _scaling_table(
         analysis,
         WEAK,
-        f"Weak scaling: batch per {one} held",
+        f"Weak scaling: constant batch per {one}",
         axis_columns(analysis),
         f"No two configurations differ only in the number of {study_ranks(analysis)[1]}.",
     )
 
 
 def strong_scaling(analysis: Analysis) -> Table:
-    """Speed-up and efficiency with the global batch held."""
+    """Tabulate speed-up and efficiency at a constant global batch."""
     columns = axis_columns(analysis, last=("world_size", "batch_per_gpu"))
     return _scaling_table(
         analysis,
         STRONG,
-        "Strong scaling: global batch held",
-        [Column("global_batch", "global batch", "samples that all ranks take in one step.", decimals=0), *columns],
+        "Strong scaling: constant global batch",
+        [Column("global_batch", "global batch", "samples per step on all ranks.", decimals=0), *columns],
         f"No two configurations share a global batch on different numbers of {study_ranks(analysis)[1]}.",
     )
 
@@ -88,13 +90,13 @@ def strong_scaling(analysis: Analysis) -> Table:
 def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column], empty: str) -> Table:
     rows = analysis.scaling[analysis.scaling["scaling"] == label]
     shown = [column.name for column in axes if column.name != "world_size"]
-    found = analysis.configurations
-    frame = rows.join(found[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
+    configurations = analysis.configurations
+    frame = rows.join(configurations[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
     frame["efficiency_percent"] = 100 * frame["efficiency"]
     for end in ("low", "high"):
         frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]
     references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
-    against = f"N₀ = {', '.join(map(str, references))}" if references else ""
+    reference = f"N₀ = {', '.join(map(str, references))}" if references else ""
     return Table(
         title,
         (
@@ -103,7 +105,7 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
             Column(
                 "speed_up",
                 "speed-up",
-                f"throughput / throughput of the reference, the smallest number of ranks in its series ({against}) "
+                f"throughput / throughput of the reference, the smallest number of ranks in its series ({reference}) "
                 "[95 % interval, Welch's t on logarithms].",
                 decimals=2,
                 interval=True,
@@ -132,18 +134,18 @@ def _ideal_decimals(ideal: pd.Series) -> int:
 
 
 def speed_up_weak_table(analysis: Analysis) -> Table:
-    """Speed-up at each batch per rank, in a column for each number of ranks."""
+    """Tabulate the speed-up at each batch per rank, with columns for each number of ranks."""
     return _speed_up_table(analysis, WEAK)
 
 
 def speed_up_strong_table(analysis: Analysis) -> Table:
-    """Speed-up at each global batch, in a column for each number of ranks."""
+    """Tabulate the speed-up at each global batch, with columns for each number of ranks."""
     return _speed_up_table(analysis, STRONG)
 
 
-_HELD = {
-    "batch_per_gpu": "samples that each rank takes in one step.",
-    "global_batch": "samples that all ranks take in one step.",
+_BATCH_MEANINGS = {
+    "batch_per_gpu": "samples per step on each rank.",
+    "global_batch": "samples per step on all ranks.",
 }
 
 
@@ -156,39 +158,44 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
     batch = "batch_per_gpu" if label == WEAK else "global_batch"
     axes = axis_columns(analysis, last=(), without=("world_size", "nodes", "batch_per_gpu"))
     by_epoch = any(frame[f"epoch_s_{size}"].notna().any() for size in sizes)
-    kind, unit, scale, what = (
+    kind, unit, scale, meaning = (
         ("epoch_s", "s", 1.0, "one pass over the data.")
         if by_epoch
-        else ("step_s", "ms", 1e3, "a plain step, without instruments.")
+        else ("step_s", "ms", 1e3, "plain step, without instrumentation.")
     )
     decimals = decimals_for(
         pd.Series(scale * frame[[f"{kind}_{size}" for size in sizes]].to_numpy(dtype=float).ravel())
     )
-    gain = f"throughput (samples of all {ranks[1]} a second) / that of the baseline [95 % interval]."
+    gain = f"throughput (samples/s of all {ranks[1]}) / that of the baseline [95 % interval]."
     measured = []
     for size in sizes:
         name = value_label("world_size", size, ranks)
-        measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", what, scale, decimals))
+        measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", meaning, scale, decimals))
         measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
     frame = (
         frame.sort_values([*(column.name for column in axes if column.name in frame), batch, "baseline"], kind="stable")
         if len(frame)
         else frame
     )
-    held = f"batch per {ranks[0]}" if label == WEAK else "global batch"
+    batch_label = f"batch per {ranks[0]}" if label == WEAK else "global batch"
     columns = [*(column.name for column in axes), batch, "baseline", "trial_ids", "n"]
     return Table(
-        f"Speed-up at each {held} ({label} scaling)",
+        f"Speed-up at each {batch_label} ({label} scaling)",
         (
             *axes,
-            Column(batch, field_label(batch, ranks), _HELD[batch], decimals=0),
-            Column("baseline", "baseline", f"what the one {ranks[0]} of the comparison runs: the strategy itself, or none, plain training "
-                   "without any wrapper.", optional=True),
+            Column(batch, field_label(batch, ranks), _BATCH_MEANINGS[batch], decimals=0),
+            Column(
+                "baseline",
+                "baseline",
+                f"strategy on one {ranks[0]}: the same strategy, or none, which is plain training without any wrapper.",
+                optional=True,
+            ),
             *measured,
             N_COLUMN,
         ),
         frame.reindex(columns=list(dict.fromkeys([*columns, *frame.columns]))),
-        f"Where one {ranks[0]} was not measured with all of a row's fields, the row borrows that over another interconnect, which one "
-        f"{ranks[0]} does not use, or that was timed otherwise. n: the fewest repeats of any of a row's cells.",
+        f"If one {ranks[0]} was not measured with all fields of a row, the row borrows a baseline with another "
+        f"interconnect, which one {ranks[0]} does not use, or with other timing settings. n: minimum repeats of the "
+        "cells of a row.",
         blocks=tuple(column.name for column in axes),
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What tables share: units, names of phases and ranks, and columns for the fields that vary and the number of repeats."""
+"""Tables and columns: formatting of cells, export to HTML, Markdown, CSV and LaTeX, and columns used by many tables."""
 
 import re
 import unicodedata
@@ -46,18 +46,20 @@ _LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
 }
-"""Characters that LaTeX reads as commands, and others than ASCII, in commands that need no package."""
+"""LaTeX for special and non-ASCII characters, using commands that need no package."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column as people read it. `name` is that of the frame, whose unit `scale` turns into the header's.
+    """One column as readers see it.
 
-    interval: the frame has `name_low` and `name_high`. too_wide: name of a column that says where these are too far apart
-    to be shown. share: name of the frame's column with the part of the whole.
-    beside: name of a column of the same unit that is shown in the same cell, as "1.2 / 3.4"; up_to: the same for a range,
-    "1.2–3.4", which is one number where both ends read alike.
-    decimals: fixed, else from the values. optional: left out where the frame has no value at all.
+    name: column of the frame; `scale` converts its unit to that of the header.
+    interval: show the interval from the columns `name_low` and `name_high`.
+    too_wide: name of a boolean column; if True, the interval is too wide to be shown.
+    share: name of a column with the share of the total, shown in brackets.
+    paired_with: name of a column of the same unit, shown in the same cell as "1.2 / 3.4".
+    up_to: the same for the upper end of a range, "1.2–3.4", or one number if both ends look equal.
+    decimals: fixed; None derives them from the values. optional: omit the column if the frame has no value for it.
     """
 
     name: str
@@ -68,17 +70,17 @@ class Column:
     interval: bool = False
     too_wide: str | None = None
     share: str | None = None
-    beside: str | None = None
+    paired_with: str | None = None
     up_to: str | None = None
     optional: bool = False
 
     def cells(self, frame: pd.DataFrame) -> list[str]:
-        """The column's cells, rounded alike."""
+        """Return the column's cells, all rounded to the same decimals."""
         values = frame[self.name]
         if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
             return [field_value(self.name, value) for value in values]
         values = values * self.scale
-        second = self.beside or self.up_to
+        second = self.paired_with or self.up_to
         others = frame[second] * self.scale if second else None
         shown = values if others is None else pd.concat([values, others])
         decimals = decimals_for(shown) if self.decimals is None else self.decimals
@@ -102,13 +104,13 @@ class Column:
         return [MISSING if a == b == MISSING else f"{a} / {b}" for a, b in pairs]
 
 
-N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; one repeat has no interval.", decimals=0)
+N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; no interval for one repeat.", decimals=0)
 
 
 def axis_columns(
     analysis: Analysis, last: tuple[str, ...] = ("world_size",), without: tuple[str, ...] = ()
 ) -> list[Column]:
-    """A column for each field that varies, those in `last` at the end; the number of ranks always."""
+    """Return a column for each varying field, those in `last` at the end and always included."""
     ranks = study_ranks(analysis)
     first = [name for name in analysis.axes if name not in (*last, *without)]
     return [
@@ -118,16 +120,16 @@ def axis_columns(
 
 
 def blocks(axes: list[Column]) -> tuple[str, ...]:
-    """A new block of rows wherever anything but the number of ranks changes."""
+    """Return the columns that start a new block of rows: all axes except the number of ranks."""
     return tuple(column.name for column in axes if column.name != "world_size")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `frame` holds plain values in the units of its column names, `columns` say how they are shown.
+    """A table: `frame` holds plain values in the units of its column names; `columns` define how they are shown.
 
-    blocks: columns whose change begins a new block of rows, drawn as a line. empty: what to say where there is no row;
-    with nothing to say a report leaves the table out.
+    blocks: columns whose change starts a new block of rows, separated by a line. empty: text shown if there are no
+    rows; if it is empty too, reports omit the table.
     """
 
     title: str
@@ -138,17 +140,17 @@ class Table:
     empty: str = ""
 
     def shown(self) -> "Table":
-        """Without the optional columns that hold nothing."""
+        """Return the table without optional columns that have no value."""
         return replace(
             self, columns=tuple(c for c in self.columns if not (c.optional and self.frame[c.name].isna().all()))
         )
 
     def cells(self) -> pd.DataFrame:
-        """All cells as strings under the headers that people read."""
+        """Return all cells as strings, with headers as column names."""
         return pd.DataFrame({column.header: column.cells(self.frame) for column in self.shown().columns}, dtype=object)
 
     def definitions(self) -> list[tuple[str, str]]:
-        """Header and meaning of each column that needs one; columns that mean the same share a line."""
+        """Return header and meaning of each column that has one; columns with the same meaning share an entry."""
         headers: dict[str, list[str]] = {}
         for column in self.shown().columns:
             if column.meaning:
@@ -156,7 +158,7 @@ class Table:
         return [(join(alike), meaning) for meaning, alike in headers.items()]
 
     def to_html(self, key: str) -> str:
-        """An HTML table; `key` keeps its ids apart from those of other tables on the page. Every cell is escaped."""
+        """Return an HTML table with all cells escaped; `key` makes its ids unique on the page."""
         cells = self.cells()
         numeric = [_is_number(self.frame[column.name]) for column in self.shown().columns]
         starts = self._block_starts()
@@ -174,7 +176,7 @@ class Table:
         return styler.to_html(table_uuid=key, cell_ids=False)
 
     def to_markdown(self) -> str:
-        """A pipe table with its title and the meaning of its columns. Cells cannot break the table."""
+        """Return a pipe table with title and column meanings; cells are escaped."""
         head = f"### {self.title}\n\n{self.note}".rstrip() + "\n\n"
         if self.frame.empty:
             return f"{head}{self.empty}\n"
@@ -186,21 +188,21 @@ class Table:
         return f"{head}{body}\n\n{notes}"
 
     def to_csv(self) -> str:
-        """Plain values, unrounded, in the units of the column names; intervals as columns of their own; missing is empty."""
+        """Return unrounded values in the units of the column names; ends of intervals are columns, missing is empty."""
         names: list[str] = []
         for column in self.columns:
             names.append(column.name)
             names += [f"{column.name}_low", f"{column.name}_high"] if column.interval else []
-            names += [name for name in (column.too_wide, column.share, column.beside, column.up_to) if name]
+            names += [name for name in (column.too_wide, column.share, column.paired_with, column.up_to) if name]
         frame = self.frame[list(dict.fromkeys(names))]
         if "trial_ids" in self.frame:
             frame = frame.assign(trial_ids=self.frame["trial_ids"].map(" ".join))
-        if "interconnect" in frame:  # labelled in every table, also where it goes on into another
+        if "interconnect" in frame:  # mark emulated interconnects in exported tables too
             frame = frame.assign(interconnect=[field_value("interconnect", value) for value in frame["interconnect"]])
         return frame.to_csv(index=False)
 
     def to_latex(self) -> str:
-        """A booktabs table in ASCII, which plain pdflatex takes."""
+        """Return a booktabs table in ASCII that plain pdflatex accepts."""
         cells = self.cells().map(_latex_escaped).rename(columns=_latex_escaped)
         align = "".join("r" if _is_number(self.frame[column.name]) else "l" for column in self.shown().columns)
         styler = cells.style.hide(axis="index")
@@ -218,16 +220,18 @@ def _is_number(values: pd.Series) -> bool:
 
 
 def _markdown_escaped(cell: str) -> str:
-    """Text that stays in its cell and stays text."""
+    """Escape text so that it stays plain text within its cell."""
     for mark in "\\`*_<>|[]":
         cell = cell.replace(mark, f"\\{mark}") if mark not in "<>[]" else cell
     return cell.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
 
 
 def _latex_escaped(text: str) -> str:
-    """Text that LaTeX sets as it reads, in ASCII; what LaTeX has no command for is a question mark."""
-    shown = re.sub("-(?=-)", "-{}", "".join(map(_latex, text)))  # else the "--" of an option becomes a dash
-    return f"{{}}{shown}" if shown.startswith(("[", "*")) else shown  # after a row's \\ either is an argument
+    """Escape text for LaTeX, in ASCII; characters without a LaTeX command become a question mark."""
+    shown = re.sub("-(?=-)", "-{}", "".join(map(_latex, text)))  # LaTeX sets "--" as a dash
+    return (
+        f"{{}}{shown}" if shown.startswith(("[", "*")) else shown
+    )  # both would be arguments of the \\ of the row before
 
 
 def _latex(mark: str) -> str:

@@ -1,4 +1,4 @@
-"""Every trial of a study, with the command that measures its configuration again: where each number comes from."""
+"""Tables of single trials: all trials with the command that repeats them, and trials without a result."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ AGAIN = "results/again"
 
 
 def trials(analysis: Analysis) -> Table:
-    """Every trial with its outcome, and the command that measures its configuration again."""
+    """Tabulate every trial with its outcome and the command that repeats it."""
     frame = analysis.results.trials
     axes = [column for column in axis_columns(analysis) if column.name in frame]
     measured = analysis.measured.set_index("trial_id")[["throughput_samples_per_s", "step_s"]].astype(float)
@@ -27,27 +27,29 @@ def trials(analysis: Analysis) -> Table:
     )
     order = [*(column.name for column in axes), "repeat"]
     return Table(
-        "Every trial, and how to run it again",
+        "All trials, and how to rerun them",
         (
             *axes,
-            Column("repeat", "repeat", "number of the run among those of its configuration, from 0.", decimals=0, optional=True),
-            Column("status", "status", "done, or why there is no result: the table of trials without one has the reasons."),
+            Column(
+                "repeat", "repeat", "number of the repeat within its configuration, from 0.", decimals=0, optional=True
+            ),
+            Column("status", "status", "done, or why there is no result; see the table of trials without a result."),
             Column("throughput_samples_per_s", "throughput (samples/s)", "of this trial alone."),
             Column("step_s", "step time (ms)", "of this trial alone.", 1e3),
-            Column("trial_id", "trial", "its folder below trials/ in the results holds everything that was measured."),
-            Column("command", "run its configuration again", f"one fresh repeat, into {AGAIN}."),
+            Column("trial_id", "trial", "its folder below trials/ in the results contains all measurements."),
+            Column("command", "rerun its configuration", f"one new repeat, into {AGAIN}."),
         ),
         rows.sort_values(order, kind="stable"),
-        "A row of any other table is made from the trials with the same fields; in its CSV the last column names them.",
+        "Rows of other tables summarise the trials with the same fields; the last column of their CSV lists them.",
         blocks=tuple(column.name for column in axes),
-    )  # fmt: skip
+    )
 
 
 def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> str:
-    """The command that measures one configuration again: the fields `names` of the trial in full.
+    """Return the command that measures one configuration again, with all fields in `names`.
 
-    They are set on the default study, a plain grid, of which they leave one trial: the trial's own may be a benchmark's,
-    which has no name on the command line, or may since have become another.
+    It sets them on the default study, a plain grid, which leaves one trial. The trial's own study may have no name on
+    the command line, or may have changed.
     """
     command = ["python", "-m", "study.scaling", "run", "default"]
     for field in names:
@@ -62,7 +64,7 @@ def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> 
 
 
 def failures(analysis: Analysis) -> Table:
-    """Every trial without a result, and why."""
+    """Tabulate every trial without a result, with the reason."""
     trials = analysis.results.trials
     frame = trials[trials["status"] != "done"].copy()
     order = {name: i for i, name in enumerate(("failed", "timeout", "out_of_memory", "pruned", "infeasible"))}
@@ -78,10 +80,11 @@ def failures(analysis: Analysis) -> Table:
             Column(
                 "status",
                 "status",
-                "failed: an exception, or a rank that died; timeout: no answer for too long; pruned: not tried, for a smaller batch "
-                "ran out of memory; infeasible: not tried, for it cannot be run here.",
+                "failed: an exception, or a dead rank; timeout: no response for too long; pruned: not run, since a "
+                "smaller "
+                "batch ran out of memory; infeasible: not run, since this cluster cannot run it.",
             ),
-            Column("reason", "reason", "the error in one line, or what stood in the way."),
+            Column("reason", "reason", "the error in one line, or the missing requirement."),
             Column("log", "log", "path in the results folder.", optional=True),
         ),
         frame,

@@ -1,4 +1,4 @@
-"""State what an `Analysis` means.
+"""Turn an `Analysis` into the sentences of the answer.
 
-In: an `Analysis`. Out: sentences; no module here imports tables or figures.
+In: an `Analysis`. Out: sentences. No module of this package imports tables or figures.
 """

@@ -1,4 +1,4 @@
-"""The answer about trainings, in words: where accuracy holds and fails, what mends it, and what trains soonest."""
+"""Sentences about accuracy: where it holds, where it drops, which recipes help, and what trains fastest."""
 
 import numpy as np
 import pandas as pd
@@ -8,217 +8,227 @@ from analysis.compare.recipes import NOTHING
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.statistics import welch_difference
 from analysis.study import Analysis
-from analysis.text import join, number, percent, with_interval
+from analysis.text import join, number, percent, significance, with_interval
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """Sentences about accuracy; empty where nothing was trained."""
-    found = analysis.accuracy
-    if found is None:
+    """Return the sentences about accuracy; empty if the study trained nothing to an accuracy."""
+    accuracy = analysis.accuracy
+    if accuracy is None:
         return []
-    said = (
-        reference(found), at_one_batch(found), at_report_epoch(found, analysis.record.report_epoch), failure(found), mended(found), critical(found), soonest(found),
-        most_goodput(found),
-    )  # fmt: skip
-    return [sentence for sentence in said if sentence]
+    candidates = (
+        reference(accuracy),
+        at_one_batch(accuracy),
+        at_report_epoch(accuracy, analysis.record.report_epoch),
+        largest_plain_batch(accuracy),
+        recipes(accuracy),
+        critical(accuracy),
+        soonest(accuracy),
+        most_goodput(accuracy),
+    )
+    return [sentence for sentence in candidates if sentence]
 
 
 def trust(analysis: Analysis) -> list[str]:
-    """Whether to believe the accuracies: seeds, runs side by side, steps that were not finite."""
-    found = analysis.accuracy
-    if found is None:
+    """Return caveats about the accuracies: seeds, concurrent training trials, non-finite steps."""
+    accuracy = analysis.accuracy
+    if accuracy is None:
         return []
+    cells, epochs = accuracy.cells, accuracy.epochs
     lines = []
-    fewest, most = int(found.cells["n"].min()), int(found.cells["n"].max())
+    fewest, most = int(cells["n"].min()), int(cells["n"].max())
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    half = (found.cells["difference_high"] - found.cells["difference_low"]).median() / 2
+    half_width = (cells["difference_high"] - cells["difference_low"]).median() / 2
     if fewest < 2:
         lines.append(
-            f"{int((found.cells['n'] < 2).sum())} of {len(found.cells)} accuracies have one seed and no interval: run more repeats."
+            f"{int((cells['n'] < 2).sum())} of {len(cells)} accuracies come from one seed and have no interval: "
+            "run more repeats."
         )
-    if pd.notna(half):
+    if pd.notna(half_width):
         lines.append(
-            f"{seeds} seeds of each training; the middle one of the differences in accuracy is known to ±{number(100 * half, 2)} points, each as its interval says."
+            f"{seeds} seeds per training; the median 95 % interval of a difference in accuracy is "
+            f"±{number(100 * half_width, 2)} points."
         )
-    beside = found.runs["side_by_side"].max()
-    if beside > 1:
+    concurrent = accuracy.runs["side_by_side"].max()
+    if concurrent > 1:
         lines.append(
-            f"Up to {number(beside, 0)} trainings ran side by side on a host, each on a device of its own: accuracies are not touched by it, "
-            "times may be."
+            f"Up to {number(concurrent, 0)} trainings ran concurrently on a host, each on its own device. "
+            "This does not affect accuracies, but it may affect times."
         )
-    if bad := int(found.epochs["non_finite_steps"].fillna(0).sum()):
-        trials = found.epochs.loc[found.epochs["non_finite_steps"] > 0, "trial_id"].nunique()
-        lines.append(f"{bad} steps of {trials} trainings had a loss or gradient that was not finite.")
+    if non_finite := int(epochs["non_finite_steps"].fillna(0).sum()):
+        trials = epochs.loc[epochs["non_finite_steps"] > 0, "trial_id"].nunique()
+        lines.append(f"{non_finite} steps of {trials} trainings had a non-finite loss or gradient.")
     return lines
 
 
-def reference(found: Accuracy) -> str | None:
-    """The accuracy that all is compared with."""
-    rows = found.cells[found.cells["is_reference"] & (found.cells["remedy"] == found.plain)]
+def reference(accuracy: Accuracy) -> str | None:
+    """State the accuracy that all others are compared with."""
+    rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["remedy"] == accuracy.plain)]
     if rows.empty:
         return None
     row = rows.iloc[0]
     value, low, high = (100 * row[f"top1{end}"] for end in ("", "_low", "_high"))
     seeds = "one seed" if row["n"] == 1 else f"{row['n']} seeds"
     return (
-        f"The plain training at global batch {number(row['global_batch'], 0)} reaches {_percent(value, low, high)} of the held-out samples "
-        f"({seeds}, last epoch)."
+        f"Plain training at global batch {number(row['global_batch'], 0)} reaches a held-out accuracy of "
+        f"{_percent(value, low, high)} ({seeds}, last epoch)."
     )
 
 
-def at_one_batch(found: Accuracy) -> str | None:
-    """How trainings of another kind differ from the plain one, where no larger batch was tried: number formats, say."""
-    rows = found.cells[found.cells["is_reference"] & (found.cells["remedy"] != found.plain)]
+def at_one_batch(accuracy: Accuracy) -> str | None:
+    """Compare recipes with plain training if no larger batch was trained, as in a study of number formats."""
+    rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["remedy"] != accuracy.plain)]
     rows = rows.dropna(subset="plain_difference")
-    if len(found.lossless_batches) or rows.empty:
+    if len(accuracy.lossless_batches) or rows.empty:
         return None
-    return f"At the same batch {join([_beside_plain(row) for _, row in rows.iterrows()])}."
+    return f"At the same batch, {join([_against_plain(row) for _, row in rows.iterrows()])}."
 
 
-def _beside_plain(row: pd.Series) -> str:
+def _against_plain(row: pd.Series) -> str:
     value, low, high = (100 * row[f"plain_difference{end}"] for end in ("", "_low", "_high"))
-    interval = "" if pd.isna(low) else f" [{number(low, 2)}, {number(high, 2)}]"
-    noise = "" if pd.isna(low) else ", within noise" if low <= 0 <= high else ", beyond noise"
-    more = "more" if value > 0 else "less"
-    return (
-        f"{row['remedy']} reaches {number(abs(value), 2)} points {more}{interval and f' (difference{interval}{noise})'}"
-    )
+    text = f"{row['remedy']} reaches {number(abs(value), 2)} points {'more' if value > 0 else 'less'}"
+    if pd.isna(low):
+        return text
+    return f"{text} (difference [{number(low, 2)}, {number(high, 2)}], {significance(low <= 0 <= high)})"
 
 
-def at_report_epoch(found: Accuracy, epoch: int | None) -> str | None:
-    """Training loss and accuracy of the largest batch and the reference at the study's report epoch."""
-    rows = pd.DataFrame() if epoch is None else report_epoch_rows(found, epoch)
+def at_report_epoch(accuracy: Accuracy, epoch: int | None) -> str | None:
+    """State training loss and accuracy of the largest batch and of the reference at the study's report epoch."""
+    rows = pd.DataFrame() if epoch is None else report_epoch_rows(accuracy, epoch)
     if len(rows) < 2:
         return None
     listed = [
         f"{number(row['epoch_loss'], 3)} and {number(100 * row['epoch_top1'], 1)}\u00a0% with {label(row)}"
         for _, row in rows.iterrows()
     ]
-    return f"In epoch {epoch} mean training loss and accuracy are {join(listed)}."
+    return f"In epoch {epoch}, mean training loss and accuracy are {join(listed)}."
 
 
-def failure(found: Accuracy) -> str | None:
-    """Up to which batch nothing need be done."""
-    own = found.lossless_batches[found.lossless_batches["remedy"] == found.plain]
-    if own.empty:
+def largest_plain_batch(accuracy: Accuracy) -> str | None:
+    """State up to which batch plain training keeps its accuracy."""
+    plain = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] == accuracy.plain]
+    if plain.empty:
         return None
-    row = own.iloc[0]
+    row = plain.iloc[0]
     if pd.isna(row["elbow"]):
-        return "Whether a larger batch costs accuracy cannot be told from so few seeds: run more repeats."
+        return "Too few seeds to tell whether a larger batch costs accuracy: run more repeats."
+    text = f"Without a recipe, accuracy is not significantly different (95 %) up to batch {number(row['elbow'], 0)}"
     if row["is_open"]:
-        return f"Without any remedy, accuracy stays within noise of that up to {number(row['elbow'], 0)}, the largest batch here."
-    return (
-        f"Without any remedy, accuracy stays within noise of that up to batch {number(row['elbow'], 0)} and falls by {_points(row)} at "
-        f"{number(row['failing_batch'], 0)}."
-    )
+        return f"{text}, the largest batch measured."
+    return f"{text} and drops by {_points(row)} at {number(row['failing_batch'], 0)}."
 
 
-def mended(found: Accuracy) -> str | None:
-    """How far each remedy moves the elbow, the one that moves it most first."""
-    others = found.lossless_batches[found.lossless_batches["remedy"] != found.plain]
+def recipes(accuracy: Accuracy) -> str | None:
+    """State the largest lossless batch of each recipe, the largest one first."""
+    others = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] != accuracy.plain]
     others = others.dropna(subset="elbow").sort_values(["elbow", "is_open"], ascending=False, kind="stable")
     if others.empty:
         return None
-    own = found.lossless_batches[found.lossless_batches["remedy"] == found.plain]["elbow"]
-    plain = own.iloc[0] if len(own) else float("nan")
-    better = others[others["elbow"] > plain]
-    worse = others[others["elbow"] <= plain]
+    plain_batch = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] == accuracy.plain]["elbow"]
+    limit = plain_batch.iloc[0] if len(plain_batch) else float("nan")
+    better = others[others["elbow"] > limit]
+    worse = others[others["elbow"] <= limit]
     text = []
     if len(better):
-        references = found.cells[found.cells["is_reference"]].set_index("remedy")
-        below = {
+        references = accuracy.cells[accuracy.cells["is_reference"]].set_index("remedy")
+        lower_references = {
             str(name): f"; its own reference is {number(-100 * row['plain_difference'], 2)} points lower"
             for name, row in references.iterrows() if row["plain_difference_high"] < 0
         }  # fmt: skip
-        listed = join(
-            [
-                f"{row['remedy']} ({'at least ' if row['is_open'] else ''}{number(row['elbow'], 0)}{below.get(row['remedy'], '')})"
-                for _, row in better.iterrows()
-            ]
-        )
-        text.append(f"What moves that limit, to the batch in brackets: {listed}.")
+        listed = [
+            f"{row['remedy']} ({'at least ' if row['is_open'] else ''}{number(row['elbow'], 0)}"
+            f"{lower_references.get(row['remedy'], '')})"
+            for _, row in better.iterrows()
+        ]
+        text.append(f"Recipes that extend the largest lossless batch: {join(listed)}.")
     if len(worse):
-        text.append(f"No larger batch is won by {join(list(worse['remedy']), 'or')}.")
+        text.append(f"No larger batch is gained by {join(list(worse['remedy']), 'or')}.")
     return " ".join(text)
 
 
-def critical(found: Accuracy) -> str | None:
-    """The elbow against what the noise scale says of it."""
-    known = found.lossless_batches.dropna(subset="critical_batch")
+def critical(accuracy: Accuracy) -> str | None:
+    """State the critical batch that the gradient noise scale predicts."""
+    known = accuracy.lossless_batches.dropna(subset="critical_batch")
     if known.empty:
         return None
     row = known.iloc[0]
     shown = with_interval(row["critical_batch"], row["critical_batch_low"], row["critical_batch_high"], 0)
-    return f"The gradient noise scale puts the critical batch of “{row['remedy']}” at {shown} samples ({row['critical_from']}); this is an estimate."
+    return (
+        f"The gradient noise scale estimates the critical batch of “{row['remedy']}” at {shown} samples "
+        f"({row['critical_from']})."
+    )
 
 
-def soonest(found: Accuracy) -> str | None:
-    """The cell that reaches the target soonest, and whether the next differs beyond noise."""
-    if found.target is None:
+def soonest(accuracy: Accuracy) -> str | None:
+    """State which training reaches the target first, and whether the runner-up differs significantly."""
+    if accuracy.target is None:
         return None
-    rows = found.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
-    rows = rows.drop_duplicates("trial_ids")  # a reference stands in every remedy that shares it
-    rows["cell"] = _cells_in_words(rows)
-    target = percent(found.target, 1)
+    rows = accuracy.cells.dropna(subset="time_to_target_s").sort_values("time_to_target_s", kind="stable")
+    rows = rows.drop_duplicates("trial_ids")  # a reference is listed under every recipe that shares it
+    rows["cell"] = _cell_labels(rows)
+    target = percent(accuracy.target, 1)
     if rows.empty:
         return f"No batch reached {target} with every seed."
     first = rows.iloc[0]
     low, high = first["time_to_target_s_low"], first["time_to_target_s_high"]
     shown = with_interval(first["time_to_target_s"], low, high, 1)
-    text = f"{target} is reached soonest with {first['cell']}: {shown} s of training, {number(first['samples_to_target'], 0)} samples"
+    text = (
+        f"The fastest to reach {target} is {first['cell']}: {shown} s of training, "
+        f"{number(first['samples_to_target'], 0)} samples"
+    )
     if len(rows) == 1:
         return f"{text}; no other reached it with every seed."
     second = rows.iloc[1]
-    times = pd.Series(found.runs["time_to_target_s"].to_numpy(), index=found.runs["trial_id"])
+    times = pd.Series(accuracy.runs["time_to_target_s"].to_numpy(), index=accuracy.runs["trial_id"])
     _, low, high = welch_difference(times.reindex(list(second["trial_ids"])), times.reindex(list(first["trial_ids"])))
-    later = (
-        f"{text}; next is {second['cell']}, {number(second['time_to_target_s'] - first['time_to_target_s'], 1)} s later"
-    )
+    later_s = number(second["time_to_target_s"] - first["time_to_target_s"], 1)
+    text += f"; runner-up: {second['cell']}, {later_s} s later"
     if pd.isna(low):
-        return f"{later}, and one seed cannot tell whether they differ."
-    return f"{later}, which is {'within' if low <= 0 <= high else 'beyond'} noise."
+        return f"{text} (one seed cannot tell whether they differ)."
+    return f"{text} ({significance(low <= 0 <= high)})."
 
 
 _GOODPUT = "goodput_samples_per_s"
 
 
-def most_goodput(found: Accuracy) -> str | None:
-    """The batch that the noise scale would choose, of those that keep their accuracy."""
-    rows = goodput(found.cells, found.plain)
+def most_goodput(accuracy: Accuracy) -> str | None:
+    """State the batch with the highest goodput among those that keep their accuracy."""
+    rows = goodput(accuracy.cells, accuracy.plain)
     rows = rows[rows["is_reference"] | rows["within_noise"].eq(True)]
     if rows.empty:
         return None
-    row, *others = (each for _, each in rows.sort_values(_GOODPUT, ascending=False, kind="stable").iterrows())
+    first, *others = (row for _, row in rows.sort_values(_GOODPUT, ascending=False, kind="stable").iterrows())
     text = (
-        "Of what keeps its accuracy, throughput times predicted statistical efficiency is highest with "
-        f"{label(row)}: {number(row[_GOODPUT], 0)} samples/s that count, of {number(row['throughput_samples_per_s'], 0)}"
+        f"Among batches that keep their accuracy, predicted goodput is highest with {label(first)}: "
+        f"{number(first[_GOODPUT], 0)} samples/s, at a throughput of "
+        f"{number(first['throughput_samples_per_s'], 0)} samples/s"
     )
     if not others:
         return f"{text}."
-    apart = float(np.log(row[_GOODPUT] / others[0][_GOODPUT]))
-    noise = float(
-        np.hypot(
-            np.log(row[_GOODPUT] / row[f"{_GOODPUT}_low"]), np.log(others[0][f"{_GOODPUT}_high"] / others[0][_GOODPUT])
-        )
-    )
-    if np.isnan(noise):
-        return f"{text}; one seed cannot tell whether the next ({label(others[0])}) differs."
-    return f"{text}; the next ({label(others[0])}) has {number(others[0][_GOODPUT], 0)}, {'within' if apart <= noise else 'beyond'} noise."
+    second = others[0]
+    log_ratio = float(np.log(first[_GOODPUT] / second[_GOODPUT]))
+    below = np.log(first[_GOODPUT] / first[f"{_GOODPUT}_low"])
+    above = np.log(second[f"{_GOODPUT}_high"] / second[_GOODPUT])
+    half_width = float(np.hypot(below, above))
+    text += f"; runner-up: {label(second)}, {number(second[_GOODPUT], 0)} samples/s"
+    if np.isnan(half_width):
+        return f"{text} (one seed cannot tell whether they differ)."
+    return f"{text} ({significance(log_ratio <= half_width)})."
 
 
-def _cells_in_words(rows: pd.DataFrame) -> list[str]:
-    """Labels, with the layout where that alone tells cells apart."""
-    several = rows.duplicated(["remedy", "global_batch"], keep=False)
+def _cell_labels(rows: pd.DataFrame) -> list[str]:
+    """Label each row; add the layout if recipe and batch alone are ambiguous."""
+    ambiguous = rows.duplicated(["remedy", "global_batch"], keep=False)
     return [
-        label(row) + (f" ({row['made_of']})" if again else "")
-        for (_, row), again in zip(rows.iterrows(), several, strict=True)
+        label(row) + (f" ({row['made_of']})" if is_ambiguous else "")
+        for (_, row), is_ambiguous in zip(rows.iterrows(), ambiguous, strict=True)
     ]
 
 
 def label(row: pd.Series) -> str:
-    """A cell in words."""
-    remedy = "no remedy" if row["remedy"] == NOTHING else row["remedy"]
-    return f"{remedy} at batch {number(row['global_batch'], 0)}"
+    """Return recipe and batch of a cell, as in "linear at batch 512"."""
+    recipe = "no recipe" if row["remedy"] == NOTHING else row["remedy"]
+    return f"{recipe} at batch {number(row['global_batch'], 0)}"
 
 
 def _points(row: pd.Series) -> str:

@@ -1,6 +1,6 @@
-"""The answer in words: how efficiency goes, what is fastest, what bounds it, and whether the numbers suffice.
+"""The answer to the study's question: efficiency, the best configuration, and what limits it.
 
-Each sentence is one function of the analysis, and None where the study has nothing to say about it.
+Each function returns one sentence, or None if the study has no data for it.
 """
 
 import pandas as pd
@@ -10,7 +10,7 @@ from analysis.compare.scaling import STRONG, WEAK
 from analysis.load.schema import PHASES
 from analysis.measure.configurations import characters_per_s
 from analysis.study import Analysis, study_ranks
-from analysis.text import PHASE_LABELS, configuration_label, number, percent, value_label, with_interval
+from analysis.text import PHASE_LABELS, configuration_label, number, percent, significance, value_label, with_interval
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
 from analysis.verdict.bottleneck import bounds, host_bound
@@ -21,106 +21,109 @@ from analysis.verdict.trust import LONGEST_REASON, MOST_REASONS
 
 
 def answer(analysis: Analysis) -> list[str]:
-    """Sentences that answer the study's question: its ladder, accuracy, efficiency, what it compares, what has no result, and what is fastest."""
-    trained = accuracy_verdict.sentences(analysis)
-    if analysis.configurations.empty:
-        found = [unmeasured(analysis)]
-    else:
-        scaled = [efficiency(analysis, WEAK), efficiency(analysis, STRONG)]
-        asked = [study_verdict.compared(analysis), study_verdict.memory(analysis)]
-        found = [*scaled, *asked, unmeasured(analysis), *wanted(analysis)]
-    said = [study_verdict.climbed(analysis), *trained, *found]
-    return [sentence for sentence in said if sentence]
+    """Answer the study's question: ladder, accuracy, efficiency, comparisons, missing results, best configuration."""
+    candidates = [study_verdict.ladder(analysis), *accuracy_verdict.sentences(analysis)]
+    if not analysis.configurations.empty:
+        candidates += [efficiency(analysis, WEAK), efficiency(analysis, STRONG)]
+        candidates += [study_verdict.comparisons(analysis), study_verdict.memory(analysis)]
+    candidates.append(unmeasured(analysis))
+    if not analysis.configurations.empty:
+        candidates += best_for_goal(analysis)
+    return [sentence for sentence in candidates if sentence]
 
 
 def unmeasured(analysis: Analysis) -> str | None:
-    """How many trials have no result, and why: the commonest reasons."""
+    """State how many trials have no result, and the most common reasons."""
     trials = analysis.results.trials
     without = trials[trials["status"] != "done"]
     if without.empty:
         return None
     memory = without["status"].isin(["out_of_memory", "pruned"])
-    reasons = without["reason"].mask(memory, "more memory than there is").str.slice(0, LONGEST_REASON)
+    reasons = without["reason"].mask(memory, "out of memory").str.slice(0, LONGEST_REASON)
     counts = reasons.value_counts()
-    named = [f"{reason} ({count})" for reason, count in counts.head(MOST_REASONS).items()]
-    if more := len(counts) - len(named):
-        named.append(f"and {more} more reasons" if more > 1 else "and one more reason")
+    listed = [f"{reason} ({count})" for reason, count in counts.head(MOST_REASONS).items()]
+    if more := len(counts) - len(listed):
+        listed.append(f"{more} more reason{'s' if more > 1 else ''}")
     verb = "has" if len(without) == 1 else "have"
-    return f"Of {len(trials)} trials {len(without)} {verb} no result: {'; '.join(named)}."
+    return f"{len(without)} of {len(trials)} trials {verb} no result: {'; '.join(listed)}."
 
 
 def limits(analysis: Analysis) -> list[str]:
-    """Sentences on what holds the study's configurations back; empty where no trial is done or no phase is known."""
+    """Return sentences on what limits the study's configurations; empty if no trial is done or no phase is known."""
     if analysis.configurations.empty:
         return []
-    found = (study_verdict.parts(analysis), bounds(analysis), host_bound(analysis), growth(analysis))
-    return [sentence for sentence in found if sentence]
+    candidates = (study_verdict.step_parts(analysis), bounds(analysis), host_bound(analysis), growth(analysis))
+    return [sentence for sentence in candidates if sentence]
 
 
-def wanted(analysis: Analysis) -> list[str | None]:
-    """The highest throughput, and after it the best configuration for another goal that the study was run with."""
+def best_for_goal(analysis: Analysis) -> list[str | None]:
+    """State the highest throughput, then the best configuration for the study's goal if that is another one."""
     goal = analysis.record.goal
-    told = goal in (None, "throughput") or (goal == "time-to-accuracy" and analysis.accuracy is not None)
-    return [best(analysis), None if told else best_for(analysis, str(goal))]
+    is_answered = goal in (None, "throughput") or (goal == "time-to-accuracy" and analysis.accuracy is not None)
+    return [best(analysis), None if is_answered else best_for(analysis, str(goal))]
 
 
 def best(analysis: Analysis) -> str | None:
-    """The highest throughput of each kind of work, and whether the next differs beyond noise."""
-    found = best_configurations(analysis.configurations, analysis.axes, analysis.fields)
-    if len(found) > MAX_LISTED_WORKLOADS:
-        return f"Its models, data sets or sizes of samples make {len(found)} kinds of work, so none of them is the fastest."
-    return " ".join(_best(analysis, contest) for contest in found)
+    """State the highest throughput of each workload, and whether the runner-up differs significantly."""
+    workloads = best_configurations(analysis.configurations, analysis.axes, analysis.fields)
+    if len(workloads) > MAX_LISTED_WORKLOADS:
+        return f"The study mixes {len(workloads)} workloads, so there is no single fastest configuration."
+    return " ".join(_best_of_workload(analysis, workload) for workload in workloads)
 
 
-def _best(analysis: Analysis, contest: BestConfiguration) -> str:
-    found, ranks = analysis.configurations, study_ranks(analysis)
-    first = found.iloc[contest.best]
-    aside = (*contest.workload, *analysis.fields.timing, "world_size")
-    names = [*(name for name in analysis.axes if name not in aside), "world_size"]
+def _best_of_workload(analysis: Analysis, workload: BestConfiguration) -> str:
+    configurations, ranks = analysis.configurations, study_ranks(analysis)
+    first = configurations.iloc[workload.best]
+    excluded = (*workload.workload, *analysis.fields.timing, "world_size")
+    names = [*(name for name in analysis.axes if name not in excluded), "world_size"]
     value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
     shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
-    work = configuration_label(contest.workload, contest.workload, ranks)
-    text = f"The highest throughput{f' of {work}' if work else ''} is {shown} samples/s"
-    if pd.notna(characters := characters_per_s(found, analysis.fields).iloc[contest.best]):
+    workload_label = configuration_label(workload.workload, workload.workload, ranks)
+    text = f"The highest throughput{f' of {workload_label}' if workload_label else ''} is {shown} samples/s"
+    if pd.notna(characters := characters_per_s(configurations, analysis.fields).iloc[workload.best]):
         text += f", {number(characters, 0)} characters/s"
     if label := configuration_label(first, names, ranks):
         text += f", with {label}"
-    if contest.runner_up is None:
+    if workload.runner_up is None:
         return f"{text}."
-    second = found.iloc[contest.runner_up]
-    other = configuration_label(second, [name for name in names if second[name] != first[name]], ranks) or "the next"
-    if contest.within_noise is None:
-        return f"{text}; one repeat cannot tell whether the next ({other}) differs."
-    slower = percent(1 - 1 / contest.ratio, 1)
-    if contest.within_noise:
-        return f"{text}; the next ({other}) is {slower} slower, which is within noise."
-    return f"{text}; the next ({other}) is {slower} slower, beyond noise."
+    second = configurations.iloc[workload.runner_up]
+    differing = [name for name in names if second[name] != first[name]]
+    slower = percent(1 - 1 / workload.ratio, 1)
+    text += f"; the runner-up ({configuration_label(second, differing, ranks) or 'otherwise equal'}) is {slower} slower"
+    if workload.within_noise is None:
+        return f"{text}, but one repeat cannot tell whether they differ."
+    return f"{text} ({significance(workload.within_noise)})."
 
 
 def growth(analysis: Analysis) -> str | None:
-    """Which phase grows most where ranks are added at the same batch per rank, in the series that lost most."""
+    """State which phase grows most with more ranks, for the series that loses most under weak scaling.
+
+    None if the communication breakdown already explains that slowdown, or if the step grows by 2 % or less.
+    """
     rows = compared_series(analysis, WEAK)
     rows = rows[rows["world_size"] == rows["world_size"].max()]
     if rows.empty:
         return None
     worst = rows.loc[rows["efficiency"].idxmin()]
     if slowdown(analysis) and worst["configuration"] in set(analysis.communication.slowdown["configuration"]):
-        return None  # the account explains the same difference better
-    large, small = analysis.configurations.loc[worst["configuration"]], analysis.configurations.loc[worst["reference"]]
-    longer = (large[list(PHASES)].astype(float) - small[list(PHASES)].astype(float)).dropna()
-    total = large["phases_step_s"] - small["phases_step_s"]
-    if longer.empty or pd.isna(total) or total <= 0.02 * small["phases_step_s"]:
         return None
-    name = str(longer.idxmax())
-    ranks = study_ranks(analysis)
-    overlapped = name == "backward_s" and large.get("parallel") != "dp"
-    why = ", which holds the all-reduce and the wait for slower ranks" if overlapped else ""
-    issue = large["step_launch_s"] - small["step_launch_s"]
+    large, small = analysis.configurations.loc[worst["configuration"]], analysis.configurations.loc[worst["reference"]]
+    longer_s = (large[list(PHASES)].astype(float) - small[list(PHASES)].astype(float)).dropna()
+    total_s = large["phases_step_s"] - small["phases_step_s"]
+    if longer_s.empty or pd.isna(total_s) or total_s <= 0.02 * small["phases_step_s"]:
+        return None
+    phase = str(longer_s.idxmax())
+    includes_all_reduce = phase == "backward_s" and large.get("parallel") != "dp"
+    contents = ", which includes the all-reduce and the wait for slower ranks" if includes_all_reduce else ""
+    launch_s = large["step_launch_s"] - small["step_launch_s"]
     note = ""
-    if large["host_bound"] is True and issue > 0:
-        note = f" The device waits for the host there, whose time to issue a step grows by {number(1e3 * issue, 1)} ms."
+    if large["host_bound"] is True and launch_s > 0:
+        note = (
+            f" The device waits for the host there: the time to launch a step grows by {number(1e3 * launch_s, 1)} ms."
+        )
+    size = value_label("world_size", int(worst["world_size"]), study_ranks(analysis))
     return (
-        f"Where weak scaling loses most ({series_label(analysis, worst, WEAK)}), a step takes {number(1e3 * total, 1)} ms longer on "
-        f"{value_label('world_size', int(worst['world_size']), ranks)}; the phase that grows most is {PHASE_LABELS[name]}, "
-        f"by {number(1e3 * longer[name], 1)} ms{why}.{note}"
+        f"The largest weak-scaling loss ({series_label(analysis, worst, WEAK)}): a step takes "
+        f"{number(1e3 * total_s, 1)} ms longer on {size}. "
+        f"The phase that grows most is {PHASE_LABELS[phase]}, by {number(1e3 * longer_s[phase], 1)} ms{contents}.{note}"
     )

@@ -1,4 +1,4 @@
-"""Sentences on what bounds the step."""
+"""Sentences on what limits the step time."""
 
 import numpy as np
 import pandas as pd
@@ -9,104 +9,119 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, join, number, percent, telling_fields
 
 NOISE = 0.03
-"""Gain by the instruments, which there cannot be, from which a machine is called noisy."""
+"""Apparent gain from measuring, which is impossible, above which a machine counts as noisy."""
+
+_UNMEASURED = " (includes unhidden communication, which was not measured)"
 
 
 def bounds(analysis: Analysis) -> str | None:
-    """What bounds the fastest configuration, the number that shows it, and what would help most, with its upper bound.
+    """State what limits the fastest configuration, the evidence, and the upper bound of the best change.
 
-    Then the other bounds in the study, and the configuration where one change could bring most. Where configurations do
-    several kinds of work none is the fastest, and only these are told.
+    Then list the limits of the other configurations, and the largest gain that one change could bring anywhere. If
+    the study mixes workloads, no configuration is the fastest and only these two are reported.
     """
-    found = analysis.configurations
-    of = regions(found, analysis.communication)
-    known = of["bound"].dropna()
+    configurations = analysis.configurations
+    shares = regions(configurations, analysis.communication)
+    known = shares["bound"].dropna()
     if known.empty:
         return None
     fastest, text = None, []
-    if len(best_configurations(analysis.configurations, analysis.axes, analysis.fields)) == 1:
-        fastest = int(found["throughput_samples_per_s"].astype(float).to_numpy().argmax())
-        if of["bound"].iloc[fastest] is None:
+    if len(best_configurations(configurations, analysis.axes, analysis.fields)) == 1:
+        fastest = int(configurations["throughput_samples_per_s"].astype(float).to_numpy().argmax())
+        if shares["bound"].iloc[fastest] is None:
             return None
-        text = [f"The fastest configuration is bound by {_bound(of.iloc[fastest], found.iloc[fastest])}"]
+        bound = _bound(shares.iloc[fastest], configurations.iloc[fastest])
+        text = [f"The fastest configuration is bound by {bound}"]
     counts = known.value_counts()
     if fastest is not None and len(known) == 1:
         return text[0]
     if len(counts) == 1:
         return " ".join([*text, f"All {len(known)} configurations are bound by {WORDS[str(counts.index[0])].label}."])
-    listed = join(
-        [f"{count} {'is' if count == 1 else 'are'} bound by {WORDS[str(kind)].label}" for kind, count in counts.items()]
-    )
-    text.append(f"Of the {len(known)} configurations, {listed}.")
-    removable = [name for name in REGIONS if name not in ("compute", "idle")]
-    part = of[removable].astype(float).fillna(0.0).to_numpy()
-    where, column = np.unravel_index(part.argmax(), part.shape)
-    gain, kind = float(part.max()), removable[int(column)]
-    if where == fastest or gain < BOUND_SHARE:
-        return " ".join(text)
-    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
-    named = telling_fields(found, found.iloc[int(where)], names)
-    label = configuration_label(found.iloc[int(where)], named, study_ranks(analysis))
-    text.append(
-        f"One change could bring most with {label}: without {WORDS[kind].takes}, {percent(gain)} of a step, it would be "
-        f"at most {number(largest_gain(gain), 2)} times as fast."
-    )
+    listed = [
+        f"{count} {'is' if count == 1 else 'are'} bound by {WORDS[str(kind)].label}" for kind, count in counts.items()
+    ]
+    text.append(f"Of the {len(known)} configurations, {join(listed)}.")
+    if largest := _largest_gain(analysis, shares, fastest):
+        text.append(largest)
     return " ".join(text)
 
 
+def _largest_gain(analysis: Analysis, shares: pd.DataFrame, fastest: int | None) -> str | None:
+    """State where removing one part of a step gains most; None if that is small, or the fastest configuration."""
+    configurations = analysis.configurations
+    removable = [name for name in REGIONS if name not in ("compute", "idle")]
+    values = shares[removable].astype(float).fillna(0.0).to_numpy()
+    row, column = np.unravel_index(values.argmax(), values.shape)
+    share = float(values.max())
+    if row == fastest or share < BOUND_SHARE:
+        return None
+    names = [*(name for name in analysis.axes if name != "world_size"), "world_size"]
+    configuration = configurations.iloc[int(row)]
+    shown = telling_fields(configurations, configuration, names)
+    return (
+        f"Largest possible gain: up to {number(largest_gain(share), 2)}x for "
+        f"{configuration_label(configuration, shown, study_ranks(analysis))}, by eliminating "
+        f"{WORDS[removable[int(column)]].takes} ({percent(share)} of the step)."
+    )
+
+
 def _bound(shares: pd.Series, row: pd.Series) -> str:
-    """The bound of one configuration with its share, the change that helps most, and what it would bring at most."""
+    """Return the bound of one configuration with its share, the change that helps most, and its largest gain."""
     kind = str(shares["bound"])
+    if kind == "compute":
+        return _compute_bound(shares, row)
     words, share = WORDS[kind], float(shares[kind])
     change = words.change
     if kind == "host":
-        shown = f"{words.label}, which takes {number(1e3 * row['step_launch_s'], 1)} ms to issue a step"
+        shown = f"{words.label}, which takes {number(1e3 * row['step_launch_s'], 1)} ms to launch a step"
         change = fewer_launches(row)
         if pd.isna(share) or share <= 0:
-            return f"{shown}. What helps is {change}."
+            return f"{shown}. Suggested change: {change}."
         shown += f": {words.takes} takes {percent(share)} of it"
-    elif kind == "compute":
-        rest = {name: float(shares[name]) for name in REGIONS if name != "compute" and shares[name] > 0}
-        largest = max(rest, key=lambda name: rest[name], default="")
-        timed, known = pd.notna(row["busy_s"]), pd.notna(shares["wire"])
-        unknown = " (communication that is not hidden, which was not measured, is in it)"
-        kernels = "kernels of " if timed else ""
-        shown = (
-            f"{words.label}: {kernels}{words.takes} take {percent(share)} of a step{'' if timed or known else unknown}"
-        )
-        if not largest or rest[largest] < NOISE:
-            return f"{shown}. What helps is {words.change}."
-        return (
-            f"{shown}. What helps is {words.change}; the largest other part is {WORDS[largest].takes}, {percent(rest[largest])}"
-            f"{unknown if largest == 'idle' and not known else ''}, without which a step would be at most "
-            f"{number(largest_gain(rest[largest]), 2)} times as fast."
-        )
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
-    gain = number(largest_gain(share), 2)
-    return f"{shown}. What helps most is {change}; without that part a step would be at most {gain} times as fast."
+    return f"{shown}. Suggested change: {change} (at most {number(largest_gain(share), 2)}x)."
+
+
+def _compute_bound(shares: pd.Series, row: pd.Series) -> str:
+    words = WORDS["compute"]
+    others = {name: float(shares[name]) for name in REGIONS if name != "compute" and shares[name] > 0}
+    largest = max(others, key=lambda name: others[name], default="")
+    has_kernel_times, has_communication = pd.notna(row["busy_s"]), pd.notna(shares["wire"])
+    kernels = "kernels of " if has_kernel_times else ""
+    note = "" if has_kernel_times or has_communication else _UNMEASURED
+    shown = f"{words.label}: {kernels}{words.takes} take {percent(float(shares['compute']))} of a step{note}"
+    text = f"{shown}. Suggested change: {words.change}"
+    if not largest or others[largest] < NOISE:
+        return f"{text}."
+    note = _UNMEASURED if largest == "idle" and not has_communication else ""
+    return (
+        f"{text}. The largest other part is {WORDS[largest].takes}, {percent(others[largest])}{note}; eliminating it "
+        f"gains at most {number(largest_gain(others[largest]), 2)}x."
+    )
 
 
 def host_bound(analysis: Analysis) -> str | None:
-    """How many configurations the host limits, by how much where the GPU is idle most, and what to do; None for none."""
-    found = analysis.configurations
-    limited = found[[value is True for value in found["host_bound"]]]
+    """State how many configurations are host-bound, the worst of them, and what to change; None if there are none."""
+    configurations = analysis.configurations
+    limited = configurations[[value is True for value in configurations["host_bound"]]]
     if limited.empty:
         return None
     ratio = issue_ratio(limited)
     idle = 1 - limited["busy_fraction"].astype(float)
-    by = idle if idle.notna().any() else limited["step_launch_s"].astype(float)
-    place = int(by.fillna(0.0).to_numpy().argmax())
-    worst = limited.iloc[place]
-    names = telling_fields(found, worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"])
+    severity = idle if idle.notna().any() else limited["step_launch_s"].astype(float)
+    index = int(severity.fillna(0.0).to_numpy().argmax())
+    worst = limited.iloc[index]
+    names = telling_fields(configurations, worst, [*(n for n in analysis.axes if n != "world_size"), "world_size"])
     label = configuration_label(worst, names, study_ranks(analysis))
-    issue = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to issue a step"
-    if pd.notna(ratio.iloc[place]):
-        issue += (
-            f" whose kernels take the GPU {number(1e3 * worst['busy_s'], 1)} ms, {number(ratio.iloc[place], 1)} times as long, and the "
-            f"GPU is busy for {percent(worst['busy_fraction'])} of the step"
+    launch = f"it needs {number(1e3 * worst['step_launch_s'], 1)} ms to launch a step"
+    if pd.notna(ratio.iloc[index]):
+        launch += (
+            f", {number(ratio.iloc[index], 1)} times the {number(1e3 * worst['busy_s'], 1)} ms that the GPU needs for "
+            f"its kernels, so the GPU is busy for {percent(worst['busy_fraction'])} of the step"
         )
     return (
-        f"The host limits {len(limited)} of {len(found)} configurations{', most' if len(limited) > 1 else ''} with {label}: {issue}. "
-        f"There {fewer_launches(worst)} can help: more work for each launch, or fewer of them."
+        f"{len(limited)} of {len(configurations)} configurations {'is' if len(limited) == 1 else 'are'} host-bound "
+        f"(CPU launch-bound){', most of all' if len(limited) > 1 else ','} {label}: {launch}. "
+        f"Suggested change: {fewer_launches(worst)}, that is, fewer launches or more work per launch."
     )

@@ -1,4 +1,4 @@
-"""What the study says about communication, in words. Each sentence is None where there is nothing to say."""
+"""Sentences about communication; each function returns None if there is nothing to report."""
 
 from collections.abc import Hashable
 
@@ -8,17 +8,17 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import SLOWDOWN_LABELS, configuration_label, join, number, percent, value_label
 
 _WORTH_A_WORD = 0.02
-"""Share of a step below which nothing is said of it, and of a slowdown below which a part goes unnamed."""
+"""Share of a step, and part of a slowdown, below which it is not mentioned."""
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """Why steps take longer on more ranks, who waits for whom, what is exposed, and how near the ceiling is."""
-    found = (slowdown(analysis), late_ranks(analysis), exposed(analysis), utilisation(analysis))
-    return [sentence for sentence in found if sentence]
+    """Return sentences on the slowdown with more ranks, late ranks, exposed communication, and bandwidth reached."""
+    candidates = (slowdown(analysis), late_ranks(analysis), exposed(analysis), utilisation(analysis))
+    return [sentence for sentence in candidates if sentence]
 
 
 def slowdown(analysis: Analysis) -> str | None:
-    """What the largest slowdown of weak scaling is made of."""
+    """Break down the largest slowdown under weak scaling."""
     rows = analysis.communication.slowdown
     if rows.empty:
         return None
@@ -31,77 +31,76 @@ def slowdown(analysis: Analysis) -> str | None:
     parts = parts[parts.abs() >= _WORTH_A_WORD * row["slower_s"]].sort_values(ascending=False)
     listed = join([f"{_ms(value)} {SLOWDOWN_LABELS[str(name)]}" for name, value in parts.items()])
     remainder = row["remainder_s"]
-    rest = (
-        f"{_ms(remainder)} remain unexplained"
-        if remainder >= 0
-        else f"the parts were measured {_ms(-remainder)} longer than that"
-    )
-    where = _label(analysis, row["configuration"], without=("world_size", "nodes"))
+    rest = f"{_ms(remainder)} unexplained" if remainder >= 0 else f"{_ms(-remainder)} more than the slowdown itself"
+    label = _label(analysis, row["configuration"], without=("world_size", "nodes"))
     return (
-        f"The largest slowdown{f' ({where})' if where else ''}: a step takes {_ms(row['slower_s'])} longer on "
+        f"Largest slowdown{f' ({label})' if label else ''}: a step takes {_ms(row['slower_s'])} longer on "
         f"{value_label('world_size', int(row['world_size']), ranks)} than on "
-        f"{value_label('world_size', int(row['reference_world_size']), ranks)}, of which {listed or 'no part is known'}; {rest}."
-    )  # fmt: skip
+        f"{value_label('world_size', int(row['reference_world_size']), ranks)}: {listed or 'no part is known'}; {rest}."
+    )
 
 
 def late_ranks(analysis: Analysis) -> str | None:
-    """The rank that the others wait for, and how long, where that is longest."""
-    rows = analysis.communication.exposed
-    rows = rows[rows["waited_for_rank"].notna()]
+    """State which rank the others wait for, and how long, for the configuration with the longest wait."""
+    exposed_rows = analysis.communication.exposed
+    rows = exposed_rows[exposed_rows["waited_for_rank"].notna()]
     if rows.empty:
         return None
     row = rows.sort_values("caused_wait_s").iloc[-1]
-    where = _label(analysis, row.name)
+    label = _label(analysis, row.name)
+    others = "the other rank" if _world_size(analysis, row.name) == 2 else "the others"
     text = (
-        f"Rank {int(row['waited_for_rank'])} arrived last{f' ({where})' if where else ''}: "
-        f"the {'other' if _world_size(analysis, row.name) == 2 else 'others'} waited for it {_ms(row['lateness_s'])} at one bucket, "
-        f"and {_ms(row['caused_wait_s'])} a step after the last gradient"
+        f"Rank {int(row['waited_for_rank'])} arrived last{f' ({label})' if label else ''}: {others} waited for it "
+        f"{_ms(row['lateness_s'])} at one bucket, and {_ms(row['caused_wait_s'])} per step after the last gradient"
     )
     if row["late_by_load_s"] >= 0.5 * row["caused_wait_s"]:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
-    measured = len(analysis.communication.exposed)
-    return f"{text}." if measured == 1 else f"{text}. One rank is late in {len(rows)} of {measured} configurations."
+    if len(exposed_rows) == 1:
+        return f"{text}."
+    return f"{text}. A single rank is late in {len(rows)} of {len(exposed_rows)} configurations."
 
 
 def exposed(analysis: Analysis) -> str | None:
-    """How much of the all-reduces the backward pass hides, where most is exposed."""
+    """State the exposed communication time of the configuration with the largest share of it."""
     rows = analysis.communication.exposed.dropna(subset=["exposed_s"])
     if rows.empty:
         return None
     step_s = breakdown_step_s(rows, analysis.configurations["step_s"].reindex(rows.index))
     row = rows.assign(share=rows["exposed_s"] / step_s).sort_values("share").iloc[-1]
-    where = _label(analysis, row.name)
-    most = " at most" if len(rows) > 1 else ""
+    label = _label(analysis, row.name)
+    most = "at most " if len(rows) > 1 else ""
     return (
-        f"In the mean of the ranks, all-reduces that the backward pass does not hide take {percent(row['share'])} of a step{most}, "
-        f"{_ms(row['exposed_s'])}{f' ({where})' if where else ''}; {percent(row['hidden_s'] / row['communication_s'])} "
-        "of their time is hidden there."
+        f"Exposed communication takes {most}{percent(row['share'])} of a step (mean of the ranks), "
+        f"{_ms(row['exposed_s'])}{f' ({label})' if label else ''}; the backward pass hides "
+        f"{percent(row['hidden_s'] / row['communication_s'])} of the all-reduce time."
     )
 
 
 def utilisation(analysis: Analysis) -> str | None:
-    """How near the gradient buckets come to what the same ranks reach with nothing else to do."""
+    """State how close gradient buckets come to the measured all-reduce limit."""
     rows = analysis.communication.buckets.dropna(subset=["utilisation"])
     if rows.empty:
         return None
-    total = rows.groupby("configuration")[["ceiling_s", "wire_s"]].sum()
-    reached = total["ceiling_s"] / total["wire_s"]
+    total_s = rows.groupby("configuration")[["ceiling_s", "wire_s"]].sum()
+    reached = total_s["ceiling_s"] / total_s["wire_s"]
     low, high = percent(reached.min()), percent(reached.max())
-    span = low if low == high else f"{low} to {high}"
-    return f"While they transfer, gradient buckets run at {span} of the speed that the same ranks reach alone."
+    return (
+        f"Gradient buckets transfer at {low if low == high else f'{low} to {high}'} of the measured all-reduce limit "
+        "of the same ranks."
+    )
 
 
 def audit(analysis: Analysis) -> str | None:
-    """How many trials' instruments cost more than the budget."""
+    """Warn about trials whose measurement overhead exceeds the budget."""
     flagged = flagged_trials(analysis.measured)
     if flagged.empty:
         return None
     worst = flagged[["instruments_ratio", "communication_ratio"]].max().max() - 1
-    budget = percent(AUDIT_BUDGET)
     return (
-        f"In {len(flagged)} of {len(analysis.measured)} trials the instruments cost more than {budget} of a step (at most "
-        f"{percent(worst, 1)}, the machine's noise included): their phases or their account are not quite those of the plain "
-        "step. They are listed below. Throughput is measured without instruments."
+        f"In {len(flagged)} of {len(analysis.measured)} trials the measurement overhead exceeds "
+        f"{percent(AUDIT_BUDGET)} of a step (at most {percent(worst, 1)}, including noise). "
+        "Their phases or communication breakdown differ slightly from the plain step. They are listed below. "
+        "Throughput is measured without instrumentation."
     )
 
 

@@ -7,31 +7,34 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, join, number, value_label, with_interval
 
 
-def efficiency(analysis: Analysis, label: str) -> str | None:
-    """How the largest number of ranks compares with the smallest, from the best series to the worst."""
-    rows = compared_series(analysis, label)
+def efficiency(analysis: Analysis, scaling: str) -> str | None:
+    """Compare the largest number of ranks with the smallest, for the best and the worst series.
+
+    scaling: `WEAK` or `STRONG`.
+    """
+    rows = compared_series(analysis, scaling)
     if rows.empty:
         return None
     ranks = study_ranks(analysis)
     largest = rows["world_size"].max()
     rows = rows[rows["world_size"] == largest].sort_values("efficiency", ascending=False)
     references = sorted(rows["reference_world_size"].astype(int).unique())
-    held = f"the batch per {ranks[0]}" if label == WEAK else "the global batch"
+    constant = f"constant batch per {ranks[0]}" if scaling == WEAK else "constant global batch"
     reference = join([value_label("world_size", size, ranks) for size in references], "or")
-    head = f"With {held} held ({label} scaling), {value_label('world_size', int(largest), ranks)}"
-    top, bottom = rows.iloc[0], rows.iloc[-1]
+    start = f"{scaling.capitalize()} scaling ({constant}): {value_label('world_size', int(largest), ranks)} reach"
+    best, worst = rows.iloc[0], rows.iloc[-1]
     if len(rows) == 1:
-        return f"{head} reach {_speed_up(top)} the throughput of {reference}, an efficiency of {efficiency_text(top)}."
+        return f"{start} {_speed_up(best)} the throughput of {reference}, an efficiency of {efficiency_text(best)}."
     return (
-        f"{head} reach {_speed_up(top)} the throughput of {reference} at best, an efficiency of {efficiency_text(top)} "
-        f"({series_label(analysis, top, label)}), and {_speed_up(bottom)} at worst, {efficiency_text(bottom)} "
-        f"({series_label(analysis, bottom, label)})."
+        f"{start} at best {_speed_up(best)} the throughput of {reference}, an efficiency of {efficiency_text(best)} "
+        f"({series_label(analysis, best, scaling)}), and at worst {_speed_up(worst)}, {efficiency_text(worst)} "
+        f"({series_label(analysis, worst, scaling)})."
     )
 
 
-def compared_series(analysis: Analysis, label: str) -> pd.DataFrame:
-    """The rows of such scaling on more ranks than their reference."""
-    return analysis.scaling[(analysis.scaling["scaling"] == label) & (analysis.scaling["ideal"] > 1)]
+def compared_series(analysis: Analysis, scaling: str) -> pd.DataFrame:
+    """Return the scaling rows of that kind with more ranks than their reference."""
+    return analysis.scaling[(analysis.scaling["scaling"] == scaling) & (analysis.scaling["ideal"] > 1)]
 
 
 def _speed_up(row: pd.Series) -> str:
@@ -39,13 +42,15 @@ def _speed_up(row: pd.Series) -> str:
 
 
 def efficiency_text(row: pd.Series) -> str:
-    middle, low, high = (100 * float(row[name]) for name in ("efficiency", "efficiency_low", "efficiency_high"))
-    value, _, interval = with_interval(middle, low, high, 1).partition(" ")
-    return f"{value}\u00a0% {interval}".rstrip()
+    """Return the efficiency of a scaling row in percent, with its interval."""
+    value, low, high = (100 * float(row[name]) for name in ("efficiency", "efficiency_low", "efficiency_high"))
+    shown, _, interval = with_interval(value, low, high, 1).partition(" ")
+    return f"{shown}\u00a0% {interval}".rstrip()
 
 
-def series_label(analysis: Analysis, row: pd.Series, label: str) -> str:
+def series_label(analysis: Analysis, row: pd.Series, scaling: str) -> str:
+    """Label the series of a scaling row by its varying fields other than the number of ranks."""
     fields = [name for name in analysis.axes if name not in ("world_size", "nodes")]
-    if label == STRONG:
+    if scaling == STRONG:
         fields = ["global_batch", *(name for name in fields if name != "batch_per_gpu")]
     return configuration_label(analysis.configurations.loc[row["configuration"]], fields, study_ranks(analysis))

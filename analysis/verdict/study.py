@@ -1,6 +1,6 @@
-"""What a study's own question asks for, in words: its ladder, the fields that it compares, memory, and parts of a step.
+"""Sentences that answer a study's own question: its ladder, compared fields, memory, and parts of a step.
 
-Each sentence is None where the study has nothing to say about it.
+Each function returns None if the study has no data for it.
 """
 
 import pandas as pd
@@ -12,71 +12,69 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, configuration_label, join, number, percent, value_label
 
 WORTH_A_WORD = 0.05
-"""share of a step below which nothing is said of loading and copying"""
+"""Share of a step below which loading and copying are not mentioned."""
 
 MOST_VALUES, MOST_CURVES = 4, 3
-"""values of a field, and curves of memory over the batch, that are named one by one"""
+"""Maximum values of a field, and memory curves, that are listed individually."""
 
 
-def climbed(analysis: Analysis) -> str | None:
-    """What the rungs of a ladder bring together, which brings most, and which slow it down."""
+def ladder(analysis: Analysis) -> str | None:
+    """State the total speed-up of a ladder, the step that gains most, and the steps that slow training down."""
     rows = analysis.ladder
     rows = rows[rows["machine"] == OURS]
     if len(rows) < 2:
         return None
-    together = rows["cumulative_ratio"].astype(float)
-    steps = rows.set_index("rung")["step_ratio"].astype(float).dropna()
-    top = rows.iloc[int(together.to_numpy().argmax())]
+    speed_up = rows["cumulative_ratio"].astype(float)
+    step_ratios = rows.set_index("rung")["step_ratio"].astype(float).dropna()
+    fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = (
-        f"From {rows['rung'].iloc[0]} on, {len(rows) - 1} further rung{'s make' if len(rows) > 2 else ' makes'} training up to "
-        f"{number(float(together.max()), 2)} times as fast ({top['rung']}); {steps.idxmax()} brings most, {number(steps.max(), 2)} "
-        "times the rung before"
+        f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['rung'].iloc[0]} "
+        f"({fastest['rung']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x)"
     )
-    slower = steps[steps.round(2) < 1]
+    slower = step_ratios[step_ratios.round(2) < 1]
     if slower.empty:
         return f"{text}."
-    return f"{text}; slower than the rung before {'is' if len(slower) == 1 else 'are'} " + (
-        f"{join([f'{name} ({number(ratio, 2)})' for name, ratio in slower.items()])}."
-    )
+    listed = join([f"{name} ({number(ratio, 2)}x)" for name, ratio in slower.items()])
+    return f"{text}; slower than the step before: {listed}."
 
 
-def compared(analysis: Analysis) -> str | None:
-    """How many times as fast the values of each compared field are as its reference, at otherwise equal fields."""
+def comparisons(analysis: Analysis) -> str | None:
+    """State the speed-up of each value of a compared field over its reference, with all other fields equal."""
     if not analysis.ladder.empty:
-        return None  # its rungs are such comparisons
-    ranks, said = study_ranks(analysis), []
+        return None  # the steps of the ladder are such comparisons
+    ranks, sentences = study_ranks(analysis), []
     for field in [name for name in analysis.fields.compared_in("own") if name in analysis.axes]:
         rows = against_reference(analysis.configurations, field, analysis.fields[field].order)
         rows = rows.assign(value=analysis.configurations[field].reindex(rows["configuration"]).to_numpy())
-        for against, part in rows[rows["value"] != rows["against"]].groupby("against", sort=False):
+        for reference, part in rows[rows["value"] != rows["against"]].groupby("against", sort=False):
             by_value = part.astype({"ratio": float}).groupby("value", sort=False)["ratio"].agg(["min", "max"])
             if by_value.empty or len(by_value) > MOST_VALUES:
                 continue
-            noise = part.groupby("value", sort=False)[["ratio_low", "ratio_high"]].apply(_beyond_noise)
+            notes = part.groupby("value", sort=False)[["ratio_low", "ratio_high"]].apply(_significant_count)
             listed = [
-                f"{value_label(field, value, ranks)} is {_span(low, high)} times as fast{noise[value]}"
+                f"{value_label(field, value, ranks)} is {_range(low, high)} times as fast{notes[value]}"
                 for value, low, high in by_value.itertuples()
             ]
-            said.append(f"Against {value_label(field, against, ranks)}, all else equal, {join(listed)}.")
-    return " ".join(said) or None
+            sentences.append(f"Compared with {value_label(field, reference, ranks)}, {join(listed)}.")
+    return " ".join(sentences) or None
 
 
-def _beyond_noise(intervals: pd.DataFrame) -> str:
-    """How many of some ratios differ from 1 beyond noise, in brackets; nothing where all do, or no interval is known."""
+def _significant_count(intervals: pd.DataFrame) -> str:
+    """Return how many ratios differ significantly from 1, in brackets; empty if all do or no interval is known."""
     known = intervals.astype(float).dropna()
-    beyond = int(((known["ratio_low"] > 1) | (known["ratio_high"] < 1)).sum())
-    if known.empty or beyond == len(intervals):
+    significant = int(((known["ratio_low"] > 1) | (known["ratio_high"] < 1)).sum())
+    if known.empty or significant == len(intervals):
         return ""
-    return f" (beyond noise in {beyond} of {len(intervals)})"
+    return f" ({significant} of {len(intervals)} significant)"
 
 
 def memory(analysis: Analysis) -> str | None:
-    """From what to what peak memory goes over the batch, and the largest batch that fits where that is known."""
+    """State peak memory at the smallest and the largest batch, and whether the latter is the largest that fits."""
     rows = analysis.batch_curve
     rows = rows[rows["peak_memory_bytes"].notna()]
-    one, _ = study_ranks(analysis)
+    rank, _ = study_ranks(analysis)
     names = [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]
-    said = []
+    ranges = []
     for _, curve in rows.groupby("series", sort=False):
         small, large = curve.iloc[0], curve.iloc[-1]
         if small["batch_per_gpu"] == large["batch_per_gpu"]:
@@ -84,39 +82,39 @@ def memory(analysis: Analysis) -> str | None:
         label = configuration_label(large, names, study_ranks(analysis))
         text = (
             f"from {number(small['peak_memory_bytes'] / GIB, 1)} GiB at batch {small['batch_per_gpu']} to "
-            f"{number(large['peak_memory_bytes'] / GIB, 1)} at {large['batch_per_gpu']}"
+            f"{number(large['peak_memory_bytes'] / GIB, 1)} GiB at {large['batch_per_gpu']}"
         )
-        fits = ", the largest tried that fits" if "fits" in str(large["outcome"]) else ""
-        said.append(f"{text}{fits}{f' ({label})' if label else ''}")
-    if not said or len(said) > MOST_CURVES:
+        fits = ", the largest measured batch that fits" if "fits" in str(large["outcome"]) else ""
+        ranges.append(f"{text}{fits}{f' ({label})' if label else ''}")
+    if not ranges or len(ranges) > MOST_CURVES:
         return None
-    return f"On one {one} peak memory goes {join(said)}."
+    return f"Peak memory on one {rank} grows {join(ranges)}."
 
 
-def parts(analysis: Analysis) -> str | None:
-    """What loading, the copy to the device and processing take of a step, where one of the first two is more than nothing."""
-    found = analysis.configurations
-    timed = found[list(PHASES)].astype(float)
+def step_parts(analysis: Analysis) -> str | None:
+    """State the shares of loading, copying and processing in a step; None if loading and copying are negligible."""
+    configurations = analysis.configurations
+    timed = configurations[list(PHASES)].astype(float)
     total_s = timed.sum(axis=1, min_count=1)
     total_s = total_s.where(total_s > 0)
-    if len(found) < 2 or total_s.notna().sum() < 2:
+    if len(configurations) < 2 or total_s.notna().sum() < 2:
         return None
     shares = pd.DataFrame(
         {
             "waiting for a batch": timed["load_wait_s"].fillna(0.0) / total_s,
-            "its copy to the device": timed["host_to_device_s"].fillna(0.0) / total_s,
+            "copying it to the device": timed["host_to_device_s"].fillna(0.0) / total_s,
         }
     ).dropna()
     if shares.to_numpy().max() < WORTH_A_WORD:
         return None
     shares["processing"] = 1 - shares.sum(axis=1)
     listed = [
-        f"{name} {percent(values.median())} ({percent(values.min())} to {percent(values.max())})"
+        f"{name} takes {percent(values.median())} ({percent(values.min())} to {percent(values.max())})"
         for name, values in shares.items()
     ]
-    return f"Of a step, in the median of {len(shares)} configurations (least to most), {join(listed)}."
+    return f"Parts of a step, median of {len(shares)} configurations (range): {join(listed)}."
 
 
-def _span(low: float, high: float) -> str:
-    shown, most = number(low, 2), number(high, 2)
-    return shown if shown == most else f"{shown} to {most}"
+def _range(low: float, high: float) -> str:
+    first, last = number(low, 2), number(high, 2)
+    return first if first == last else f"{first} to {last}"

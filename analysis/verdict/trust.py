@@ -1,7 +1,10 @@
-"""Caveats about the machines: commits, nodes, clocks, throttling and load of the trials, in words."""
+"""Caveats about the numbers: repeats, spread, measurement overhead, and the state of hosts and GPUs."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
+
+import pandas as pd
 
 from analysis.compare.scaling import NEITHER, WEAK
 from analysis.load.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
@@ -13,87 +16,117 @@ from analysis.verdict.communication import audit
 from analysis.verdict.efficiency import compared_series, efficiency_text, series_label
 
 CLOCK_FALL = 0.05
-"""Part of its clock by which a GPU may be slower after a trial's windows than before them."""
+"""Relative drop of a GPU's clock from before a trial's windows to after them, above which the trial is listed."""
+
+WIDE_INTERVAL = 0.05
+"""Relative half-width of a throughput interval above which repeats do not suffice for a close comparison."""
+
+MOST_REASONS, LONGEST_REASON = 8, 120
+"""Number of reasons listed for trials without a result, and the maximum characters of one."""
+
+TOO_GOOD = 0.05
+"""Weak-scaling efficiency above 1 by more than this is suspicious."""
 
 
 def commits(analysis: Analysis) -> str | None:
-    """A sentence where trials of several commits are compared whose measuring code is not known to be the same."""
+    """Warn if trials ran under several commits and the measuring code is not known to be the same."""
     done = done_environments(analysis.results.trials)
-    seen = Counter(name for _, environment in done if (name := commit(environment)))
-    if len(seen) < 2 or all(environment.get("measuring_code") for _, environment in done):
+    counts = Counter(name for _, environment in done if (name := commit(environment)))
+    if len(counts) < 2 or all(environment.get("measuring_code") for _, environment in done):
         return None
-    listed = join([f"{name} ({count})" for name, count in seen.most_common()])
+    listed = join([f"{name} ({count})" for name, count in counts.most_common()])
     return (
-        f"The trials ran under {len(seen)} commits of this program: {listed}. Not all have a digest of the code that measures, "
-        "so whether it was the same is not known."
+        f"The trials ran under {len(counts)} commits of this program: {listed}. Some trials lack a digest of the "
+        "measuring code, so it may have changed between them."
     )
 
 
-def caveats(analysis: Analysis) -> list[str]:
-    """Sentences on trials whose hosts or GPUs were not in the state that a measurement wants."""
-    slowed: Counter[str] = Counter()
-    slowed_trials: list[str] = []
-    fallen_trials: list[str] = []
-    loaded_trials = yielding_trials = 0
-    most_loaded, most_fallen = (0.0, 1.0), (1.0, 1.0)
-    done = done_environments(analysis.results.trials)
-    for trial_id, environment in done:
-        own = environment.get("ranks") or []
-        yielding_trials += any((rank.get("niceness") or 0) > 0 for rank in own)
-        reasons = {reason for rank in own for reason in slowed_by(rank) or ()}
-        slowed.update(reasons)
-        slowed_trials += [trial_id] * bool(reasons)
+@dataclass
+class _HostCaveats:
+    """Trials whose hosts or GPUs were in a bad state; pairs are (before, after) in MHz and (load, cores)."""
+
+    throttle_reasons: Counter[str] = field(default_factory=Counter)
+    throttled_trials: list[str] = field(default_factory=list)
+    clock_drop_trials: list[str] = field(default_factory=list)
+    worst_clock_drop: tuple[float, float] = (1.0, 1.0)
+    overloaded: int = 0
+    worst_load: tuple[float, float] = (0.0, 1.0)
+    niced: int = 0
+
+    def add(self, trial_id: str, environment: dict[str, Any]) -> None:
+        """Add one done trial."""
+        ranks = environment.get("ranks") or []
+        self.niced += any((rank.get("niceness") or 0) > 0 for rank in ranks)
+        reasons = {reason for rank in ranks for reason in slowed_by(rank) or ()}
+        self.throttle_reasons.update(reasons)
+        self.throttled_trials += [trial_id] * bool(reasons)
         cores = {node.get("node_id"): node.get("cpu_count") for node in used_nodes(environment)}
         loads = [
             (float(load), float(count))
-            for rank in own
+            for rank in ranks
             for when in WHEN
             if (load := reading(rank, when, "load_average_1min")) is not None
             and (count := cores.get(rank.get("node_id")))
         ]
-        loaded_trials += any(load > count for load, count in loads)
-        most_loaded = max([most_loaded, *loads], key=lambda pair: pair[0] / pair[1])
+        self.overloaded += any(load > count for load, count in loads)
+        self.worst_load = max([self.worst_load, *loads], key=lambda pair: pair[0] / pair[1])
         clocks = [
             (float(before), float(after))
-            for rank in own
+            for rank in ranks
             for name in ("sm_clock_mhz", "memory_clock_mhz")
             if (before := reading(rank, "before", name)) and (after := reading(rank, "after", name))
         ]
-        fallen_trials += [trial_id] * any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
-        most_fallen = min([most_fallen, *clocks], key=lambda pair: pair[1] / pair[0])
-    lines = [line for line in (commits(analysis), _unlike_nodes(done)) if line]
-    if slowed_trials:
-        listed = join([f"{reason} ({count})" for reason, count in slowed.most_common()])
-        lines.append(
-            f"In {len(slowed_trials)} of {len(done)} trials a GPU was slowed down: {listed}. Such numbers say as much about power and "
-            f"cooling as about the code. Seen in {named(slowed_trials)}."
-        )
-    if fallen_trials:
-        lines.append(
-            f"In {len(fallen_trials)} of {len(done)} trials a GPU's clock fell by more than {percent(CLOCK_FALL)} between before and after, at "
-            f"most from {number(most_fallen[0], 0)} to {number(most_fallen[1], 0)} MHz: warm it up longer, or lock its clocks. "
-            f"Seen in {named(fallen_trials)}."
-        )
-    if loaded_trials:
-        lines.append(
-            f"In {loaded_trials} of {len(done)} trials the load average of a host was above its number of cores, at most {number(most_loaded[0], 1)} "
-            f"on {number(most_loaded[1], 0)}: processes waited for a core, those of the study among them."
-        )
-    if yielding_trials:
-        lines.append(
-            f"In {yielding_trials} of {len(done)} trials ranks ran at a higher niceness than 0, as Ray's workers do by default: every other "
-            "process of the host came before them. Start Ray with RAY_worker_niceness=0 in its environment."
-        )
-    return lines
+        self.clock_drop_trials += [trial_id] * any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
+        self.worst_clock_drop = min([self.worst_clock_drop, *clocks], key=lambda pair: pair[1] / pair[0])
+
+    def sentences(self, trial_count: int) -> list[str]:
+        """Return one sentence per kind of caveat that occurred in the `trial_count` done trials."""
+        lines = []
+        if self.throttled_trials:
+            listed = join([f"{reason} ({count})" for reason, count in self.throttle_reasons.most_common()])
+            lines.append(
+                f"In {len(self.throttled_trials)} of {trial_count} trials a GPU was throttled: {listed}. Such results "
+                f"depend on power and cooling as much as on the code. Trials: {named(self.throttled_trials)}."
+            )
+        if self.clock_drop_trials:
+            before, after = self.worst_clock_drop
+            lines.append(
+                f"In {len(self.clock_drop_trials)} of {trial_count} trials a GPU clock dropped by more than "
+                f"{percent(CLOCK_FALL)}, at most from {number(before, 0)} to {number(after, 0)} MHz: use a longer "
+                f"warm-up, or lock the clocks. Trials: {named(self.clock_drop_trials)}."
+            )
+        if self.overloaded:
+            load, cores = self.worst_load
+            lines.append(
+                f"In {self.overloaded} of {trial_count} trials the load average of a host exceeded its number of "
+                f"cores, at most {number(load, 1)} on {number(cores, 0)}: processes had to wait for a core."
+            )
+        if self.niced:
+            lines.append(
+                f"In {self.niced} of {trial_count} trials ranks ran with a niceness above 0, Ray's default for "
+                "workers: every other process on the host took precedence. "
+                "Start Ray with RAY_worker_niceness=0 in its environment."
+            )
+        return lines
 
 
-def _unlike_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:
-    """One sentence on trials whose nodes were not of one kind, naming in what and how; None where all were.
+def caveats(analysis: Analysis) -> list[str]:
+    """Return caveats about commits, mixed nodes, throttling, clocks, load and niceness of the done trials."""
+    done = done_environments(analysis.results.trials)
+    hosts = _HostCaveats()
+    for trial_id, environment in done:
+        hosts.add(trial_id, environment)
+    lines = [line for line in (commits(analysis), _mixed_nodes(done)) if line]
+    return lines + hosts.sentences(len(done))
 
-    Memory counts as unlike from 5 % on: hosts of one kind reserve a little more or less of it.
+
+def _mixed_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:
+    """Warn about trials on different kinds of nodes, and list the differences; None if all nodes were alike.
+
+    Memory counts as different from 5 % on, since hosts of the same kind reserve slightly different amounts.
     """
-    unlike: dict[str, str] = {}
-    concerned = 0
+    differences: dict[str, str] = {}
+    affected = 0
     for _, environment in done:
         nodes = used_nodes(environment)
         gib = [round((node.get("memory_bytes") or 0) / GIB) for node in nodes]
@@ -110,35 +143,23 @@ def _unlike_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:
             }
             for node, memory_gib in zip(nodes, gib, strict=True)
         ]
-        names = dict.fromkeys(name for each in facts for name in each)
-        differing = [name for name in names if len({each.get(name) for each in facts}) > 1]
-        concerned += bool(differing)
+        names = dict.fromkeys(name for node_facts in facts for name in node_facts)
+        differing = [name for name in names if len({node_facts.get(name) for node_facts in facts}) > 1]
+        affected += bool(differing)
         for name in differing:
-            by_value = {str(each.get(name)): node.get("host") for node, each in zip(nodes, facts, strict=True)}
-            unlike.setdefault(name, join([f"{value} on {host}" for value, host in by_value.items()]))
-    if not concerned:
+            by_value = {str(values.get(name)): node.get("host") for node, values in zip(nodes, facts, strict=True)}
+            differences.setdefault(name, join([f"{value} on {host}" for value, host in by_value.items()]))
+    if not affected:
         return None
-    listed = "; ".join(f"{name}: {values}" for name, values in unlike.items())
+    listed = "; ".join(f"{name}: {values}" for name, values in differences.items())
     return (
-        f"In {concerned} of {len(done)} trials the nodes were unlike ({listed}): the slowest of them sets the pace of all, so such "
-        "numbers hold for this mixture only."
+        f"In {affected} of {len(done)} trials the nodes differed ({listed}). The slowest node sets the pace, so these "
+        "results hold for this mixture only."
     )
 
 
-WIDE_INTERVAL = 0.05
-"""Half-width of a throughput's interval, relative to it, from which repeats do not suffice for a close comparison."""
-
-
-MOST_REASONS, LONGEST_REASON = 8, 120
-"""that trials without a result are named with, and the characters of one"""
-
-
-TOO_GOOD = 0.05
-"""Efficiency above 1 of weak scaling, from which it is not believed without a reason."""
-
-
 def superlinear(analysis: Analysis) -> str | None:
-    """A doubt about weak scaling that is better than ideal, by more than its interval where there is one."""
+    """Warn about weak scaling that is better than ideal, beyond its interval if it has one."""
     rows = compared_series(analysis, WEAK)
     rows = rows[rows["efficiency_low"].fillna(rows["efficiency"]) > 1 + TOO_GOOD]
     if rows.empty:
@@ -146,73 +167,84 @@ def superlinear(analysis: Analysis) -> str | None:
     best_row = rows.sort_values("efficiency").iloc[-1]
     rank = study_ranks(analysis)[0]
     return (
-        f"In {len(rows)} place{'' if len(rows) == 1 else 's'} weak scaling is better than ideal, at best {efficiency_text(best_row)} "
-        f"({series_label(analysis, best_row, WEAK)}). More {rank}s do not make each of them faster: either the reference was slowed "
-        "(clocks, noise, too few cores for its loaders) or the two do not compute the same. Find out which before you use it."
+        f"In {len(rows)} case{'' if len(rows) == 1 else 's'} weak scaling is better than ideal, at best "
+        f"{efficiency_text(best_row)} ({series_label(analysis, best_row, WEAK)}). Adding {rank}s does not speed up a "
+        "single one. Either the reference was slow (clocks, noise, too few cores for its loaders), or the two "
+        "configurations compute different things. Find the cause before using these results."
     )
 
 
 def without_throughput(analysis: Analysis) -> str | None:
-    """Timed trials that are done and stand in no comparison, for the time of one of their ranks is not known."""
+    """Warn about timed trials that are excluded from all comparisons because a rank's time is unknown."""
     trained = set(analysis.accuracy.runs["trial_id"]) if analysis.accuracy else set()
     rows = analysis.measured[analysis.measured["throughput_samples_per_s"].isna()]
-    names = [name for name in rows["trial_id"] if name not in trained]
-    if not names:
+    trial_ids = [trial_id for trial_id in rows["trial_id"] if trial_id not in trained]
+    if not trial_ids:
         return None
-    verb = "has" if len(names) == 1 else "have"
+    verb = "has" if len(trial_ids) == 1 else "have"
     return (
-        f"{len(names)} of {len(analysis.measured)} trials {verb} no throughput, for the time of a rank is unknown, and no part in any "
-        f"comparison: look at the steps of {named(names)}."
+        f"{len(trial_ids)} of {len(analysis.measured)} trials {verb} no throughput because the time of a rank is "
+        f"unknown, and are excluded from all comparisons: check the steps of {named(trial_ids)}."
     )
 
 
 def trust(analysis: Analysis) -> list[str]:
-    """Whether to believe the numbers: notes of the study, repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
-    found = analysis.configurations
+    """Return all caveats about the numbers of the study."""
+    configurations = analysis.configurations
     lines = [*analysis.record.notes, *accuracy_verdict.trust(analysis)]
     if line := without_throughput(analysis):
         lines.append(line)
-    if found.empty:
+    if configurations.empty:
         return [*lines, *caveats(analysis)]
-    lone = int((found["n"] == 1).sum())
-    fewest, most = int(found["n"].min()), int(found["n"].max())
-    repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    if lone:
+    lines += _repeats(configurations)
+    lines += [line for line in (superlinear(analysis), audit(analysis)) if line]
+    gain = 1 - configurations["instruments_ratio"]
+    if (gain > NOISE).any():
         lines.append(
-            f"{lone} of {len(found)} configurations ran once, so they have no interval: run the study with more repeats."
-        )
-    columns = ["throughput_samples_per_s_low", "throughput_samples_per_s_high"]
-    half = (found[columns[1]] - found[columns[0]]) / 2 / found["throughput_samples_per_s"]
-    if half.notna().any():
-        wide = int((half > WIDE_INTERVAL).sum())
-        advice = (
-            f"{wide} of {len(found)} are wider than ±{percent(WIDE_INTERVAL)}: compare those with care, or add repeats."
-            if wide
-            else f"None is wider than ±{percent(WIDE_INTERVAL)}."
-        )
-        count = f"{repeats} repeat{'' if repeats == '1' else 's'} of each configuration"
-        lines.append(f"{count}; the middle one's 95 % interval of throughput is ±{percent(half.median(), 1)}. {advice}")
-    differ = int(found["groups_differ"].sum())
-    if differ:
-        lines.append(
-            f"In {differ} of {len(found)} configurations worker groups differ by more than chance, so their intervals count groups, "
-            "not repeats, and are wide; more groups would narrow them."
-        )
-    if unlikely := superlinear(analysis):
-        lines.append(unlikely)
-    cost = found["instruments_ratio"] - 1
-    if costly := audit(analysis):
-        lines.append(costly)
-    if (cost < -NOISE).any():
-        lines.append(
-            f"In {int((cost < -NOISE).sum())} of {len(found)} configurations a step took up to {percent(-cost.min(), 1)} "
-            "longer without instruments than with them, which only noise can do: use more steps, or a quieter machine."
+            f"In {int((gain > NOISE).sum())} of {len(configurations)} configurations a step took up to "
+            f"{percent(gain.max(), 1)} longer without measurement than with it, which must be noise: use more steps, "
+            "or a quieter machine."
         )
     lines += [f"{finding.sentence} {finding.what_to_do}" for finding in analysis.findings]
     lines += caveats(analysis)
-    alone = int((analysis.scaling["scaling"] == NEITHER).sum())
-    if alone:
+    unscaled = int((analysis.scaling["scaling"] == NEITHER).sum())
+    if unscaled:
         lines.append(
-            f"{alone} of {len(found)} configurations are neither weak nor strong scaling: nothing like them ran on other sizes."
+            f"{unscaled} of {len(configurations)} configurations belong to neither weak nor strong scaling: "
+            "no matching configuration ran on another number of ranks."
+        )
+    return lines
+
+
+def _repeats(configurations: pd.DataFrame) -> list[str]:
+    """Return caveats about the number of repeats, the width of intervals, and differing worker groups."""
+    lines = []
+    single = int((configurations["n"] == 1).sum())
+    fewest, most = int(configurations["n"].min()), int(configurations["n"].max())
+    repeats = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    if single:
+        lines.append(
+            f"{single} of {len(configurations)} configurations ran once and have no interval: "
+            "run the study with more repeats."
+        )
+    low, high = (configurations[f"throughput_samples_per_s_{end}"] for end in ("low", "high"))
+    half_width = (high - low) / 2 / configurations["throughput_samples_per_s"]
+    if half_width.notna().any():
+        wide = int((half_width > WIDE_INTERVAL).sum())
+        advice = (
+            f"{wide} of {len(configurations)} are wider than ±{percent(WIDE_INTERVAL)}: "
+            "compare those with care, or add repeats."
+            if wide
+            else f"None is wider than ±{percent(WIDE_INTERVAL)}."
+        )
+        lines.append(
+            f"{repeats} repeat{'' if repeats == '1' else 's'} per configuration; the median 95 % interval of "
+            f"throughput is ±{percent(half_width.median(), 1)}. {advice}"
+        )
+    differ = int(configurations["groups_differ"].sum())
+    if differ:
+        lines.append(
+            f"In {differ} of {len(configurations)} configurations worker groups differ by more than chance, so their "
+            "intervals are based on groups instead of repeats and are wide. More groups would narrow them."
         )
     return lines

@@ -1,4 +1,4 @@
-// Sorts and filters the tables of the page; without it the page says the same, in the report's own order.
+// Sorts and filters the tables. Without this script the page shows the same tables in their original order.
 (() => {
   const MISSING = "–";
   const cell = (row, column) => row.cells[column].textContent.trim();

@@ -61,9 +61,11 @@ def timed(directory: Path, trials: list[dict[str, Any]], step_s: Any) -> ReportI
 def test_each_strategy_is_compared_with_ddp_on_the_same_number_of_gpus(tmp_path: Path) -> None:
     seconds = {("ddp", 1): 0.1, ("ddp", 2): 0.125, ("fsdp2", 2): 0.1, ("none", 1): 0.08, ("dp", 4): 0.3}
     trials = [GPU | {"parallel": name, "world_size": size} for name, size in seconds]
-    analysis = timed(tmp_path / "results", trials, lambda t: seconds[t["parallel"], t["world_size"]])
-    cells = TABLES["parallel"](analysis).cells()
-    assert cells[["GPUs", "parallel", "against", "times as fast", "step time (ms)", "n"]].to_numpy().tolist() == [
+    found = timed(tmp_path / "results", trials, lambda t: seconds[t["parallel"], t["world_size"]])
+    cells = TABLES["parallel"](found).cells()
+    assert cells[
+        ["GPUs", "parallel", "reference", "relative throughput", "step time (ms)", "n"]
+    ].to_numpy().tolist() == [
         ["1", "ddp", "ddp", "1.000", "100.0", "1"],
         ["1", "none", "ddp", "1.250", "80.0", "1"],
         ["2", "ddp", "ddp", "1.000", "125.0", "1"],
@@ -88,9 +90,9 @@ def test_a_ratio_has_the_interval_of_the_welch_test(tmp_path: Path) -> None:
     assert frame.loc["jpeg", ["ratio_low", "ratio_high"]].isna().all()
 
 
-def test_without_the_usual_reference_the_next_value_is_the_reference(tmp_path: Path) -> None:
-    analysis = timed(tmp_path / "results", grid(GPU, execution=["compile", "graph"]), lambda t: 0.1)
-    assert TABLES["execution"](analysis).cells()["against"].tolist() == ["compile", "compile"]
+def test_where_the_usual_reference_was_not_measured_the_next_one_is(tmp_path: Path) -> None:
+    found = timed(tmp_path / "results", grid(GPU, execution=["compile", "graph"]), lambda t: 0.1)
+    assert TABLES["execution"](found).cells()["reference"].tolist() == ["compile", "compile"]
 
 
 def test_configurations_that_differ_in_two_fields_are_not_compared(tmp_path: Path) -> None:
@@ -111,9 +113,9 @@ def test_trials_older_than_a_field_are_only_excluded_from_its_comparison(tmp_pat
 def test_all_other_settings_share_one_table(tmp_path: Path) -> None:
     trials = [GPU, GPU | {"loader_workers": 2}, GPU | {"non_blocking": False, "world_size": 2}, GPU | {"world_size": 2}]
     trials[2] |= {"repeat": 1}  # so that ids differ
-    analysis = timed(tmp_path / "results", trials, lambda t: 0.1 if t["loader_workers"] == 0 else 0.08)
-    cells = TABLES["settings"](analysis).cells()
-    assert cells[["setting", "value", "GPUs", "against", "times as fast"]].to_numpy().tolist() == [
+    found = timed(tmp_path / "results", trials, lambda t: 0.1 if t["loader_workers"] == 0 else 0.08)
+    cells = TABLES["settings"](found).cells()
+    assert cells[["setting", "value", "GPUs", "reference", "relative throughput"]].to_numpy().tolist() == [
         ["loader workers", "0", "1", "0", "1.000"],
         ["loader workers", "2", "1", "0", "1.250"],
         ["non blocking", "no", "2", "no", "1.000"],
@@ -142,7 +144,7 @@ def test_precision_shows_loss_skipped_steps_and_non_finite_losses(tmp_path: Path
         write_trial(directory, record(fields), frame)
     analysis = with_models(analyse(load(directory)))
     cells = TABLES["precision"](analysis).cells()
-    names = ["precision", "times as fast", "final loss", "skipped steps", "losses not finite", "n"]
+    names = ["precision", "relative throughput", "final loss", "skipped steps", "non-finite losses", "n"]
     assert cells[names].to_numpy().tolist() == [
         ["fp32", "1.000", "0.600", "–", "0", "2"],
         ["fp16", "2.000 [2.000, 2.000]", "0.600", "4", "2", "2"],
@@ -210,21 +212,19 @@ def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -
     for precision, top1 in (("fp32", 0.90), ("bf16", 0.85)):
         fields = TRAINING | {"precision": precision}
         write_training(directory, fields, epochs(fields, top1))
-    analysis = with_models(analyse(load(directory)))
+    found = with_models(analyse(load(directory)))
     configuration = {"rungs": rungs}
-    analysis = replace(
-        analysis, results=replace(analysis.results, study=analysis.results.study | {"configuration": configuration})
-    )
-    table = TABLES["ladder"](analysis)
-    assert table.cells()["trained to (%)"].tolist()[:2] == ["90.00", "85.00"]
+    found = replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
+    table = TABLES["ladder"](found)
+    assert table.cells()["accuracy (%)"].tolist()[:2] == ["90.00", "85.00"]
     assert "resnet18_small on " in next(c.meaning for c in table.columns if c.name == "trained_percent")
-    sentences = answer(analysis)
-    assert sentences[0].startswith("From fp32 on") and sentences[1].startswith(
-        "The plain training at global batch 128 reaches 90.00"
+    told = answer(found)
+    assert "over fp32 (" in told[0] and told[1].startswith(
+        "Plain training at global batch 128 reaches a held-out accuracy of 90.00"
     )
-    compared = TABLES["precision"](analysis).cells()
-    accuracy_by_precision = dict(zip(compared["precision"], compared["trained to (%)"], strict=True))
-    assert accuracy_by_precision == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
+    compared = TABLES["precision"](found).cells()
+    shown = dict(zip(compared["precision"], compared["accuracy (%)"], strict=True))
+    assert shown == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
 
 
 @pytest.mark.parametrize("rungs", [None, [], "rungs", [{"name": "x"}], [3]])
@@ -267,8 +267,8 @@ def test_bandwidth_shows_its_bytes_ranks_and_time(tmp_path: Path) -> None:
         "t (ms)": ["12.50"],
         "S/t (GB/s)": [f"{rate:.2f}"],
         "bus bandwidth (GB/s)": [f"{rate:.2f}"],
-        "t alone (ms)": ["10.00"],
-        "ceiling (GB/s)": [f"{BYTES / 0.01 / 1e9:.2f}"],
+        "t, otherwise idle (ms)": ["10.00"],
+        "measured all-reduce limit (GB/s)": [f"{BYTES / 0.01 / 1e9:.2f}"],
         "utilisation (%)": ["80.0"],
         "by N minus 1 GPU (GB/s)": [f"{BYTES / 0.025 / 1e9:.2f}"],
         "n": ["1"],
@@ -278,7 +278,7 @@ def test_bandwidth_shows_its_bytes_ranks_and_time(tmp_path: Path) -> None:
 
 def test_compute_and_communication_are_separated_by_three_methods(tmp_path: Path) -> None:
     cells = TABLES["exposed_cost"](communicating(tmp_path / "results")).cells()
-    assert cells.drop(columns=["GPUs", "n", "largest reason why they differ"]).to_dict("list") == {
+    assert cells.drop(columns=["GPUs", "n", "largest reason for the difference"]).to_dict("list") == {
         "step (ms)": ["125.0"],
         "rest, live (ms)": ["112.5"],
         "live (ms)": ["12.5"],
@@ -348,7 +348,7 @@ def test_every_trial_is_listed_with_outcome_and_command(tmp_path: Path) -> None:
     assert "--set device=cuda" in command
     assert command.endswith(" --repeats 1 --out results/again")
     assert cells["status"].tolist() == ["done", "out of memory"]
-    assert "--batch-per-gpu 64" in cells["run its configuration again"].iloc[1]
+    assert "--batch-per-gpu 64" in cells["rerun its configuration"].iloc[1]
 
 
 def test_the_command_plans_the_same_trial_for_any_study(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_trials_without_a_result_are_all_in_the_first_analysis(tmp_path: Path) -
 
 def test_one_analysis_of_two_environments_is_refused_and_says_why(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"^these trials ran under unlike environments: torch 2\.12\.0 instead of 2\.11\.0$"
+        ValueError, match=r"^these trials ran under different environments: torch 2\.12\.0 instead of 2\.11\.0$"
     ):
         with_models(analyse(load(mixed(tmp_path / "results"))))
 
@@ -141,8 +141,8 @@ def test_the_report_keeps_environments_in_sections_and_files_of_their_own(tmp_pa
     markdown = (directory / "report/report.md").read_text()
     title = "Trials under another environment: torch 2.12.0 instead of 2.11.0"
     notice = (
-        "Trials also ran under another environment, and are not mixed with these: 2 with torch 2.12.0 instead of 2.11.0. "
-        "They have sections of their own below."
+        "Trials from another environment are excluded from these results: 2 with torch 2.12.0 instead of 2.11.0. "
+        "They have separate sections below."
     )
     for text in (page, markdown):
         assert title in text
@@ -179,5 +179,5 @@ def test_the_terminal_shows_one_environment_and_mentions_the_other(tmp_path: Pat
     found = write_report(mixed(tmp_path / "results")).summary
     assert [row[0] for row in found.rows] == ["1", "2"]
     assert found.left_out == (
-        "Trials also ran under another environment, and are not mixed with these: 2 with torch 2.12.0 instead of 2.11.0."
+        "Trials from another environment are excluded from these results: 2 with torch 2.12.0 instead of 2.11.0."
     )

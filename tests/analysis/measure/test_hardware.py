@@ -95,23 +95,23 @@ def test_the_table_has_formatted_cells(tmp_path: Path) -> None:
     table = TABLES["hardware"](found)
     assert table.cells().to_dict("list") == {
         "GPUs": ["2"],
-        "TFLOP/s a GPU": ["40.0"],
+        "TFLOP/s per GPU": ["40.0"],
         "MFU (%)": ["4.0"],
         "power (W)": ["500"],
         "Wh per million samples": ["69.4"],
         "GPU-hours per million samples": ["0.139"],
-        "price per million samples": ["0.4167"],
+        "cost per million samples": ["0.4167"],
         "n": ["1"],
     }
-    assert "NVIDIA H200 at most: 989.5 bf16" in table.note
-    assert dict(table.definitions())["price per million samples"] == "GPU-hours at 3 each."
+    assert "Peak of NVIDIA H200: 989.5 bf16" in table.note
+    assert dict(table.definitions())["cost per million samples"] == "at 3 per GPU-hour."
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090"])
 def test_an_unknown_device_has_flops_but_no_utilisation(tmp_path: Path, gpu: str) -> None:
     found = analysis_of(tmp_path / "results", [GPU], gpu)
     cells = TABLES["hardware"](found).cells()
-    assert cells["TFLOP/s a GPU"].tolist() == ["40.0"]
+    assert cells["TFLOP/s per GPU"].tolist() == ["40.0"]
     assert "MFU (%)" not in cells
 
 
@@ -119,13 +119,13 @@ def test_an_impossible_utilisation_is_flagged(tmp_path: Path) -> None:
     possible = TABLES["hardware"](analysis_of(tmp_path / "possible", [GPU]))
     impossible = TABLES["hardware"](analysis_of(tmp_path / "impossible", [GPU], step_flops=60e12))
     assert impossible.cells()["MFU (%)"].tolist() == ["121.3"]
-    assert "above 100 %" in impossible.note
-    assert "above 100 %" not in possible.note
+    assert "above 100 % is impossible" in impossible.note
+    assert "impossible" not in possible.note
 
 
-def test_without_a_price_there_is_no_cost(tmp_path: Path) -> None:
+def test_without_a_price_there_is_no_money(tmp_path: Path) -> None:
     cells = TABLES["hardware"](analysis_of(tmp_path / "results", [GPU])).cells()
-    assert not cells.columns.str.startswith("price").any()
+    assert not cells.columns.str.startswith("cost").any()
 
 
 def test_the_sum_is_unknown_if_one_rank_has_no_count(tmp_path: Path) -> None:
@@ -216,6 +216,6 @@ def test_memory_balance_covers_ranks_and_the_devices_of_one_rank(tmp_path: Path)
         "first (GiB)": ["2.17", "3.00"],
         "others (GiB)": ["2.17", "1.00"],
         "largest / smallest": ["1.00", "3.00"],
-        "each (GiB)": ["2.17 2.17", "3.00 1.00"],
+        "all (GiB)": ["2.17 2.17", "3.00 1.00"],
         "n": ["1", "1"],
     }

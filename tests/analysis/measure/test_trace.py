@@ -324,15 +324,15 @@ def test_the_table_has_one_row_per_trial_with_traces(tmp_path: Path) -> None:
     cells = TABLES["trace"](with_models(analyse(load(traced_study(tmp_path))))).cells()
     expected = {
         "GPUs": "2",
-        "ranks traced": "0 and 1",
+        "traced ranks": "0 and 1",
         "hidden, live (ms)": "4.100",
         "hidden, trace (ms)": "4.100",
-        "wire, live (ms)": "8.000",
-        "wire, trace (ms)": "8.000",
+        "wire time, live (ms)": "8.000",
+        "wire time, trace (ms)": "8.000",
         "uncovered (ms)": "5.400",
         "exposed, live (ms)": "3.900",
         "exposed, trace (ms)": "3.900",
-        "holds": "yes",
+        "agree": "yes",
     }
     assert [{name: row[name] for name in expected} for _, row in cells.iterrows()] == [expected]
 
@@ -344,7 +344,7 @@ def test_an_unusable_trace_is_a_row_with_its_problem(tmp_path: Path) -> None:
     assert "rank1.json.gz: " in row["problem"]
     assert "'nccl'" in row["problem"]
     [cells] = TABLES["trace"](with_models(analyse(load(directory)))).cells().to_dict("records")
-    assert (cells["holds"], cells["problem"]) == ("no", row["problem"])
+    assert (cells["agree"], cells["problem"]) == ("no", row["problem"])
 
 
 def test_traces_are_found_if_the_results_folder_is_a_uri(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_report_has_the_trace_section_only_with_traces(tmp_path: Path) -> None
     write_trial(tmp_path / "plain", record(FIELDS), steps(FIELDS, 0.1))
     without_traces = write_report(tmp_path / "plain").path
     for name in ("index.html", "report.md"):
-        assert "Live account against the trace" in Path(with_traces).with_name(name).read_text()
-        assert "Live account against the trace" not in Path(without_traces).with_name(name).read_text()
+        assert "Communication breakdown: live vs. trace" in Path(with_traces).with_name(name).read_text()
+        assert "Communication breakdown: live vs. trace" not in Path(without_traces).with_name(name).read_text()
     assert Path(with_traces).with_name("tables").joinpath("trace.csv").is_file()
     assert not Path(without_traces).with_name("tables").joinpath("trace.csv").exists()

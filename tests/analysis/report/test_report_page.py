@@ -1,6 +1,6 @@
-"""The report's page in a browser: it loads without errors and without asking any network, sorts, filters, and names its sources.
+"""The report's page in a browser: it loads without errors or requests, sorts and filters tables, and links its data.
 
-Headless Chromium opens a copy of the page with a script at its end, which acts and writes what it sees into the page.
+Headless Chromium opens a copy of the page with an added script that acts and writes its observations into the page.
 """
 
 import csv
@@ -33,7 +33,8 @@ console.error = (...words) => { problems.push(words.join(" ")); complain(...word
 
 AFTER = """<script>
 const table = document.querySelector("#batch_size table");
-const column = (n) => [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[n].textContent.trim());
+const visible = () => [...table.tBodies[0].rows].filter((row) => !row.hidden);
+const column = (n) => visible().map((row) => row.cells[n].textContent.trim());
 const heads = [...table.tHead.rows[0].cells];
 const at = (name) => heads.findIndex((head) => head.textContent.includes(name));
 const press = (name) => heads[at(name)].querySelector("button").click();
@@ -47,12 +48,14 @@ press("precision"); press("precision");
 const input = document.querySelector("#batch_size input");
 const type = (text) => { input.value = text; input.dispatchEvent(new Event("input")); };
 found.label = input.getAttribute("aria-label");
-type("BF16 64"); found.filtered = column(at("batch")); found.said = document.querySelector("#batch_size output").textContent;
-type(""); found.cleared = column(at("batch")); found.silent = document.querySelector("#batch_size output").textContent;
+const message = () => document.querySelector("#batch_size output").textContent;
+type("BF16 64"); found.filtered = column(at("batch")); found.message = message();
+type(""); found.cleared = column(at("batch")); found.cleared_message = message();
 const button = heads[0].querySelector("button");
 button.focus(); found.focused = document.activeElement === button;
 found.inputs = document.querySelectorAll("#weak_scaling input").length;
-found.requests = performance.getEntriesByType("resource").map((entry) => entry.name).filter((name) => !name.startsWith("data:"));
+const resources = performance.getEntriesByType("resource").map((entry) => entry.name);
+found.requests = resources.filter((name) => !name.startsWith("data:"));
 found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 found.problems = window.problems;
 const result = document.createElement("pre");
@@ -86,7 +89,7 @@ def page(results: Path) -> str:
 
 
 def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
-    """What `AFTER` wrote, in a window so many pixels wide."""
+    """Return the observations of `AFTER` in a window `width` pixels wide."""
     browser = program("chromium")
     assert browser
     file = folder / "acted.html"
@@ -107,20 +110,20 @@ def seen(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @needs("chromium")
-def test_it_loads_without_errors_and_asks_no_network(seen: dict[str, Any]) -> None:
+def test_page_loads_without_errors_or_requests(seen: dict[str, Any]) -> None:
     assert seen["problems"] == []
     assert seen["requests"] == []
 
 
 @needs("chromium")
-def test_it_fits_a_phone(page: str, tmp_path: Path) -> None:
+def test_page_fits_a_phone(page: str, tmp_path: Path) -> None:
     seen = in_browser(page, tmp_path, 500)  # the narrowest window that headless Chromium opens
     assert seen["wide"] is False
     assert seen["problems"] == []
 
 
 @needs("chromium")
-def test_a_click_on_a_heading_sorts_up_then_down_then_not(seen: dict[str, Any]) -> None:
+def test_clicking_a_header_sorts_ascending_then_descending_then_not(seen: dict[str, Any]) -> None:
     up, down, given = seen["sorts"]
     as_numbers = [[float(cell.split()[0].replace(",", "")) for cell in cells] for _, cells in (up, down)]
     assert (up[0], down[0], given[0]) == ("ascending", "descending", "none")
@@ -130,27 +133,27 @@ def test_a_click_on_a_heading_sorts_up_then_down_then_not(seen: dict[str, Any]) 
 
 
 @needs("chromium")
-def test_only_one_column_is_called_sorted(seen: dict[str, Any]) -> None:
+def test_only_one_column_is_marked_as_sorted(seen: dict[str, Any]) -> None:
     assert sorted(set(seen["others"])) == ["ascending", "none"]
     assert seen["others"].count("ascending") == 1
 
 
 @needs("chromium")
-def test_headings_are_buttons_that_the_keyboard_reaches(seen: dict[str, Any]) -> None:
+def test_headers_are_buttons_with_keyboard_focus(seen: dict[str, Any]) -> None:
     assert seen["focused"] is True
 
 
 @needs("chromium")
-def test_a_filter_keeps_rows_with_all_its_words(seen: dict[str, Any]) -> None:
+def test_filter_keeps_rows_that_contain_all_words(seen: dict[str, Any]) -> None:
     assert len(seen["given"]) == 10
     assert seen["label"] == "Filter rows of: Batch size on one GPU"
     assert "64" in seen["filtered"]
     assert len(seen["filtered"]) < 10
-    assert seen["said"] == f"{len(seen['filtered'])} of 10 rows"
-    assert (seen["cleared"], seen["silent"]) == (seen["given"], "")
+    assert seen["message"] == f"{len(seen['filtered'])} of 10 rows"
+    assert (seen["cleared"], seen["cleared_message"]) == (seen["given"], "")
 
 
-def test_each_figure_carries_the_numbers_that_it_draws(page: str, results: Path) -> None:
+def test_each_figure_links_its_data(page: str, results: Path) -> None:
     links = re.findall(r'<a href="data:text/csv;charset=utf-8;base64,([^"]+)" download="(\w+)\.csv">', page)
     data = {name: list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text, name in links}
     assert set(data) == set(re.findall(r'<a href="figures/(\w+)\.svg">', page))
@@ -161,14 +164,14 @@ def test_each_figure_carries_the_numbers_that_it_draws(page: str, results: Path)
     assert {row["kind"] for row in data["timeline"]} >= {"compute", "hidden", "optimizer"}
 
 
-def test_every_trial_is_on_the_page_with_the_command_that_runs_it_again(page: str, results: Path) -> None:
+def test_every_trial_is_listed_with_its_rerun_command(page: str, results: Path) -> None:
     section = page[page.index('<section id="trials"') :]
     for folder in (results / "trials").iterdir():
         assert f">{folder.name}<" in section
     assert section.count("python -m study.scaling run default") == 20
 
 
-def test_contents_lead_to_sections_that_exist(page: str) -> None:
+def test_contents_link_to_existing_sections(page: str) -> None:
     contents = page[page.index("<nav") : page.index("</nav>")]
     targets = re.findall(r'href="#(\w+)"', contents)
     assert {"weak_scaling", "batch_size", "hardware", "failures", "environment", "trials"} <= set(targets)

@@ -1,4 +1,4 @@
-"""What the numbers rest on: hosts, GPUs by UUID, ranks, and what was wrong with a trial."""
+"""Tables of hosts, GPUs and ranks, and caveats about their state."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 def analysed(
     directory: Path, change: Callable[[int, dict[str, Any]], None] = lambda n, e: None, **fields: Any
 ) -> ReportInputs:
-    """1 and 2 GPUs, each once; `change(world_size, environment)` alters what a trial says of its environment."""
+    """Analyse one trial each on 1 and 2 GPUs; `change(world_size, environment)` modifies the recorded environment."""
     write_study(directory)
     for trial in grid(GPU | fields, world_size=[1, 2]):
         content = record(trial)
@@ -34,7 +34,7 @@ def analysed(
 
 
 def slow_down(world_size: int, environment: dict[str, Any]) -> None:
-    """On two GPUs, the second reaches its power limit, and its clock falls."""
+    """Let the second of two GPUs reach its power limit, so that its clock drops."""
     if world_size == 2:
         environment["ranks"][1]["after"] |= {
             "throttle_reasons": ["power limit"],
@@ -43,7 +43,7 @@ def slow_down(world_size: int, environment: dict[str, Any]) -> None:
         }
 
 
-def test_commits_are_told_where_it_is_not_known_that_they_measure_alike(tmp_path: Path) -> None:
+def test_commits_are_a_caveat_if_the_measuring_code_may_differ(tmp_path: Path) -> None:
     def later(world_size: int, environment: dict[str, Any]) -> None:
         environment["git"]["commit"] = f"{world_size}123abcd"
 
@@ -54,13 +54,12 @@ def test_commits_are_told_where_it_is_not_known_that_they_measure_alike(tmp_path
 
     assert commits(analysed(tmp_path / "one")) is None
     assert commits(analysed(tmp_path / "known", later)) is None
-    assert commits(analysed(tmp_path / "unknown", older)) == (
-        "The trials ran under 2 commits of this program: 1123abcd (1) and 2123abcd (1). Not all have a digest of the code that "
-        "measures, so whether it was the same is not known."
-    )
+    text = commits(analysed(tmp_path / "unknown", older))
+    assert text is not None
+    assert "2 commits" in text and "1123abcd (1) and 2123abcd (1)" in text
 
 
-def test_gpus_are_listed_by_uuid_with_the_range_of_what_was_read(tmp_path: Path) -> None:
+def test_gpus_are_listed_by_uuid_with_ranges_of_readings(tmp_path: Path) -> None:
     def warmer(world_size: int, environment: dict[str, Any]) -> None:
         slow_down(world_size, environment)
         environment["ranks"][0]["after"]["temperature_c"] = 50 + world_size
@@ -75,19 +74,23 @@ def test_gpus_are_listed_by_uuid_with_the_range_of_what_was_read(tmp_path: Path)
         "NVLinks": "18",
         "NVLink version": "4.0",
         "SM clock before (MHz)": "1,980",
-        "after (MHz)": "1,965",
+        "SM clock after (MHz)": "1,965",
         "memory clock (MHz)": "3,201",
         "power (W)": "612",
         "temperature (°C)": "51–52",
-        "slowed down by": "nothing",
+        "throttled by": "nothing",
         "trials": "2",
     }
     second = cells.iloc[1]
-    assert (second["UUID"], second["after (MHz)"], second["slowed down by"]) == ("GPU-0-1", "1,755", "power limit (1)")
+    assert (second["UUID"], second["SM clock after (MHz)"], second["throttled by"]) == (
+        "GPU-0-1",
+        "1,755",
+        "power limit (1)",
+    )
     assert second["trials"] == "1"
 
 
-def test_ranks_have_their_place_and_their_peak_memory(tmp_path: Path) -> None:
+def test_ranks_have_host_device_and_peak_memory(tmp_path: Path) -> None:
     cells = TABLES["ranks"](analysed(tmp_path / "results")).cells()
     assert cells.to_dict("records") == [
         {
@@ -95,7 +98,7 @@ def test_ranks_have_their_place_and_their_peak_memory(tmp_path: Path) -> None:
             "host": "node-a0",
             "device": f"GPU-0-{rank}",
             "threads": "8",
-            "may run on CPUs": "0–15",
+            "CPU affinity": "0–15",
             "peak allocated (GiB)": "1.38",
             "peak reserved (GiB)": "1.62",
             "trials": str(2 - rank),
@@ -122,56 +125,42 @@ def test_hosts_have_their_load(tmp_path: Path) -> None:
     ]
 
 
-def test_calm_trials_raise_no_doubt(tmp_path: Path) -> None:
+def test_quiet_trials_have_no_caveats(tmp_path: Path) -> None:
     assert caveats(analysed(tmp_path / "results")) == []
 
 
-def test_slowed_gpus_and_fallen_clocks_are_caveats(tmp_path: Path) -> None:
-    assert caveats(analysed(tmp_path / "results", slow_down)) == [
-        (
-            "In 1 of 2 trials a GPU was slowed down: power limit (1). Such numbers say as much about power and cooling as about the "
-            f"code. Seen in {SLOWED}."
-        ),
-        (
-            "In 1 of 2 trials a GPU's clock fell by more than 5\u00a0% between before and after, at most from 1,980 to 1,755 MHz: "
-            f"warm it up longer, or lock its clocks. Seen in {SLOWED}."
-        ),
-    ]
+def test_throttled_gpus_and_clock_drops_are_caveats(tmp_path: Path) -> None:
+    throttled, dropped = caveats(analysed(tmp_path / "results", slow_down))
+    assert throttled.startswith("In 1 of 2 trials") and "power limit (1)" in throttled
+    assert dropped.startswith("In 1 of 2 trials") and "from 1,980 to 1,755 MHz" in dropped
+    assert all(line.endswith(f" {SLOWED}.") for line in (throttled, dropped))
 
 
-def test_of_many_slowed_trials_the_first_are_named(tmp_path: Path) -> None:
+def test_only_the_first_of_many_throttled_trials_are_named(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     for trial in grid(GPU, world_size=[2], repeat=range(5)):
         content = record(trial)
         slow_down(2, content["environment"])
         write_trial(directory, content, steps(trial, 0.1))
-    told = [line for line in caveats(with_models(analyse(load(directory)))) if "slowed down" in line]
-    assert len(told) == 1 and told[0].startswith("In 5 of 5 trials") and told[0].endswith(" and 2 more.")
-    assert sum(trial_id(trial) in told[0] for trial in grid(GPU, world_size=[2], repeat=range(5))) == 3
+    [line] = [line for line in caveats(with_models(analyse(load(directory)))) if "throttled" in line]
+    assert line.startswith("In 5 of 5 trials") and line.endswith(" and 2 more.")
+    assert sum(trial_id(trial) in line for trial in grid(GPU, world_size=[2], repeat=range(5))) == 3
 
 
-def test_a_load_above_the_cores_is_a_doubt(tmp_path: Path) -> None:
+def test_load_above_the_number_of_cores_is_a_caveat(tmp_path: Path) -> None:
     def crowded(world_size: int, environment: dict[str, Any]) -> None:
         environment["ranks"][0]["before"]["load_average_1min"] = 12.0 * world_size
 
-    assert caveats(analysed(tmp_path / "results", crowded)) == [
-        (
-            "In 1 of 2 trials the load average of a host was above its number of cores, at most 24.0 on 16: processes waited for a "
-            "core, those of the study among them."
-        )
-    ]
+    (line,) = caveats(analysed(tmp_path / "results", crowded))
+    assert line.startswith("In 1 of 2 trials the load average") and "24.0 on 16" in line
 
 
-def test_ranks_that_let_others_go_first_are_a_doubt(tmp_path: Path) -> None:
+def test_ranks_with_niceness_are_a_caveat(tmp_path: Path) -> None:
     def nice(world_size: int, environment: dict[str, Any]) -> None:
         environment["ranks"][0]["niceness"] = 15 * (world_size - 1)
 
-    assert caveats(analysed(tmp_path / "results", nice)) == [
-        (
-            "In 1 of 2 trials ranks ran at a higher niceness than 0, as Ray's workers do by default: every other process of the host "
-            "came before them. Start Ray with RAY_worker_niceness=0 in its environment."
-        )
-    ]
+    (line,) = caveats(analysed(tmp_path / "results", nice))
+    assert line.startswith("In 1 of 2 trials") and "RAY_worker_niceness=0" in line
 
 
 def test_results_older_than_these_readings_are_shown_with_what_they_have(tmp_path: Path) -> None:
@@ -189,7 +178,7 @@ def test_results_older_than_these_readings_are_shown_with_what_they_have(tmp_pat
     assert caveats(found) == []
 
 
-def test_gpus_that_say_little_are_listed_all_the_same(tmp_path: Path) -> None:
+def test_gpus_without_readings_are_listed(tmp_path: Path) -> None:
     def silent(world_size: int, environment: dict[str, Any]) -> None:
         for rank in environment["ranks"]:
             for when in ("before", "after"):
@@ -201,11 +190,11 @@ def test_gpus_that_say_little_are_listed_all_the_same(tmp_path: Path) -> None:
         ["MIG-0", "NVIDIA H200", "–"],
         ["MIG-1", "NVIDIA H200", "–"],
     ]
-    assert "slowed down by" not in cells
+    assert "throttled by" not in cells
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))
-def test_runs_of_cpus_read_back_as_the_cpus_that_they_came_from(cpus: set[int]) -> None:
+def test_cpu_ranges_round_trip(cpus: set[int]) -> None:
     text = _as_ranges(cpus)
     assert text is not None
     read: list[int] = []
@@ -216,12 +205,12 @@ def test_runs_of_cpus_read_back_as_the_cpus_that_they_came_from(cpus: set[int]) 
 
 
 @pytest.mark.parametrize(("cpus", "text"), [([], None), ([3], "3"), ([0, 1, 2, 8], "0–2, 8")])
-def test_cpus_are_drawn_together(cpus: list[int], text: str | None) -> None:
+def test_consecutive_cpus_form_ranges(cpus: list[int], text: str | None) -> None:
     assert _as_ranges(cpus) == text
 
 
 def on_two_nodes(directory: Path, change: Callable[[list[dict[str, Any]]], None]) -> list[str]:
-    """What is doubted of a trial on two nodes whose facts `change` has altered."""
+    """Return the caveats of a trial on two nodes whose records `change` has modified."""
     write_study(directory)
     (trial,) = grid(GPU, world_size=[4], nodes=[2])
     content = record(trial)
@@ -230,21 +219,21 @@ def on_two_nodes(directory: Path, change: Callable[[list[dict[str, Any]]], None]
     return caveats(with_models(analyse(load(directory))))
 
 
-def test_nodes_that_differ_are_named_with_what_differs(tmp_path: Path) -> None:
+def test_differing_nodes_are_listed_with_their_differences(tmp_path: Path) -> None:
     def other_kind(nodes: list[dict[str, Any]]) -> None:
         nodes[1] |= {"cpu_count": 8, "memory_bytes": 64 * 2**30}
         for node, version in zip(nodes, ("2.60.0", "2.59.0"), strict=True):
             node["versions"] = {"python": "3.11.9", "ray": version}
 
     (line,) = on_two_nodes(tmp_path / "results", other_kind)
-    assert line == (
-        "In 1 of 1 trials the nodes were unlike (cores: 16 on node-a0 and 8 on node-a1; memory: 128 GiB on node-a0 and "
-        "64 GiB on node-a1; ray: 2.60.0 on node-a0 and 2.59.0 on node-a1): the slowest of them sets the pace of all, so such "
-        "numbers hold for this mixture only."
-    )
+    assert line.startswith("In 1 of 1 trials")
+    assert (
+        "(cores: 16 on node-a0 and 8 on node-a1; memory: 128 GiB on node-a0 and 64 GiB on node-a1; "
+        "ray: 2.60.0 on node-a0 and 2.59.0 on node-a1)"
+    ) in line
 
 
-def test_nodes_of_one_kind_are_not_doubted_for_a_little_less_memory(tmp_path: Path) -> None:
+def test_slightly_different_memory_is_no_caveat(tmp_path: Path) -> None:
     def a_little_less(nodes: list[dict[str, Any]]) -> None:
         nodes[1]["memory_bytes"] = int(0.97 * nodes[0]["memory_bytes"])
 

@@ -1,4 +1,4 @@
-"""Tables by batch size and by number of ranks, whole, of studies whose times are round numbers."""
+"""Complete tables by batch size and by number of ranks, for studies with round step times."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def measured_batches(directory: Path, step_s: dict[int, float]) -> Path:
     return directory
 
 
-def test_the_batch_grows_to_the_end_of_memory(tmp_path: Path) -> None:
+def test_batch_table_and_figure_extend_to_out_of_memory(tmp_path: Path) -> None:
     directory = measured_batches(tmp_path / "results", {64: 0.064, 128: 0.08, 256: 0.15})
     write_trial(directory, record(GPU | {"batch_per_gpu": 512}, "out_of_memory", "rank 0: out of memory"))
     write_trial(directory, record(GPU | {"batch_per_gpu": 1024}, "pruned", "batch 512 ran out of memory before"))
@@ -49,12 +49,12 @@ def test_the_batch_grows_to_the_end_of_memory(tmp_path: Path) -> None:
     assert np.asarray(axis.lines[0].get_ydata()) == pytest.approx([1000, 1600, 256 / 0.15])
 
 
-def test_without_a_batch_too_large_nothing_is_called_the_largest_that_fits(tmp_path: Path) -> None:
+def test_without_out_of_memory_no_batch_is_the_largest_that_fits(tmp_path: Path) -> None:
     analysis = with_models(analyse(load(measured_batches(tmp_path / "results", {64: 0.064, 128: 0.08}))))
     assert TABLES["batch_size"](analysis).cells()["outcome"].tolist() == ["measured", "measured"]
 
 
-def test_one_batch_alone_has_neither_table_nor_figure(tmp_path: Path) -> None:
+def test_single_batch_has_neither_table_nor_figure(tmp_path: Path) -> None:
     analysis = with_models(analyse(load(measured_batches(tmp_path / "results", {64: 0.064}))))
     assert TABLES["batch_size"](analysis).frame.empty
     assert batch_figure(analysis) is None
@@ -64,7 +64,7 @@ TIMES = {("none", 1): 0.08, ("ddp", 1): 0.1, ("ddp", 2): 0.125, ("ddp", 4): 0.16
 
 
 def strategies(directory: Path, samples: int | None = None, batches: tuple[int, ...] = (100,)) -> Path:
-    """Plain training on one GPU and DDP on 1, 2 and 4."""
+    """Write a study of plain training on one GPU and DDP on 1, 2 and 4."""
     write_study(directory)
     for (parallel, world_size), step_s in TIMES.items():
         for fields in grid(GPU | {"parallel": parallel, "world_size": world_size}, batch_per_gpu=batches):
@@ -75,7 +75,7 @@ def strategies(directory: Path, samples: int | None = None, batches: tuple[int, 
     return directory
 
 
-def test_speed_up_is_given_against_both_baselines_on_one_gpu(tmp_path: Path) -> None:
+def test_speed_up_is_relative_to_both_baselines_on_one_gpu(tmp_path: Path) -> None:
     table = TABLES["speed_up_weak"](with_models(analyse(load(strategies(tmp_path / "results")))))
     assert table.cells().to_dict("list") == {
         "parallel": ["ddp", "ddp"],
@@ -91,7 +91,7 @@ def test_speed_up_is_given_against_both_baselines_on_one_gpu(tmp_path: Path) -> 
     }
 
 
-def test_where_the_data_s_length_is_known_times_are_those_of_an_epoch(tmp_path: Path) -> None:
+def test_times_are_per_epoch_if_the_data_length_is_known(tmp_path: Path) -> None:
     cells = TABLES["speed_up_weak"](
         with_models(analyse(load(strategies(tmp_path / "results", samples=10_000))))
     ).cells()
@@ -101,7 +101,7 @@ def test_where_the_data_s_length_is_known_times_are_those_of_an_epoch(tmp_path: 
     ]
 
 
-def test_an_epoch_is_told_with_and_without_what_waits_for_batches(tmp_path: Path) -> None:
+def test_epoch_time_is_shown_with_and_without_loading(tmp_path: Path) -> None:
     analysis = with_models(analyse(load(strategies(tmp_path / "results", samples=10_000))))
     [row] = analysis.configurations.query("parallel == 'none'").to_dict("records")
     waits = row["load_wait_s"] / row["phases_step_s"]
@@ -130,14 +130,14 @@ def test_strong_scaling_compares_equal_global_batches(tmp_path: Path) -> None:
     }
 
 
-def test_times_beside_a_speed_up_have_three_digits_in_all_columns(tmp_path: Path) -> None:
+def test_times_in_speed_up_tables_have_three_digits(tmp_path: Path) -> None:
     cells = TABLES["speed_up_weak"](with_models(analyse(load(strategies(tmp_path / "results", samples=1000))))).cells()
     assert cells["1 GPU (s)"].tolist() == ["1.000", "0.800"]
     assert cells["4 GPUs (s)"].tolist() == ["0.400", "0.400"]
 
 
-def test_a_speed_up_without_one_gpu_of_its_own_borrows_that_of_another_interconnect_or_timing(tmp_path: Path) -> None:
-    """One GPU uses no interconnect; which ranks keep a trace, or how many steps are timed, does not change a step."""
+def test_speed_up_borrows_a_baseline_with_another_interconnect_or_timing(tmp_path: Path) -> None:
+    """One GPU uses no interconnect, and timing settings do not change a step."""
     directory = write_study(tmp_path / "results")
     ways = (("auto", "", 1, 0.1), ("auto", "", 2, 0.125), ("auto", "all", 2, 0.125), ("socket", "all", 2, 0.2))
     for repeat, (interconnect, traced, world_size, step_s) in enumerate(ways):
@@ -156,7 +156,7 @@ def test_a_speed_up_without_one_gpu_of_its_own_borrows_that_of_another_interconn
     assert "borrows" in table.note
 
 
-def test_a_speed_up_is_against_its_own_one_gpu_where_there_is_one(tmp_path: Path) -> None:
+def test_speed_up_uses_its_own_baseline_if_there_is_one(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     ways = (("auto", 1, 0.1), ("socket", 1, 0.11), ("auto", 2, 0.125), ("socket", 2, 0.2))
     for repeat, (interconnect, world_size, step_s) in enumerate(ways):
@@ -166,7 +166,7 @@ def test_a_speed_up_is_against_its_own_one_gpu_where_there_is_one(tmp_path: Path
     assert cells["1 GPU (ms)"].tolist() == ["100", "110"]
 
 
-def test_speed_up_has_an_interval_where_there_are_repeats(tmp_path: Path) -> None:
+def test_speed_up_has_an_interval_if_there_are_repeats(tmp_path: Path) -> None:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": 0.1}
 
@@ -184,10 +184,10 @@ def test_gradient_accumulation_counts_in_the_global_batch(tmp_path: Path) -> Non
     assert with_models(analyse(load(directory))).configurations["global_batch"].tolist() == [128, 256]
 
 
-def test_a_study_without_results_has_none_of_these_tables(tmp_path: Path) -> None:
+def test_study_without_results_has_none_of_these_tables(tmp_path: Path) -> None:
     empty = with_models(analyse(load(write_study(tmp_path / "results"))))
-    for name in ("speed_up_weak", "speed_up_strong", "batch_size", "settings", "precision", "ladder", "bandwidth", "hardware",
-                 "memory_balance", "trials"):  # fmt: skip
+    for name in ("speed_up_weak", "speed_up_strong", "batch_size", "settings", "precision", "ladder", "bandwidth",
+                 "hardware", "memory_balance", "trials"):  # fmt: skip
         table = TABLES[name](empty)
         assert (len(table.frame), table.empty) == (0, ""), name
         assert isinstance(table.cells(), pd.DataFrame)

@@ -66,7 +66,7 @@ def test_a_published_study_runs_by_one_command_and_fills_its_tables(
         ]  # fmt: skip
         assert set(steps["samples"].round(6)) == {8.0}, "strong scaling"
         assert (steps["trained_percent"] > 50).all()
-        assert "At the same batch bf16 reaches" in text
+        assert "bf16 reaches" in text
     elif name == "mlstm-scaling":
         assert TABLES["throughput"](inputs).frame["characters_per_s"].notna().all()
         assert "characters/s" in text
