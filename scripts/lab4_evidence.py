@@ -118,7 +118,7 @@ def _rank(rank: int, folder: str, function: Any, arguments: Sequence[Any]) -> No
 def _made(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
     """The trial's workload, its model under its strategy, a step of training, and this rank's batches."""
     context = build_context(trial, RankSetup(dist.get_rank(), torch.device("cpu")))
-    model = context.strategy.wrapped(context.workload.model.train(), trial, None)
+    model = context.strategy.wrap_model(context.workload.model.train(), trial, None)
     return (
         context.workload,
         model,
