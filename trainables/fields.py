@@ -213,10 +213,7 @@ class TrialFields(BaseModel):
         needs_epochs=True,
     )
     shared_shuffle: bool = field(
-        True,
-        "recipe",
-        "ranks share one shuffle of the data set; if false, each rank draws a shuffle of its own",
-        needs_epochs=True,
+        True, "recipe", "ranks share one shuffle of the data set; if false, each shuffles by itself", needs_epochs=True
     )
     label_smoothing: float = field(0.0, "recipe", "share of the target spread over all classes", ge=0, lt=1)
     resident_data: bool = field(
@@ -254,11 +251,7 @@ class TrialFields(BaseModel):
         table="own",
     )
     account_steps: int = field(
-        10,
-        "timing",
-        "steps per window of the communication breakdown; 0: no breakdown and no all-reduce sweep",
-        ge=0,
-        le=10_000,
+        10, "timing", "steps per window of the communication breakdown; 0: no breakdown, no sweep", ge=0, le=10_000
     )
     sweep_bytes: int = field(2**30, "timing", "largest message of the all-reduce sweep in bytes", ge=4, le=2**34)
     profile_ranks: str = field("", "timing", "ranks that record a profiler trace, e.g. 0+3, or all; empty: none")
@@ -286,7 +279,7 @@ class TrialFields(BaseModel):
     @classmethod
     def _ranks(cls, value: str) -> str:
         if value not in ("", "all") and not re.fullmatch(r"[0-9]{1,6}(\+[0-9]{1,6})*", value):
-            raise ValueError("is not a list of ranks; allowed: all, or numbers joined by +, e.g. 0+3")
+            raise ValueError("names no ranks; allowed: all, or numbers joined by +, such as 0+3")
         return value
 
     @property

@@ -339,7 +339,7 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("dataset", "data_dir"),
         lambda trial: _data(trial, "needs_data_dir") and not trial.data_dir,
-        "dataset {dataset!r} requires its files; give their folder with --data-dir DIR",
+        "dataset {dataset!r} needs --data-dir DIR with its files",
     ),
     Rule(
         ("precision", "device"),
@@ -349,7 +349,7 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("parallel", "device"),
         _on_cpu("parallel", *names_with(PARALLEL, "one_process")),
-        "parallel {parallel!r} requires GPUs",
+        "parallel {parallel!r} requires GPUs; on a CPU it would be one plain process",
     ),
     Rule(
         ("parallel", "model"),
@@ -370,7 +370,7 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("interconnect", "device"),
         lambda trial: trial.device == "cpu" and trial.interconnect != "auto",
-        "interconnect {interconnect!r} configures NCCL, but CPU ranks use gloo; use interconnect 'auto'",
+        "interconnect {interconnect!r} is a setting of NCCL; CPU ranks use gloo",
     ),
     Rule(
         ("execution", "device"),
