@@ -123,7 +123,7 @@ def _rank(rank: int, folder: str, function: Any, arguments: Sequence[Any]) -> No
 def _build(trial: Trial) -> tuple[Workload, nn.Module, Any, Any]:
     """Return the trial's workload, wrapped model, training step, and this rank's batches."""
     context = build_context(trial, RankSetup(dist.get_rank(), torch.device("cpu")))
-    model = context.strategy.wrapped(context.workload.model.train(), trial, None)
+    model = context.strategy.wrap_model(context.workload.model.train(), trial, None)
     return (
         context.workload,
         model,

@@ -1,4 +1,4 @@
-"""What is done to every tensor of a batch: a tensor, or tuples, lists and dicts of tensors."""
+"""Operations on batches: a tensor, or nested tuples, lists and dicts of tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,15 @@ import torch
 
 
 def identity(value: Any) -> Any:
-    """The value itself: the collate function of data sets that already deliver batches.
+    """Return the value unchanged. Collate function of data sets that already yield batches.
 
-    Here, for loader processes import the module that it lies in, at their start.
+    Loader processes import this module when they start, so it imports nothing else of the project.
     """
     return value
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The batch with each tensor replaced by what `function` makes of it; tuples become lists, all else stays."""
+    """Apply `function` to every tensor of a batch. Tuples become lists; other values are kept."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -26,12 +26,12 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
 
 
 def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """A batch (a tensor, or tuples, lists and dicts of tensors) on the device."""
+    """Copy a batch to the device."""
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
 
 
 def byte_size(value: Any) -> int:
-    """Bytes of all tensors in a batch that are on the host."""
+    """Return the total bytes of a batch's tensors in host memory."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.device.type == "cpu" else 0
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Build a trial's workload: model, data, loss and optimizer, from the registry or from a user's file."""
+"""Build a trial's workload (model, data, loss and optimizer) from the registry or from a user's file."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,16 +21,17 @@ from trainables.workload import HeldOutSet, Workload, WorkloadError
 
 
 def build_workload(trial: Trial, device: torch.device, source: str | None = None) -> Workload:
-    """The trial's workload; its model is made on the device, or on the CPU where the workload is a user's own.
+    """Build the trial's workload. The registry's models are created on the device, a user's own model on the CPU.
 
-    `source` is the text of a user's workload file, for hosts on which the file itself does not exist.
-    Raises WorkloadError, or the data source's DataError.
+    `source` is the text of a user's workload file, for hosts that do not have the file.
+    Raises WorkloadError, or DataError from the data source.
     """
     if trial.workload:
         workload = load_user_workload(trial.workload, source)(trial)
         if not isinstance(workload, Workload):
             raise WorkloadError(
-                f"workload {trial.workload!r} returned {type(workload).__name__}; it must return a trainables.workload.Workload"
+                f"workload {trial.workload!r} returned {type(workload).__name__}; "
+                "it must return a trainables.workload.Workload"
             )
         return workload
     return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
@@ -58,13 +59,13 @@ def _images(trial: Trial, device: torch.device) -> Workload:
         prepare=_prepare(first, normalise),
         ahead=data.ahead,
         resident=DATASETS[trial.dataset].on_device,
-        validation=_held(trial, device) if trial.epochs else None,
+        validation=_held_out_set(trial, device) if trial.epochs else None,
         gathered=trial.resident_data,
     )
 
 
-def _held(trial: Trial, device: torch.device) -> HeldOutSet:
-    """The data set's part for tests, without augmentation; its loss is the plain cross entropy."""
+def _held_out_set(trial: Trial, device: torch.device) -> HeldOutSet:
+    """Return the test split, without augmentation or label smoothing."""
     data = load(DATASETS[trial.dataset].images)(trial.but(augment="none"), "test")
     dataset = all_on_device(data.dataset, device) if trial.resident_data else data.dataset
     return HeldOutSet(dataset, nn.functional.cross_entropy, _prepare(data.prepare, _normalise(trial.memory_format)))
@@ -97,7 +98,7 @@ def _normalise(memory_format: str) -> Callable[[torch.Tensor], torch.Tensor]:
     layout = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
 
     def normalise(images: torch.Tensor) -> torch.Tensor:
-        """uint8 [n, c, h, w] to float32 in [-1, 1]; floats pass."""
+        """Map uint8 [n, c, h, w] to float32 in [-1, 1]. Floats pass through."""
         if images.dtype == torch.uint8:
             images = torch.add(torch.tensor(-1.0), images.contiguous(memory_format=layout), alpha=1 / 127.5)
         return images

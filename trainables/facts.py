@@ -1,6 +1,6 @@
-"""What a name of the registry stands for: an import string and everything the project has to know about it.
+"""Records of the registry: for each name an import string and the properties that the project needs to know.
 
-One record per name, without torch, so that planning and `--help` may read them.
+Nothing here imports torch, so that planning and `--help` stay fast.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ Kind = Literal["images", "text"]
 
 @dataclass(frozen=True)
 class Facts:
-    """An entry of the registry. `target`: import string of what it loads."""
+    """An entry of the registry. `target` is the import string of the object that it loads."""
 
     target: str
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """All import strings of this entry."""
+        """Import strings of this entry."""
         return (self.target,)
 
 
@@ -25,75 +25,75 @@ class Facts:
 class ModelFacts(Facts):
     reads: Kind = "images"
     smallest_image: int = 0
-    """edge in pixels of the smallest image it takes"""
+    """edge of the smallest accepted image, in pixels"""
     residual: bool = False
-    """made of residual blocks, whose last batch normalisation may start at zero"""
+    """consists of residual blocks, whose last batch normalisation may start at zero"""
     imagenet_stem: bool = False
     """starts with a 7x7 convolution of stride 2 and 3x3 max pooling of stride 2"""
     carries_state: bool = False
-    """keeps a state from step to step, which replicas made anew at every step would lose"""
+    """carries state from step to step, which replicas created for each step would lose"""
     fits_cpu: bool = True
     """small enough to train on a CPU rank"""
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """`images` and `text`: import strings of what loads it for models of each kind; "" if it has nothing for them."""
+    """`images` and `text`: import strings of the loaders for models of each kind; "" if not supported."""
 
     images: str = ""
     text: str = ""
     needs_data_dir: bool = False
-    """its files have to be given by the user"""
+    """the user must supply the files"""
     image_folder: bool = False
-    """made of image files, which may be converted into another storage format"""
+    """consists of image files, which can be converted to another storage format"""
     in_memory: bool = False
-    """one array of uint8 images: may lie on the device as a whole, and be cropped there"""
+    """a single array of uint8 images, which can reside on the device and be cropped there"""
     on_device: bool = False
-    """one batch that stays on the device; nothing is loaded"""
+    """a single batch that stays on the device; nothing is loaded"""
     random: bool = False
-    """its samples are random, so there is nothing to learn"""
+    """random samples: there is nothing to learn"""
     image_size: int | None = None
-    """edge in pixels of its images unless `image_size` is given: their own, or ImageNet's usual; None: the trial's default"""
+    """default image edge in pixels: the images' own, or 224 as usual for ImageNet. None: the trial's default"""
     training_images: int | None = None
-    """number of images to train on; None if it depends on the files"""
+    """number of training images; None if it depends on the files"""
     found_by: tuple[str, ...] = ()
-    """entries of a folder that holds it"""
+    """names of files or subfolders that identify a folder with this data set"""
     file_patterns: tuple[str, ...] = ()
-    """files of a folder that holds it and nothing else that is known"""
+    """patterns of files that identify the folder if no `found_by` entry of any data set does"""
     layout: str = ""
-    """where an image folder has its files"""
+    """expected layout of an image folder"""
     missing: str = ""
-    """import string of a function (folder, split) that returns which file is missing, or None"""
+    """import string of a function (folder, split) that returns the missing file, or None"""
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """All import strings of this entry."""
+        """Import strings of this entry."""
         return tuple(filter(None, (self.images, self.text)))
 
 
 @dataclass(frozen=True)
 class StrategyFacts(Facts):
     ddp_wrapped: bool = False
-    """DistributedDataParallel reduces the gradients"""
+    """DistributedDataParallel averages the gradients"""
     options: tuple[str, ...] = ()
-    """fields of a trial that mean something under this strategy and not under every other"""
+    """trial fields that have an effect under this strategy, but not under all strategies"""
     full_weights: bool = True
     """every rank holds all weights and optimizer state, so rank 0 can validate and save them"""
     capturable: bool = True
-    """its step can be captured in a CUDA graph"""
+    """the step can be captured in a CUDA graph"""
     one_rank: bool = False
     one_process: bool = False
     """one process drives all GPUs of a node"""
     sent_as: str = ""
-    """torch type in which gradients are sent; "": their own"""
+    """torch dtype of the gradients on the wire; "": unchanged"""
 
 
 @dataclass(frozen=True)
 class DecoderFacts(Facts):
     on_device: bool = False
-    """needs encoded bytes on the host and leaves pixels on the rank's device"""
+    """takes encoded bytes on the host and writes pixels to the rank's device"""
     ahead: bool = False
-    """decodes the next batches in a thread and a stream beside the step"""
+    """decodes the next batches concurrently with the step, in a thread and a stream of its own"""
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class StorageFacts(Facts):
 class PrecisionFacts(Facts):
     needs_gpu: bool = False
     two_weight_types: bool = False
-    """keeps weights of two types"""
+    """keeps weights of two dtypes"""
 
 
 @dataclass(frozen=True)
 class OptimizerFacts(Facts):
     momentum: bool = False
-    """has a momentum that can follow the learning rate"""
+    """has a momentum that can be corrected when the learning rate changes"""
     needs_momentum: bool = False

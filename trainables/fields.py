@@ -1,4 +1,4 @@
-"""The fields of a trial: each with its default, its limits, its kind, and how reports compare its values."""
+"""The fields of a trial: defaults, limits, kinds, and how reports compare their values."""
 
 import difflib
 import re
@@ -14,19 +14,22 @@ FieldKind = Literal[
     "loading", "storage", "execution", "communication", "layout", "batch", "machine", "workload", "recipe", "training",
     "timing", "run",
 ]  # fmt: skip
-"""What a field decides: how batches reach the device, how samples are stored and read, how a step runs, what ranks
-exchange, how many ranks there are, how large a batch is, on which machine (or which edition of files) a trial runs, what is
-computed, what is learned, how a training by epochs goes, how a step is timed, and which run of a configuration it is.
-Reports compare fields in this order."""
+"""What a field determines. Reports compare fields in this order.
+
+loading: how batches reach the device. storage: how samples are stored and read. execution: how a step runs.
+communication: what ranks exchange. layout: number of ranks and nodes. batch: batch size. machine: the machine, or the
+edition of the files. workload: what is computed. recipe: what is learned. training: how training by epochs proceeds.
+timing: how a step is timed. run: which run of a configuration it is.
+"""
 
 
 @dataclass(frozen=True)
 class FieldFacts:
-    """What is declared of a field beside its type, default and limits.
+    """Properties of a field besides its type, default and limits.
 
-    order: values from the reference on, against which reports compare others; () for the smallest first. table: whether
-    reports compare its values in a table of their own, in that of all settings, or nowhere. needs_epochs: it means
-    something only in a training by epochs. image_folders_only: it means something only for image folders.
+    order: values, the reference first, which reports compare the others to; () for ascending order. table: reports
+    compare the values in a separate table ("own"), in the table of all settings, or not at all ("").
+    needs_epochs: the field applies only to training by epochs. image_folders_only: it applies only to image folders.
     """
 
     kind: FieldKind
@@ -47,98 +50,96 @@ def field(
     image_folders_only: bool = False,
     **limits: Any,
 ) -> Any:
-    """Declare a field of a trial; see `FieldFacts`. limits: of its value, as pydantic's `Field` takes them."""
+    """Declare a field of a trial, see `FieldFacts`. `limits` are passed to pydantic's `Field`."""
     facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only)
     return Field(default, description=description, json_schema_extra={"facts": facts}, **limits)  # type: ignore[dict-item]
 
 
 class TrialFields(BaseModel):
-    """The fields of a trial, each valid by itself; whether they go together is what `Trial` checks.
+    """The fields of a trial, validated one by one. `Trial` also checks their combination.
 
-    A rank is one process; with `device="cuda"` it holds one GPU, with `device="cpu"` it stands for one.
+    A rank is one process. With `device="cuda"` it drives one GPU; with `device="cpu"` it takes the place of one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = field("resnet18", "workload", "network to train")
-    dataset: str = field("fashion_mnist_sample", "workload", "where samples come from")
-    data_dir: str = field("", "machine", "folder of the data set's files; empty: what the project ships")
-    workload: str = field("", "workload", "FILE.py:NAME of a user's own workload, in place of model and dataset")
-    workload_digest: str = field("", "machine", "hash of that file, so that an edited one is another trial")
+    dataset: str = field("fashion_mnist_sample", "workload", "data set to train on")
+    data_dir: str = field("", "machine", "folder with the data set's files; empty: files shipped with the project")
+    workload: str = field("", "workload", "FILE.py:NAME of a user's own workload, replaces model and dataset")
+    workload_digest: str = field("", "machine", "hash of the workload file, so that an edited file is another trial")
     image_size: int = field(28, "workload", "image edge in pixels", ge=8, le=4096, table="settings")
-    sequence_length: int = field(128, "workload", "bytes of one sample of text", ge=2, le=65_536, table="settings")
-    storage: str = field(
-        "jpeg", "storage", "format in which an image folder is kept", table="own", image_folders_only=True
-    )
+    sequence_length: int = field(128, "workload", "bytes per text sample", ge=2, le=65_536, table="settings")
+    storage: str = field("jpeg", "storage", "storage format of an image folder", table="own", image_folders_only=True)
     storage_place: Literal["disk", "shared_memory"] = field(
         "disk",
         "storage",
-        "an image folder is read where it lies, or from a copy in shared memory (tmpfs)",
+        "read an image folder from disk, or from a copy in shared memory (tmpfs)",
         table="settings",
         image_folders_only=True,
     )
     page_cache: Literal["as_is", "cold", "warm"] = field(
         "as_is",
         "storage",
-        "state of the host's page cache for an image folder's files when the trial begins",
+        "state of the host's page cache for an image folder's files when the trial starts",
         table="settings",
         image_folders_only=True,
     )
     order: Literal["shuffled", "in_order"] = field(
         "shuffled", "storage", "order of samples in an epoch", table="settings"
     )
-    set_epoch: bool = field(True, "storage", "another shuffle every epoch; without it each epoch repeats the first")
-    decode: str = field("pil", "storage", "what decodes JPEG images", table="settings", image_folders_only=True)
+    set_epoch: bool = field(True, "storage", "reshuffle every epoch; if false, every epoch repeats the first shuffle")
+    decode: str = field("pil", "storage", "JPEG decoder", table="settings", image_folders_only=True)
     augment: Literal["none", "cpu", "device"] = field(
         "none",
         "storage",
-        "where images are cropped at random and flipped: nowhere, by loaders, or on the rank's device",
+        "where images are randomly cropped and flipped: nowhere, in the loaders, or on the rank's device",
         table="settings",
         image_folders_only=True,
     )
-    device: Literal["cpu", "cuda"] = field("cpu", "execution", "what a rank computes on")
-    world_size: int = field(1, "layout", "ranks, one GPU each", ge=1)
-    nodes: int = field(1, "layout", "hosts, with world_size / nodes ranks on each", ge=1)
+    device: Literal["cpu", "cuda"] = field("cpu", "execution", "device type of the ranks")
+    world_size: int = field(1, "layout", "number of ranks, one GPU per rank", ge=1)
+    nodes: int = field(1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1)
     cpus_per_rank: int = field(
-        1, "machine", "CPU cores of one rank: its threads and its loaders' share", ge=1, table="settings"
+        1, "machine", "CPU cores per rank, for its threads and its loaders", ge=1, table="settings"
     )
     pin_cores: bool = field(
         False,
         "execution",
-        "CPU ranks: each computes on cores of its own, `cpus_per_rank` of them; loaders are left free",
+        "CPU ranks: pin each rank to `cpus_per_rank` cores of its own; loaders are not pinned",
         table="settings",
     )
-    batch_per_gpu: int = field(32, "batch", "samples a rank and step", ge=1)
+    batch_per_gpu: int = field(32, "batch", "samples per rank and step", ge=1)
     loader_workers: int = field(
-        0, "loading", "loader processes a rank; 0 loads in the rank itself", ge=0, le=256, table="settings"
+        0, "loading", "loader processes per rank; 0: load in the rank itself", ge=0, le=256, table="settings"
     )
     prefetch_batches: int = field(
-        2, "loading", "batches that each loader process keeps ready", ge=1, le=64, table="settings"
+        2, "loading", "batches prefetched by each loader process", ge=1, le=64, table="settings"
     )
     pin_memory: bool = field(
         True, "loading", "copy batches to page-locked memory (CUDA)", table="settings", order=(False, True)
     )
     non_blocking: bool = field(
-        True, "loading", "do not wait for the copy to the device (CUDA)", table="settings", order=(False, True)
+        True, "loading", "copy batches to the device asynchronously (CUDA)", table="settings", order=(False, True)
     )
     copy_ahead: bool = field(
         False,
         "loading",
-        "copy batches to the device before they are asked for, in a stream beside the step (CUDA)",
+        "copy upcoming batches to the device concurrently with the step, in a separate stream (CUDA)",
         table="settings",
     )
     precision: str = field("fp32", "execution", "number format of the step", table="own")
-    parallel: str = field("ddp", "execution", "how ranks share the work", table="own")
+    parallel: str = field("ddp", "execution", "parallel strategy: how ranks share the work", table="own")
     sync_batch_norm: bool = field(
-        False, "communication", "batch normalisation over all ranks' samples", table="settings"
+        False, "communication", "compute batch normalisation over the samples of all ranks", table="settings"
     )
     broadcast_buffers: bool = field(
-        True, "communication", "DDP: rank 0's buffers go to all ranks before each forward pass", table="settings"
+        True, "communication", "DDP: broadcast rank 0's buffers before each forward pass", table="settings"
     )
     bucket_mb: float = field(
         25.0,
         "communication",
-        "DDP: MiB of gradients that are reduced together",
+        "DDP: bucket size, MiB of gradients that are reduced together",
         gt=0,
         le=10_000,
         order=(25.0,),
@@ -147,108 +148,114 @@ class TrialFields(BaseModel):
     gradient_as_bucket_view: bool = field(
         True,
         "communication",
-        "DDP: gradients become views of its buckets, so that none is copied back from one",
+        "DDP: gradients are views of the buckets, which avoids copying them back",
         table="settings",
     )
     static_graph: bool = field(
         False,
         "communication",
-        "DDP: each step uses the same weights, so that it need not look for unused ones",
+        "DDP: assume that every step uses the same parameters, so that DDP need not search for unused ones",
         table="settings",
     )
     accumulation_steps: int = field(
-        1, "batch", "batches whose gradients make one optimizer step", ge=1, le=4096, order=(1,), table="settings"
+        1, "batch", "batches accumulated per optimizer step", ge=1, le=4096, order=(1,), table="settings"
     )
-    execution: str = field("eager", "execution", "how the step's operations are issued", table="own")
+    execution: str = field("eager", "execution", "how the step's operations are launched", table="own")
     memory_format: str = field("contiguous", "execution", "layout of image tensors", table="settings")
     rewritten_stem: bool = field(
         False,
         "execution",
-        "ResNet's first convolution and pooling in forms that GPUs may run faster; the step is compiled",
+        "replace ResNet's first convolution and pooling by forms that can be faster on GPUs; requires compilation",
     )
-    optimizer: str = field("sgd", "recipe", "what turns gradients into updates")
+    optimizer: str = field("sgd", "recipe", "optimizer")
     learning_rate: float = field(
         0.01, "recipe", "learning rate for a global batch of `reference_batch`", gt=0, allow_inf_nan=False
     )
-    momentum: float = field(0.9, "recipe", "momentum of SGD and LARS; 0: none", ge=0, lt=1)
+    momentum: float = field(0.9, "recipe", "momentum of SGD and LARS; 0: no momentum", ge=0, lt=1)
     weight_decay: float = field(5e-4, "recipe", "weight decay", ge=0, allow_inf_nan=False)
     epochs: int = field(
-        0, "training", "epochs to train, with validation after each; 0: timed windows instead", ge=0, le=100_000
+        0, "training", "epochs to train, with validation after each; 0: measure timed windows", ge=0, le=100_000
     )
     target_accuracy: float | None = field(
         None,
         "training",
-        "share of validation samples that are right at which training ends early",
+        "top-1 validation accuracy (0 to 1) at which training stops early; none: never",
         gt=0,
         le=1,
         needs_epochs=True,
     )
-    reference_batch: int = field(128, "recipe", "global batch for which `learning_rate` is meant", ge=1)
+    reference_batch: int = field(128, "recipe", "global batch size to which `learning_rate` applies", ge=1)
     lr_rule: Literal["none", "linear", "sqrt"] = field(
-        "none", "recipe", "how the learning rate grows with global batch / reference batch", needs_epochs=True
+        "none", "recipe", "scaling of the learning rate with global batch / `reference_batch`", needs_epochs=True
     )
     warmup: Literal["none", "constant", "gradual"] = field(
         "none",
         "recipe",
-        "the first `warmup_epochs` use the unscaled learning rate, or rise from it to the scaled one, step by step",
+        "learning rate during `warmup_epochs`: scaled, unscaled (constant), or rising step by step from unscaled to "
+        "scaled (gradual)",
         needs_epochs=True,
     )
-    warmup_epochs: float = field(5.0, "recipe", "length of the learning rate's warm-up", ge=0, allow_inf_nan=False)
-    decay: Literal["constant", "step", "cosine"] = field(
-        "constant", "recipe", "course of the learning rate after its warm-up", needs_epochs=True
+    warmup_epochs: float = field(
+        5.0, "recipe", "length of the learning rate warm-up in epochs", ge=0, allow_inf_nan=False
     )
-    decay_norm_and_bias: bool = field(True, "recipe", "weight decay on batch normalisation and biases too")
-    zero_gamma: bool = field(False, "recipe", "the last batch normalisation of each residual block begins at zero")
+    decay: Literal["constant", "step", "cosine"] = field(
+        "constant", "recipe", "learning rate schedule after the warm-up", needs_epochs=True
+    )
+    decay_norm_and_bias: bool = field(True, "recipe", "apply weight decay to batch normalisation and biases too")
+    zero_gamma: bool = field(False, "recipe", "start the last batch normalisation of each residual block at zero")
     momentum_correction: bool = field(
-        True, "recipe", "momentum follows a change of the learning rate", needs_epochs=True
+        True, "recipe", "correct the momentum when the learning rate changes", needs_epochs=True
     )
     loss_mean: Literal["global", "rank"] = field(
         "global",
         "recipe",
-        "a sample weighs 1 / global batch, or as much as its rank's share of samples makes it",
+        "average the loss over the global batch, or over each rank's own samples",
         needs_epochs=True,
     )
     shared_shuffle: bool = field(
-        True, "recipe", "ranks divide one shuffle of the data set, or each draws its own", needs_epochs=True
+        True, "recipe", "ranks share one shuffle of the data set; if false, each shuffles by itself", needs_epochs=True
     )
-    label_smoothing: float = field(0.0, "recipe", "share of a target that is spread over all classes", ge=0, lt=1)
+    label_smoothing: float = field(0.0, "recipe", "share of the target spread over all classes", ge=0, lt=1)
     resident_data: bool = field(
         False,
         "training",
-        "the data set lies on the device, where batches are gathered and augmented without loaders",
+        "keep the data set on the device and gather and augment batches there, without loaders",
         needs_epochs=True,
     )
-    noise_scale: bool = field(False, "training", "estimate the gradient noise scale while training", needs_epochs=True)
-    deterministic: bool = field(False, "execution", "deterministic algorithms only; slower")
+    noise_scale: bool = field(False, "training", "estimate the gradient noise scale during training", needs_epochs=True)
+    deterministic: bool = field(False, "execution", "use deterministic algorithms only; slower")
     warmup_steps: int = field(
         3,
         "timing",
-        "steps before any timing, at least two: DDP rebuilds its buckets after the first; see settling_steps",
+        "untimed steps before the first window, at least 2, because DDP rebuilds its buckets after the first step; "
+        "DDP on CUDA takes at least 11",
         ge=2,
     )
     steps: int = field(
-        20, "timing", "steps of a timed window; the plain one may need more where loader processes feed it", ge=1
+        20, "timing", "steps per timed window; the plain window may take more if loader processes feed it", ge=1
     )
     median_width: float | None = field(
         None,
         "timing",
-        "timed windows end before `steps` once the 95 % interval of the mean step time is narrower than this share of it, such as 0.01; none: never",
+        "end timed windows early, once the relative width of the 95 % interval of the mean step time is below this "
+        "value, e.g. 0.01; none: never",
         gt=0,
         lt=1,
     )
-    seed: int = field(0, "run", "seed of weights, shuffle and augmentation", ge=0, lt=2**31)
+    seed: int = field(0, "run", "random seed of weights, shuffle and augmentation", ge=0, lt=2**31)
     interconnect: Literal["auto", "no_p2p", "socket"] = field(
         "auto",
         "communication",
-        "what NCCL may use: auto, or a slow interconnect emulated by forbidding peer-to-peer copies",
+        "transports that NCCL may use: all (auto), or an emulated slower interconnect, without peer-to-peer copies "
+        "(no_p2p) or through sockets (socket)",
         table="own",
     )
     account_steps: int = field(
-        10, "timing", "steps of each window of the communication account; 0: neither it nor a ceiling", ge=0, le=10_000
+        10, "timing", "steps per window of the communication breakdown; 0: no breakdown, no sweep", ge=0, le=10_000
     )
-    sweep_bytes: int = field(2**30, "timing", "largest message of the all-reduce sweep", ge=4, le=2**34)
-    profile_ranks: str = field("", "timing", "ranks that keep a profiler trace: 0+3, or all; empty: none")
-    repeat: int = field(0, "run", "which repetition this is", ge=0)
+    sweep_bytes: int = field(2**30, "timing", "largest message of the all-reduce sweep in bytes", ge=4, le=2**34)
+    profile_ranks: str = field("", "timing", "ranks that record a profiler trace, e.g. 0+3, or all; empty: none")
+    repeat: int = field(0, "run", "number of the repetition, from 0", ge=0)
 
     @field_validator(*NAMES)
     @classmethod
@@ -277,81 +284,82 @@ class TrialFields(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Samples that all ranks together take in one optimizer step."""
+        """Samples of all ranks per optimizer step."""
         return self.world_size * self.batch_per_gpu * self.accumulation_steps
 
     @property
     def compiled(self) -> bool:
-        """Whether torch.compile makes the model's kernels."""
+        """True if the model is compiled with torch.compile."""
         return self.execution in ("compile", "compile_graph")
 
     @property
     def captured(self) -> bool:
-        """Whether the step is replayed as a CUDA graph."""
+        """True if the step is replayed as a CUDA graph."""
         return self.execution in ("graph", "compile_graph")
 
     @property
     def processes(self) -> int:
-        """Ranks that take part: DataParallel drives all its GPUs from one."""
+        """Number of processes. DataParallel drives all GPUs from one, all other strategies use one per rank."""
         return 1 if PARALLEL[self.parallel].one_process else self.world_size
 
     @property
     def batch_per_process(self) -> int:
-        """Samples that a taking-part rank loads at a time."""
+        """Samples per loaded batch of a process."""
         return self.batch_per_gpu * (self.world_size // self.processes)
 
     @property
     def samples_per_step(self) -> int:
-        """Samples behind one optimizer step of a taking-part rank."""
+        """Samples of a process per optimizer step."""
         return self.batch_per_process * self.accumulation_steps
 
     @property
     def window_steps(self) -> int:
-        """The most steps of the plain window; those after it, which meet loaders in their stride, have `steps`.
+        """Maximum number of steps of the plain window. Later windows, which find the loaders running, have `steps`.
 
-        A loader's queues hold `loader_workers * prefetch_batches` batches, and what is made ready ahead has its own; a window
-        ten times as long keeps what was ready before it began below a tenth of what it takes. It ends after `steps`, or
-        twice, four times ... as many, where these are seen to make as much as it takes (`run`).
+        The loaders' queues hold `loader_workers * prefetch_batches` batches, and batches decoded or copied ahead have a
+        queue of their own. A window ten times as long takes less than a tenth of its batches from full queues. It ends
+        earlier, after `steps` or twice, four times ... as many, if the loaders are seen to keep up
+        (`trainables.measure.stopping.loaders_kept_up`).
         """
-        return max(self.steps, self.least_window_steps)
+        return max(self.steps, self.min_window_steps)
 
     @property
-    def least_window_steps(self) -> int:
-        """Steps before which a plain window that ends by `median_width` must not end; see `window_steps`."""
+    def min_window_steps(self) -> int:
+        """Minimum number of steps of a plain window that ends by `median_width`, see `window_steps`."""
         ahead = AHEAD_BATCHES if DECODERS[self.decode].ahead or self.copy_ahead else 0
         return 10 * (self.loader_workers * self.prefetch_batches + ahead)
 
     @property
     def settling_steps(self) -> int:
-        """Steps that a new wrapper makes before it is timed: `warmup_steps`, and under DDP on CUDA at least 11.
+        """Untimed steps after a model is wrapped: `warmup_steps`, and at least 11 under DDP on CUDA.
 
-        There DDP's logger waits for the device in each of its first ten steps and once more after the last
-        (`should_collect_runtime_stats` of torch's reducer), which empties the launch queue: a step of ResNet-50 at batch
-        256 takes 59 ms and then 55 (benchmarks/results/account).
+        DDP's logger waits for the device in each of its first ten steps and once more after them
+        (`should_collect_runtime_stats` in torch's reducer), which drains the launch queue. ResNet-50 at batch 256 takes
+        59 ms per step during that time and 55 ms afterwards (benchmarks/results/account).
         """
         waits = self.device == "cuda" and PARALLEL[self.parallel].ddp_wrapped
         return max(self.warmup_steps, 11) if waits else self.warmup_steps
 
     def profiles(self, rank: int) -> bool:
-        """Whether this rank of the trial keeps a profiler trace."""
+        """True if this rank records a profiler trace."""
         return self.profile_ranks == "all" or rank in map(int, filter(None, self.profile_ranks.split("+")))
 
 
-def _declared() -> Mapping[str, FieldFacts]:
-    """What is declared of each field, by name."""
+def _field_facts() -> Mapping[str, FieldFacts]:
     return {name: info.json_schema_extra["facts"] for name, info in TrialFields.model_fields.items()}  # type: ignore[index, misc]
 
 
-FIELD_FACTS = _declared()
+FIELD_FACTS = _field_facts()
+"""by field name"""
 
 
 def fields_of_kind(*kinds: FieldKind) -> tuple[str, ...]:
-    """Names of the fields of these kinds, as declared."""
+    """Return the names of the fields of these kinds, in the order of their declaration."""
     return tuple(name for name, facts in FIELD_FACTS.items() if facts.kind in kinds)
 
 
 def reference_order(name: str) -> list[Any]:
-    """A field's values from the reference on: its default, then others as declared. Empty for numbers without an order."""
+    """Return a field's values, the reference (its default) first. Empty for numbers without a declared order."""
     info = TrialFields.model_fields[name]
     if order := FIELD_FACTS[name].order:
         return list(order)
@@ -364,7 +372,7 @@ def reference_order(name: str) -> list[Any]:
 
 
 def only_with(name: str) -> dict[str, list[Any]]:
-    """Fields, each with the values with which the field `name` means something; empty if it does with any."""
+    """Return the values of other fields for which the field `name` has an effect, by field. Empty if it always has."""
     if name == "sequence_length":
         return {"model": list(TEXT_MODELS)}
     strategies = [strategy for strategy, facts in PARALLEL.items() if name in facts.options]
@@ -372,7 +380,7 @@ def only_with(name: str) -> dict[str, list[Any]]:
 
 
 def explain(error: ValidationError) -> list[str]:
-    """One line for each thing wrong with a trial: the field, the value, and what is allowed."""
+    """Return one line per invalid field or combination: the field, its value, and what is allowed."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"])

@@ -1,6 +1,6 @@
-"""How errors read in messages."""
+"""Format errors for messages."""
 
 
 def one_line(error: object) -> str:
-    """An error's text in one line; its type if it has none."""
+    """Return an error's text on one line, or its type if it has no text."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
-"""What turns gradients into updates: torch's own kernels where it has them, LARS and LAMB in whole-list operations.
+"""Optimizers: torch's fused kernels for SGD and AdamW, and LARS and LAMB written with foreach operations.
 
-Nothing here waits for the device, and a learning rate may be a 0-d tensor on it, so that a step can be captured as a
-CUDA graph whose rate changes between replays.
+Nothing here synchronises with the device. A learning rate may be a 0-d tensor on the device, so that a step captured as
+a CUDA graph can change its rate between replays.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,48 +15,47 @@ from trainables.registry import OPTIMIZERS, load
 from trainables.trial import Trial
 
 TRUST_COEFFICIENT = 0.001
-"""eta of LARS: how far one update may move a layer, as a share of its norm, at a learning rate of 1 (You et al. 2017)"""
+"""eta of LARS: norm of a layer's update relative to the layer's norm, at a learning rate of 1 (You et al. 2017)"""
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 """Kingma and Ba 2015, https://arxiv.org/abs/1412.6980, algorithm 1"""
 
 LAMB_EPSILON = 1e-6
-"""You et al. 2019, in the authors' code"""
+"""from the code of You et al. 2019"""
 
 Groups = list[dict[str, Any]]
 
 
 def make_optimizer(trial: Trial) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """The function that gives these parameters the trial's optimizer, at its `learning_rate`.
+    """Return the function that creates the trial's optimizer for given parameters, at the trial's `learning_rate`.
 
-    Without `decay_norm_and_bias`, parameters of one dimension (batch normalisation and biases) are a group of their own,
-    without weight decay, and with LARS and LAMB without a trust ratio (Goyal et al. 2017, section 5.3; You et al. 2017).
+    Without `decay_norm_and_bias`, one-dimensional parameters (batch normalisation and biases) form a separate group. It
+    has no weight decay and, with LARS and LAMB, no trust ratio (Goyal et al. 2017, section 5.3; You et al. 2017).
     """
     return partial(load(OPTIMIZERS[trial.optimizer]), trial)
 
 
 def sgd(trial: Trial, parameters: Iterable[nn.Parameter], *, nesterov: bool = False) -> torch.optim.Optimizer:
-    """SGD with momentum in the form u = m u + g; w = w - rate u; one fused kernel for all parameters, but for fp16 on CPUs."""
+    """Create SGD with momentum in the form u = m u + g; w = w - rate u. Fused, except for fp16 weights on CPUs."""
     groups = _groups(trial, parameters)
     rate = _rate(trial, groups)
-    # torch 2.11's fused kernel for CPUs moves fp16 weights by a small part of their update
+    # torch 2.11's fused CPU kernel applies only a small part of the update to fp16 weights
     fused = not any(p.dtype == torch.float16 and p.device.type == "cpu" for group in groups for p in group["params"])
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=trial.momentum, nesterov=nesterov, fused=fused)
     if trial.momentum:
-        optimizer.register_step_pre_hook(_begin_momentum)
+        optimizer.register_step_pre_hook(_initialise_momentum)
     return optimizer
 
 
-def _begin_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _initialise_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if not optimizer.state:
         zero_momentum(optimizer)
 
 
 def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """SGD's momentum begins at zero, which makes the first step what it is without.
+    """Initialise SGD's momentum buffers with zeros, which does not change the first step.
 
-    torch's fused kernel else begins with memory that nothing was written to, and leaves it so where a loss scaler leaves
-    out the first step.
+    Otherwise torch's fused kernel allocates uninitialised memory, which stays so if a loss scaler skips the first step.
     """
     if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
@@ -65,12 +64,12 @@ def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def nesterov(trial: Trial, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD that looks ahead: its update is g + m u (Sutskever et al. 2013, in torch's form)."""
+    """Create SGD with Nesterov momentum: the update is g + m u (Sutskever et al. 2013, in torch's form)."""
     return sgd(trial, parameters, nesterov=True)
 
 
 def adamw(trial: Trial, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101)."""
+    """Create Adam with decoupled weight decay (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101)."""
     groups = _groups(trial, parameters)
     return torch.optim.AdamW(
         groups, lr=_rate(trial, groups), betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=True, capturable=trial.captured
@@ -78,20 +77,20 @@ def adamw(trial: Trial, parameters: Iterable[nn.Parameter]) -> torch.optim.Optim
 
 
 def lars(trial: Trial, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """See `LARS`."""
+    """Create `LARS`."""
     groups = _groups(trial, parameters)
     return LARS(groups, {"lr": _rate(trial, groups), "momentum": trial.momentum})
 
 
 def lamb(trial: Trial, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """See `LAMB`."""
+    """Create `LAMB`."""
     groups = _groups(trial, parameters)
-    # capturable: a count of steps that is loaded from a checkpoint goes to the device
+    # capturable: torch then loads the step count of a checkpoint onto the device
     return LAMB(groups, {"lr": _rate(trial, groups), "capturable": True})
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of all parameters from the next step on; a rate that is a tensor is overwritten where it lies."""
+    """Set the learning rate of all parameters from the next step on. A tensor is overwritten in place."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -101,43 +100,44 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @torch.no_grad()
 def correct_momentum(optimizer: torch.optim.Optimizer, old: float, new: float) -> None:
-    """Makes the coming step, the first at rate `new`, what it is where the rate is part of the momentum and not corrected.
+    """Emulate uncorrected momentum (a trial without `momentum_correction`) for the next step, the first at rate `new`.
 
-    SGD and LARS here keep u = m u + g and take rate * u. Other codes keep v = m v + rate * g and take v: form (10) of
-    Goyal et al. 2017 (https://arxiv.org/abs/1706.02677, section 3, remark 3). Where the rate changes, v then holds
-    gradients at the old rate unless m is corrected by new / old. In terms of u = v / rate, leaving that out multiplies
-    what is remembered by old / new. For a trial without `momentum_correction`; optimizers without momentum stay as they
-    are.
+    SGD and LARS here keep u = m u + g and subtract rate * u. Other implementations keep v = m v + rate * g and subtract
+    v, which is form (10) of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677, section 3, remark 3). When the rate
+    changes, v still holds gradients at the old rate unless m is multiplied by new / old. In terms of u = v / rate,
+    omitting this correction multiplies u by old / new. Optimizers without momentum are not changed.
     """
-    states = getattr(optimizer, "optim", optimizer).state.values()  # ZeRO's wrapper keeps its share of them in `optim`
+    states = getattr(optimizer, "optim", optimizer).state.values()  # ZeRO's wrapper keeps this rank's share in `optim`
     buffers = [state["momentum_buffer"] for state in states if state.get("momentum_buffer") is not None]
     if buffers and old != new:
         torch._foreach_mul_(buffers, old / new)
 
 
 def _groups(trial: Trial, parameters: Iterable[nn.Parameter]) -> Groups:
-    """Parameters with weight decay, and those without it if there are any."""
-    held = list(parameters)
+    """Return the group with weight decay, and the group without it if it is not empty."""
+    all_params = list(parameters)
     if trial.decay_norm_and_bias:
-        return [{"params": held, "weight_decay": trial.weight_decay, "trust": True}]
-    divided = [p for p in held if p.ndim > 1], [p for p in held if p.ndim <= 1]
-    options = {"weight_decay": trial.weight_decay, "trust": True}, {"weight_decay": 0.0, "trust": False}
-    return [{"params": part, **given} for part, given in zip(divided, options, strict=True) if part]
+        return [{"params": all_params, "weight_decay": trial.weight_decay, "trust": True}]
+    matrices, vectors = [p for p in all_params if p.ndim > 1], [p for p in all_params if p.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": trial.weight_decay, "trust": True},
+        {"params": vectors, "weight_decay": 0.0, "trust": False},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _rate(trial: Trial, groups: Groups) -> float | torch.Tensor:
-    """The trial's rate; a tensor where it is read by a CUDA graph and changes from epoch to epoch."""
+    """Return the trial's learning rate, as a tensor if a CUDA graph reads it and it changes during training."""
     if not (trial.captured and trial.epochs):
         return trial.learning_rate
     return torch.tensor(trial.learning_rate, device=groups[0]["params"][0].device)
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """What LARS and LAMB share: lists of gradients, norms per tensor, and a loss scaler's verdict without waiting for it.
+    """Base of LARS and LAMB: unscales gradients, and skips non-finite steps without synchronising.
 
-    A gradient scaler leaves `grad_scale` and `found_inf` here (0-d tensors), as it does for torch's fused optimizers; a
-    step that is not finite then changes nothing: what it adds is multiplied by `live`, which is 0, and what it keeps is
-    kept in full.
+    A gradient scaler sets `grad_scale` and `found_inf` (0-d tensors), as for torch's fused optimizers. A step with
+    non-finite gradients changes nothing: its contributions are multiplied by `live`, which is then 0.
     """
 
     def __init__(self, groups: Groups, defaults: dict[str, Any]):
@@ -145,7 +145,7 @@ class _Layerwise(torch.optim.Optimizer):
         self._step_supports_amp_scaling = True
 
     def _gradients(self, parameters: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float | torch.Tensor]:
-        """Gradients in fp32, unscaled, and `live`: 1 where they are finite, 0 where the step is to change nothing."""
+        """Return the unscaled gradients in fp32, and `live`: 1 if they are finite, 0 if the step must be skipped."""
         gradients = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is not None:
@@ -155,8 +155,8 @@ class _Layerwise(torch.optim.Optimizer):
         live = 1.0 - found_inf.reshape(())
         return [torch.where(live > 0, gradient, 0.0) for gradient in gradients], live
 
-    def _kept(self, parameters: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
-        """A buffer of each parameter, zero before its first step."""
+    def _buffers(self, parameters: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+        """Return a state buffer per parameter, initialised with zeros."""
         for parameter in parameters:
             if name not in self.state[parameter]:
                 self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -169,21 +169,21 @@ def _apply(parameters: list[torch.Tensor], updates: Sequence[torch.Tensor], rate
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """L2 norm of each tensor: [tensors]."""
+    """Return the L2 norm of each tensor: [tensors]."""
     return torch.stack(torch._foreach_norm(list(tensors), 2))
 
 
 def _ratio(numerator: torch.Tensor, denominator: torch.Tensor, weights: torch.Tensor, updates: torch.Tensor) -> Any:
-    """numerator / denominator for each tensor, and 1 where a weight or an update is zero: it could never leave it else."""
+    """Return numerator / denominator per tensor, or 1 if the weight or the update is zero and could never change."""
     return torch.where((weights > 0) & (updates > 0), numerator / denominator, 1.0).unbind()
 
 
 class LARS(_Layerwise):
     """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, https://arxiv.org/abs/1708.03888, algorithm 1).
 
-    u = m u + lambda (g + decay w); w = w - rate u, with lambda = eta |w| / (|g| + decay |w|) of the tensor w and eta =
-    `TRUST_COEFFICIENT`; without trust ratio lambda is 1. The paper keeps the rate inside u, which is the same while
-    the rate stands still; see `correct_momentum`.
+    u = m u + lambda (g + decay w); w = w - rate u, with lambda = eta |w| / (|g| + decay |w|) per tensor w and eta =
+    `TRUST_COEFFICIENT`. Without trust ratio lambda is 1. The paper keeps the rate inside u, which is equivalent as long
+    as the rate is constant; see `correct_momentum`.
     """
 
     @torch.no_grad()
@@ -196,14 +196,17 @@ class LARS(_Layerwise):
             decay, momentum = group["weight_decay"], group["momentum"]
             weights = [parameter.float() for parameter in parameters]
             if group["trust"]:
-                of_weights, of_gradients = _norms(weights), _norms(updates)
+                weight_norms, gradient_norms = _norms(weights), _norms(updates)
                 layer_rate = _ratio(
-                    TRUST_COEFFICIENT * of_weights, of_gradients + decay * of_weights, of_weights, of_gradients
+                    TRUST_COEFFICIENT * weight_norms,
+                    gradient_norms + decay * weight_norms,
+                    weight_norms,
+                    gradient_norms,
                 )
             updates = list(torch._foreach_add(updates, weights, alpha=decay))
             if group["trust"]:
                 torch._foreach_mul_(updates, layer_rate)
-            buffers = self._kept(parameters, "momentum_buffer")
+            buffers = self._buffers(parameters, "momentum_buffer")
             torch._foreach_mul_(buffers, 1.0 - live * (1.0 - momentum))
             torch._foreach_add_(buffers, torch._foreach_mul(updates, live))
             _apply(parameters, buffers, group["lr"], live)
@@ -212,8 +215,8 @@ class LARS(_Layerwise):
 class LAMB(_Layerwise):
     """Layer-wise adaptive moments (You et al. 2019, https://arxiv.org/abs/1904.00962, algorithm 2).
 
-    r = Adam's bias-corrected update; w = w - rate |w| / |r + decay w| (r + decay w), with phi(z) = z; the factor is 1
-    without trust ratio.
+    With Adam's bias-corrected update r and phi(z) = z: w = w - rate |w| / |r + decay w| (r + decay w). Without trust
+    ratio the factor |w| / |r + decay w| is 1.
     """
 
     @torch.no_grad()
@@ -224,24 +227,24 @@ class LAMB(_Layerwise):
             if not parameters:
                 continue
             gradients, live = self._gradients(parameters)
-            means, squares = self._kept(parameters, "exp_avg"), self._kept(parameters, "exp_avg_sq")
+            means, squares = self._buffers(parameters, "exp_avg"), self._buffers(parameters, "exp_avg_sq")
             torch._foreach_mul_(means, 1.0 - live * (1.0 - first))
             torch._foreach_add_(means, torch._foreach_mul(gradients, live * (1.0 - first)))
             torch._foreach_mul_(squares, 1.0 - live * (1.0 - second))
             torch._foreach_add_(
                 squares, torch._foreach_mul(torch._foreach_mul(gradients, gradients), live * (1.0 - second))
             )
-            # one count a group, kept with its first parameter, on the device: a graph counts its replays
-            counted = self.state[parameters[0]]
-            counted["step"] = counted.get("step", torch.zeros((), device=parameters[0].device)).add_(live)
-            # 1 - 0.999 ** t loses four digits in fp32; a first step that is not finite counts as none
-            steps = counted["step"].clamp(min=1.0).double()
+            # one count per group, stored with its first parameter, on the device: a CUDA graph counts its replays
+            state = self.state[parameters[0]]
+            state["step"] = state.get("step", torch.zeros((), device=parameters[0].device)).add_(live)
+            # fp64: 1 - 0.999 ** t loses four digits in fp32. clamp: a non-finite first step leaves the count at 0
+            steps = state["step"].clamp(min=1.0).double()
             denominators = torch._foreach_sqrt(torch._foreach_div(squares, (1.0 - second**steps).float()))
             torch._foreach_add_(denominators, LAMB_EPSILON)
             updates = torch._foreach_div(torch._foreach_div(means, (1.0 - first**steps).float()), denominators)
             weights = [parameter.float() for parameter in parameters]
             torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
             if group["trust"]:
-                of_weights, of_updates = _norms(weights), _norms(updates)
-                torch._foreach_mul_(updates, _ratio(of_weights, of_updates, of_weights, of_updates))
+                weight_norms, update_norms = _norms(weights), _norms(updates)
+                torch._foreach_mul_(updates, _ratio(weight_norms, update_norms, weight_norms, update_norms))
             _apply(parameters, updates, group["lr"], live)

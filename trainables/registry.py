@@ -1,7 +1,7 @@
-"""Names that a trial may use, each with its facts.
+"""Names that a trial may use, with their properties.
 
-To add a model, a data set, a precision, a parallel strategy or a decoder: its module and one line here. The targets are
-import strings, so that planning and `--help` need not import torch.
+To add a model, data set, precision, parallel strategy or decoder, write its module and add one line here. The targets
+are import strings, so that planning and `--help` do not import torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -97,7 +97,7 @@ PARALLEL: Mapping[str, StrategyFacts] = {
 }
 
 EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
-"""op by op; compiled by torch.compile; the whole step replayed as a CUDA graph; both"""
+"""op by op; compiled by torch.compile; the complete step replayed as a CUDA graph; both"""
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "sgd": OptimizerFacts("trainables.optimizers:sgd", momentum=True),
@@ -122,12 +122,13 @@ DECODERS: Mapping[str, DecoderFacts] = {
 }
 
 AHEAD_BATCHES = 3
-"""batches that are made so before they are asked for: with two, a late one made ResNet-50's step on an H200 wait now and then"""
+"""batches prepared in advance by `decode` "nvjpeg_ahead" and by `copy_ahead`. With two, ResNet-50's step on an H200
+sometimes waited for a late batch."""
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
 
 SAMPLE_DATASETS: Mapping[Kind, str] = {"images": "fashion_mnist_sample", "text": "text_sample"}
-"""data sets of each kind that need no files"""
+"""the bundled data set of each kind"""
 
 NAMES: dict[str, Iterable[str]] = {
     "model": MODELS,
@@ -140,16 +141,16 @@ NAMES: dict[str, Iterable[str]] = {
     "decode": DECODERS,
     "memory_format": MEMORY_FORMATS,
 }
-"""what fields that name something may be"""
+"""allowed names, by field"""
 
 
 def names_with(registry: Mapping[str, Any], fact: str, value: Any = True) -> tuple[str, ...]:
-    """Names of a registry for which a fact has this value."""
+    """Return the names of a registry whose property `fact` has this value."""
     return tuple(name for name, facts in registry.items() if getattr(facts, fact) == value)
 
 
 def datasets_of(kind: Kind) -> tuple[str, ...]:
-    """Data sets for models that read images, or text."""
+    """Return the data sets for models of this kind."""
     return tuple(name for name, facts in DATASETS.items() if getattr(facts, kind))
 
 
@@ -158,15 +159,15 @@ TEXT_MODELS = {name: MODELS[name] for name in names_with(MODELS, "reads", "text"
 
 
 def modules(*registries: Mapping[str, Facts | DatasetFacts]) -> list[str]:
-    """The modules that these registries load from, each once."""
+    """Return the modules that these registries load from, without duplicates."""
     targets = {target for registry in registries for facts in registry.values() for target in facts.targets}
     return sorted({target.partition(":")[0] for target in targets})
 
 
 def load(target: str | Facts) -> Any:
-    """Return the object that an import string `package.module:name`, or an entry of the registry, names.
+    """Import the object named by an import string `package.module:name`, or by an entry of the registry.
 
-    Raises ImportError or AttributeError if the registry itself is wrong.
+    Raises ImportError or AttributeError if the target does not exist.
     """
     module, _, name = (target if isinstance(target, str) else target.target).partition(":")
     return getattr(import_module(module), name)

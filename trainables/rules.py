@@ -1,7 +1,7 @@
-"""Which fields of a trial do not go together: one table, each row with its message. No torch here.
+"""Rules on combinations of a trial's fields, as one table with a message per rule. Nothing here imports torch.
 
-A trial that breaks an `invalid` rule is refused as a value. One that breaks an `infeasible` rule is a trial, but cannot
-run here: it becomes a row of the study with that reason.
+A trial that breaks an `invalid` rule cannot be created. A trial that breaks an `infeasible` rule can be created but not
+run: the study reports it as infeasible, with the rule's message as the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,33 +24,37 @@ from trainables.registry import (
 
 @dataclass(frozen=True)
 class Rule:
-    """fields: those that do not go together. message: with the trial's fields in braces, what is wrong, what is allowed
-    and how to fix it."""
+    """A combination of field values that is not allowed.
+
+    fields: the fields that conflict. message: the problem, what is allowed and the fix, a format string of the fields.
+    """
 
     fields: tuple[str, ...]
     broken: Callable[[TrialFields], bool]
     message: str
 
     def explain(self, trial: TrialFields) -> str:
-        """The message for a trial that breaks this rule."""
+        """Return the message for a trial that breaks this rule."""
         what = f"workload {trial.workload!r}" if trial.workload else f"model {trial.model!r}"
         return self.message.format(what=what, **trial.model_dump())
 
 
 class RuleError(ValueError):
+    """A trial breaks an `invalid` rule."""
+
     def __init__(self, rule: Rule, trial: TrialFields):
         super().__init__(rule.explain(trial))
         self.rule = rule
 
 
 def refuse_invalid(trial: TrialFields) -> None:
-    """Raise RuleError for the first invalid rule that a trial breaks."""
+    """Raise RuleError for the first `invalid` rule that a trial breaks."""
     if rule := next((rule for rule in RULES["invalid"] if rule.broken(trial)), None):
         raise RuleError(rule, trial)
 
 
 def unmet_requirement(trial: TrialFields) -> str | None:
-    """The first reason why a trial cannot run here; None if it can."""
+    """Return the message of the first `infeasible` rule that a trial breaks. None if the trial can run."""
     return next((rule.explain(trial) for rule in RULES["infeasible"] if rule.broken(trial)), None)
 
 
@@ -63,7 +67,7 @@ def _reads_text(trial: TrialFields) -> bool:
 
 
 def _data(trial: TrialFields, fact: str) -> bool:
-    """Whether a fact holds of the trial's data set; False for a user's workload, which has data of its own."""
+    """Return a property of the trial's data set. False for a user's workload, which has data of its own."""
     return not trial.workload and bool(getattr(DATASETS[trial.dataset], fact))
 
 
@@ -81,7 +85,7 @@ def _strategy_option(name: str) -> Rule:
     return Rule(
         (name, "parallel"),
         lambda trial: trial.parallel not in strategies and differs(trial),
-        f"{name} has no effect with parallel {{parallel!r}}; use parallel {_listed(strategies)}, or leave {name} out",
+        f"{name} has no effect with parallel {{parallel!r}}; use parallel {_listed(strategies)}, or omit {name}",
     )
 
 
@@ -108,8 +112,8 @@ def _epoch_order_field(name: str) -> Rule:
     return Rule(
         (name, "dataset"),
         lambda trial: (_reads_text(trial) or _data(trial, "on_device")) and differs(trial),
-        f"{name} orders the samples of an epoch; dataset {{dataset!r}} has no epochs (one batch on the device, or "
-        f"continuous text): leave {name} out",
+        f"{name} requires a data set with epochs, but dataset {{dataset!r}} has none (one resident batch, or "
+        f"continuous text); omit {name}",
     )
 
 
@@ -118,7 +122,7 @@ def _training_field(name: str) -> Rule:
     return Rule(
         (name, "epochs"),
         lambda trial: not trial.epochs and differs(trial),
-        f"{name} {{{name}!r}} requires training by epochs, but epochs is 0 (timed windows): set epochs, or leave {name} out",
+        f"{name} {{{name}!r}} requires training by epochs, but epochs is 0 (timed windows); set epochs, or omit {name}",
     )
 
 
@@ -130,8 +134,8 @@ def _wrong_data(reads: Literal["images", "text"]) -> Rule:
         lambda trial: (
             not trial.workload and MODELS[trial.model].reads == reads and not getattr(DATASETS[trial.dataset], reads)
         ),
-        f"model {{model!r}} reads {reads}, dataset {{dataset!r}} holds {other}; use dataset "
-        f"{_listed(datasets_of(reads))}, or a model of {other} such as {model}",
+        f"model {{model!r}} requires {reads}, but dataset {{dataset!r}} contains {other}; use dataset "
+        f"{_listed(datasets_of(reads))}, or a model for {other} such as {model}",
     )
 
 
@@ -149,33 +153,36 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("world_size", "nodes"),
         lambda trial: trial.world_size % trial.nodes != 0,
-        "world_size {world_size} must be a multiple of nodes {nodes}: every node gets the same number of ranks",
+        "world_size must be a multiple of nodes, so that every node gets the same number of ranks; got world_size "
+        "{world_size} and nodes {nodes}",
     ),
     Rule(
         ("parallel", "world_size"),
         lambda trial: PARALLEL[trial.parallel].one_rank and trial.world_size > 1,
-        "parallel {parallel!r} runs on one rank, but world_size is {world_size}; use parallel 'ddp'",
+        "parallel {parallel!r} supports one rank, but world_size is {world_size}; use parallel 'ddp'",
     ),
     Rule(
         ("parallel", "nodes"),
         lambda trial: PARALLEL[trial.parallel].one_process and trial.nodes > 1,
-        "parallel {parallel!r} is one process on one node, but nodes is {nodes}; use parallel 'ddp'",
+        "parallel {parallel!r} supports one node, but nodes is {nodes}; use parallel 'ddp'",
     ),
     Rule(
         ("parallel", "execution"),
         lambda trial: PARALLEL[trial.parallel].one_process and trial.execution != "eager",
-        "parallel {parallel!r} runs its replicas in threads, so execution {execution!r} is not possible; use 'eager'",
+        "parallel {parallel!r} runs its replicas in threads and does not support execution {execution!r}; "
+        "use execution 'eager'",
     ),
     Rule(
         ("execution", "parallel"),
         lambda trial: trial.captured and not PARALLEL[trial.parallel].capturable,
-        "execution {execution!r} needs a step that can be captured in a CUDA graph, which parallel {parallel!r} is not; "
+        "execution {execution!r} captures the step in a CUDA graph, which parallel {parallel!r} does not support; "
         f"use parallel {_listed(names_with(PARALLEL, 'capturable'))}",
     ),
     Rule(
         ("execution", "accumulation_steps"),
         lambda trial: trial.captured and trial.accumulation_steps > 1 and not trial.epochs,
-        "execution {execution!r} captures one batch, but accumulation_steps is {accumulation_steps}; use 1",
+        "execution {execution!r} captures one batch per step, but accumulation_steps is {accumulation_steps}; use "
+        "accumulation_steps 1",
     ),
     Rule(
         ("optimizer", "momentum"),
@@ -188,7 +195,7 @@ _INVALID: tuple[Rule, ...] = (
         lambda trial: (
             trial.sync_batch_norm and (PARALLEL[trial.parallel].one_rank or PARALLEL[trial.parallel].one_process)
         ),
-        "sync_batch_norm requires several processes, but parallel {parallel!r} is one; use parallel 'ddp'",
+        "sync_batch_norm requires several processes, but parallel {parallel!r} uses one; use parallel 'ddp'",
     ),
     _wrong_data("images"),
     _wrong_data("text"),
@@ -198,116 +205,122 @@ _INVALID: tuple[Rule, ...] = (
         lambda trial: (
             trial.rewritten_stem and bool(trial.workload or trial.model not in _STEMS or trial.image_size % 2)
         ),
-        f"rewritten_stem requires model {' or '.join(_STEMS)} and an even image_size; this is {{what}} at image_size "
-        "{image_size}: leave rewritten_stem out",
+        f"rewritten_stem requires model {' or '.join(_STEMS)} and an even image_size, got {{what}} and image_size "
+        "{image_size}; omit rewritten_stem",
     ),
     Rule(
         ("rewritten_stem", "execution"),
         lambda trial: trial.rewritten_stem and not trial.compiled,
-        "rewritten_stem is only fast if it is compiled, but execution is {execution!r}; use execution 'compile' or "
+        "rewritten_stem requires a compiled step, but execution is {execution!r}; use execution 'compile' or "
         "'compile_graph'",
     ),
     Rule(
         ("loader_workers", "dataset"),
         lambda trial: _data(trial, "on_device") and trial.loader_workers > 0,
-        "loader_workers {loader_workers} would be idle: dataset {dataset!r} stays on the device; use 0",
+        "loader_workers {loader_workers} would be idle, because dataset {dataset!r} stays on the device; use "
+        "loader_workers 0",
     ),
     *(_epoch_order_field(name) for name in ("order", "set_epoch")),
     Rule(
         ("set_epoch", "order"),
         lambda trial: trial.order == "in_order" and not trial.set_epoch,
-        "set_epoch False repeats the first shuffle, but order 'in_order' does not shuffle: leave set_epoch out",
+        "set_epoch False has no effect with order 'in_order', which does not shuffle; omit set_epoch",
     ),
     *(_image_folder_field(name) for name, facts in FIELD_FACTS.items() if facts.image_folders_only),
     Rule(
         ("page_cache", "storage_place"),
         lambda trial: trial.storage_place == "shared_memory" and trial.page_cache != "as_is",
-        "page_cache {page_cache!r} has no effect with storage_place 'shared_memory', which is memory itself; use 'as_is'",
+        "page_cache {page_cache!r} has no effect with storage_place 'shared_memory', which is in memory already; use "
+        "page_cache 'as_is'",
     ),
     Rule(
         ("decode", "storage"),
         lambda trial: STORAGES[trial.storage].holds_pixels and trial.decode != "pil",
-        "decode {decode!r} has nothing to decode: storage {storage!r} holds pixels; use decode 'pil'",
+        "decode {decode!r} has no effect with storage {storage!r}, which stores decoded pixels; use decode 'pil'",
     ),
     Rule(
         ("decode", "parallel", "execution"),
         lambda trial: DECODERS[trial.decode].on_device and (PARALLEL[trial.parallel].one_process or trial.captured),
-        "decode {decode!r} starts from encoded images of different lengths, which neither parallel 'dp' nor a CUDA graph "
-        f"supports; use decode {' or '.join(map(repr, names_with(DECODERS, 'on_device', False)))}",
+        "decode {decode!r} passes encoded images of different lengths to the device, which neither parallel 'dp' nor a "
+        f"CUDA graph supports; use decode {' or '.join(map(repr, names_with(DECODERS, 'on_device', False)))}",
     ),
     Rule(
         ("augment", "decode"),
         lambda trial: DECODERS[trial.decode].on_device and trial.augment == "cpu",
-        "augment 'cpu' needs pixels in the loader, but decode {decode!r} decodes on the device; use augment 'device'",
+        "augment 'cpu' requires decoded images in the loader, but decode {decode!r} decodes on the device; use augment "
+        "'device'",
     ),
     Rule(
         ("zero_gamma", "model"),
         lambda trial: trial.zero_gamma and (bool(trial.workload) or not MODELS[trial.model].residual),
-        "zero_gamma requires a model with residual blocks, and {what} has none that are known; "
+        "zero_gamma requires a model with residual blocks, but {what} has no known ones; "
         f"use model {_listed(names_with(MODELS, 'residual'))}",
     ),
     Rule(
         ("label_smoothing", "model"),
         lambda trial: trial.label_smoothing > 0 and (bool(trial.workload) or _reads_text(trial)),
-        "label_smoothing {label_smoothing:g} requires an image model of this project; {what} has its own loss: use 0",
+        "label_smoothing {label_smoothing:g} requires an image model of this project, but {what} has a loss of its "
+        "own; use label_smoothing 0",
     ),
     *(_training_field(name) for name, facts in FIELD_FACTS.items() if facts.needs_epochs),
     Rule(
         ("epochs", "model"),
         lambda trial: trial.epochs > 0 and _reads_text(trial),
-        "epochs {epochs} requires images with labels, but model {model!r} reads continuous text; use epochs 0, or an "
+        "epochs {epochs} requires labelled images, but model {model!r} reads continuous text; use epochs 0, or an "
         "image model",
     ),
     Rule(
         ("epochs", "dataset"),
         lambda trial: trial.epochs > 0 and _data(trial, "random"),
-        "epochs {epochs} with dataset {dataset!r}, which is random: there is nothing to learn; use a data set of images",
+        "epochs {epochs} requires data to learn from, but dataset {dataset!r} is random; use an image data set",
     ),
     Rule(
         ("parallel", "epochs"),
         lambda trial: trial.epochs > 0 and not PARALLEL[trial.parallel].full_weights,
-        f"parallel {{parallel!r}} supports timed windows only; with epochs use {_listed(names_with(PARALLEL, 'full_weights'))}",
+        "parallel {parallel!r} supports timed windows only; with epochs use parallel "
+        f"{_listed(names_with(PARALLEL, 'full_weights'))}",
     ),
     Rule(
         ("profile_ranks", "epochs"),
         lambda trial: trial.epochs > 0 and bool(trial.profile_ranks),
-        "profile_ranks {profile_ranks!r} supports timed windows only: leave it out with epochs",
+        "profile_ranks {profile_ranks!r} supports timed windows only; omit it with epochs",
     ),
     Rule(
         ("execution", "workload", "epochs"),
         lambda trial: trial.epochs > 0 and bool(trial.workload) and trial.captured,
-        "execution {execution!r} with epochs undoes its warm-up steps, which the optimizer of {what} may not support; use "
-        "'eager' or 'compile'",
+        "execution {execution!r} with epochs rolls back its warm-up steps, which the optimizer of {what} may not "
+        "support; use execution 'eager' or 'compile'",
     ),
     Rule(
         ("momentum_correction", "optimizer", "momentum"),
         lambda trial: (
             not trial.momentum_correction and not (OPTIMIZERS[trial.optimizer].momentum and trial.momentum > 0)
         ),
-        "momentum_correction False requires momentum; optimizer {optimizer!r} with momentum {momentum:g} has none; use "
-        f"{_listed(names_with(OPTIMIZERS, 'momentum'))} with momentum > 0",
+        "momentum_correction False requires momentum, but optimizer {optimizer!r} with momentum {momentum:g} has none; "
+        f"use optimizer {_listed(names_with(OPTIMIZERS, 'momentum'))} with momentum > 0",
     ),
     Rule(
         ("resident_data", "dataset"),
         lambda trial: trial.resident_data and not _data(trial, "in_memory"),
-        "resident_data requires a data set that is one array in memory; "
+        "resident_data requires an in-memory data set, but dataset {dataset!r} is not; "
         f"use dataset {_listed(names_with(DATASETS, 'in_memory'))}",
     ),
     Rule(
         ("loader_workers", "resident_data"),
         lambda trial: trial.resident_data and trial.loader_workers > 0,
-        "loader_workers {loader_workers} would be idle: resident_data gathers batches on the device; use 0",
+        "loader_workers {loader_workers} would be idle, because resident_data gathers batches on the device; use "
+        "loader_workers 0",
     ),
     Rule(
         ("noise_scale", "accumulation_steps", "world_size"),
         lambda trial: trial.noise_scale and trial.processes == 1 and trial.accumulation_steps == 1,
-        "noise_scale compares gradients of two batch sizes, and one rank with accumulation_steps 1 has only one; use "
+        "noise_scale compares gradients of two batch sizes, but one rank with accumulation_steps 1 has only one; use "
         "accumulation_steps >= 2, or more ranks",
     ),
     Rule(
         ("noise_scale", "parallel"),
         lambda trial: trial.noise_scale and trial.processes > 1 and not PARALLEL[trial.parallel].ddp_wrapped,
-        "noise_scale needs each rank's own gradients, which parallel {parallel!r} does not show; use "
+        "noise_scale requires each rank's own gradients, which parallel {parallel!r} does not expose; use parallel "
         f"{_listed(names_with(PARALLEL, 'ddp_wrapped'))}",
     ),
 )
@@ -320,7 +333,8 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("copy_ahead", "dataset"),
         lambda trial: trial.copy_ahead and not trial.workload and (_data(trial, "on_device") or trial.resident_data),
-        "copy_ahead has nothing to copy: the samples of dataset {dataset!r} are on the device already",
+        "copy_ahead has no effect, because the samples of dataset {dataset!r} are on the device already; "
+        "omit copy_ahead",
     ),
     Rule(
         ("dataset", "data_dir"),
@@ -340,8 +354,8 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("parallel", "model"),
         lambda trial: PARALLEL[trial.parallel].one_process and not trial.workload and MODELS[trial.model].carries_state,
-        "parallel {parallel!r} copies the model at every step and would lose the state of model {model!r}; use parallel "
-        "'ddp'",
+        "parallel {parallel!r} replicates the model at every step, which loses the state of model {model!r}; "
+        "use parallel 'ddp'",
     ),
     Rule(
         ("model", "device"),
@@ -351,7 +365,7 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("sync_batch_norm", "device"),
         _on_cpu("sync_batch_norm", True),
-        "sync_batch_norm requires GPUs: torch's SyncBatchNorm has no CPU kernels",
+        "sync_batch_norm requires GPUs, because torch's SyncBatchNorm has no CPU kernels",
     ),
     Rule(
         ("interconnect", "device"),
@@ -361,33 +375,34 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("execution", "device"),
         lambda trial: trial.device == "cpu" and trial.captured,
-        "execution {execution!r} requires GPUs: it is a CUDA graph",
+        "execution {execution!r} requires GPUs, because it is a CUDA graph",
     ),
     Rule(
         ("pin_cores", "device"),
         lambda trial: trial.device == "cuda" and trial.pin_cores,
-        "pin_cores is for CPU ranks; on a GPU host it would take cores from the threads that feed the device",
+        "pin_cores supports CPU ranks only; on a GPU host it would take cores from the threads that feed the device",
     ),
     Rule(
         ("parallel", "memory_format"),
         lambda trial: trial.parallel == "fsdp2" and trial.memory_format == "channels_last",
-        "parallel 'fsdp2' shards weights by rows, which memory_format 'channels_last' does not have; use 'contiguous'",
+        "parallel 'fsdp2' shards weights by rows and does not support memory_format 'channels_last'; use memory_format "
+        "'contiguous'",
     ),
     Rule(
         ("parallel", "precision"),
         lambda trial: trial.parallel == "fsdp2" and PRECISIONS[trial.precision].two_weight_types,
-        "parallel 'fsdp2' takes weights of one type, but precision {precision!r} keeps two; use precision 'bf16'",
+        "parallel 'fsdp2' requires weights of one dtype, but precision {precision!r} has two; use precision 'bf16'",
     ),
     Rule(
         ("profile_ranks", "parallel"),
         lambda trial: trial.parallel == "fsdp2" and bool(trial.profile_ranks),
-        "profile_ranks wraps the model again, which parallel 'fsdp2' does not allow: leave it out",
+        "profile_ranks wraps the model a second time, which parallel 'fsdp2' does not support; omit profile_ranks",
     ),
     Rule(
         ("static_graph", "accumulation_steps"),
         lambda trial: trial.static_graph and trial.accumulation_steps > 1,
-        "static_graph records the first backward pass, in which accumulation_steps {accumulation_steps} sends nothing; use "
-        "accumulation_steps 1",
+        "static_graph records the first backward pass, which does not communicate with accumulation_steps "
+        "{accumulation_steps}; use accumulation_steps 1",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""A trial: one point of a study's grid, as a frozen value with an identity of its own."""
+"""A trial: one point of a study's grid, as an immutable value with a unique id."""
 
 import hashlib
 import json
@@ -11,26 +11,27 @@ from trainables.rules import refuse_invalid
 
 
 class Trial(TrialFields):
-    """What to measure, in full: nothing about a measurement is decided elsewhere.
+    """The complete specification of a measurement.
 
-    Unknown names and impossible values raise pydantic's ValidationError; `explain` turns that into one line each.
+    Raises pydantic's ValidationError for unknown names and for values that are out of range or do not go together;
+    `trainables.fields.explain` formats it, one line per problem.
     """
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_rules(self) -> Self:
         refuse_invalid(self)
         return self
 
     @property
     def trial_id(self) -> str:
-        """A readable slug and eight hex digits of a hash over every field. For people and folders: nothing parses it."""
+        """A readable slug followed by eight hex digits of a hash over all fields. Do not parse it."""
         digest = hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:8]
-        what = self.workload.rpartition(":")[2] if self.workload else self.model
+        name = self.workload.rpartition(":")[2] if self.workload else self.model
         return (
-            f"{what}-{self.parallel}-{self.precision}-n{self.nodes}x{self.world_size // self.nodes}"
+            f"{name}-{self.parallel}-{self.precision}-n{self.nodes}x{self.world_size // self.nodes}"
             f"-b{self.batch_per_gpu}-w{self.loader_workers}-r{self.repeat}-{digest}"
         )
 
     def but(self, **changes: Any) -> "Trial":
-        """This trial with other values in some fields, validated again."""
+        """Return a validated copy of this trial with changed fields."""
         return Trial.model_validate(self.model_dump() | changes)

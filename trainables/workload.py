@@ -1,4 +1,4 @@
-"""What is trained: model, data, loss and optimizer, from the registries or from a user's own file."""
+"""The interface of a workload: model, data, loss and optimizer, from the registry or from a user's file."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from trainables.batch import identity
 
 
 class WorkloadError(Exception):
-    """A user's workload file that cannot be used, in one line: what, where, what to do."""
+    """A user's workload cannot be used. The message is one line: the problem, the file and the fix."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class OnHost:
-    """A part of a batch that stays on the host: `prepare` gets it as the loader made it.
+    """A part of a batch that stays on the host until `prepare` gets it, as the loader made it.
 
-    It counts for nothing in the bytes copied to the device; what `prepare` copies is part of the forward pass.
+    It does not count as bytes copied to the device. Copies that `prepare` makes are timed as part of the forward pass.
     """
 
     value: Any
@@ -29,7 +29,7 @@ class OnHost:
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Samples that are never trained on; `loss` as a workload's, and `prepare`, which augments nothing."""
+    """Validation samples, which are never trained on. `loss` and `prepare` as in `Workload`, without augmentation."""
 
     dataset: Dataset
     loss: Callable[[Any, Any], torch.Tensor]
@@ -38,36 +38,36 @@ class HeldOutSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Everything of a training step that is not the study's own.
+    """The model, data, loss and optimizer of a training step.
 
-    A batch is a pair (inputs, targets) of tensors, or of tuples, lists or dicts of tensors:
-    step = `loss(model(prepare(inputs)), targets)`, backward, optimizer.
+    A batch is a pair (inputs, targets); each is a tensor, or tuples, lists or dicts of tensors. A step computes
+    `loss(model(prepare(inputs)), targets)`, runs the backward pass and updates the weights.
     """
 
     model: nn.Module
     dataset: Dataset
     loss: Callable[[Any, Any], torch.Tensor]
-    """(model's output, targets) -> scalar, averaged over the rank's batch"""
+    """(model output, targets) -> scalar, averaged over the rank's batch"""
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     collate: Callable[[Any], Any] = default_collate
-    """turns the data set's samples into a batch, in the loader process"""
+    """combines samples of the data set into a batch, in the loader process"""
     prepare: Callable[[Any], Any] = identity
     """applied to the inputs on the device; timed as part of the forward pass"""
     ahead: Callable[[Any], torch.Tensor] | None = None
-    """applied to the inputs of batches to come, in a thread and on the device beside the step (None: nothing is)"""
+    """applied to the inputs of upcoming batches, in a thread, on the device and concurrently with the step"""
     resident: bool = False
     """the data set's tensors are on the device already: no loader, no copy"""
     blueprint: Callable[[], nn.Module] | None = None
-    """makes the model once more, on the current device, so that its operations can be counted; None: not known"""
+    """creates the model again on the current device, to count its operations; None: they are not counted"""
     batch_indices: Callable[[int], Sampler[list[int]]] | None = None
-    """(rank) -> its endless batches of indices; None: shuffled samples, as `trainables.data.loader` does"""
+    """(rank) -> endless batches of indices for that rank; None: shuffled samples, see `trainables.data.loader`"""
     validation: HeldOutSet | None = None
-    """held-out samples, on which training by epochs is judged; None: it is not"""
+    """held-out samples for validation after each epoch; None: no validation"""
     gathered: bool = False
-    """`dataset.tensors` (inputs, targets) are on the device already, and a batch is a tensor of indices into them"""
+    """`dataset.tensors` (inputs, targets) are on the device, and a batch is a tensor of indices into them"""
 
     def select(self, batch: Any) -> tuple[Any, Any]:
-        """(inputs, targets) of a batch on the device."""
+        """Return (inputs, targets) of a batch on the device."""
         if not self.gathered:
             return batch
         inputs, targets = self.dataset.tensors  # type: ignore[attr-defined]

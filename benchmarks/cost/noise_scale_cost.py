@@ -21,7 +21,7 @@ from trainables.step.context import RankSetup, build_context
 from trainables.step.process import drop_buckets, settings_for
 from trainables.step.timing import clock_for
 from trainables.train.epochs import epochs_of
-from trainables.train.trainer import Trainee
+from trainables.train.trainer import Trainer
 from trainables.trial import Trial
 
 GOAL = 1.02
@@ -85,16 +85,16 @@ def steps_of(trial: Trial, place: Place) -> Timed:
     """Return what times steps of a training on its first batch."""
     group, control = place.groups[trial.world_size]
     context = build_context(trial, RankSetup(place.rank, place.device, group, control))
-    trainee, clock = Trainee(context), clock_for(place.device)
+    trainer, clock = Trainer(context), clock_for(place.device)
     batch = next(next(epochs_of(context)))
-    trainee.prepared(batch)
+    trainer.prepare(batch)
 
     def timed(steps: int) -> float:
         clock.synchronize()
         context.barrier()
         started_s = time.perf_counter()
         for _ in range(steps):
-            trainee.advance(batch)
+            trainer.advance(batch)
         clock.synchronize()
         return time.perf_counter() - started_s
 

@@ -61,7 +61,7 @@ def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
     clock = clock_for(place.device)
     context = build_context(trial, RankSetup(place.rank, place.device, group))
     batches = endless_batches(trial, context.workload, place.rank)
-    model = context.strategy.wrapped(context.workload.model, trial, group)
+    model = context.strategy.wrap_model(context.workload.model, trial, group)
     initial = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
     step = training_step(context, model)
     for _ in range(trial.settling_steps):

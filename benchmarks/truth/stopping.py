@@ -26,12 +26,12 @@ from scipy import stats
 
 from analysis.load.results import load
 from benchmarks.harness.common import RESULTS, figure, write_summary
-from trainables.measure.stopping import LOOKS, MOST_BLOCKS, between_looks, block_lengths, relative_width
+from trainables.measure.stopping import CHECKS, MAX_BLOCKS, block_lengths, blocks_between_checks, relative_width
 
 Series = NDArray[np.float64]
 COVERAGE_GOAL = 0.95
 ERROR_GOAL = 1.1
-QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MOST_BLOCKS + 1)}
+QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MAX_BLOCKS + 1)}
 OFTEN = 0.25
 """share of its replays from which a window counts as one that stops early"""
 
@@ -109,7 +109,7 @@ def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
     means = np.stack([np.exp(part).mean(axis=1) for part in np.split(logs, ends[:-1], axis=1)], axis=1)
     stopped = [_stop(row, width) for row in means.tolist()]
     steps = np.array([ends[seen - 1] for seen, _ in stopped])
-    runs = np.cumsum([len(run) for run in between_looks(lengths)])
+    runs = np.cumsum([len(run) for run in blocks_between_checks(lengths)])
     lead_in_steps = np.array([1 + np.searchsorted(runs, seen) for seen, _ in stopped])
     centres = np.array([np.log(row[:seen]).mean() for row, (seen, _) in zip(means, stopped, strict=True)])
     halves = np.array([half for _, half in stopped])
@@ -133,14 +133,14 @@ def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
 
 def _stop(step_s: list[float], width: float) -> tuple[int, float]:
     """Blocks that the product's rule runs, and half the width of the interval then, in logarithms."""
-    seen = next((n for n in LOOKS if n <= len(step_s) and relative_width(step_s[:n]) <= width), len(step_s))
+    seen = next((n for n in CHECKS if n <= len(step_s) and relative_width(step_s[:n]) <= width), len(step_s))
     return seen, math.asinh(relative_width(step_s[:seen]) / 2)
 
 
 def _uncorrected(step_s: Series, width: float) -> tuple[float, float]:
     """Centre and half width where a plain 95 % interval is looked at after every block from the fifth on."""
     logs = np.log(step_s)
-    for seen in range(LOOKS[0], len(logs) + 1):
+    for seen in range(CHECKS[0], len(logs) + 1):
         half = QUANTILES[seen] * logs[:seen].std(ddof=1) / math.sqrt(seen)
         if 2 * math.sinh(half) <= width:
             break

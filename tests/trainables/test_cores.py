@@ -1,4 +1,4 @@
-"""Cores of a rank's own: held by one process at a time, for all its threads, and given back."""
+"""Exclusive cores: reserved by one process at a time, for all its threads, and released afterwards."""
 
 import multiprocessing
 import os
@@ -11,26 +11,26 @@ import pytest
 
 from trainables.rules import unmet_requirement
 from trainables.step.precision import fp32
-from trainables.step.process import own_cores, settings_for
+from trainables.step.process import exclusive_cores, settings_for
 from trainables.trial import Trial
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Other tests of this host lock their own files."""
+    """Use separate lock files, because other tests may run on this host."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path
 
 
-def test_all_threads_of_a_process_go_to_its_cores_and_back() -> None:
+def test_all_threads_are_pinned_and_released() -> None:
     allowed, ended = os.sched_getaffinity(0), threading.Event()
     other = threading.Thread(target=ended.wait)
     other.start()
     try:
-        with own_cores(1) as own:
-            assert len(own) == 1
-            assert own <= allowed
-            assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id or 0) == own
+        with exclusive_cores(1) as cores:
+            assert len(cores) == 1
+            assert cores <= allowed
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id or 0) == cores
         assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id or 0) == allowed
     finally:
         ended.set()
@@ -39,12 +39,12 @@ def test_all_threads_of_a_process_go_to_its_cores_and_back() -> None:
 
 def hold(folder: str, answer: Any, end: Any) -> None:
     tempfile.gettempdir = lambda: folder
-    with own_cores(1) as own:
-        answer.send(own)
+    with exclusive_cores(1) as cores:
+        answer.send(cores)
         end.recv()
 
 
-def test_two_processes_never_share_a_core_and_one_that_ends_gives_its_own_back(own_folder: Path) -> None:
+def test_processes_never_share_a_core_and_release_it_when_they_end(own_folder: Path) -> None:
     allowed = os.sched_getaffinity(0)
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
@@ -54,20 +54,20 @@ def test_two_processes_never_share_a_core_and_one_that_ends_gives_its_own_back(o
     try:
         theirs = receiver.recv()
         if len(allowed) > 1:
-            with own_cores(len(allowed) - 1) as mine:
-                assert mine == allowed - theirs
-        expected = f"and {len(allowed) - 1} of the {len(allowed)} that this process may use are free"
-        with pytest.raises(RuntimeError, match=expected), own_cores(len(allowed)):
+            with exclusive_cores(len(allowed) - 1) as cores:
+                assert cores == allowed - theirs
+        expected = f"{len(allowed) - 1} of the {len(allowed)} cores"
+        with pytest.raises(RuntimeError, match=expected), exclusive_cores(len(allowed)):
             pass
         assert os.sched_getaffinity(0) == allowed
     finally:
         end_sender.send(None)
         process.join()
-    with own_cores(len(allowed)) as mine:
-        assert mine == allowed
+    with exclusive_cores(len(allowed)) as cores:
+        assert cores == allowed
 
 
-def test_a_trial_has_its_cores_for_its_own_length_only() -> None:
+def test_cores_are_pinned_only_during_a_trial() -> None:
     allowed = os.sched_getaffinity(0)
     with settings_for(Trial(pin_cores=True), fp32):
         assert len(os.sched_getaffinity(0)) == 1
@@ -76,5 +76,5 @@ def test_a_trial_has_its_cores_for_its_own_length_only() -> None:
         assert os.sched_getaffinity(0) == allowed
 
 
-def test_a_gpu_rank_is_not_pinned() -> None:
-    assert (unmet_requirement(Trial(device="cuda", pin_cores=True)) or "").startswith("pin_cores is for CPU ranks")
+def test_pinning_a_gpu_rank_is_infeasible() -> None:
+    assert "pin_cores" in (unmet_requirement(Trial(device="cuda", pin_cores=True)) or "")

@@ -1,4 +1,4 @@
-"""The state of a rank's process: set for a trial, and clean after it whatever the trial did."""
+"""Process-wide state: set for a trial and restored after it, whatever the trial did."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ from trainables.trial import Trial
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> Iterator[None]:
-    """Spares the garbage collector, which runs with every trial, what was imported long before."""
+    """Exclude imported modules from garbage collection, which runs in every trial."""
     clean_state()
     gc.collect()
     gc.freeze()
@@ -29,7 +29,7 @@ def quick_collections() -> Iterator[None]:
 
 
 def state() -> dict[str, Any]:
-    """Every setting of the process that changes what a trial computes or how fast."""
+    """Return all process settings that affect a trial's results or speed."""
     backends: Any = torch.backends
     switches = {
         "all": backends,
@@ -58,7 +58,7 @@ def state() -> dict[str, Any]:
 
 
 def clean_state() -> dict[str, Any]:
-    """What an ordinary trial leaves behind."""
+    """Return the state after an ordinary trial."""
     with settings_for(Trial(), formats.fp32):
         pass
     return state()
@@ -85,13 +85,13 @@ MEDDLING: dict[str, Any] = {
 
 @pytest.mark.parametrize("raising", [False, True], ids=["returns", "raises"])
 @pytest.mark.parametrize("meddle", MEDDLING.values(), ids=MEDDLING)
-def test_what_a_users_code_changes_is_put_back(meddle: Any, raising: bool) -> None:
+def test_settings_changed_by_a_users_code_are_restored(meddle: Any, raising: bool) -> None:
     clean = clean_state()
     try:
         with settings_for(Trial(), formats.fp32):
             before = state()
             meddle()
-            assert state() != before, "this changes nothing that is looked at"
+            assert state() != before, "`state` does not cover this setting"
             if raising:
                 raise ArithmeticError
     except ArithmeticError:
@@ -103,7 +103,7 @@ def test_what_a_users_code_changes_is_put_back(meddle: Any, raising: bool) -> No
 
 @pytest.mark.parametrize("name", PRECISIONS)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_trials_own_settings_hold_in_it_and_end_with_it(name: str, deterministic: bool) -> None:
+def test_settings_of_a_trial_apply_only_during_it(name: str, deterministic: bool) -> None:
     clean = clean_state()
     trial = Trial(precision=name, deterministic=deterministic, cpus_per_rank=clean["threads"] + 1)
     with settings_for(trial, load(PRECISIONS[name])):
@@ -123,7 +123,7 @@ def test_a_trials_own_settings_hold_in_it_and_end_with_it(name: str, determinist
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_a_users_code_may_ask_torchs_older_switches(name: str) -> None:
+def test_torchs_older_switches_can_be_read(name: str) -> None:
     with settings_for(Trial(precision=name), load(PRECISIONS[name])):
         with torch.backends.cudnn.flags(enabled=False):
             assert not torch.backends.cudnn.enabled
@@ -133,12 +133,12 @@ def test_a_users_code_may_ask_torchs_older_switches(name: str) -> None:
 
 
 def drawn(trial: Trial) -> list[float]:
-    """The first random numbers of a trial: a weight of torch's, numpy's and Python's."""
+    """Return the first random numbers of a trial, from torch, numpy and Python."""
     with settings_for(trial, formats.fp32):
         return [nn.Linear(1, 1).weight.item(), float(np.random.rand()), random.random()]
 
 
-def test_the_same_trial_draws_the_same_numbers_and_other_repeats_and_seeds_others() -> None:
+def test_random_numbers_depend_only_on_seed_and_repeat() -> None:
     first = drawn(Trial())
     torch.rand(3), np.random.rand(3), random.random()
     assert drawn(Trial()) == first
@@ -146,7 +146,7 @@ def test_the_same_trial_draws_the_same_numbers_and_other_repeats_and_seeds_other
         assert all(a != b for a, b in zip(drawn(other), first, strict=True))
 
 
-def test_what_a_trial_leaves_in_a_cycle_is_freed_when_it_ends() -> None:
+def test_reference_cycles_are_freed_when_a_trial_ends() -> None:
     with settings_for(Trial(), formats.fp32):
         model = nn.Linear(1, 1)
         model.itself = [model]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A trial's identity, what it derives, and the one line that says what is wrong with an impossible one."""
+"""Trials: ids, derived properties, and one-line messages for invalid fields."""
 
 import os
 import subprocess
@@ -99,7 +99,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
     **{name: {"epochs": 1, "accumulation_steps": 2} for name, facts in FIELD_FACTS.items() if facts.needs_epochs},
 }
-"""with what else a changed field is possible"""
+"""other fields that a changed field requires"""
 
 
 def lines(fields: Any) -> list[str]:
@@ -109,7 +109,7 @@ def lines(fields: Any) -> list[str]:
 
 
 def broken(fields: Any) -> tuple[str, ...]:
-    """The fields of the rule that a trial with these fields breaks, once its message holds their values."""
+    """Return the fields of the rule that the trial breaks. Checks that the message is formatted and names the first."""
     with pytest.raises(ValidationError) as error:
         Trial.model_validate(fields)
     reason = error.value.errors()[0]["ctx"]["error"]
@@ -134,7 +134,7 @@ def test_an_id_is_the_same_in_every_process() -> None:
         assert run.stdout.strip() == trial.trial_id
 
 
-def test_a_change_of_any_field_gives_another_id() -> None:
+def test_changing_any_field_changes_the_id() -> None:
     assert set(CHANGED) == set(Trial.model_fields), "a field is missing in this test"
     for name, value in CHANGED.items():
         before = Trial(**NEEDS.get(name, {}))
@@ -143,7 +143,7 @@ def test_a_change_of_any_field_gives_another_id() -> None:
         assert before.trial_id != after.trial_id, name
 
 
-def test_an_id_reads_as_what_was_measured_and_ends_in_a_hash() -> None:
+def test_an_id_is_a_readable_slug_and_a_hash() -> None:
     slug, _, digest = Trial(
         model="mlp", world_size=4, nodes=2, batch_per_gpu=8, loader_workers=1, repeat=2, precision="bf16"
     ).trial_id.rpartition("-")
@@ -152,11 +152,11 @@ def test_an_id_reads_as_what_was_measured_and_ends_in_a_hash() -> None:
     assert set(digest) <= set("0123456789abcdef")
 
 
-def test_a_users_workload_lends_its_name_to_the_id() -> None:
+def test_the_id_contains_the_name_of_a_users_workload() -> None:
     assert Trial(workload="/home/me/my-models/mine.py:build").trial_id.startswith("build-ddp-")
 
 
-def test_a_trial_cannot_be_changed() -> None:
+def test_a_trial_is_immutable() -> None:
     trial = Trial()
     with pytest.raises(ValidationError):
         trial.steps = 5  # type: ignore[misc]
@@ -166,13 +166,13 @@ def test_a_changed_copy_is_validated_again() -> None:
     with pytest.raises(ValidationError) as error:
         Trial(world_size=2).but(nodes=3)
     (line,) = explain(error.value)
-    assert line.startswith("world_size 2 must be a multiple of nodes 3")
+    assert "world_size 2" in line and "nodes 3" in line
 
 
-# ------------------------------------------------------------------------------------------------ what it derives
+# ------------------------------------------------------------------------------------------------ derived properties
 
 
-def test_the_global_batch_is_what_all_ranks_take_together() -> None:
+def test_the_global_batch_covers_all_ranks() -> None:
     assert Trial(world_size=4, nodes=2, batch_per_gpu=8).global_batch == 32
 
 
@@ -180,13 +180,13 @@ def test_the_global_batch_is_what_all_ranks_take_together() -> None:
     ("steps", "workers", "prefetch", "expected"),
     [(20, 0, 64, 20), (20, 1, 2, 20), (20, 1, 3, 30), (20, 2, 2, 40), (100, 2, 2, 100), (1, 0, 1, 1)],
 )
-def test_a_window_lasts_at_most_ten_times_what_its_loaders_hold_ready(
+def test_a_window_lasts_at_most_ten_times_the_loaders_queues(
     steps: int, workers: int, prefetch: int, expected: int
 ) -> None:
     assert Trial(steps=steps, loader_workers=workers, prefetch_batches=prefetch).window_steps == expected
 
 
-def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() -> None:
+def test_a_window_accounts_for_loader_and_prefetch_queues() -> None:
     trial = Trial(dataset="image_folder", decode="nvjpeg_ahead", steps=4)
     assert trial.window_steps == 10 * AHEAD_BATCHES
     assert trial.but(loader_workers=1).window_steps == 10 * (AHEAD_BATCHES + trial.prefetch_batches)
@@ -194,7 +194,7 @@ def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() ->
     assert trial.but(decode="pil", copy_ahead=True).window_steps == 10 * AHEAD_BATCHES
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------------ invalid trials
 
 
 @pytest.mark.parametrize(
@@ -213,11 +213,15 @@ def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() ->
         ),
         (
             {"memory_format": "channel_last"},
-            "memory_format 'channel_last' is not known; allowed: contiguous, channels_last; did you mean 'channels_last'?",
+            "memory_format 'channel_last' is not known; allowed: contiguous, channels_last; "
+            "did you mean 'channels_last'?",
         ),
         ({"batch_per_gpu": 0}, "batch_per_gpu 0: input should be greater than or equal to 1"),
         ({"warmup_steps": 1}, "warmup_steps 1: input should be greater than or equal to 2"),
-        ({"batch_per_gpu": "many"}, "batch_per_gpu 'many': input should be a valid integer, unable to parse string as an integer"),
+        (
+            {"batch_per_gpu": "many"},
+            "batch_per_gpu 'many': input should be a valid integer, unable to parse string as an integer",
+        ),
         ({"device": "tpu"}, "device 'tpu': input should be 'cpu' or 'cuda'"),
         ({"learning_rate": 0.0}, "learning_rate 0.0: input should be greater than 0"),
         ({"learning_rate": float("inf")}, "learning_rate inf: input should be a finite number"),
@@ -235,7 +239,7 @@ def test_a_window_is_ten_times_what_loaders_and_what_works_ahead_hold_ready() ->
         ({"sweep_bytes": 2**34 + 1}, "sweep_bytes 17179869185: input should be less than or equal to 17179869184"),
     ],
 )  # fmt: skip
-def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], expected: str) -> None:
+def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) -> None:
     assert lines(fields) == [expected]
 
 
@@ -278,15 +282,15 @@ def test_an_impossible_value_is_refused_in_one_line(fields: dict[str, Any], expe
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+def test_conflicting_fields_are_rejected(fields: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert broken(fields) == expected
 
 
-def test_a_refusal_says_what_is_allowed() -> None:
+def test_a_message_lists_what_is_allowed() -> None:
     (small,) = lines({"model": "vgg19", "image_size": 31})
     assert "image_size 31" in small and ">= 32" in small
     (strategy,) = lines({"parallel": "fsdp2", "static_graph": True})
-    assert strategy.endswith("use parallel ddp, ddp_fp16, ddp_bf16, zero1, or leave static_graph out")
+    assert "ddp, ddp_fp16, ddp_bf16, zero1" in strategy
     (text,) = lines({"model": "mlstm64"})
     assert ", ".join(datasets_of("text")) in text
 
@@ -306,18 +310,17 @@ def test_reports_compare_against_the_default_first() -> None:
     assert only_with("steps") == {}
 
 
-def test_only_what_comes_from_a_loader_can_be_copied_ahead() -> None:
-    asked = {"device": "cuda", "copy_ahead": True}
-    assert unmet_requirement(Trial.model_validate(asked)) is None
-    assert "dataset 'synthetic'" in (unmet_requirement(Trial.model_validate(asked | {"dataset": "synthetic"})) or "")
+def test_only_batches_from_a_loader_can_be_copied_ahead() -> None:
+    fields = {"device": "cuda", "copy_ahead": True}
+    assert unmet_requirement(Trial.model_validate(fields)) is None
+    assert "dataset 'synthetic'" in (unmet_requirement(Trial.model_validate(fields | {"dataset": "synthetic"})) or "")
     resident = {"dataset": "fashion_mnist_sample", "resident_data": True, "epochs": 1}
-    assert "'fashion_mnist_sample'" in (unmet_requirement(Trial.model_validate(asked | resident)) or "")
-    assert (
-        unmet_requirement(Trial.model_validate(asked | {"dataset": "synthetic", "workload": "mine.py:build"})) is None
-    )
+    assert "'fashion_mnist_sample'" in (unmet_requirement(Trial.model_validate(fields | resident)) or "")
+    users = {"dataset": "synthetic", "workload": "mine.py:build"}
+    assert unmet_requirement(Trial.model_validate(fields | users)) is None
 
 
-def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
+def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:
     fields = {"parallel": "dp", "device": "cuda"}
     assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]
     assert unmet_requirement(Trial.model_construct(model="transformer", **fields)) is None  # type: ignore[arg-type]
@@ -325,43 +328,40 @@ def test_data_parallel_in_one_process_would_lose_what_a_model_carries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "begins"),
+    "fields",
     [
-        ({"parallel": "fsdp2", "memory_format": "channels_last"}, "parallel 'fsdp2' shards weights by rows"),
-        ({"parallel": "fsdp2", "precision": "fp16_master"}, "parallel 'fsdp2' takes weights of one type"),
-        ({"parallel": "fsdp2", "profile_ranks": "0"}, "profile_ranks wraps the model again"),
-        (
-            {"static_graph": True, "accumulation_steps": 2},
-            "static_graph records the first backward pass, in which accum",
-        ),
+        {"parallel": "fsdp2", "memory_format": "channels_last"},
+        {"parallel": "fsdp2", "precision": "fp16_master"},
+        {"parallel": "fsdp2", "profile_ranks": "0"},
+        {"static_graph": True, "accumulation_steps": 2},
     ],
 )
-def test_what_torch_cannot_do_together_is_infeasible(fields: dict[str, Any], begins: str) -> None:
-    assert (unmet_requirement(Trial(world_size=2, **fields)) or "").startswith(begins)
-    for name in fields:
-        assert (
-            unmet_requirement(Trial(world_size=2, **{key: value for key, value in fields.items() if key != name}))
-            is None
-        )
+def test_combinations_that_torch_does_not_support_are_infeasible(fields: dict[str, Any]) -> None:
+    trial = Trial(world_size=2, **fields)
+    [rule] = [rule for rule in RULES["infeasible"] if rule.broken(trial)]
+    assert {*rule.fields} == {*fields}
+    assert unmet_requirement(trial) == rule.explain(trial)
+    for omitted in fields:
+        rest = {name: value for name, value in fields.items() if name != omitted}
+        assert unmet_requirement(Trial(world_size=2, **rest)) is None
 
 
 @pytest.mark.parametrize(
     ("profile_ranks", "profiled"),
     [("", set()), ("0", {0}), ("3+1", {1, 3}), ("12", {12}), ("07", {7}), ("all", set(range(20)))],
 )
-def test_the_ranks_that_keep_a_trace_are_those_named(profile_ranks: str, profiled: set[int]) -> None:
+def test_profile_ranks_selects_the_ranks_with_a_trace(profile_ranks: str, profiled: set[int]) -> None:
     trial = Trial(profile_ranks=profile_ranks)
     assert {rank for rank in range(20) if trial.profiles(rank)} == profiled
 
 
 @pytest.mark.parametrize("wrong", ["0,1", "+1", "1+", "-1", "one", "ALL", "all+1", "\u0663", " 1", "1\n"])
-def test_ranks_to_profile_are_numbers_joined_by_plus(wrong: str) -> None:
-    assert lines({"profile_ranks": wrong}) == [
-        f"profile_ranks {wrong!r} names no ranks; allowed: all, or numbers joined by +, such as 0+3"
-    ]
+def test_an_invalid_list_of_ranks_is_rejected(wrong: str) -> None:
+    (line,) = lines({"profile_ranks": wrong})
+    assert line.startswith(f"profile_ranks {wrong!r} ") and "0+3" in line
 
 
-def test_each_wrong_field_has_a_line_of_its_own() -> None:
+def test_every_invalid_field_gives_a_line() -> None:
     assert lines({"steps": 0, "batch_per_gpu": 0, "modell": "mlp"}) == [
         "batch_per_gpu 0: input should be greater than or equal to 1",
         "steps 0: input should be greater than or equal to 1",
@@ -369,26 +369,25 @@ def test_each_wrong_field_has_a_line_of_its_own() -> None:
     ]
 
 
-def test_synthetic_data_are_of_either_kind() -> None:
+def test_synthetic_data_support_images_and_text() -> None:
     assert {"synthetic"} == {*datasets_of("images")} & {*datasets_of("text")}
     for model in ("mlp", "mlstm64"):
         assert Trial(model=model, dataset="synthetic").model == model
 
 
-def test_a_users_workload_may_load_what_a_resident_data_set_may_not() -> None:
+def test_rules_on_data_sets_do_not_apply_to_a_users_workload() -> None:
     assert Trial(dataset="text_sample", workload="mine.py:build").dataset == "text_sample"
     assert Trial(dataset="synthetic", workload="mine.py:build", loader_workers=2).loader_workers == 2
 
 
 known = st.sampled_from([*MODELS, *DATASETS, *PRECISIONS, *PARALLEL, "contiguous", "channels_last", "cpu", "cuda"])
-anything = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), known, st.lists(st.integers(), max_size=2)
-)  # fmt: skip
+lists = st.lists(st.integers(), max_size=2)
+anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), known, lists)
 names = st.one_of(st.sampled_from(list(Trial.model_fields)), st.text(max_size=20))
 
 
 @given(st.dictionaries(names, anything, max_size=6))
-def test_any_fields_make_a_trial_or_a_line_for_each_mistake(fields: dict[str, Any]) -> None:
+def test_any_fields_give_a_trial_or_a_line_per_error(fields: dict[str, Any]) -> None:
     try:
         trial = Trial.model_validate(fields)
     except ValidationError as error:
@@ -402,7 +401,7 @@ def test_any_fields_make_a_trial_or_a_line_for_each_mistake(fields: dict[str, An
 
 
 @given(st.sampled_from(sorted(CHANGED)), st.sampled_from(sorted(CHANGED)))
-def test_trials_that_differ_in_two_fields_differ_in_their_ids(first: str, second: str) -> None:
+def test_trials_with_different_fields_have_different_ids(first: str, second: str) -> None:
     base = Trial(world_size=2, device="cuda", dataset="image_folder")
     allowed = {"parallel": "ddp_bf16", "loader_workers": 3, "dataset": "tiny_imagenet"}
     changes = {name: allowed.get(name, CHANGED[name]) for name in {first, second} - {"world_size"}}

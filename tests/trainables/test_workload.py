@@ -1,4 +1,4 @@
-"""A user's own workload: how its file is found, loaded and reloaded, and the one line for each thing wrong with it."""
+"""A user's own workload: finding, loading and reloading its file, and one-line messages for its errors."""
 
 import importlib
 import os
@@ -29,7 +29,7 @@ NAMED = "def build(trial):\n    return {!r}\n"
 
 @pytest.fixture(autouse=True)
 def imports_as_they_were() -> Iterator[None]:
-    """Users' files are imported as top-level modules; none of them outlives its test."""
+    """Remove users' files, which are imported as top-level modules, after each test."""
     path = list(sys.path)
     yield
     sys.path[:] = path
@@ -54,7 +54,7 @@ def write(path: Path, text: str) -> Path:
 # ---------------------------------------------------------------------------------------------------- the example
 
 
-def test_the_example_is_a_workload_in_under_forty_lines() -> None:
+def test_the_example_is_a_workload_of_fewer_than_forty_lines() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 40
     assert "python -m study.scaling run --workload examples/own_workload.py:tiny --gpus 1,2" in text
@@ -70,8 +70,13 @@ def train_the_example(rank: int, workers: int) -> RankOutput:
 
     start_forkserver([])
     trial = Trial(
-        workload=f"{EXAMPLE}:tiny", world_size=2, batch_per_gpu=32, learning_rate=0.003, steps=20, loader_workers=workers
-    )  # fmt: skip
+        workload=f"{EXAMPLE}:tiny",
+        world_size=2,
+        batch_per_gpu=32,
+        learning_rate=0.003,
+        steps=20,
+        loader_workers=workers,
+    )
     return run(trial, RankSetup(rank=rank, device=CPU))
 
 
@@ -85,16 +90,16 @@ def test_the_example_learns_on_two_ranks_with_loader_processes() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mlstm64"])
-def test_a_model_is_made_on_the_device_and_data_stay_where_they_are(name: str) -> None:
+def test_a_model_is_created_on_the_device_and_data_on_the_cpu(name: str) -> None:
     workload = build_workload(Trial(model=name, dataset="synthetic", batch_per_gpu=2, image_size=8), META)
     assert {parameter.device for parameter in workload.model.parameters()} == {META}
     assert isinstance(workload.dataset, TensorDataset)
-    assert {tensor.device for tensor in workload.dataset.tensors} == {CPU}, "they follow the trial's own device"
-    assert torch.zeros(1).device == CPU, "what is made afterwards is on the CPU again"
+    assert {tensor.device for tensor in workload.dataset.tensors} == {CPU}, "data follow the trial's device"
+    assert torch.zeros(1).device == CPU, "the default device is restored"
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50_small", "mlstm64", "transformer_tiny"])
-def test_a_model_made_on_the_cpu_has_the_weights_of_its_seed(name: str) -> None:
+def test_weights_created_on_the_cpu_depend_only_on_the_seed(name: str) -> None:
     trial = Trial(model=name, dataset="text_sample" if name in TEXT_MODELS else "fashion_mnist_sample")
     torch.manual_seed(5)
     model = build_workload(trial, CPU).model
@@ -104,17 +109,18 @@ def test_a_model_made_on_the_cpu_has_the_weights_of_its_seed(name: str) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_a_users_model_is_made_on_the_cpu_whatever_the_device() -> None:
+def test_a_users_model_is_created_on_the_cpu() -> None:
     workload = build_workload(Trial(workload=f"{EXAMPLE}:tiny"), META)
     assert {parameter.device for parameter in workload.model.parameters()} == {CPU}
 
 
-# ----------------------------------------------------------------------------------------- what is wrong, in a line
+# -------------------------------------------------------------------------------------------------- error messages
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    assert line(f"{path}:build") == f"workload file {path} does not exist; give --workload path/to/file.py:name"
+    message = line(f"{path}:build")
+    assert str(path) in message and "does not exist" in message
 
 
 @pytest.mark.parametrize(
@@ -127,19 +133,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("raise KeyError\n", "KeyError"),
     ],
 )
-def test_a_file_that_does_not_import_says_why(tmp_path: Path, text: str, expected: str) -> None:
+def test_an_import_error_is_reported(tmp_path: Path, text: str, expected: str) -> None:
     path = write(tmp_path / "mine.py", text)
-    assert line(f"{path}:build") == f"workload file {path} does not import: {expected}"
+    message = line(f"{path}:build")
+    assert str(path) in message and message.endswith(f": {expected}")
 
 
 def test_a_syntax_error_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.py", "def build(trial:\n")
-    assert line(f"{path}:build") == (
-        f"workload file {path} does not import: SyntaxError: '(' was never closed (mine.py, line 1)"
-    )
+    assert line(f"{path}:build").endswith(": SyntaxError: '(' was never closed (mine.py, line 1)")
 
 
-def test_a_name_that_is_not_there_lists_the_functions_that_are(tmp_path: Path) -> None:
+def test_an_unknown_function_lists_the_defined_ones(tmp_path: Path) -> None:
     text = (
         "import torch\nfrom math import sqrt\nfrom numpy import add\nsize = 3\ndef small(t): ...\ndef large(t): ...\n"
     )
@@ -149,43 +154,38 @@ def test_a_name_that_is_not_there_lists_the_functions_that_are(tmp_path: Path) -
     assert line(f"{path}:size") == expected.replace("'build'", "'size'")
 
 
-def test_a_file_without_functions_says_so(tmp_path: Path) -> None:
+def test_a_file_without_functions_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.py", "")
     assert line(f"{path}:build") == f"workload file {path} has no function 'build'; it defines: none"
 
 
-def test_a_file_name_that_python_cannot_import_is_refused(tmp_path: Path) -> None:
+def test_a_file_name_that_python_cannot_import_is_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "my-model.py", NAMED.format(1))
-    assert line(f"{path}:build") == (
-        f"workload file {path} cannot be imported under the name 'my-model'; "
-        "rename it to letters, digits and underscores"
-    )
+    message = line(f"{path}:build")
+    assert str(path) in message and "'my-model'" in message and "rename" in message
 
 
-def test_a_function_that_returns_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_function_that_returns_no_workload_is_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.py", NAMED.format("a model"))
     with pytest.raises(WorkloadError) as error:
         build_workload(Trial(workload=f"{path}:build"), CPU)
-    assert str(error.value) == (
-        f"workload '{path}:build' returned str; it must return a trainables.workload.Workload"
-    )  # fmt: skip
+    assert f"'{path}:build' returned str" in str(error.value)
+    assert "trainables.workload.Workload" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["random", "statistics", "study", "torch", "time"])
-def test_a_file_named_like_another_module_is_refused_and_leaves_that_module_alone(tmp_path: Path, name: str) -> None:
+def test_a_file_that_shadows_another_module_is_rejected(tmp_path: Path, name: str) -> None:
     other = importlib.import_module(name)
     path = write(tmp_path / f"{name}.py", NAMED.format(1))
-    where = getattr(other, "__file__", None)
-    assert line(f"{path}:build") == (
-        f"workload file {path}: another module named {name!r} is found first ({where}); rename the file"
-    )
+    message = line(f"{path}:build")
+    assert str(path) in message and repr(name) in message and str(getattr(other, "__file__", None)) in message
     assert importlib.import_module(name) is other
 
 
 # --------------------------------------------------------------------------------------------------------- loading
 
 
-def test_a_file_beside_the_workload_can_be_imported(tmp_path: Path) -> None:
+def test_a_file_next_to_the_workload_can_be_imported(tmp_path: Path) -> None:
     write(tmp_path / "layers_beside_it.py", "WIDTH = 7\n")
     path = write(tmp_path / "mine.py", "import layers_beside_it\ndef build(t):\n    return layers_beside_it.WIDTH\n")
     assert load_user_workload(f"{path}:build")(Trial()) == 7
@@ -196,37 +196,37 @@ def test_a_file_is_loaded_once_until_it_is_edited(tmp_path: Path, monkeypatch: p
     path = write(tmp_path / "mine.py", NAMED.format("one"))
     first = load_user_workload(f"{path}:build")
     assert load_user_workload(f"{path}:build") is first
-    # same length, same time: what Python's own cache of compiled files cannot tell apart
+    # same length and modification time, which Python's .pyc cache cannot distinguish
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     os.utime(write(path, NAMED.format("two")), ns=times)
     assert load_user_workload(f"{path}:build")(Trial()) == "two"
 
 
-def test_a_file_that_another_module_imported_already_is_loaded(tmp_path: Path) -> None:
+def test_a_file_that_another_module_imported_is_loaded(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.py", NAMED.format("one"))
     outer = write(tmp_path / "outer.py", "import mine\nbuild = mine.build\n")
     assert load_user_workload(f"{outer}:build")(Trial()) == "one"
     assert load_user_workload(f"{path}:build")(Trial()) == "one"
 
 
-def test_files_of_one_name_in_two_folders_take_turns(tmp_path: Path) -> None:
+def test_files_of_the_same_name_in_two_folders_are_reloaded(tmp_path: Path) -> None:
     specs = [f"{write(tmp_path / folder / 'mine.py', NAMED.format(folder))}:build" for folder in ("a", "b")]
     built = [load_user_workload(spec)(Trial()) for spec in [*specs, *specs]]
     assert built == ["a", "b", "a", "b"]
 
 
-def test_the_text_stands_in_where_the_file_is_not(tmp_path: Path) -> None:
+def test_the_source_is_used_if_the_file_does_not_exist(tmp_path: Path) -> None:
     spec = f"{tmp_path}/on_another_host.py:build"
     assert load_user_workload(spec, NAMED.format("one"))(Trial()) == "one"
     assert load_user_workload(spec, NAMED.format("two"))(Trial()) == "two"
 
 
-def test_the_file_itself_is_used_where_it_exists(tmp_path: Path) -> None:
+def test_the_file_is_used_if_it_exists(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.py", NAMED.format("file"))
     assert load_user_workload(f"{path}:build", NAMED.format("text"))(Trial()) == "file"
 
 
-def test_a_stand_in_is_never_seen_half_written(tmp_path: Path) -> None:
+def test_the_written_source_is_never_partial(tmp_path: Path) -> None:
     source = NAMED.format("whole") + "# padding\n" * 200_000
     spec = f"{tmp_path}/padded_stand_in.py:build"
     file = Path(sys.modules[load_user_workload(spec, source).__module__].__file__ or "")

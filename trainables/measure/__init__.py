@@ -1,4 +1,4 @@
 """Time a trial on one rank.
 
-In: a `Trial`. Out: rows of labelled windows, gradient buckets and the all-reduce sweep.
+In: a `Trial`. Out: rows of timed steps, gradient buckets and the all-reduce sweep.
 """

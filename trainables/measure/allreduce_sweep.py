@@ -1,4 +1,4 @@
-"""The ceiling: how fast the same ranks reduce a message of each size when they do nothing else."""
+"""Measure the all-reduce limit: the time of an all-reduce by message size, when the ranks do nothing else."""
 
 import math
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from trainables.step.timing import Clock, Row
 REPETITIONS = 3
 WARMUP = 5
 ROUND_S = 0.005
-"""all-reduces run back to back for about so long, as in nccl-tests, for a single one is mostly its launch"""
-MOST_IN_A_ROUND = 20
+"""approximate duration of a round of back-to-back all-reduces, as in nccl-tests; a single one is mostly launch time"""
+MAX_CALLS_PER_ROUND = 20
 
 
 def sweep_sizes(largest_bytes: int, buckets: Iterable[int]) -> list[int]:
-    """Message sizes in bytes of fp32: powers of four from 4 B to `largest_bytes`, that size itself, and the buckets'."""
+    """Return message sizes in bytes of fp32: powers of four from 4 B to `largest_bytes`, `largest_bytes`, buckets."""
     powers = {4**power for power in range(1, int(math.log(largest_bytes, 4) + 1e-9) + 1)}
     return sorted(powers | {largest_bytes // 4 * 4} | {size // 4 * 4 for size in buckets})
 
@@ -29,9 +29,10 @@ def all_reduce_sweep(
     control: dist.ProcessGroup | None,
     clock: Clock,
 ) -> list[Row]:
-    """Rows of sweep.parquet: for each size, seconds of one all-reduce in each of REPETITIONS rounds; every rank calls it.
+    """Return the rows of sweep.parquet: seconds per all-reduce, per size and round, on this rank. Collective.
 
-    `control` is a gloo group of the same ranks. A round begins with all ranks together; its seconds are the device's.
+    There are REPETITIONS rounds per size. All ranks start a round together; its seconds are device time. `control` is a
+    gloo group of the same ranks.
     """
     sizes = list(sizes)
     buffer = torch.zeros(max(sizes) // 4, device=device)
@@ -42,16 +43,16 @@ def all_reduce_sweep(
         def round_s(count: int) -> float:
             clock.synchronize()
             dist.barrier(control)
-            dist.all_reduce(message, group=group)  # noqa: B023 - ranks leave the barrier apart, and this one together
-            begin = clock.mark()
+            dist.all_reduce(message, group=group)  # noqa: B023 - aligns the ranks, which leave the barrier apart
+            start = clock.mark()
             for _ in range(count):
                 dist.all_reduce(message, group=group)  # noqa: B023
             end = clock.mark()
             clock.synchronize()
-            return clock.seconds(begin, end) / count
+            return clock.seconds(start, end) / count
 
-        count = _agreed(min(MOST_IN_A_ROUND, math.ceil(ROUND_S / max(round_s(1), 1e-6))), control)
-        if count > 1:  # a message that fills a round alone is not bound by what a first call sets up
+        count = _min_over_ranks(min(MAX_CALLS_PER_ROUND, math.ceil(ROUND_S / max(round_s(1), 1e-6))), control)
+        if count > 1:  # a single message that fills a round needs no warm-up
             round_s(min(WARMUP, count))
         rows += [
             {"rank": rank, "bytes": size, "repetition": repetition, "seconds": round_s(count)}
@@ -60,8 +61,8 @@ def all_reduce_sweep(
     return rows
 
 
-def _agreed(count: int, control: dist.ProcessGroup | None) -> int:
-    """The smallest count of any rank: all must make equally many calls."""
+def _min_over_ranks(count: int, control: dist.ProcessGroup | None) -> int:
+    """Return the smallest count of any rank, because all ranks must make the same number of calls."""
     value = torch.tensor(count)
     dist.all_reduce(value, op=dist.ReduceOp.MIN, group=control)
     return int(value)

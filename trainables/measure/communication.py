@@ -1,8 +1,8 @@
-"""The live account of DDP's gradient communication: when each bucket was ready and when it was reduced.
+"""Record DDP's gradient communication: when each bucket was ready and when it was reduced.
 
-DDP's reducer is C++, which no Python patch sees; a communication hook is its own way in (PyTorch, "DDP Communication
-Hooks"). The hook below averages as the reducer does and notes two marks a bucket. It runs on a wrapper of its own, so
-that the plain window stays bare.
+DDP's reducer is C++ code; its interface for Python is a communication hook (PyTorch, "DDP Communication Hooks"). The
+hook below averages as the reducer does and records marks for each bucket. It is registered on a separate wrapper, so
+that the plain window runs without instrumentation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +20,12 @@ from trainables.step.timing import Clock, Mark, Row, StepMarks
 
 @dataclass
 class BucketMarks:
-    """One gradient bucket of one step: `ready` when it is handed over to be reduced, `end` when it is.
+    """The marks of one gradient bucket in one step.
 
-    issued: on CUDA, when the call that reduces it has returned. NCCL waits, on a stream of its own, for what the compute
-    stream has done so far; where the host is behind the device, the all-reduce begins at a moment of that call which only
-    a profiler sees, and the middle of the two marks errs by at most half of the call. Elsewhere they fall together.
+    ready: DDP passes the bucket to the hook. end: the all-reduce is complete. issued (CUDA only): the all-reduce call
+    has returned. NCCL's stream waits for the work that the compute stream has been given so far. If the host lags
+    behind the device, the all-reduce starts at some moment during the call, which only a profiler sees. The midpoint
+    between `ready` and `issued` is then wrong by at most half of the call. Otherwise the two marks coincide.
     """
 
     size_bytes: int
@@ -33,25 +34,25 @@ class BucketMarks:
     end: Mark | None = None
 
     def ready_s(self, since: Mark, seconds: Callable[..., float]) -> float:
-        """Seconds from `since` until the bucket can be reduced."""
+        """Return the seconds from `since` until the bucket can be reduced."""
         first_s = seconds(since, self.ready)
         return first_s if self.issued is None else (first_s + seconds(since, self.issued)) / 2
 
 
 @dataclass
-class Account:
-    """The state of `averaging_hook`: the marks of every step so far."""
+class BucketRecorder:
+    """The state of `averaging_hook`: the marks of all steps so far."""
 
     clock: Clock
     group: dist.ProcessGroup | None
     gradient_type: torch.dtype | None = None
-    """what gradients are sent as; None: as they are"""
+    """dtype in which gradients are sent; None: unchanged"""
     steps: list[list[BucketMarks]] = field(default_factory=list)
     last_gradients: list[Mark] = field(default_factory=list)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one training step: its buckets are noted together."""
+        """Record one training step, which runs inside this context."""
         self.steps.append([])
         self.last_gradients.append(None)
         yield
@@ -61,54 +62,61 @@ class Account:
         return dist.get_world_size(self.group)
 
 
-def averaging_hook(account: Account, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket over the account's group, bit for bit as DDP does without a hook, and notes its marks.
+def averaging_hook(recorder: BucketRecorder, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks, bit for bit as DDP does without a hook, and record its marks.
 
-    DDP multiplies by 1/N before it sums, and a third times three is not one: dividing would round otherwise. Gradients
-    that are sent in another type are divided, as PyTorch's own compressing hooks do; their bytes are those sent.
+    DDP multiplies by 1/N before it sums; dividing by N would round differently. PyTorch's compression hooks divide by N
+    in the type that is sent. The recorded size is the number of bytes sent.
     """
-    clock = account.clock
-    if account.gradient_type is None:
-        tensor = bucket.buffer().mul_(1.0 / account.world_size)
+    clock = recorder.clock
+    if recorder.gradient_type is None:
+        tensor = bucket.buffer().mul_(1.0 / recorder.world_size)
     else:
-        tensor = bucket.buffer().to(account.gradient_type).div_(account.world_size)
+        tensor = bucket.buffer().to(recorder.gradient_type).div_(recorder.world_size)
     marks = BucketMarks(tensor.numel() * tensor.element_size(), clock.mark())
-    account.steps[-1].append(marks)
-    # The hook of the last bucket runs when the last gradient is there: what it leaves is the step's. Scaling it counts as
-    # compute: where the device waits for its host, the host's time to launch it would else look like communication.
-    account.last_gradients[-1] = marks.ready
-    work: Any = dist.all_reduce(tensor, group=account.group, async_op=True)
+    recorder.steps[-1].append(marks)
+    # The last bucket's hook runs when the last gradient is ready, and overwrites the mark of earlier buckets. Scaling
+    # counts as compute. Otherwise its launch time would look like communication on a device that waits for the host.
+    recorder.last_gradients[-1] = marks.ready
+    work: Any = dist.all_reduce(tensor, group=recorder.group, async_op=True)
     if tensor.is_cuda:
         marks.issued = clock.mark()
 
     def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        # on CUDA this runs at once, on a stream that waits for the all-reduce; over gloo it runs when that is done
+        # NCCL calls this immediately, on a stream that waits for the all-reduce; gloo calls it afterwards
         marks.end = clock.mark()
-        return future.value()[0] if account.gradient_type is None else bucket.buffer().copy_(future.value()[0])
+        return future.value()[0] if recorder.gradient_type is None else bucket.buffer().copy_(future.value()[0])
 
     return work.get_future().then(reduced)
 
 
-def with_account(model: nn.Module, account: Account) -> nn.Module:
-    """A DDP wrapper with the hook of this account. Raises TypeError for any other module."""
+def record_buckets(model: nn.Module, recorder: BucketRecorder) -> None:
+    """Register the recorder's hook on a DDP wrapper. Raises TypeError for any other module."""
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"the account needs DistributedDataParallel, not {type(model).__name__}")
-    model.register_comm_hook(account, averaging_hook)
-    return model
+        raise TypeError(f"the communication breakdown requires DistributedDataParallel, got {type(model).__name__}")
+    model.register_comm_hook(recorder, averaging_hook)
 
 
 def bucket_bytes(model: nn.Module) -> list[int]:
-    """Bytes of DDP's gradient buckets, in the order in which they are reduced, once it has rebuilt them (second step)."""
+    """Return the bytes of DDP's gradient buckets, in reduction order. DDP rebuilds its buckets in the second step."""
     data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[operator]
-    listed = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
-    return [int(size) for size in str(listed).split(",")]
+    sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+    return [int(size) for size in str(sizes).split(",")]
 
 
 def bucket_rows(
-    account: Account, taken: Sequence[StepMarks], window: str, rank: int, first_step: int, seconds: Callable[..., float]
+    recorder: BucketRecorder,
+    window_marks: Sequence[StepMarks],
+    window: str,
+    rank: int,
+    first_step: int,
+    seconds: Callable[..., float],
 ) -> list[Row]:
-    """The rows of buckets.parquet of a window whose steps are the account's last ones. The device has passed all marks."""
-    steps = account.steps[len(account.steps) - len(taken) :]
+    """Return the rows of buckets.parquet of a window, whose steps are the last ones of the recorder.
+
+    Call it after the device has passed all marks.
+    """
+    steps = recorder.steps[len(recorder.steps) - len(window_marks) :]
     return [
         {
             "rank": rank,
@@ -116,9 +124,9 @@ def bucket_rows(
             "step": first_step + number,
             "bucket": index,
             "bytes": marks.size_bytes,
-            "ready_s": marks.ready_s(step.begin, seconds),
-            "end_s": seconds(step.begin, marks.end),
+            "ready_s": marks.ready_s(step.start, seconds),
+            "end_s": seconds(step.start, marks.end),
         }
-        for number, (step, buckets) in enumerate(zip(taken, steps, strict=True))
+        for number, (step, buckets) in enumerate(zip(window_marks, steps, strict=True))
         for index, marks in enumerate(buckets)
     ]

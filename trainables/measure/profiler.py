@@ -1,4 +1,4 @@
-"""A profiler trace of some steps: ground truth for the live account, in a window of its own."""
+"""Record a profiler trace of some steps, in a separate window: ground truth for the communication breakdown."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass
 class Trace:
-    """What `kineto` leaves: gzip'd Chrome trace JSON; None on ranks that keep none."""
+    """The result of `kineto`: gzipped Chrome trace JSON. None on ranks that record no trace."""
 
     content: bytes | None = None
 
 
 @contextmanager
-def kineto(wanted: bool, device: torch.device) -> Iterator[Trace]:
-    """Records with torch.profiler (Kineto) what runs inside, where `wanted`."""
+def kineto(enabled: bool, device: torch.device) -> Iterator[Trace]:
+    """Record a trace with torch.profiler (Kineto) inside this context, if `enabled`."""
     trace = Trace()
-    if not wanted:
+    if not enabled:
         yield trace
         return
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities) as recorded:
+    with profile(activities=activities) as profiler:
         yield trace
     with tempfile.TemporaryDirectory(prefix="scaling-study-trace-") as folder:
         path = Path(folder) / "trace.json.gz"
-        recorded.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))
         trace.content = path.read_bytes()

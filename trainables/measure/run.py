@@ -1,4 +1,4 @@
-"""One rank's part of a trial: build, warm up, measure in separate windows, return every sample."""
+"""Measure a trial on one rank: build, warm up, run separate windows, return the raw samples."""
 
 import contextlib
 import gc
@@ -15,10 +15,16 @@ from torch.profiler import record_function
 
 from trainables.data.loader import endless_batches, uses_prefetch
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
-from trainables.measure.communication import Account, bucket_bytes, bucket_rows, with_account
+from trainables.measure.communication import BucketRecorder, bucket_bytes, bucket_rows, record_buckets
 from trainables.measure.profiler import kineto
-from trainables.measure.rows import Labelled, account_row, busy_row, issue_row, phase_row, step_row, step_rows
-from trainables.measure.stopping import between_looks, block_lengths, doubling_lengths, loaders_kept_up, seen_enough
+from trainables.measure.rows import LabelledStep, busy_row, communication_row, issue_row, phase_row, step_row, step_rows
+from trainables.measure.stopping import (
+    block_lengths,
+    blocks_between_checks,
+    doubling_lengths,
+    interval_is_narrow,
+    loaders_kept_up,
+)
 from trainables.measure.windows import (
     HOLD_MARGIN_S,
     busy_window,
@@ -30,14 +36,14 @@ from trainables.measure.windows import (
 )
 from trainables.step.context import RankContext, RankOutput, RankSetup, rank_context
 from trainables.step.cuda_graph import GraphClock
-from trainables.step.process import drop_buckets, forget_peaks
+from trainables.step.process import drop_buckets, reset_peak_memory
 from trainables.step.step import training_step
 from trainables.step.timing import (
     Annotate,
-    Begin,
     Clock,
     CudaClock,
     Row,
+    StartPart,
     Step,
     StepMarks,
     StepOutput,
@@ -46,69 +52,72 @@ from trainables.step.timing import (
 )
 from trainables.trial import Trial
 
-ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, LEAST_STEPS = 10, 5, 10, 3
+ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, MIN_STEPS = 10, 5, 10, 3
 PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
-"""replays of a new CUDA graph before it is timed: the first one sends it to the device"""
+"""untimed replays of a new CUDA graph; the first one uploads it to the device"""
 
 INTERLEAVED = (True, False, False, True)
-"""with and without communication, in an order that cancels a steady drift"""
+"""with and without communication, in an order that cancels a linear drift"""
 
 
-Around = Callable[[], contextlib.AbstractContextManager[Any]]
-"""makes the context in which a step runs"""
+StepContext = Callable[[], contextlib.AbstractContextManager[Any]]
+"""creates the context in which a step runs"""
 
 
 @dataclass
 class _Windows:
-    """What the windows of a trial need beside the rank's context, and what they leave behind."""
+    """State shared by the windows of a trial, and their results."""
 
     context: RankContext
     setup: RankSetup
     batches: Iterator[Any]
     delivered: list[torch.Tensor]
-    """batches made so far by each of its loader processes, and by what works ahead; what there is none of is left out"""
+    """batches produced so far: per loader process, and by the prefetch thread; empty if there are neither"""
 
     clock: Clock
-    labelled: list[Labelled] = field(default_factory=list)
+    steps: list[LabelledStep] = field(default_factory=list)
     observations: list[Any] = field(default_factory=list)
     device_peaks: list[int] | None = None
     energies: list[Any] = field(default_factory=list)
 
-    def few(self, most: int) -> int:
-        """Steps of a window that explains others: a trial of few long steps is not to spend its time in such windows."""
-        return min(most, max(LEAST_STEPS, self.context.trial.steps))
+    def diagnostic_steps(self, maximum: int) -> int:
+        """Return the steps of a diagnostic window: fewer than `maximum` if the trial itself has few steps."""
+        return min(maximum, max(MIN_STEPS, self.context.trial.steps))
 
-    def keep(
-        self, window: str, window_s: float | None, taken: list[StepMarks], row: Callable[[StepMarks, Clock], Row]
+    def add(
+        self, window: str, window_s: float | None, window_marks: list[StepMarks], row: Callable[[StepMarks, Clock], Row]
     ) -> None:
-        for marks in taken:
-            assert marks.given is not None
-            self.labelled.append((window, window_s, marks.given, partial(row, marks, self.clock)))
+        for marks in window_marks:
+            assert marks.output is not None
+            self.steps.append(LabelledStep(window, window_s, marks.output, partial(row, marks, self.clock)))
 
-    def wrapped(self, account: Account | None = None) -> nn.Module:
-        """The model under the trial's parallel strategy, whose buckets `account` notes; made anew, it gives every rank
-        rank 0's weights."""
+    def wrap_model(self, recorder: BucketRecorder | None = None) -> nn.Module:
+        """Wrap the model under the trial's parallel strategy, which broadcasts rank 0's weights."""
         context = self.context
-        model = context.strategy.wrapped(context.workload.model, context.trial, context.group, bare=account is not None)
-        return model if account is None else with_account(model, account)
+        model = context.strategy.wrap_model(
+            context.workload.model, context.trial, context.group, compression=recorder is None
+        )
+        if recorder is not None:
+            record_buckets(model, recorder)
+        return model
 
-    def settled(self, step: Step, window: str) -> Step:
-        """The step as the trial executes it, after the steps that it needs before it is timed."""
+    def warm_up(self, step: Step) -> Step:
+        """Run the untimed steps and return the step as the trial executes it, captured if it is a CUDA graph."""
         trial, barrier = self.context.trial, self.context.barrier
         _, warmup = phase_window(step, self.batches, trial.settling_steps, self.clock, barrier)
-        self.keep(window, None, warmup, phase_row)
-        forget_peaks(self.context.devices)  # to choose, cuDNN ran its algorithms in workspaces that no later step needs
+        self.add("warmup", None, warmup, phase_row)
+        reset_peak_memory(self.context.devices)  # cuDNN's algorithm search uses workspaces that later steps do not need
         if not trial.captured:
             return step
         captured = self.context.capture(step, next(self.batches))
         _, warmup = phase_window(captured, self.batches, CAPTURED_WARMUP, self.clock, barrier)
-        self.keep(window, None, warmup, phase_row)
+        self.add("warmup", None, warmup, phase_row)
         return captured
 
 
 def run(trial: Trial, setup: RankSetup) -> RankOutput:
-    """Measure the trial's windows on this rank; every rank of the trial calls it.
+    """Measure the trial's windows on this rank. Collective over the trial's ranks.
 
     Returns the rows of steps.parquet, buckets.parquet and sweep.parquet.
     """
@@ -116,7 +125,7 @@ def run(trial: Trial, setup: RankSetup) -> RankOutput:
         communicates = context.strategy.buckets and trial.world_size > 1 and trial.account_steps > 0
         distributed = context.distributed
         output = _timed_windows(context, setup, communicates)
-        del context  # what its loaders and model hold must not reach into the next trial
+        del context  # frees the loaders and the model before the next trial
         if distributed:
             drop_buckets(setup.group, setup.device)
         if communicates:
@@ -125,44 +134,44 @@ def run(trial: Trial, setup: RankSetup) -> RankOutput:
 
 
 def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -> RankOutput:
-    """All windows of steps; the span ends with them."""
+    """Run all windows of steps. The span of the output ends with them."""
     trial, workload, device = context.trial, context.workload, context.device
     processes = 0 if workload.resident else trial.loader_workers
     delivered = torch.zeros(processes, dtype=torch.int64).share_memory_()
-    made = torch.zeros(int(uses_prefetch(trial, workload)), dtype=torch.int64)
-    batches = endless_batches(trial, workload, context.rank, delivered, made)
-    ready = [each for each in (delivered, made) if len(each)]
-    windows = _Windows(context, setup, batches, ready, clock_for(device))
+    prefetched = torch.zeros(int(uses_prefetch(trial, workload)), dtype=torch.int64)
+    batches = endless_batches(trial, workload, context.rank, delivered, prefetched)
+    sources = [counts for counts in (delivered, prefetched) if len(counts)]
+    windows = _Windows(context, setup, batches, sources, clock_for(device))
     buckets: list[Row] = []
     sizes: list[int] = []
     trace = None
     with without_garbage_collection():
         windows.observations.append(setup.observe())
-        began_at = time.time()
-        model = windows.wrapped()
-        peaks = _bare_windows(windows, model)
+        started_at = time.time()
+        model = windows.wrap_model()
+        peaks = _plain_wrapper_windows(windows, model)
         if communicates:
             _interleaved_window(windows, model)
             sizes = bucket_bytes(model)
         del model
-        gc.collect()  # the collector is off, and the second wrapper is made when the first is gone
+        gc.collect()  # the collector is disabled, and the first wrapper must be freed before the second is created
         if context.distributed:
-            drop_buckets(context.group, device)  # two sets of them would be memory that training does not need
+            drop_buckets(context.group, device)  # two sets of buckets would need more memory than training does
         if communicates or trial.profile_ranks:
-            buckets, trace = _explaining_windows(windows, sizes)
-    rows = step_rows(windows.labelled, trial, context.rank, peaks)
+            buckets, trace = _recorded_windows(windows, sizes)
+    rows = step_rows(windows.steps, trial, context.rank, peaks)
     before, after = windows.energies
     evidence = context.evidence(windows.observations, windows.device_peaks, _flops(windows))
     return RankOutput(
         {"steps": rows, "buckets": buckets, "sweep": []},
         evidence | {"plain_window": {"before": before, "after": after}},
-        (began_at, time.time()),
+        (started_at, time.time()),
         trace,
     )
 
 
 def _sweep(trial: Trial, setup: RankSetup, buckets: list[Row]) -> list[Row]:
-    """The rows of sweep.parquet: all-reduces of the trial's sizes and of its buckets'."""
+    """Return the rows of sweep.parquet, for the trial's message sizes and its bucket sizes."""
     sizes = sweep_sizes(trial.sweep_bytes, list(dict.fromkeys(row["bytes"] for row in buckets)))
     control = setup.control or setup.group
     with without_garbage_collection():
@@ -170,7 +179,7 @@ def _sweep(trial: Trial, setup: RankSetup, buckets: list[Row]) -> list[Row]:
 
 
 def _flops(windows: _Windows) -> float | None:
-    """Operations of a step of this rank."""
+    """Return the operations of a step of this rank. None if unknown."""
     if windows.context.device.type != "cuda":
         return None
     batch = next(windows.batches)
@@ -178,156 +187,164 @@ def _flops(windows: _Windows) -> float | None:
     return windows.context.step_flops(inputs)
 
 
-def _bare_windows(here: _Windows, model: nn.Module) -> dict[str, int | None]:
-    """The windows of the wrapper that trains as a user's would; gives the peak memory of them, in bytes."""
-    context, clock, batches = here.context, here.clock, here.batches
+def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int | None]:
+    """Run the windows of the wrapper without recorder. Returns the columns of their peak memory, in bytes."""
+    context, clock, batches = windows.context, windows.clock, windows.batches
     trial, devices = context.trial, context.devices
-    step = here.settled(training_step(context, model), "warmup")
-    steps = _plain(here, step)
+    step = windows.warm_up(training_step(context, model))
+    steps = _plain_window(windows, step)
     phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
-    here.observations.append(here.setup.observe())
-    here.keep("phases", phases_s, phases, phase_row)
-    peaks: dict[str, int | None] = {"peak_memory_bytes": None, "peak_reserved_bytes": None}
-    if isinstance(clock, CudaClock):
-        issued = issue_window(step, batches, here.few(ISSUE_STEPS), clock)
-        here.keep("issue", None, issued, issue_row)
-        here.device_peaks = [torch.cuda.max_memory_allocated(device) for device in devices]
-        peaks = {
-            "peak_memory_bytes": here.device_peaks[0],
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(context.device),
-        }
-        longest_s = max(b - a for taken in issued for a, b in pairwise(taken.host_stamps_s))
-        hold_s = 2 * longest_s + HOLD_MARGIN_S
-        if len(devices) == 1:  # one device is held, and others would run on
-            with contextlib.nullcontext() if trial.captured else context.strategy.unsynchronised(model):
-                here.keep("busy", None, busy_window(step, batches, here.few(BUSY_STEPS), clock, hold_s), busy_row)
-        if not context.workload.resident:
-            synced_s, synced = phase_window(
-                step, batches, here.few(TRANSFER_STEPS), clock, context.barrier, wait_for_copy=True
-            )
-            here.keep("transfer_synced", synced_s, synced, phase_row)
+    windows.observations.append(windows.setup.observe())
+    windows.add("phases", phases_s, phases, phase_row)
+    if not isinstance(clock, CudaClock):
+        return {"peak_memory_bytes": None, "peak_reserved_bytes": None}
+    issue_marks = issue_window(step, batches, windows.diagnostic_steps(ISSUE_STEPS), clock)
+    windows.add("issue", None, issue_marks, issue_row)
+    windows.device_peaks = [torch.cuda.max_memory_allocated(device) for device in devices]
+    peaks: dict[str, int | None] = {
+        "peak_memory_bytes": windows.device_peaks[0],
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(context.device),
+    }
+    longest_s = max(b - a for marks in issue_marks for a, b in pairwise(marks.host_stamps_s))
+    hold_s = 2 * longest_s + HOLD_MARGIN_S
+    if len(devices) == 1:  # only one device can be held; others would continue
+        with contextlib.nullcontext() if trial.captured else context.strategy.unsynchronised(model):
+            busy_marks = busy_window(step, batches, windows.diagnostic_steps(BUSY_STEPS), clock, hold_s)
+            windows.add("busy", None, busy_marks, busy_row)
+    if not context.workload.resident:
+        synced_s, synced = phase_window(
+            step, batches, windows.diagnostic_steps(TRANSFER_STEPS), clock, context.barrier, wait_for_copy=True
+        )
+        windows.add("transfer_synced", synced_s, synced, phase_row)
     return peaks
 
 
-def _plain(here: _Windows, step: Step) -> int:
-    """The plain window, in blocks until they are enough; gives how many steps it had.
+def _plain_window(windows: _Windows, step: Step) -> int:
+    """Run the plain window in blocks until they are enough. Returns the number of steps.
 
-    Energy is read around all blocks together, with steps that lead in to some: a counter that moves every 100 ms tells one
-    block's energy badly.
+    Energy is read once around all blocks, including lead-in steps. A counter that is updated every 100 ms is too coarse
+    for a single block.
     """
-    context, read_energy = here.context, here.setup.read_energy
+    context, read_energy = windows.context, windows.setup.read_energy
     trial, width = context.trial, context.trial.median_width
-    here.clock.synchronize()
-    here.energies.append(read_energy(context.devices))
+    windows.clock.synchronize()
+    windows.energies.append(read_energy(context.devices))
     if width:
-        runs = between_looks(block_lengths(trial.least_window_steps, trial.window_steps))
-        enough = partial(seen_enough, width, context.control, trial.processes > 1)
-        blocks = steady_blocks(step, here.batches, runs, here.clock, context.barrier, enough)
+        runs = blocks_between_checks(block_lengths(trial.min_window_steps, trial.window_steps))
+        enough = partial(interval_is_narrow, width, context.control, trial.processes > 1)
+        blocks = steady_blocks(step, windows.batches, runs, windows.clock, context.barrier, enough)
     else:
-        lengths = doubling_lengths(trial.steps, trial.window_steps if here.delivered else trial.steps)
-        before = [int(each.sum()) for each in here.delivered]
-        taken = [length * trial.accumulation_steps for length in lengths]
-        enough = partial(loaders_kept_up, here.delivered, before, taken, context.control, trial.processes > 1)
-        blocks = plain_blocks(step, here.batches, lengths, here.clock, context.barrier, enough)
-    here.energies.append(read_energy(context.devices))
+        lengths = doubling_lengths(trial.steps, trial.window_steps if windows.delivered else trial.steps)
+        before = [int(counts.sum()) for counts in windows.delivered]
+        consumed = [length * trial.accumulation_steps for length in lengths]
+        enough = partial(loaders_kept_up, windows.delivered, before, consumed, context.control, trial.processes > 1)
+        blocks = plain_blocks(step, windows.batches, lengths, windows.clock, context.barrier, enough)
+    windows.energies.append(read_energy(context.devices))
     window_s = sum(block.seconds for block in blocks)
     for block in blocks:
-        here.labelled += [("lead_in", None, each, dict) for each in block.lead_in]
-        read: Callable[[], Row] = partial(dict, block_s=block.seconds) if width else dict
-        here.labelled += [("plain", window_s, each, read) for each in block.given]
-    return sum(len(block.given) for block in blocks)
+        windows.steps += [LabelledStep("lead_in", None, output, dict) for output in block.lead_in]
+        read_columns: Callable[[], Row] = partial(dict, block_s=block.seconds) if width else dict
+        windows.steps += [LabelledStep("plain", window_s, output, read_columns) for output in block.outputs]
+    return sum(len(block.outputs) for block in blocks)
 
 
-def _interleaved_window(here: _Windows, model: nn.Module) -> None:
-    """Steps with and without gradient communication. The ranks' weights drift apart: nothing of this wrapper may follow."""
-    context = here.context
+def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
+    """Run steps with and without gradient communication.
+
+    The ranks' weights diverge, so the wrapper must not be used afterwards.
+    """
+    context = windows.context
     step = training_step(context, model)
-    with_communication = list(islice(cycle(INTERLEAVED), 2 * context.trial.account_steps))
-    apart = partial(context.strategy.unsynchronised, model)
+    communicates = list(islice(cycle(INTERLEAVED), 2 * context.trial.account_steps))
+    no_sync = partial(context.strategy.unsynchronised, model)
     if context.trial.captured:
-        step, around = _two_graphs(here, step, apart)
+        step, contexts = _two_graphs(windows, step, no_sync)
     else:
-        around = {True: contextlib.nullcontext, False: apart}
-    _, taken = step_window(
-        step, here.batches, [around[kept] for kept in with_communication], here.clock, context.barrier
+        contexts = {True: contextlib.nullcontext, False: no_sync}
+    _, window_marks = step_window(
+        step, windows.batches, [contexts[value] for value in communicates], windows.clock, context.barrier
     )
-    for marks, kept in zip(taken, with_communication, strict=True):
-        here.keep("synchronised" if kept else "no_sync", None, [marks], step_row)
+    for marks, value in zip(window_marks, communicates, strict=True):
+        windows.add("synchronised" if value else "no_sync", None, [marks], step_row)
 
 
-def _two_graphs(here: _Windows, step: Step, apart: Around) -> tuple[Step, dict[bool, Around]]:
-    """A step that replays one of two graphs, and the contexts that choose the one with and the one without communication."""
-    together = here.settled(step, "warmup")
-    graphs = {True: together, False: here.context.capture(step, next(here.batches), apart)}
-    chosen = True
+def _two_graphs(windows: _Windows, step: Step, no_sync: StepContext) -> tuple[Step, dict[bool, StepContext]]:
+    """Capture the step with and without communication.
+
+    Returns a step that replays one of the two graphs, and the contexts that select the graph: with communication under
+    True, without under False.
+    """
+    synchronised = windows.warm_up(step)
+    graphs = {True: synchronised, False: windows.context.capture(step, next(windows.batches), no_sync)}
+    selected = True
 
     @contextlib.contextmanager
-    def choose(kept: bool) -> Iterator[None]:
-        nonlocal chosen
-        chosen = kept
+    def select(communicates: bool) -> Iterator[None]:
+        nonlocal selected
+        selected = communicates
         yield
 
-    def replay(batch: Any, begin: Begin) -> StepOutput:
-        return graphs[chosen](batch, begin)
+    def replay(batch: Any, start_part: StartPart) -> StepOutput:
+        return graphs[selected](batch, start_part)
 
-    return replay, {kept: partial(choose, kept) for kept in graphs}
+    return replay, {communicates: partial(select, communicates) for communicates in graphs}
 
 
-def _explaining_windows(here: _Windows, sizes: list[int]) -> tuple[list[Row], bytes | None]:
-    """The windows of a second wrapper: its hook notes every bucket, and a profiler watches the last of them.
+def _recorded_windows(windows: _Windows, sizes: list[int]) -> tuple[list[Row], bytes | None]:
+    """Run the windows of a second wrapper, whose hook records every bucket; the last window is also profiled.
 
-    `sizes` are the first wrapper's buckets in bytes (empty: ranks do not communicate, and there is no hook). Gives the
-    rows of buckets.parquet, and this rank's trace. Raises RuntimeError where the second wrapper has other buckets.
+    `sizes`: bytes of the first wrapper's buckets; empty if ranks do not communicate, and no hook is registered. Returns
+    the rows of buckets.parquet and this rank's trace. Raises RuntimeError if the second wrapper has different buckets.
 
-    A CUDA graph's hook ran when it was captured, and its marks are events of the graph: each replay overwrites them, so
-    that here the steps of a graph run one by one, and each begins on an idle device.
+    The hook of a CUDA graph runs only during the capture. Its marks are events of the graph, which each replay
+    overwrites. The steps of a graph therefore run one by one, each starting on an idle device.
     """
-    context, clock = here.context, here.clock
+    context, clock = windows.context, windows.clock
     trial = context.trial
-    account = Account(clock, context.group, context.strategy.gradient_type)
-    model = here.wrapped(account if sizes else None)
-    around: Around = account.step if sizes else contextlib.nullcontext
+    recorder = BucketRecorder(clock, context.group, context.strategy.gradient_type)
+    model = windows.wrap_model(recorder if sizes else None)
+    step_context: StepContext = recorder.step if sizes else contextlib.nullcontext
     step = training_step(context, model)
     buckets: list[Row] = []
 
-    def window(name: str, steps: int, annotate: Annotate | None = None) -> None:
-        window_s, taken = step_window(step, here.batches, [around] * steps, clock, context.barrier, annotate)
-        timed_s = None if name == "account_warmup" else window_s
-        noted(name, timed_s, taken)
+    def run_window(name: str, steps: int, annotate: Annotate | None = None) -> None:
+        contexts = [step_context] * steps
+        window_s, window_marks = step_window(step, windows.batches, contexts, clock, context.barrier, annotate)
+        add_rows(name, None if name == "account_warmup" else window_s, window_marks)
 
-    def noted(name: str, timed_s: float | None, taken: list[StepMarks]) -> None:
-        first = len(here.labelled)
+    def add_rows(name: str, window_s: float | None, window_marks: list[StepMarks]) -> None:
+        first = len(windows.steps)
         if not sizes:
-            here.keep(name, timed_s, taken, step_row)
+            windows.add(name, window_s, window_marks, step_row)
             return
-        for marks, last in zip(taken, account.last_gradients[-len(taken) :], strict=True):
+        for marks, last in zip(window_marks, recorder.last_gradients[-len(window_marks) :], strict=True):
             marks.last_gradient = last
         if not trial.captured:
-            here.keep(name, timed_s, taken, account_row)
+            windows.add(name, window_s, window_marks, communication_row)
         elif name != "account_warmup":
-            [row] = [account_row(marks, clock) for marks in taken]
-            here.keep(name, None, taken, lambda *_: row)
+            [row] = [communication_row(marks, clock) for marks in window_marks]
+            windows.add(name, None, window_marks, lambda *_: row)
         if name != "account_warmup":
-            buckets.extend(bucket_rows(account, taken, name, context.rank, first, clock.seconds))
+            buckets.extend(bucket_rows(recorder, window_marks, name, context.rank, first, clock.seconds))
 
-    def one_by_one(name: str, steps: int, annotate: Annotate | None = None) -> None:
-        apart = steps if sizes and trial.captured else 1  # a replay of a graph overwrites what the one before left
-        for _ in range(apart):
-            window(name, steps // apart, annotate)
+    def run_recorded(name: str, steps: int, annotate: Annotate | None = None) -> None:
+        count = steps if sizes and trial.captured else 1  # one window per replay, which overwrites the marks
+        for _ in range(count):
+            run_window(name, steps // count, annotate)
 
-    window("account_warmup", trial.settling_steps)
+    run_window("account_warmup", trial.settling_steps)
     if trial.captured:
-        account.clock = GraphClock(context.device)
-        step, around = context.capture(step, next(here.batches), around), contextlib.nullcontext
-        window("account_warmup", CAPTURED_WARMUP)
+        recorder.clock = GraphClock(context.device)
+        step, step_context = context.capture(step, next(windows.batches), step_context), contextlib.nullcontext
+        run_window("account_warmup", CAPTURED_WARMUP)
     if sizes:
-        one_by_one("communication", trial.account_steps)
+        run_recorded("communication", trial.account_steps)
         if bucket_bytes(model) != sizes:
             raise RuntimeError(
-                f"the account's wrapper has buckets of {bucket_bytes(model)} bytes, the plain one {sizes}"
+                f"the recorded wrapper has buckets of {bucket_bytes(model)} bytes, but the plain wrapper {sizes}"
             )
     if not trial.profile_ranks:
         return buckets, None
     with kineto(trial.profiles(context.rank), context.device) as trace:
-        one_by_one("profile", PROFILE_STEPS, record_function)
+        run_recorded("profile", PROFILE_STEPS, record_function)
     return buckets, trace.content

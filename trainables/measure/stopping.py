@@ -1,11 +1,12 @@
-"""When a window has seen enough: the interval of its step time, from block means, corrected for every look at it.
+"""Decide when a window may end: from the confidence interval of its step time, and from the progress of its loaders.
 
-A window that may stop early runs in blocks. Whoever looks often at an interval sees a lucky one sooner or later: the
-chance to be wrong is divided among all looks that there can be (Bonferroni's spending of alpha; Jennison and Turnbull,
-"Group Sequential Methods", 2000, chapter 7), so that the interval at which a window stops still covers in at least 95
-of 100 cases. Neighbouring blocks may be alike, and their mean then knows less than as many independent ones: the
-interval is wider by what their correlation says. `benchmarks/truth/stopping.py` tells what it covers.
-Logarithms: a step time has a factor, not a term, by which it may be off.
+A window that may end early runs in blocks. Its interval is computed from block means and corrected for repeated checks.
+Without correction, frequent checks of an interval sooner or later find a narrow one by chance. The error probability
+is therefore divided among all possible checks (Bonferroni's spending of alpha; Jennison and Turnbull, "Group Sequential
+Methods", 2000, chapter 7), so that the interval at which a window ends still covers the mean in at least 95 of 100
+cases. Correlated blocks carry less information than independent ones, so the interval is widened according to their
+correlation. `benchmarks/truth/stopping.py` measures the coverage. Intervals are computed on logarithms, because a step
+time is off by a factor rather than by an additive term.
 """
 
 import math
@@ -17,88 +18,95 @@ import torch
 import torch.distributed as dist
 from scipy.special import stdtrit
 
-LOOKS = (5, 7, 10, 14, 20)
-"""numbers of blocks after which the interval is looked at; few, for each look widens it"""
+CHECKS = (5, 7, 10, 14, 20)
+"""numbers of blocks after which the interval is checked; few, because each check widens it"""
 
-MOST_BLOCKS = LOOKS[-1]
+MAX_BLOCKS = CHECKS[-1]
 CONFIDENCE = 0.95
 
-MOST_CORRELATION = 0.8
-"""more is not told from a few blocks; it makes an interval three times as wide"""
+MAX_CORRELATION = 0.8
+"""A few blocks cannot establish a higher correlation. It makes the interval three times as wide."""
 
-KEPT_UP = 0.9
-"""the part of a window's batches that loaders must have made within it for the window to end; see `Trial.window_steps`"""
-
-
-def block_lengths(least: int, most: int) -> list[int]:
-    """Steps of each block of a window of `most` steps. The first block is longer where `least` steps would else not
-    have passed at the first look."""
-    length = math.ceil(most / MOST_BLOCKS)
-    first = min(most, max(length, least - (LOOKS[0] - 1) * length))
-    whole, rest = divmod(most - first, length)
-    return [first, *[length] * whole, *([rest] if rest else [])]
+MIN_PRODUCED = 0.9
+"""share of the consumed batches that loaders must have produced within a window; see `Trial.window_steps`"""
 
 
-def between_looks(lengths: Sequence[int]) -> list[Sequence[int]]:
-    """The blocks of these lengths in runs, each of which ends with a look."""
-    ends = [0, *(look for look in LOOKS if look < len(lengths)), len(lengths)]
+def block_lengths(min_steps: int, max_steps: int) -> list[int]:
+    """Return the steps per block of a window of `max_steps` steps.
+
+    The first block is longer if the first check would otherwise come before `min_steps` steps.
+    """
+    length = math.ceil(max_steps / MAX_BLOCKS)
+    first = min(max_steps, max(length, min_steps - (CHECKS[0] - 1) * length))
+    full, rest = divmod(max_steps - first, length)
+    return [first, *[length] * full, *([rest] if rest else [])]
+
+
+def blocks_between_checks(lengths: Sequence[int]) -> list[Sequence[int]]:
+    """Split the block lengths into runs, with a check after each run."""
+    ends = [0, *(check for check in CHECKS if check < len(lengths)), len(lengths)]
     return [lengths[first:end] for first, end in pairwise(ends)]
 
 
-def doubling_lengths(first: int, most: int) -> list[int]:
-    """Steps of blocks that each double what has been seen, from `first` to `most` steps in all."""
-    lengths = [min(first, most)]
-    while (seen := sum(lengths)) < most:
-        lengths.append(min(seen, most - seen))
+def doubling_lengths(first: int, max_steps: int) -> list[int]:
+    """Return the steps per block, `max_steps` in total. Each block after the first doubles the steps so far."""
+    lengths = [min(first, max_steps)]
+    while (steps := sum(lengths)) < max_steps:
+        lengths.append(min(steps, max_steps - steps))
     return lengths
 
 
-def all_agree(verdict: bool, control: dist.ProcessGroup | None, shared: bool) -> bool:
-    """Whether every rank of `control` says yes; `shared`: there are others, and all call this."""
-    votes = torch.tensor([int(verdict)])
-    if shared:
+def all_agree(vote: bool, control: dist.ProcessGroup | None, distributed: bool) -> bool:
+    """Return True if every rank of `control` votes True. Collective if `distributed`."""
+    votes = torch.tensor([int(vote)])
+    if distributed:
         dist.all_reduce(votes, dist.ReduceOp.MIN, group=control)
     return bool(votes)
 
 
 def relative_width(block_step_s: Sequence[float]) -> float:
-    """Width of the interval of the mean step time, relative to it: Student's t on the logarithms of block means.
+    """Return the width of the confidence interval of the mean step time, relative to the mean.
 
-    `block_step_s`: seconds of a step in each block. Its confidence of 0.95 is for all `LOOKS` together. Infinite before
-    the first of them. The mean of a first-order autoregressive series has (1 + r) / (1 - r) times the variance that its
-    values have as independent ones (Bartlett 1946).
+    Student's t interval of the logarithms of the block means, `block_step_s`, in seconds per step. The confidence of
+    0.95 holds for all `CHECKS` together. Infinite before the first check. The mean of a first-order autoregressive
+    series has (1 + r) / (1 - r) times the variance of the mean of independent values (Bartlett 1946).
     """
-    seen = len(block_step_s)
-    if seen < LOOKS[0]:
+    blocks = len(block_step_s)
+    if blocks < CHECKS[0]:
         return math.inf
     logs = [math.log(step_s) for step_s in block_step_s]
     correlation = block_correlation(logs)
-    quantile = float(stdtrit(seen - 1, 1 - (1 - CONFIDENCE) / (2 * len(LOOKS))))
-    half = quantile * statistics.stdev(logs) * math.sqrt((1 + correlation) / (1 - correlation) / seen)
+    quantile = float(stdtrit(blocks - 1, 1 - (1 - CONFIDENCE) / (2 * len(CHECKS))))
+    half = quantile * statistics.stdev(logs) * math.sqrt((1 + correlation) / (1 - correlation) / blocks)
     return 2 * math.sinh(half)
 
 
 def block_correlation(values: Sequence[float]) -> float:
-    """Correlation of neighbours, from 0 to `MOST_CORRELATION`; its estimate from n values is low by (1 + 3 r) / n, which is
-    put right (Marriott and Pope 1954, Kendall 1954). Needs more than 3 values; 0 where all are equal."""
-    seen, mean = len(values), statistics.fmean(values)
-    apart = [value - mean for value in values]
-    squares = math.fsum(value * value for value in apart)
+    """Return the correlation of neighbouring values, from 0 to `MAX_CORRELATION`. 0 if all values are equal.
+
+    Requires more than 3 values. Corrects the estimate from n values, which is too low by (1 + 3 r) / n (Marriott and
+    Pope 1954, Kendall 1954).
+    """
+    count, mean = len(values), statistics.fmean(values)
+    deviations = [value - mean for value in values]
+    squares = math.fsum(value * value for value in deviations)
     if squares == 0:
         return 0.0
-    found = math.fsum(a * b for a, b in pairwise(apart)) / squares
-    return min(max((found + 1 / seen) / (1 - 3 / seen), 0.0), MOST_CORRELATION)
+    estimate = math.fsum(a * b for a, b in pairwise(deviations)) / squares
+    return min(max((estimate + 1 / count) / (1 - 3 / count), 0.0), MAX_CORRELATION)
 
 
-def seen_enough(width: float, control: dist.ProcessGroup | None, shared: bool, block_step_s: Sequence[float]) -> bool:
-    """Whether a window may end: its interval is narrower than `width`, as the first rank of `control` sees it.
+def interval_is_narrow(
+    width: float, control: dist.ProcessGroup | None, distributed: bool, block_step_s: Sequence[float]
+) -> bool:
+    """Return True if the first rank of `control` finds its interval narrower than `width`, so that the window may end.
 
-    `shared`: other ranks, which call this after the same blocks, learn it from that one.
+    Collective if `distributed`: the other ranks receive the first rank's result.
     """
-    verdict = torch.tensor([relative_width(block_step_s) <= width])
-    if shared:
-        dist.broadcast(verdict, group=control, group_src=0)
-    return bool(verdict)
+    narrow = torch.tensor([relative_width(block_step_s) <= width])
+    if distributed:
+        dist.broadcast(narrow, group=control, group_src=0)
+    return bool(narrow)
 
 
 def loaders_kept_up(
@@ -106,18 +114,20 @@ def loaders_kept_up(
     before: Sequence[int],
     batches: Sequence[int],
     control: dist.ProcessGroup | None,
-    shared: bool,
+    distributed: bool,
     block_step_s: Sequence[float],
 ) -> bool:
-    """Whether on every rank of `control` loaders, and what works ahead, made nine tenths of the `batches` that the blocks so
-    far took each, since they had made `before`; at once where there can be no second block.
+    """Return True if, on every rank, loaders and prefetch thread have produced enough batches for the window to end.
 
-    `delivered`: batches made so far, by each kind. `shared`: there are other ranks, and all call this. Then less than a
-    tenth of the batches was ready beforehand, and the throughput is at most that much above what can last; and the window
-    need not last as long as it must where nothing is known of the loaders (`Trial.window_steps`).
+    Enough is at least `MIN_PRODUCED` of the batches consumed since `before`. Always True if there is only one block.
+    Then at most 10 % of the batches were ready beforehand, the throughput exceeds the sustainable one by at most that
+    share, and the window may end before `Trial.window_steps`.
+
+    delivered: batches produced so far, per source. before: the same at the start of the window. batches: consumed per
+    block. Collective over `control` if `distributed`.
     """
     if len(batches) == 1:
         return True
-    taken = sum(batches[: len(block_step_s)])
-    made = [int(each.sum()) - already for each, already in zip(delivered, before, strict=True)]
-    return all_agree(min(made) >= KEPT_UP * taken, control, shared)
+    consumed = sum(batches[: len(block_step_s)])
+    produced = [int(counts.sum()) - start for counts, start in zip(delivered, before, strict=True)]
+    return all_agree(min(produced) >= MIN_PRODUCED * consumed, control, distributed)

@@ -1,4 +1,4 @@
-"""The windows of a trial: each runs some steps and keeps the marks that its instruments set, and no others."""
+"""The windows of a trial. Each runs some steps with its own instrumentation and returns their marks."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,33 +9,33 @@ from typing import Any, NamedTuple
 from trainables.step.timing import Annotate, Clock, CudaClock, Mark, Step, StepMarks, StepOutput, no_mark, ranges
 
 HOLD_MARGIN_S = 5e-3
-"""how much longer than the host took to issue a phase before the device is held, at the least"""
+"""minimum time by which the device is held longer than the host needs to issue a phase"""
 
 
 def plain_window(
     step: Step, batches: Iterator[Any], steps: int, clock: Clock, barrier: Callable[[], None]
 ) -> tuple[float, list[StepOutput]]:
-    """Wall seconds of `steps` bare steps, the device synchronised at both ends, and what each gave, still unread."""
-    given = []
+    """Run `steps` uninstrumented steps, synchronised at both ends. Returns wall seconds and the outputs."""
+    outputs = []
     clock.synchronize()
     barrier()
-    begin_s = time.perf_counter()
+    start_s = time.perf_counter()
     for _ in range(steps):
-        given.append(step(next(batches), no_mark))
+        outputs.append(step(next(batches), no_mark))
     clock.synchronize()
-    return time.perf_counter() - begin_s, given
+    return time.perf_counter() - start_s, outputs
 
 
 class Block(NamedTuple):
-    """A part of a plain window: its seconds, what its steps gave, and what untimed steps right before it gave."""
+    """A part of a plain window: its seconds, the outputs of its steps, and those of untimed steps right before it."""
 
     seconds: float
-    given: Sequence[StepOutput]
+    outputs: Sequence[StepOutput]
     lead_in: Sequence[StepOutput] = ()
 
     @property
     def step_s(self) -> float:
-        return self.seconds / len(self.given)
+        return self.seconds / len(self.outputs)
 
 
 def plain_blocks(
@@ -46,10 +46,10 @@ def plain_blocks(
     barrier: Callable[[], None],
     enough: Callable[[Sequence[float]], bool],
 ) -> list[Block]:
-    """Blocks of bare steps, each a plain window.
+    """Run blocks of uninstrumented steps, each a plain window, until `enough`.
 
-    After each block `enough` is asked, with the seconds of a step in each block so far, whether to end. Between blocks the
-    device is idle and nothing is timed; loaders go on.
+    `enough` is called after each block with the seconds per step of each block so far. Between blocks the device is
+    idle while loaders continue; this time is not measured.
     """
     blocks: list[Block] = []
     for length in lengths:
@@ -67,26 +67,26 @@ def steady_blocks(
     barrier: Callable[[], None],
     enough: Callable[[Sequence[float]], bool],
 ) -> list[Block]:
-    """Blocks of bare steps, each timed between two marks of the clock.
+    """Run blocks of uninstrumented steps, each timed between two clock marks, until `enough`.
 
-    `runs`: steps of each block, by the runs in which they follow one another without a pause; after each run `enough` is
-    asked, with the seconds of a step in each block so far, whether to end. Only then is the device idle. A step that is not
-    timed comes before each run: its first mark lies where the device is as busy as at all others, and no block pays for a
-    start, as a `plain_window` does.
+    `runs` contains the steps per block, grouped into runs of blocks without a pause. `enough` is called after each run
+    with the seconds per step of each block so far; the device is idle only then. An untimed step precedes each run, so
+    that the device is as busy at its first mark as at all others. Blocks thus exclude the start-up cost that a
+    `plain_window` includes.
     """
     blocks: list[Block] = []
     for lengths in runs:
         clock.synchronize()
         barrier()
         lead_in = [step(next(batches), no_mark)]
-        marks, given = [clock.mark()], []
+        marks, outputs = [clock.mark()], []
         for length in lengths:
-            given.append([step(next(batches), no_mark) for _ in range(length)])
+            outputs.append([step(next(batches), no_mark) for _ in range(length)])
             marks.append(clock.mark())
         clock.synchronize()
-        spans_s = [clock.seconds(first, second) for first, second in pairwise(marks)]
-        before = [lead_in, *[[]] * (len(lengths) - 1)]
-        blocks += map(Block, spans_s, given, before)
+        seconds = [clock.seconds(first, second) for first, second in pairwise(marks)]
+        lead_ins = [lead_in, *[[]] * (len(lengths) - 1)]
+        blocks += map(Block, seconds, outputs, lead_ins)
         if enough([block.step_s for block in blocks]):
             break
     return blocks
@@ -101,134 +101,133 @@ def phase_window(
     *,
     wait_for_copy: bool = False,
 ) -> tuple[float, list[StepMarks]]:
-    """Wall seconds of `steps` instrumented, free-running steps and their marks. Nothing synchronises inside.
+    """Run `steps` steps with a mark per part, without synchronising in between. Returns wall seconds and the marks.
 
-    wait_for_copy: but after each copy to the device the host waits for it, as many training scripts do.
+    With `wait_for_copy`, the host waits for each copy to the device, as many training scripts do.
     """
-    kept = []
+    window_marks = []
     clock.synchronize()
     barrier()
-    begin_s = time.perf_counter()
+    start_s = time.perf_counter()
     end_of_step = clock.mark()
     for _ in range(steps):
-        kept.append(_phase_step(step, batches, clock, end_of_step, wait_for_copy))
-        end_of_step = kept[-1].end
+        window_marks.append(_phase_step(step, batches, clock, end_of_step, wait_for_copy))
+        end_of_step = window_marks[-1].end
     clock.synchronize()
-    return time.perf_counter() - begin_s, kept
+    return time.perf_counter() - start_s, window_marks
 
 
-def _phase_step(step: Step, batches: Iterator[Any], clock: Clock, began: Mark, wait_for_copy: bool) -> StepMarks:
-    taken = StepMarks(begin=began, parts=[("load_wait", began)])
-    transfer_began_s: float | None = None
+def _phase_step(step: Step, batches: Iterator[Any], clock: Clock, start: Mark, wait_for_copy: bool) -> StepMarks:
+    marks = StepMarks(start=start, parts=[("load_wait", start)])
+    transfer_start_s: float | None = None
     with ranges(clock.annotate) as next_range:
 
-        def begin(name: str) -> None:
-            nonlocal transfer_began_s
-            taken.parts.append((name, clock.mark()))
-            if transfer_began_s is not None:
+        def start_part(name: str) -> None:
+            nonlocal transfer_start_s
+            marks.parts.append((name, clock.mark()))
+            if transfer_start_s is not None:
                 if wait_for_copy:
                     clock.synchronize()
-                taken.host_transfer_s = (taken.host_transfer_s or 0.0) + time.perf_counter() - transfer_began_s
-            transfer_began_s = time.perf_counter() if name == "host_to_device" else None
+                marks.host_transfer_s = (marks.host_transfer_s or 0.0) + time.perf_counter() - transfer_start_s
+            transfer_start_s = time.perf_counter() if name == "host_to_device" else None
             next_range(name)
 
         next_range("load_wait")
-        load_began_s = time.perf_counter()
+        load_start_s = time.perf_counter()
         batch = next(batches)
-        taken.host_load_s = time.perf_counter() - load_began_s
-        taken.given = step(batch, begin)
-        taken.end = clock.mark()
-    taken.previous_step_done = clock.passed(began)
-    return taken
+        marks.host_load_s = time.perf_counter() - load_start_s
+        marks.output = step(batch, start_part)
+        marks.end = clock.mark()
+    marks.previous_step_done = clock.passed(start)
+    return marks
 
 
 def step_window(
     step: Step,
     batches: Iterator[Any],
-    around: Sequence[Callable[[], AbstractContextManager[Any]]],
+    contexts: Sequence[Callable[[], AbstractContextManager[Any]]],
     clock: Clock,
     barrier: Callable[[], None],
     annotate: Annotate | None = None,
 ) -> tuple[float, list[StepMarks]]:
-    """Wall seconds of free-running steps, one for each of `around`, in whose context it runs; two marks for each.
+    """Run one step per item of `contexts`, inside that context. Returns wall seconds and start and end marks.
 
-    `annotate` names the step's parts to a profiler (None: the clock's own ranges).
+    `annotate` creates a profiler range per part (None: the clock's ranges).
     """
-    kept = []
+    window_marks = []
     annotate = annotate or clock.annotate
     clock.synchronize()
     barrier()
-    begin_s = time.perf_counter()
+    start_s = time.perf_counter()
     end_of_step = clock.mark()
-    for context in around:
-        taken = StepMarks(begin=end_of_step)
+    for context in contexts:
+        marks = StepMarks(start=end_of_step)
         with annotate("step"), context(), ranges(annotate) as next_range:
             next_range("load_wait")
             batch = next(batches)
-            taken.given = step(batch, next_range)
-        end_of_step = taken.end = clock.mark()
-        kept.append(taken)
+            marks.output = step(batch, next_range)
+        end_of_step = marks.end = clock.mark()
+        window_marks.append(marks)
     clock.synchronize()
-    return time.perf_counter() - begin_s, kept
+    return time.perf_counter() - start_s, window_marks
 
 
 def issue_window(step: Step, batches: Iterator[Any], steps: int, clock: Clock) -> list[StepMarks]:
-    """Single steps, each issued onto an idle device: host stamps tell the time to issue, marks what the device took.
+    """Run single steps, each issued to an idle device. Host stamps measure the issue time, marks the device time.
 
-    In free running the launch queue fills up and the time to issue converges to the device's; only an idle device
-    tells the two apart.
+    Without the pauses the launch queue fills up, and the issue time converges to the device time.
     """
-    kept = []
+    window_marks = []
     for _ in range(steps):
         batch = next(batches)
         clock.synchronize()
-        kept.append(_issued_step(step, batch, clock))
+        window_marks.append(_issue_step(step, batch, clock))
     clock.synchronize()
-    return kept
+    return window_marks
 
 
-def _issued_step(step: Step, batch: Any, clock: Clock) -> StepMarks:
-    taken = StepMarks()
+def _issue_step(step: Step, batch: Any, clock: Clock) -> StepMarks:
+    marks = StepMarks()
 
-    def begin(name: str) -> None:
-        taken.host_stamps_s.append(time.perf_counter())
-        taken.parts.append((name, clock.mark()))
+    def start_part(name: str) -> None:
+        marks.host_stamps_s.append(time.perf_counter())
+        marks.parts.append((name, clock.mark()))
 
-    taken.given = step(batch, begin)
-    taken.host_stamps_s.append(time.perf_counter())
-    taken.begin, taken.end = taken.parts[0][1], clock.mark()
-    if taken.given.parts is not None:
+    marks.output = step(batch, start_part)
+    marks.host_stamps_s.append(time.perf_counter())
+    marks.start, marks.end = marks.parts[0][1], clock.mark()
+    if marks.output.parts is not None:
         clock.synchronize()
-        taken.graph_parts = taken.given.parts()
-    return taken
+        marks.graph_parts = marks.output.parts()
+    return marks
 
 
 def busy_window(step: Step, batches: Iterator[Any], steps: int, clock: CudaClock, hold_s: float) -> list[StepMarks]:
-    """Single steps, each part issued onto a device that is held until the host is done, so that its kernels then run
-    without a gap: what the device itself needs.
+    """Run single steps and measure the pure device time of each part.
 
-    A part that the host did not finish issuing within `hold_s` (too many kernels for the launch queue, say) would
-    contain the host's time: its end is None.
+    The device is held until the host has issued a part, so that its kernels run without gaps. If issuing takes longer
+    than `hold_s` (for example because the launch queue is full), the time would include host time, and the part's end
+    is None.
     """
     return [_busy_step(step, next(batches), clock, hold_s) for _ in range(steps)]
 
 
 def _busy_step(step: Step, batch: Any, clock: CudaClock, hold_s: float) -> StepMarks:
-    taken = StepMarks()
-    held: tuple[str, Mark] | None = None
+    marks = StepMarks()
+    current: tuple[str, Mark] | None = None
 
     def finish() -> None:
-        if held is not None:
-            name, until = held
-            still_held = not clock.passed(until)
-            taken.busy.append((name, until, clock.mark() if still_held else None))
+        if current is not None:
+            name, release = current
+            still_held = not clock.passed(release)
+            marks.busy.append((name, release, clock.mark() if still_held else None))
         clock.synchronize()
 
-    def begin(name: str) -> None:
-        nonlocal held
+    def start_part(name: str) -> None:
+        nonlocal current
         finish()
-        held = (name, clock.hold(hold_s))
+        current = (name, clock.hold(hold_s))
 
-    taken.given = step(batch, begin)
+    marks.output = step(batch, start_part)
     finish()
-    return taken
+    return marks

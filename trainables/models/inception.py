@@ -1,8 +1,8 @@
-"""Inception v3 (Szegedy et al. 2015, https://arxiv.org/abs/1512.00567), torchvision's, for any number of channels.
+"""Torchvision's Inception v3 (Szegedy et al. 2015, https://arxiv.org/abs/1512.00567), for any number of channels.
 
-Torchvision keeps no v4; timm does, which would be one more dependency of everyone for one model.
+Torchvision has no v4. timm has it, but one model does not justify another dependency.
 
-Input [n, channels, image_size, image_size] of at least 75 pixels, output logits [n, classes].
+Input [n, channels, image_size, image_size] with an edge of at least 75 pixels, output logits [n, classes].
 """
 
 import torchvision
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def inception_v3(classes: int, channels: int, image_size: int) -> nn.Module:
-    """Inception v3 without its auxiliary classifier, so that it has one loss as every model here.
+    """Create Inception v3 without its auxiliary classifier, so that it has one loss like all models here.
 
-    Weights begin as PyTorch's layers make them: the truncated normal distribution that torchvision offers takes seconds
-    on a CPU, and no timing depends on it.
+    Weights keep the initialisation of PyTorch's layers. Torchvision's truncated normal distribution takes seconds on a
+    CPU, and no timing depends on it.
     """
     model = torchvision.models.inception_v3(weights=None, num_classes=classes, aux_logits=False, init_weights=False)
     if channels != 3:

@@ -1,15 +1,15 @@
 """Multiplicative LSTM over bytes (Krause, Lu, Murray and Renals 2016, https://arxiv.org/abs/1609.07959).
 
-One layer, as Radford, Jozefowicz and Sutskever 2017 (https://arxiv.org/abs/1704.01444) train it with 4096 units on Amazon
-reviews: an embedding of 64, the mLSTM, a linear layer. Weight normalisation is left out. With x the embedded token, `*`
-element by element and the biases b:
+The network of Radford, Jozefowicz and Sutskever 2017 (https://arxiv.org/abs/1704.01444), who train it with 4096 units
+on Amazon reviews: an embedding of 64, one mLSTM layer, a linear layer. Weight normalisation is omitted. With the
+embedded token x, biases b and element-wise products `*`:
 
     m_t = (W_mx x_t) * (W_mh h_{t-1})
     i_t, f_t, o_t = sigmoid(W_ix x_t + W_im m_t + b_i), ...     g_t = tanh(W_gx x_t + W_gm m_t + b_g)
     c_t = f_t * c_{t-1} + i_t * g_t                             h_t = o_t * tanh(c_t)
 
-Training is truncated back-propagation through time: row n of a batch goes on where row n of the batch before it ended, with
-that batch's last h and c, and no gradient flows back into it.
+Training uses truncated back-propagation through time: row n of a batch continues row n of the previous batch, from its
+last h and c, and no gradient flows back into the previous batch.
 """
 
 from collections.abc import Callable
@@ -25,27 +25,27 @@ EMBEDDING = 64
 
 
 def mlstm64(vocabulary: int, trial: Trial) -> nn.Module:
-    """64 units, to test with."""
+    """Create an mLSTM with 64 units, for tests."""
     return MultiplicativeLSTM(vocabulary, 64, trial.batch_per_gpu)
 
 
 def mlstm1024(vocabulary: int, trial: Trial) -> nn.Module:
-    """1024 units: 6 million weights."""
+    """Create an mLSTM with 1024 units: 6 million weights."""
     return MultiplicativeLSTM(vocabulary, 1024, trial.batch_per_gpu)
 
 
 def mlstm2048(vocabulary: int, trial: Trial) -> nn.Module:
-    """2048 units: 22 million weights."""
+    """Create an mLSTM with 2048 units: 22 million weights."""
     return MultiplicativeLSTM(vocabulary, 2048, trial.batch_per_gpu)
 
 
 def mlstm4096(vocabulary: int, trial: Trial) -> nn.Module:
-    """4096 units, the size of Radford et al.: 86 million weights."""
+    """Create an mLSTM with 4096 units, as in Radford et al.: 86 million weights."""
     return MultiplicativeLSTM(vocabulary, 4096, trial.batch_per_gpu)
 
 
 def mlstm8192(vocabulary: int, trial: Trial) -> nn.Module:
-    """8192 units: 340 million weights."""
+    """Create an mLSTM with 8192 units: 340 million weights."""
     return MultiplicativeLSTM(vocabulary, 8192, trial.batch_per_gpu)
 
 
@@ -59,18 +59,18 @@ class MultiplicativeLSTM(nn.Module):
         self.head = nn.Linear(units, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens, integers [n, t], to logits [n, t, vocabulary]; n and what is carried as `Layer` says."""
-        # time first, so that each step's part is in one piece
+        """Map integer tokens [n, t] to logits [n, t, vocabulary]. For n and the carried state see `Layer`."""
+        # time first, so that the slice of each step is contiguous
         outputs = self.layer(self.embedding(tokens.t().int()))
         return self.head(outputs.transpose(0, 1))
 
 
 class Layer(nn.Module):
-    """The mLSTM; in training it carries its state from one batch to the next.
+    """The mLSTM layer. During training it carries its state from batch to batch.
 
-    The state is each rank's own. It is no buffer, for data-parallel wrappers broadcast those; it is fp32 whatever autocast
-    says, allocated once and overwritten in place, so that a CUDA graph carries it on as well. The weights are this
-    module's own, so that what gathers a module's weights for its forward pass gathers them.
+    Each rank has its own state. It is not registered as a buffer, because data-parallel wrappers broadcast buffers. It
+    is fp32 regardless of autocast, and is allocated once and overwritten in place, so that CUDA graphs carry it too.
+    The weights belong to this module directly, so that FSDP gathers them for its forward pass.
     """
 
     def __init__(self, width: int, units: int, batch: int) -> None:
@@ -86,13 +86,13 @@ class Layer(nn.Module):
         self.cell = torch.zeros(batch, units)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs [t, n, width] to every h [t, n, units].
+        """Map inputs [t, n, width] to all h [t, n, units].
 
-        In training n is the batch that the layer was made for. In evaluation it may be any: every batch begins with zeros,
-        and what training carries stays. Raises ValueError for another batch in training.
+        In training n must be the batch size given to the constructor; otherwise raises ValueError. In evaluation any n
+        is allowed: every batch starts from zeros, and the training state is not changed.
         """
         hidden, cell = self._first_state(inputs.shape[1])
-        # the products with x of all steps at once
+        # the products with x do not depend on h, so those of all steps are computed at once
         projected = functional.linear(inputs, self.inputs, functional.pad(self.bias, (self.units, 0)))
         outputs, hidden, cell = _Recurrence.apply(projected, self.factor, self.gates, hidden, cell)
         if self.training:
@@ -101,29 +101,30 @@ class Layer(nn.Module):
         return outputs
 
     def _first_state(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """h and c before the first step: fp32 [batch, units].
+        """Return copies of h and c before the first step: fp32 [batch, units].
 
-        Copies: compiled code would keep these for its backward pass, and meet there what the forward pass left in them.
+        Without copies, compiled code would save the state itself for its backward pass, after which the forward pass
+        overwrites it.
         """
         if not self.training:
             return self.hidden.new_zeros(batch, self.units), self.cell.new_zeros(batch, self.units)
         if batch != len(self.hidden):
-            raise ValueError(f"the model carries the state of {len(self.hidden)} rows; this batch has {batch}")
+            raise ValueError(f"the model carries the state of {len(self.hidden)} rows, got a batch of {batch}")
         return self.hidden.clone(), self.cell.clone()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Moves the state along with the weights: `to`, `cuda` and their like end here."""
+        """Move the state together with the weights. `to`, `cuda` and similar methods call this."""
         super()._apply(fn, recurse)
         self.hidden, self.cell = fn(self.hidden), fn(self.cell)
         return self
 
 
 class _Recurrence(torch.autograd.Function):
-    """The mLSTM's steps, with a backward pass of its own.
+    """The steps of the mLSTM, with a custom backward pass.
 
-    Autograd would form the gradient of the recurrent weights at every step and add them up: t matrices of 4 units by units.
-    Here the steps back in time compute only what the step before them needs; both weight gradients are then one product
-    each over all steps.
+    Autograd would compute and add the gradient of the recurrent weights at every step: t matrices of [4 units, units].
+    Here each backward step computes only what the previous time step needs. Each weight gradient is then a single
+    product over all steps.
     """
 
     @staticmethod
@@ -135,8 +136,10 @@ class _Recurrence(torch.autograd.Function):
         hidden: torch.Tensor,
         cell: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`projected` [t, n, 5 units] in the type to compute in, weights [units, units] and [4 units, units], h and c
-        [n, units]; gives every h [t, n, units] in the type to compute in, and the last h and c.
+        """Return all h [t, n, units] in the dtype of `projected`, and the last h and c [n, units].
+
+        Takes `projected` [t, n, 5 units], whose dtype is used to compute, the weights `factor` [units, units] and
+        `gates` [4 units, units], and the first h and c [n, units].
         """
         dtype, units = projected.dtype, len(factor)
         factor_t, gates_t = factor.to(dtype).t(), gates.to(dtype).t()
@@ -151,10 +154,10 @@ class _Recurrence(torch.autograd.Function):
             cells.append(forget * cells[-1] + enter * tanhs[-1])
             hidden = leave * cells[-1].tanh()
             hiddens.append(hidden.to(dtype))
-        kept = [torch.stack(values) for values in (hiddens, factors, products, sigmoids, tanhs, cells)]
-        ctx.save_for_backward(projected, factor, gates, *kept)
+        saved = [torch.stack(values) for values in (hiddens, factors, products, sigmoids, tanhs, cells)]
+        ctx.save_for_backward(projected, factor, gates, *saved)
         ctx.mark_non_differentiable(hidden, cells[-1])
-        return kept[0][1:], hidden, cells[-1]
+        return saved[0][1:], hidden, cells[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -163,7 +166,8 @@ class _Recurrence(torch.autograd.Function):
         factor_t, gates_t = factor.to(dtype), gates.to(dtype)
         enter, forget, leave = sigmoids.chunk(3, dim=-1)
         cell_tanhs = cells[1:].tanh()
-        # d(i, f, o, g before their functions) over (dc, dc, dh, dc), and dc over dh: of all steps at once
+        # derivatives of (c, c, h, c) with respect to the pre-activations of (i, f, o, g), and of h with respect to c,
+        # for all steps at once
         slopes = sigmoids * (1 - sigmoids)
         parts = torch.cat((tanhs, cells[:-1], cell_tanhs), dim=-1) * slopes
         to_gates = torch.cat((parts, enter * (1 - tanhs * tanhs)), dim=-1).to(dtype).unflatten(-1, (4, units))

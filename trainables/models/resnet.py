@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016, https://arxiv.org/abs/1512.03385), torchvision's, for any number of channels.
+"""Torchvision's residual networks (He et al. 2016, https://arxiv.org/abs/1512.03385), for any number of channels.
 
 Input [n, channels, image_size, image_size], output logits [n, classes].
 """
@@ -11,31 +11,32 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 
 def resnet18(classes: int, channels: int, image_size: int) -> nn.Module:
-    """ResNet-18 with ImageNet's stem: 7x7 convolution of stride 2, then pooling of stride 2."""
+    """Create ResNet-18 with the ImageNet stem: 7x7 convolution of stride 2, then pooling of stride 2."""
     return _with_channels(torchvision.models.resnet18(num_classes=classes), channels)
 
 
 def resnet50(classes: int, channels: int, image_size: int) -> nn.Module:
-    """ResNet-50 (v1.5: the stride sits in the 3x3 convolution) with ImageNet's stem."""
+    """Create ResNet-50 (v1.5: the stride is in the 3x3 convolution) with the ImageNet stem."""
     return _with_channels(torchvision.models.resnet50(num_classes=classes), channels)
 
 
 def resnet18_small(classes: int, channels: int, image_size: int) -> nn.Module:
-    """ResNet-18 for small images: a 3x3 convolution of stride 1 and no pooling before the first block.
+    """Create ResNet-18 for small images: the stem is a 3x3 convolution of stride 1 without pooling.
 
-    The usual form for CIFAR; at 28 pixels it computes about 15 times as much per image as `resnet18`.
+    This is the usual form for CIFAR. At 28 pixels it computes about 15 times as much per image as `resnet18`.
     """
     return _small_images(torchvision.models.resnet18(num_classes=classes), channels)
 
 
 def resnet50_small(classes: int, channels: int, image_size: int) -> nn.Module:
-    """ResNet-50 for small images: its stem as that of `resnet18_small`."""
+    """Create ResNet-50 for small images, with the stem of `resnet18_small`."""
     return _small_images(torchvision.models.resnet50(num_classes=classes), channels)
 
 
 def zero_last_gammas(model: nn.Module) -> None:
-    """The last batch normalisation of each residual block begins at zero, so that at first each block passes on what it
-    gets (Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 5.1).
+    """Set the weight of the last batch normalisation of each residual block to zero.
+
+    Each block is then the identity at first (Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 5.1).
     """
     for block in model.modules():
         if isinstance(block, BasicBlock):

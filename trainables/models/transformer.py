@@ -1,7 +1,7 @@
-"""A decoder of the GPT kind over bytes (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
+"""A GPT-style decoder over bytes (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 
-Layer normalisation stands before each part (pre-norm), positions are learned, linear layers have no bias. Input tokens
-[n, t] with t of at most `trial.sequence_length`, output logits [n, t, vocabulary]; no position sees a later one.
+Pre-norm, learned positions, no biases in linear layers. Input tokens [n, t] with t <= `trial.sequence_length`, output
+logits [n, t, vocabulary]. Attention is causal.
 """
 
 import torch
@@ -12,17 +12,17 @@ from trainables.trial import Trial
 
 
 def transformer(vocabulary: int, trial: Trial) -> nn.Module:
-    """8 blocks of width 512 with 8 heads: 25 million weights."""
+    """Create a decoder with 8 blocks of width 512 and 8 heads: 25 million weights."""
     return Decoder(vocabulary, trial.sequence_length, width=512, heads=8, blocks=8)
 
 
 def transformer_tiny(vocabulary: int, trial: Trial) -> nn.Module:
-    """2 blocks of width 32 with 2 heads, to test with."""
+    """Create a decoder for tests, with 2 blocks of width 32 and 2 heads."""
     return Decoder(vocabulary, trial.sequence_length, width=32, heads=2, blocks=2)
 
 
 class Decoder(nn.Module):
-    """Embedding of tokens and positions, blocks, layer normalisation, linear layer."""
+    """Token and position embeddings, blocks, layer normalisation, linear layer."""
 
     def __init__(self, vocabulary: int, longest: int, width: int, heads: int, blocks: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Decoder(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)  # as GPT-2
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens, integers [n, t], to logits [n, t, vocabulary]."""
+        """Map integer tokens [n, t] to logits [n, t, vocabulary]."""
         hidden = self.tokens(tokens.int()) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then a perceptron of four times the width; each is added to what came in."""
+    """Causal attention, then a perceptron of four times the width, both with residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
         self.perceptron_out = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, t, width] to the same shape."""
+        """Map [n, t, width] to the same shape."""
         projected = self.attention_in(self.attention_norm(hidden))
         query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [n, heads, t, d]
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)

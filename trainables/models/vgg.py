@@ -1,7 +1,8 @@
-"""VGG (Simonyan and Zisserman 2014, https://arxiv.org/abs/1409.1556), torchvision's, for any number of channels.
+"""Torchvision's VGG (Simonyan and Zisserman 2014, https://arxiv.org/abs/1409.1556), for any number of channels.
 
-Most of its 140 million weights are in its first linear layer, so its gradients come in few, large buckets.
-Input [n, channels, image_size, image_size] of at least 32 pixels (five poolings of stride 2), output logits [n, classes].
+Most of its 140 million weights are in the first linear layer, so its gradients form few, large buckets.
+Input [n, channels, image_size, image_size] with an edge of at least 32 pixels (five poolings of stride 2), output
+logits [n, classes].
 """
 
 from typing import Any
@@ -11,12 +12,12 @@ from torch import nn
 
 
 def vgg19(classes: int, channels: int, image_size: int) -> nn.Module:
-    """VGG-19 (configuration E)."""
+    """Create VGG-19 (configuration E)."""
     return _with_channels(torchvision.models.vgg19(num_classes=classes), channels)
 
 
 def vgg19_bn(classes: int, channels: int, image_size: int) -> nn.Module:
-    """VGG-19 with batch normalisation after each convolution."""
+    """Create VGG-19 with batch normalisation after each convolution."""
     return _with_channels(torchvision.models.vgg19_bn(num_classes=classes), channels)
 
 

@@ -1,4 +1,4 @@
 """Take one optimizer step.
 
-In: a batch. Out: updated weights, and marks on a clock if the step is timed.
+In: a batch. Out: updated weights, and clock marks if the step is timed.
 """

@@ -1,4 +1,4 @@
-"""One rank's side of a trial: what the caller hands in, what every part of the trial needs, what the rank returns."""
+"""A rank's part in a trial: the set-up from the caller, the context shared by all parts, and the output."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,28 +20,28 @@ from trainables.trial import Trial
 from trainables.workload import Workload
 
 CHECKPOINT_EVERY_S = 30.0
-"""at most one checkpoint in so many seconds: a large model's takes seconds to write"""
+"""minimum interval between checkpoints: writing a large model takes seconds"""
 
 
 ReadEnergy = Callable[[list[torch.device]], Any]
 
 
 class Checkpoints(Protocol):
-    """Where an unfinished trial is stored. Only rank 0 calls it."""
+    """Storage for the checkpoint of an unfinished trial. Only rank 0 uses it."""
 
     def load(self) -> bytes | None:
-        """Return what was saved last; None if nothing was, and the trial starts."""
+        """Return the last saved checkpoint. None if there is none."""
 
     def save(self, content: bytes) -> None:
-        """Replace what was saved before."""
+        """Replace the last checkpoint."""
 
 
 @dataclass(frozen=True)
 class RankSetup:
-    """A rank's place among the trial's ranks, and what the caller wants called. Every rank of the trial has one.
+    """A rank's position in the trial, and the caller's callbacks. Every rank of the trial has one.
 
-    group: averages gradients (NCCL or gloo; None: the default group). control: a gloo group of the same ranks for
-    barriers (None: `group`). source: the text of a user's workload file, if the file is not on this host.
+    group: process group that averages gradients, NCCL or gloo (None: the default group). control: a gloo group of the
+    same ranks for barriers (None: `group`). source: text of a user's workload file, for hosts without the file.
     """
 
     rank: int
@@ -50,9 +50,9 @@ class RankSetup:
     control: dist.ProcessGroup | None = None
     source: str | None = None
     observe: Callable[[], Any] = lambda: None
-    """called before the first step, and when the device has just finished the phases window or the last epoch"""
+    """called before the first step, and right after the device finished the phases window or the last epoch"""
     read_energy: ReadEnergy = lambda devices: None
-    """called with the GPUs that this rank drives, while they are idle right before and right after the plain window"""
+    """called with this rank's GPUs right before and right after the plain window, while they are idle"""
     on_epoch: Callable[[Row], None] | None = None
     """called on rank 0 with each new row of `epochs`"""
     checkpoints: Checkpoints | None = None
@@ -61,13 +61,15 @@ class RankSetup:
 
 @dataclass(frozen=True)
 class RankOutput:
-    """What a rank returns for a trial, timed windows or a training.
+    """What a rank returns for a trial, after timed windows or after training.
 
-    tables: rows by table ("steps", "buckets", "sweep", "epochs"), as the Parquet files have them. evidence: `before` and
-    `after`, what `observe` returned; `peak_memory_by_device_bytes` of each GPU that the rank drives, its own first (None
-    on CPUs); `step_flops` of a whole step, see `trainables.step.flops` (counted on CUDA only); `dataset_samples` of an epoch of
-    all ranks (None for data that have no end); of timed windows `plain_window`, what `read_energy` returned before and
-    after it. span: start and end in unix seconds. trace: gzip'd Chrome trace JSON, if the rank recorded one.
+    tables: rows by table ("steps", "buckets", "sweep", "epochs"), as in the Parquet files. span: start and end in unix
+    seconds. trace: gzipped Chrome trace JSON, if the rank recorded one. evidence:
+    - `before`, `after`: results of `observe`.
+    - `peak_memory_by_device_bytes`: per GPU of this rank, its own first. None on CPUs.
+    - `step_flops`: operations of a complete step, see `trainables.step.flops`. Counted on CUDA only.
+    - `dataset_samples`: samples of all ranks per epoch. None for endless data.
+    - `plain_window` (timed windows only): results of `read_energy` before and after the plain window.
     """
 
     tables: dict[str, list[Row]]
@@ -78,7 +80,7 @@ class RankOutput:
 
 @dataclass
 class RankContext:
-    """What every part of a trial needs on this rank."""
+    """State shared by all parts of a trial on this rank."""
 
     trial: Trial
     rank: int
@@ -91,7 +93,7 @@ class RankContext:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The GPUs that this rank drives, its own first; on CPUs its device."""
+        """This rank's GPUs, its own first. On CPUs, its device."""
         if self.device.type == "cpu":
             return [self.device]
         count = self.trial.world_size // self.trial.processes
@@ -111,16 +113,16 @@ class RankContext:
         if self.trial.processes > 1:
             dist.barrier(self.control)
 
-    def gathered(self, value: Any) -> list[Any]:
-        """Return the ranks' values, in the order of ranks, on every rank."""
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order, on every rank. Collective."""
         if self.trial.processes == 1:
             return [value]
         values: list[Any] = [None] * self.trial.processes
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def from_first(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective."""
         if self.trial.processes == 1:
             return value
         values = [value]
@@ -131,27 +133,27 @@ class RankContext:
     def capture(
         self, step: Step, example: Any, context: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> Step:
-        """Return the step as a CUDA graph, see `trainables.step.cuda_graph.capture`."""
+        """Capture the step as a CUDA graph, see `trainables.step.cuda_graph.capture`."""
         return capture(step, example, self.device, self.workload.resident, self.trial.non_blocking, context)
 
     def step_flops(self, inputs: Any) -> float | None:
-        """Return the operations of one step of this rank, from the inputs of one backward pass. None if unknown."""
+        """Return the operations of one step of this rank. `inputs` are those of one backward pass. None if unknown."""
         if self.device.type != "cuda":
             return None
         flops = step_flops(self.workload.blueprint, inputs, self.trial.model, self.trial.image_size)
         return None if flops is None else flops * self.trial.accumulation_steps
 
     def dataset_samples(self) -> int | None:
-        """Return the samples of an epoch of all ranks; None for data that have no end."""
+        """Return the samples of all ranks per epoch. None for endless data."""
         if self.workload.resident:
             return None
         samples = len(self.workload.dataset)  # type: ignore[arg-type]
         if not self.trial.workload and self.trial.model in TEXT_MODELS:
-            samples //= self.trial.sequence_length  # its length is in bytes
+            samples //= self.trial.sequence_length  # the length of a text data set is in bytes
         return samples
 
     def evidence(self, observations: list[Any], peaks: list[int] | None, flops: float | None) -> dict[str, Any]:
-        """Return the evidence that timed windows and trainings share, see `RankOutput`."""
+        """Return the evidence common to timed windows and training, see `RankOutput`."""
         before, after = observations
         return {
             "before": before,
@@ -163,7 +165,7 @@ class RankContext:
 
 
 def build_context(trial: Trial, setup: RankSetup) -> RankContext:
-    """Build the trial's workload on the rank's device. Call it within the trial's settings."""
+    """Build the trial's workload on the rank's device. Call within `settings_for`."""
     precision: Precision = load(PRECISIONS[trial.precision])
     workload = build_workload(trial, setup.device, setup.source)
     return RankContext(
@@ -182,19 +184,19 @@ def build_context(trial: Trial, setup: RankSetup) -> RankContext:
 def rank_context(trial: Trial, setup: RankSetup) -> Iterator[RankContext]:
     """Set up the process for the trial and build its workload; restore the process afterwards.
 
-    The context holds the model and the data. Let go of it before other ranks or trials need the memory.
+    The context refers to the model and the data. Delete it before other ranks or trials need the memory.
     """
     precision: Precision = load(PRECISIONS[trial.precision])
     with settings_for(trial, precision), stream_for(trial, setup.device):
-        yield build_context(trial, setup)  # without a name, which would keep its memory until the process is restored
+        yield build_context(trial, setup)  # a local variable would keep the memory alive until the process is restored
 
 
 def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:
-    """The workload with its model on the device, in training mode, in the trial's memory format and weights' type."""
+    """Move the workload's model to the device, in training mode, with the trial's memory format and weight dtype."""
     layout = torch.channels_last if trial.memory_format == "channels_last" else torch.contiguous_format
     model = cast_model(workload.model.to(device), precision)
     if any(parameter.dim() == 4 for parameter in model.parameters()):
         model = model.to(memory_format=layout)
     if trial.compiled:
-        model.compile()  # before it is wrapped: then the compiler cuts its graph where DDP's buckets end
+        model.compile()  # before DDP wraps it, so that the compiler splits its graph at DDP's bucket boundaries
     return replace(workload, model=model.train())

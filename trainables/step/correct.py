@@ -2,31 +2,24 @@
 
 import torch
 
-TOP = 5
+TOP_K = 5
 
 
-IMAGE_PIXELS = 32 * 32
+def count_correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the number of samples whose class is among the 1 and `TOP_K` highest outputs: float64 [2].
 
-
-SMALL_IMAGES = 512
-"""a batch of validation has as many pixels as so many images of 32 x 32, or the trial's own number of samples"""
-
-
-def right(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """How many samples have their class among the first 1 and 5 outputs: float64 [2].
-
-    Of equal outputs the one of the lower class comes first, as argmax takes it; outputs that are not numbers are never
-    right. outputs [n, classes], targets int64 [n]. Waits for nothing.
+    Of equal outputs, the lower class ranks first, as in argmax. NaN outputs never count as correct.
+    outputs [n, classes], targets int64 [n]. Does not synchronise with the device.
     """
-    own = outputs.gather(1, targets[:, None])
+    target_scores = outputs.gather(1, targets[:, None])
     classes = torch.arange(outputs.shape[1], device=outputs.device)
-    behind = (outputs < own) | ((outputs == own) & (classes >= targets[:, None]))
-    before = (~behind).sum(1)
-    return torch.stack([(before < 1).sum(), (before < TOP).sum()]).double()
+    ranked_behind = (outputs < target_scores) | ((outputs == target_scores) & (classes >= targets[:, None]))
+    ranked_before = (~ranked_behind).sum(1)
+    return torch.stack([(ranked_before < 1).sum(), (ranked_before < TOP_K).sum()]).double()
 
 
-def countable(outputs: object, targets: object) -> bool:
-    """Whether these are class scores [n, classes] and class numbers [n]."""
+def are_class_scores(outputs: object, targets: object) -> bool:
+    """Return True for class scores [n, classes] and class indices int64 [n]."""
     return (
         isinstance(outputs, torch.Tensor)
         and isinstance(targets, torch.Tensor)
@@ -38,7 +31,7 @@ def countable(outputs: object, targets: object) -> bool:
 
 
 def sample_count(targets: object) -> int:
-    """Samples of a batch, from its targets."""
+    """Return the number of samples in a batch."""
     while not isinstance(targets, torch.Tensor):
         targets = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]  # type: ignore[index]
     return len(targets)

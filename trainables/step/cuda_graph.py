@@ -1,6 +1,6 @@
-"""Steps as CUDA graphs: captured once, then replayed, so that the host issues one call in place of thousands.
+"""Capture steps as CUDA graphs and replay them, so that the host issues one call instead of thousands.
 
-PyTorch, "CUDA semantics": CUDA Graphs, and there "Usage with DistributedDataParallel".
+See PyTorch, "CUDA semantics", sections "CUDA Graphs" and "Usage with DistributedDataParallel".
 """
 
 import contextlib
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from trainables.batch import byte_size, map_tensors
-from trainables.step.timing import Begin, CudaClock, Row, Step, StepOutput
+from trainables.step.timing import CudaClock, Row, StartPart, Step, StepOutput
 from trainables.trial import Trial
 
 
 class GraphClock(CudaClock):
-    """Marks that become part of a graph: each replay passes them anew, and overwrites what the one before left."""
+    """Marks that are part of a graph. Each replay records them again and overwrites their last times."""
 
     def __init__(self, device: torch.device):
         super().__init__(device)
         self.events: list[torch.cuda.Event] = []
-        """every one of them: a graph with an event that is gone cannot be made"""
+        """all recorded events: a graph cannot be instantiated if one of its events was freed"""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True, external=True)
@@ -33,9 +33,10 @@ class GraphClock(CudaClock):
 
 
 def stream_for(trial: Trial, device: torch.device) -> AbstractContextManager[Any]:
-    """The stream that a trial runs on: CUDA's default one, which cannot be captured, or for graphs one of its own.
+    """Return the context of the trial's stream: a side stream if the step is captured, else the default stream.
 
-    Autograd adds up a weight's gradient on the stream on which its wrapper was made, so all of a trial belongs on it.
+    The default stream cannot be captured. Autograd accumulates gradients on the stream on which DDP wrapped the model,
+    so the complete trial must run on one stream.
     """
     return torch.cuda.stream(torch.cuda.Stream(device)) if trial.captured else contextlib.nullcontext()
 
@@ -48,28 +49,28 @@ def capture(
     non_blocking: bool = True,
     context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Step:
-    """The step as a CUDA graph, captured on a batch like `example` within `context`.
+    """Capture the step as a CUDA graph, on a batch like `example`, within `context`.
 
-    It must have run before as often as it needs to settle, on the stream of `stream_for`. The graph reads its batch from
-    fixed memory, into which each batch is copied first; with `non_blocking` the host does not wait for that. Everything
-    after the copy is the part `graph`; the parts inside it are timed by events of the graph itself, see `Stepped.parts`.
-    Raises torch's RuntimeError where the step cannot be captured.
+    The step must be warmed up first, on the stream of `stream_for`. The graph reads its batch from fixed memory, into
+    which each batch is copied; with `non_blocking` the host does not wait for the copy. Everything after the copy is
+    the part `graph`. The parts inside it are timed by events of the graph, see `StepOutput.parts`. Raises RuntimeError
+    (from torch) if the step cannot be captured.
     """
-    held = example if resident else map_tensors(lambda tensor: tensor.to(device, copy=True), example)
+    static_batch = example if resident else map_tensors(lambda tensor: tensor.to(device, copy=True), example)
     clock = GraphClock(device)
     marks: list[tuple[str, torch.cuda.Event]] = []
 
-    def begin(name: str) -> None:
-        if name != "host_to_device":  # which is outside of the graph
+    def start_part(name: str) -> None:
+        if name != "host_to_device":  # outside the graph
             marks.append((name, clock.mark()))
 
     torch.cuda.synchronize(device)
-    gc.collect()  # an event or graph that is freed while another is captured would end the capture
+    gc.collect()  # freeing an event or a graph during a capture would abort the capture
     graph = torch.cuda.CUDAGraph()
-    # NCCL's watchdog asks for events on a thread of its own, which the strictest mode takes for an error
+    # thread_local: NCCL's watchdog queries events in its own thread, which the default mode treats as an error
     current = torch.cuda.current_stream(device)
     with torch.cuda.graph(graph, stream=current, capture_error_mode="thread_local"), context():
-        given = step(held, begin)
+        output = step(static_batch, start_part)
         marks.append(("", clock.mark()))
 
     def parts() -> Row:
@@ -78,21 +79,21 @@ def capture(
             row[f"{name}_s"] = row.get(f"{name}_s", 0.0) + clock.seconds(first, last)
         return row
 
-    used = (step, held)
-    """what the graph writes to: the optimizer's memory is the step's, and would else be given to others"""
+    # The graph writes to the step's memory, such as the optimizer's. Without a reference it could be freed and reused.
+    referenced = (step, static_batch)
 
-    def replay(batch: Any, begin: Begin) -> StepOutput:
-        _, held = used
+    def replay(batch: Any, start_part: StartPart) -> StepOutput:
+        _, static_batch = referenced
         moved_bytes = None
         if not resident:
-            begin("host_to_device")
+            start_part("host_to_device")
             moved_bytes = byte_size(batch)
-            _copy(batch, held, non_blocking)
-        begin("graph")
+            _copy(batch, static_batch, non_blocking)
+        start_part("graph")
         graph.replay()
-        # the next replay overwrites what this one leaves
-        scale = None if given.loss_scale is None else given.loss_scale.clone()
-        return StepOutput(given.loss.clone(), moved_bytes, scale, parts)
+        # clone: the next replay overwrites the graph's outputs
+        scale = None if output.loss_scale is None else output.loss_scale.clone()
+        return StepOutput(output.loss.clone(), moved_bytes, scale, parts)
 
     return replay
 
@@ -104,5 +105,5 @@ def _copy(source: Any, target: Any, non_blocking: bool) -> None:
         for key, item in source.items():
             _copy(item, target[key], non_blocking)
     elif isinstance(source, (tuple, list)):
-        for item, place in zip(source, target, strict=True):
-            _copy(item, place, non_blocking)
+        for item, target_item in zip(source, target, strict=True):
+            _copy(item, target_item, non_blocking)

@@ -1,4 +1,4 @@
-"""How ranks share the work: a strategy wraps a model on its device, and says what else of a step it changes."""
+"""Parallel strategies: each wraps a model on its device and defines the parts of a step that it changes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel, gather, parallel_apply, r
 from torch.nn.parallel.scatter_gather import scatter
 
 from trainables.step.precision import MakeOptimizer
-from trainables.step.timing import Begin
+from trainables.step.timing import StartPart
 from trainables.trial import Trial
 
 Group = dist.ProcessGroup | None
@@ -26,20 +26,20 @@ Group = dist.ProcessGroup | None
 Prepare = Callable[[Any], Any]
 
 
-def forward(model: nn.Module, prepare: Prepare, inputs: Any, begin: Begin) -> Any:
-    """The model's output for a batch on its device."""
-    begin("forward")
+def forward(model: nn.Module, prepare: Prepare, inputs: Any, start_part: StartPart) -> Any:
+    """Return the model's output for a batch on its device."""
+    start_part("forward")
     return model(prepare(inputs))
 
 
-def own_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter], group: Group) -> torch.optim.Optimizer:
-    """Each rank updates all weights."""
+def replicated_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter], group: Group) -> torch.optim.Optimizer:
+    """Create an optimizer with which each rank updates all weights."""
     return make(parameters)
 
 
 @contextmanager
 def ddp_no_sync(model: nn.Module) -> Iterator[None]:
-    """DDP's own way to leave the all-reduce out."""
+    """Skip the all-reduce of DDP."""
     assert isinstance(model, DistributedDataParallel)
     with model.no_sync():
         yield
@@ -47,37 +47,39 @@ def ddp_no_sync(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a parallel strategy makes of a step.
+    """A parallel strategy: the model wrapper and the parts of a step that it replaces.
 
-    wrap: (model on its device, trial, group) -> the model to train; made anew, it gives every rank rank 0's weights.
-    forward: (model, prepare, inputs, begin) -> outputs. optimizer: see `own_optimizer`. unsynchronised: the context in
-    which gradients stay the rank's own. reduce: (model, group, trial), communication after the backward pass.
-    buckets: the wrapped model is DistributedDataParallel, which reduces gradients in buckets while the backward pass
-    runs. gradient_type: what those are sent as; None: as they are.
+    wrap: (model on its device, trial, group) -> the model to train; broadcasts rank 0's weights.
+    forward: (model, prepare, inputs, start_part) -> outputs.
+    optimizer: creates the optimizer, as `replicated_optimizer` does.
+    unsynchronised: context in which gradients are not averaged.
+    reduce: (model, group, trial), communication after the backward pass.
+    buckets: the wrapper is DistributedDataParallel, which reduces gradients in buckets during the backward pass.
+    gradient_type: dtype in which the buckets are sent; None: unchanged.
     """
 
     wrap: Callable[[nn.Module, Trial, Group], nn.Module]
-    forward: Callable[[nn.Module, Prepare, Any, Begin], Any] = forward
-    optimizer: Callable[[MakeOptimizer, list[nn.Parameter], Group], torch.optim.Optimizer] = own_optimizer
+    forward: Callable[[nn.Module, Prepare, Any, StartPart], Any] = forward
+    optimizer: Callable[[MakeOptimizer, list[nn.Parameter], Group], torch.optim.Optimizer] = replicated_optimizer
     unsynchronised: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext
     reduce: Callable[[nn.Module, Group, Trial], None] | None = None
     buckets: bool = False
     gradient_type: torch.dtype | None = None
 
-    def wrapped(self, model: nn.Module, trial: Trial, group: Group, *, bare: bool = False) -> nn.Module:
-        """The model to train. `bare`: without the strategy's own communication hook, for one that an account brings."""
+    def wrap_model(self, model: nn.Module, trial: Trial, group: Group, *, compression: bool = True) -> nn.Module:
+        """Wrap the model for training. Without `compression`, another communication hook can be registered."""
         model = self.wrap(model, trial, group)
-        if self.gradient_type is not None and not bare:
+        if self.gradient_type is not None and compression:
             assert isinstance(model, DistributedDataParallel)
             model.register_comm_hook(group or dist.group.WORLD, _COMPRESSION[self.gradient_type])
         return model
 
 
 _COMPRESSION: dict[torch.dtype, Any] = {torch.float16: fp16_compress_hook, torch.bfloat16: bf16_compress_hook}
-"""PyTorch, "DDP Communication Hooks": cast, divide by the number of ranks, all-reduce, cast back"""
+"""cast, divide by the number of ranks, all-reduce, cast back (PyTorch, "DDP Communication Hooks")"""
 
 
-def _as_it_is(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
+def _unwrapped(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     return model
 
 
@@ -89,40 +91,40 @@ def _over_devices(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
 def _ddp(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
-        _normalised_over_ranks(model, trial, group),
+        _with_sync_batch_norm(model, trial, group),
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group,
         bucket_cap_mb=trial.bucket_mb,
         gradient_as_bucket_view=trial.gradient_as_bucket_view,
         static_graph=trial.static_graph,
     )
-    wrapped.broadcast_buffers = trial.broadcast_buffers  # the argument of this name warns in new versions
+    wrapped.broadcast_buffers = trial.broadcast_buffers  # the constructor argument is deprecated in new versions
     return wrapped
 
 
-def _normalised_over_ranks(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
+def _with_sync_batch_norm(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(model, group) if trial.sync_batch_norm else model
 
 
 class Delayed(nn.Module):
-    """A replica whose gradients stay its own until `reduce_after_backward`; buffers are rank 0's before each forward."""
+    """A replica whose gradients `reduce_after_backward` averages. Broadcasts buffers before each forward pass."""
 
     def __init__(self, model: nn.Module, trial: Trial, group: Group):
         super().__init__()
-        self.module = _normalised_over_ranks(model, trial, group)
+        self.module = _with_sync_batch_norm(model, trial, group)
         self.group = group
         self.broadcast_buffers = trial.broadcast_buffers
-        broadcast_from_first([*self.module.parameters(), *self.module.buffers()], group)
+        broadcast_from_rank0([*self.module.parameters(), *self.module.buffers()], group)
 
     def forward(self, *inputs: Any) -> Any:
         if self.broadcast_buffers and self.training:
-            broadcast_from_first(list(self.module.buffers()), self.group)
+            broadcast_from_rank0(list(self.module.buffers()), self.group)
         return self.module(*inputs)
 
 
 @torch.no_grad()
-def broadcast_from_first(tensors: list[torch.Tensor], group: Group) -> None:
-    """Rank 0's values for all ranks, one message for each type."""
+def broadcast_from_rank0(tensors: list[torch.Tensor], group: Group) -> None:
+    """Overwrite the tensors with rank 0's values, one message per dtype."""
     ranks: Any = group or dist.group.WORLD
     first = dist.get_global_rank(ranks, 0)
     for same in _by_type(tensors):
@@ -132,7 +134,7 @@ def broadcast_from_first(tensors: list[torch.Tensor], group: Group) -> None:
 
 
 def reduce_after_backward(model: nn.Module, group: Group, trial: Trial) -> None:
-    """Averages all gradients over the ranks, `bucket_mb` of them in a message, once the backward pass has been issued."""
+    """Average all gradients over the ranks after the backward pass, `bucket_mb` MiB per message."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     count = dist.get_world_size(group)
     for same in _by_type(gradients):
@@ -147,38 +149,38 @@ def _by_type(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def _in_buckets(tensors: list[torch.Tensor], limit_bytes: float) -> list[list[torch.Tensor]]:
-    """Tensors in the order of the backward pass, the last first, so many that a bucket holds the limit at most."""
+    """Split the tensors, in the order of the backward pass (last first), into buckets of at most `limit_bytes`."""
     buckets: list[list[torch.Tensor]] = [[]]
-    held = 0
+    size_bytes = 0
     for tensor in reversed(tensors):
-        if buckets[-1] and held + tensor.nbytes > limit_bytes:
+        if buckets[-1] and size_bytes + tensor.nbytes > limit_bytes:
             buckets.append([])
-            held = 0
+            size_bytes = 0
         buckets[-1].append(tensor)
-        held += tensor.nbytes
+        size_bytes += tensor.nbytes
     return buckets
 
 
 def _sharded_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter], group: Group) -> torch.optim.Optimizer:
-    """The optimizer of all parameters, left with this rank's share of each of its groups."""
+    """Create the optimizer of all parameters, then reduce each of its groups to this rank's share."""
     optimizer = make(parameters)
 
-    def shard(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        for held, share in zip(optimizer.param_groups, groups, strict=True):
-            held["params"] = share["params"]
+    def shard(shares: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        for param_group, share in zip(optimizer.param_groups, shares, strict=True):
+            param_group["params"] = share["params"]
         return optimizer
 
-    divided = [{"params": held["params"]} for held in optimizer.param_groups]
-    return ZeroRedundancyOptimizer(divided, optimizer_class=shard, process_group=group)  # type: ignore[arg-type]
+    groups = [{"params": param_group["params"]} for param_group in optimizer.param_groups]
+    return ZeroRedundancyOptimizer(groups, optimizer_class=shard, process_group=group)  # type: ignore[arg-type]
 
 
 def _fully_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
-    """Each child of a Sequential or ModuleList is gathered by itself, and what is left over with the root."""
+    """Shard the model. Each child of a Sequential or ModuleList is gathered separately, the rest with the root."""
     tensors = [*model.parameters(), *model.buffers()]
-    broadcast_from_first([tensor.data for tensor in tensors], group)
+    broadcast_from_rank0([tensor.data for tensor in tensors], group)
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, next(model.parameters()).device.type)  # type: ignore[arg-type]
-    model = _normalised_over_ranks(model, trial, group)
-    for module in reversed(list(model.modules())):  # what lies inside is sharded before what holds it
+    model = _with_sync_batch_norm(model, trial, group)
+    for module in reversed(list(model.modules())):  # inner modules first
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
             for child in module.children():
                 if any(True for _ in child.parameters()) and not isinstance(child, FSDPModule):
@@ -187,10 +189,10 @@ def _fully_sharded(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
 
 
 def _without_fused_kernel(make: MakeOptimizer, parameters: list[nn.Parameter], group: Group) -> torch.optim.Optimizer:
-    """The optimizer without its fused kernel, which knows no sharded tensors (torch 2.15)."""
+    """Create the optimizer without its fused kernel, which does not support sharded tensors (torch 2.15)."""
     optimizer = make(parameters)
-    for held in optimizer.param_groups:
-        held.update({"fused": False} if held.get("fused") else {})
+    for param_group in optimizer.param_groups:
+        param_group.update({"fused": False} if param_group.get("fused") else {})
     vars(optimizer).pop("_step_supports_amp_scaling", None)
     return optimizer
 
@@ -206,82 +208,82 @@ def _fsdp_no_sync(model: nn.Module) -> Iterator[None]:
 
 
 def device_indices(model: nn.Module) -> list[int]:
-    """The GPUs of a data-parallel model: its own and those after it, `model.replicas` of them."""
+    """Return the GPU indices of a data-parallel model: its own and the following ones, `model.replicas` in total."""
     first = next(model.parameters()).device.index
     return list(range(first, first + int(model.replicas)))  # type: ignore[arg-type]
 
 
-def forward_over_devices(model: nn.Module, prepare: Callable[[Any], Any], inputs: Any, begin: Begin) -> Any:
-    """The outputs for a batch on the first GPU, gathered there, as torch.nn.DataParallel computes them (Paszke et al. 2019).
+def forward_over_devices(model: nn.Module, prepare: Callable[[Any], Any], inputs: Any, start_part: StartPart) -> Any:
+    """Compute the outputs of a batch on the first GPU as torch.nn.DataParallel does (Paszke et al. 2019).
 
-    DataParallel's forward pass in its parts, so that each can be timed: one process, k GPUs, a thread a replica.
-    Scatter the batch, broadcast the weights, run a replica on each GPU in a thread of its own, gather the outputs. In the
-    backward pass the weights' broadcast turns into the sum of the replicas' gradients, which begins when all replicas are
-    done: that is the part `reduce`.
+    Repeats DataParallel's forward pass part by part, to time each: scatter the batch, broadcast the weights, run a
+    replica on each GPU in a thread of its own, gather the outputs on the first GPU. In the backward pass, the broadcast
+    of the weights becomes the sum of the replicas' gradients. It starts after all replicas and is the part `reduce`.
     """
     devices = device_indices(model)
-    begin("scatter")
+    start_part("scatter")
     scattered = [
-        _prepared(prepare, part, device) for part, device in zip(scatter(inputs, devices), devices, strict=False)
+        _prepare_on(device, prepare, part) for part, device in zip(scatter(inputs, devices), devices, strict=False)
     ]
-    begin("replicate")
+    start_part("replicate")
     replicas = replicate(model, devices[: len(scattered)])
-    _when_gradients_are_summed(replicas, lambda: begin("reduce"))
-    begin("forward")
+    _before_gradient_sum(replicas, lambda: start_part("reduce"))
+    start_part("forward")
     computing = [in_callers_autocast(replica, "cuda") for replica in replicas]
     outputs = parallel_apply(computing, [(part,) for part in scattered], None, devices[: len(scattered)])
-    begin("gather")
+    start_part("gather")
     return gather(outputs, devices[0])
 
 
 def in_callers_autocast(function: Callable[..., Any], device_type: str) -> Any:
-    """The function, in whichever thread it runs, under the autocast of the thread that calls this.
+    """Return the function, bound to the caller's autocast state, to be run in any thread.
 
-    Autocast's state is a thread's own. `parallel_apply` hands on whether it is on, but not its type: its threads would
-    compute in fp16 where bf16 was asked for (PyTorch, "Automatic Mixed Precision examples", DataParallel).
+    Autocast state is per thread. `parallel_apply` passes on whether autocast is enabled, but not its dtype: its threads
+    would compute in fp16 instead of bf16 (PyTorch, "Automatic Mixed Precision examples", DataParallel).
     """
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
 
-    def run(*given: Any) -> Any:
+    def run(*args: Any) -> Any:
         with torch.autocast(device_type, dtype, enabled):
-            return function(*given)
+            return function(*args)
 
     return run
 
 
-def _prepared(prepare: Callable[[Any], Any], part: Any, device: int) -> Any:
+def _prepare_on(device: int, prepare: Callable[[Any], Any], part: Any) -> Any:
     with torch.cuda.device(device):
         return prepare(part)
 
 
-def _when_gradients_are_summed(replicas: list[nn.Module], tell: Callable[[], None]) -> None:
-    formers: Iterator[dict[str, torch.Tensor]] = (
+def _before_gradient_sum(replicas: list[nn.Module], callback: Callable[[], None]) -> None:
+    """Call `callback` in the backward pass, before the replicas' gradients are summed."""
+    parameters: Iterator[dict[str, torch.Tensor]] = (
         vars(module)["_former_parameters"] for module in replicas[0].modules()
     )
-    broadcast = next(weight for former in formers for weight in former.values()).grad_fn
+    broadcast = next(weight for by_name in parameters for weight in by_name.values()).grad_fn
     if broadcast is not None:
-        broadcast.register_prehook(lambda gradients: tell())
+        broadcast.register_prehook(lambda gradients: callback())
 
 
-none = Strategy(_as_it_is)
-"""the bare model: the baseline that shows what DDP itself costs on one rank"""
+none = Strategy(_unwrapped)
+"""the unwrapped model, the baseline for the overhead of DDP on one rank"""
 
 dp = Strategy(_over_devices, forward=forward_over_devices)
-"""torch's DataParallel: one process, a thread a GPU"""
+"""torch's DataParallel: one process, one thread per GPU"""
 
 ddp = Strategy(_ddp, unsynchronised=ddp_no_sync, buckets=True)
-"""DistributedDataParallel (Li et al. 2020, https://arxiv.org/abs/2006.15704): gradients are averaged while the backward
-pass runs, in buckets"""
+"""DistributedDataParallel (Li et al. 2020, https://arxiv.org/abs/2006.15704): averages gradients in buckets during the
+backward pass"""
 
 ddp_fp16 = Strategy(_ddp, unsynchronised=ddp_no_sync, buckets=True, gradient_type=torch.float16)
 ddp_bf16 = Strategy(_ddp, unsynchronised=ddp_no_sync, buckets=True, gradient_type=torch.bfloat16)
 
 ddp_delayed = Strategy(Delayed, reduce=reduce_after_backward)
-"""all communication after the backward pass, hidden behind nothing; Apex calls it delay_allreduce"""
+"""all communication after the backward pass, without overlap (delay_allreduce in Apex)"""
 
 zero1 = Strategy(_ddp, unsynchronised=ddp_no_sync, buckets=True, optimizer=_sharded_optimizer)
-"""DDP with the optimizer's state divided among the ranks (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054,
-stage 1): each updates its share of the weights and sends it to the others"""
+"""DDP with sharded optimizer state (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, stage 1): each rank
+updates its share of the weights and sends it to the others"""
 
 fsdp2 = Strategy(_fully_sharded, unsynchronised=_fsdp_no_sync, optimizer=_without_fused_kernel)
-"""weights, gradients and optimizer state divided among the ranks (PyTorch, torch.distributed.fsdp.fully_shard)"""
+"""sharded weights, gradients and optimizer state (PyTorch, torch.distributed.fsdp.fully_shard)"""

@@ -1,4 +1,4 @@
-"""Number formats of a training step: what is computed in which, and how small gradients are kept from vanishing.
+"""Number formats of a training step: dtypes of weights and arithmetic, master weights and loss scaling.
 
 The names follow Micikevicius et al. 2018 (https://arxiv.org/abs/1710.03740) and the levels O1 to O3 of NVIDIA's Apex.
 """
@@ -15,20 +15,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainables.batch import map_tensors
 
 INITIAL_LOSS_SCALE = 65536.0
-"""before the first step (torch.amp.GradScaler's own)"""
+"""before the first step (default of torch.amp.GradScaler)"""
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a step computes.
+    """The number formats of a step.
 
-    autocast: its type, or None for none. fp32_arithmetic: what fp32 matrix products and convolutions may use inside,
-    "ieee" or "tf32", as torch.backends names them. parameters: type that the model's weights and gradients are kept in;
-    None: fp32. master_weights: batch normalisation stays in fp32, and the optimizer updates fp32 copies of all weights.
-    loss_scaling: the loss is multiplied before the backward pass, by a factor that halves, and the step is skipped, when
-    a gradient is not finite.
+    autocast: dtype of autocast; None: disabled. fp32_arithmetic: internal precision of fp32 matrix products and
+    convolutions, "ieee" or "tf32" as in torch.backends. parameters: dtype of weights and gradients; None: fp32.
+    master_weights: keep batch normalisation in fp32, and let the optimizer update fp32 copies of all weights.
+    loss_scaling: multiply the loss before the backward pass. If a gradient is not finite, skip the step and halve the
+    factor.
     """
 
     autocast: torch.dtype | None = None
@@ -46,11 +46,11 @@ fp16 = Precision(autocast=torch.float16, loss_scaling=True)
 fp16_master = Precision(parameters=torch.float16, master_weights=True, loss_scaling=True)
 """Apex's O2"""
 fp16_pure = Precision(parameters=torch.float16)
-"""Apex's O3: fast, and not expected to train every model"""
+"""Apex's O3: fast, but does not train every model"""
 
 
 def cast_model(model: nn.Module, precision: Precision) -> nn.Module:
-    """The model with its weights in the precision's own type."""
+    """Convert the model's weights to the precision's dtype."""
     if precision.parameters is None:
         return model
     model = model.to(precision.parameters)
@@ -62,21 +62,21 @@ def cast_model(model: nn.Module, precision: Precision) -> nn.Module:
 
 
 def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
-    """Floating-point tensors in a tensor, or in tuples, lists and dicts of them, as `dtype` (None: as they are)."""
+    """Convert the floating-point tensors of a batch to `dtype`. None: do nothing."""
     if dtype is None:
         return value
     return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """The context in which a model computes in the precision's types."""
+    """Return the autocast context of the precision."""
     return torch.autocast(device.type, precision.autocast) if precision.autocast else nullcontext()
 
 
 class Updater:
-    """The optimizer's part of a step in a given precision: scale the loss, and update the weights from gradients.
+    """The optimizer part of a step: scales the loss and updates the weights from the gradients.
 
-    Nothing in it waits for the device where the optimizer takes the scale itself, as torch's fused ones do.
+    It does not synchronise with the device if the optimizer unscales gradients itself, as torch's fused ones do.
     """
 
     def __init__(self, precision: Precision, make: MakeOptimizer, parameters: Iterable[nn.Parameter], device_type: str):
@@ -90,21 +90,24 @@ class Updater:
         )
 
     @property
-    def own(self) -> torch.optim.Optimizer:
-        """The optimizer that holds this rank's state: ZeRO's wrapper keeps it in `optim`."""
+    def local_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer with this rank's state. ZeRO's wrapper keeps it in `optim`."""
         return getattr(self.optimizer, "optim", self.optimizer)
 
     @property
     def scale(self) -> torch.Tensor | None:
-        """What the loss was multiplied with, still unread; None without a scaler, or before its first loss."""
+        """The loss scale, on the device. None without a scaler, or before the first loss."""
         return self.scaler._scale if self.scaler else None
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """What the backward pass starts from."""
+        """Return the scaled loss, from which the backward pass starts."""
         return self.scaler.scale(loss) if self.scaler else loss
 
     def update(self) -> torch.Tensor | None:
-        """One optimizer step, gradients then set to None. Gives the loss scale after it, still unread; None without one."""
+        """Take an optimizer step and set gradients to None.
+
+        Returns the loss scale after the step, on the device. None without a scaler.
+        """
         for parameter, master in zip(self.parameters, self.masters, strict=False):
             master.grad = None if parameter.grad is None else parameter.grad.float()
         scale = None

@@ -1,7 +1,7 @@
-"""The state of the process that outlives a trial: set for each trial, put back after it.
+"""Process-wide state: set for each trial and restored afterwards.
 
-A rank serves trial after trial. Whatever one of them leaves behind (seeds, threads, arithmetic modes, compiled code,
-cached memory) would make the next one's numbers depend on the order of the grid.
+A rank runs one trial after another. State left behind (seeds, threads, arithmetic modes, compiled code, cached memory)
+would make results depend on the order of the trials.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from trainables.trial import Trial
 
 @contextmanager
 def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
-    """The trial's seeds, threads and arithmetic for the length of a trial; a clean process afterwards."""
+    """Set the trial's seeds, threads and arithmetic; reset the process afterwards."""
     _reset()
     threads = torch.get_num_threads()
     set_seeds(trial.seed + 1_000_003 * trial.repeat)
     torch.set_num_threads(trial.cpus_per_rank)
-    # cuDNN's tuning is remembered by thread, and DataParallel's threads live for one forward pass: each would tune anew
+    # cuDNN caches its tuning per thread. DataParallel's threads live for one forward pass and would tune every time.
     torch.backends.cudnn.benchmark = not trial.deterministic and trial.parallel != "dp"
     torch.backends.cudnn.deterministic = trial.deterministic
     torch.use_deterministic_algorithms(trial.deterministic)
     _set_fp32_arithmetic(precision.fp32_arithmetic)
     try:
-        with own_cores(trial.cpus_per_rank) if trial.pin_cores else nullcontext():
+        with exclusive_cores(trial.cpus_per_rank) if trial.pin_cores else nullcontext():
             yield
     finally:
         _reset()
@@ -47,16 +47,16 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
 
 
 def set_seeds(seed: int) -> None:
-    """Python's, numpy's and torch's random numbers, on all devices, begin anew."""
+    """Seed the random generators of Python, numpy and torch, on all devices."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
 def rehearse(device: torch.device, group: dist.ProcessGroup | None) -> None:
-    """One step of a one-weight model under DDP; every rank of `group` (None: the default one) calls this.
+    """Run one DDP step of a one-weight model. Collective over `group` (None: the default group).
 
-    What is set up on first use, connections between the ranks among it, is not left to the first trial.
+    This triggers set-up on first use, such as connections between the ranks, before the first trial.
     """
     model = DistributedDataParallel(
         torch.nn.Linear(1, 1).to(device), device_ids=[device] if device.type == "cuda" else None, process_group=group
@@ -70,10 +70,10 @@ def rehearse(device: torch.device, group: dist.ProcessGroup | None) -> None:
 
 
 def drop_buckets(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Makes NCCL's group (None: the default one) let go of the last reduced buckets; every rank of it calls this.
+    """Release the last all-reduced buckets. Collective over the NCCL `group` (None: the default group).
 
-    DDP waits for its futures, not for NCCL's works. Tensors of such works are freed by the first collective after the
-    group's watchdog, which looks every 100 ms, has seen that they are done.
+    DDP waits for futures, not for NCCL's work objects, which keep their tensors. NCCL's watchdog checks every 100 ms
+    whether they are done; the first collective after that frees the tensors.
     """
     if device.type == "cuda":
         gc.collect()
@@ -83,19 +83,19 @@ def drop_buckets(group: dist.ProcessGroup | None, device: torch.device) -> None:
 
 
 def release_memory() -> None:
-    """Frees what no one holds any more, on the host and in CUDA's caching allocator."""
+    """Free unreferenced memory on the host and in CUDA's caching allocator, and reset peak memory statistics."""
     if "trainables.data.images.gpu.jpeg" in sys.modules:
         sys.modules["trainables.data.images.gpu.jpeg"].forget_decoders()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()  # PyTorch's notes on CUDA, "cuBLAS workspaces", name this call
+        torch._C._cuda_clearCublasWorkspaces()  # documented in PyTorch's notes on CUDA, "cuBLAS workspaces"
         torch.cuda.empty_cache()
-        forget_peaks([torch.device("cuda", number) for number in range(torch.cuda.device_count())])
+        reset_peak_memory([torch.device("cuda", number) for number in range(torch.cuda.device_count())])
 
 
-def forget_peaks(devices: Sequence[torch.device]) -> None:
-    """Peak memory of each GPU is from now on that of what follows."""
+def reset_peak_memory(devices: Sequence[torch.device]) -> None:
+    """Reset the peak memory statistics of each GPU. CPUs are ignored."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -117,12 +117,12 @@ def _reset() -> None:
 
 
 def _set_fp32_arithmetic(kind: str) -> None:
-    """Arithmetic "ieee" or "tf32" for fp32 matrix products, convolutions and recurrent layers; each has a switch of its own."""
+    """Set "ieee" or "tf32" arithmetic for fp32 matrix products, convolutions and recurrent layers."""
     backends: Any = torch.backends
-    # torch has older switches for the same: where they disagree, reading one raises, as `cudnn.flags` does
+    # torch also has older switches; if they disagree with the new ones, reading one raises, e.g. in `cudnn.flags`
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
     backends.cudnn.allow_tf32 = kind == "tf32"
-    # the switches above and beside ours, which a user's code may have flipped; "none" is their default
+    # reset related switches, which a user's code may have changed, to their default "none"
     backends.fp32_precision = backends.cudnn.fp32_precision = backends.mkldnn.fp32_precision = "none"
     backends.mkldnn.conv.fp32_precision = backends.mkldnn.rnn.fp32_precision = "none"
     backends.mkldnn.matmul.fp32_precision = "tf32" if kind == "tf32" else "none"
@@ -131,34 +131,35 @@ def _set_fp32_arithmetic(kind: str) -> None:
 
 
 @contextmanager
-def own_cores(count: int) -> Iterator[set[int]]:
-    """This process on `count` cores on which no other process within `own_cores` is; gives their numbers.
+def exclusive_cores(count: int) -> Iterator[set[int]]:
+    """Pin this process to `count` cores that no other process pins itself to in this way. Yields their numbers.
 
-    All its threads go there, and threads that it starts meanwhile; processes that exist already, loaders among them, stay
-    where they are. A core is held by a lock on a file, which ends with the process that holds it, so that ranks need not
-    know of each other. Raises RuntimeError where too few cores are free.
+    Pins all threads of the process, and threads started within the context. Existing child processes, such as loaders,
+    are not pinned. A file lock per core reserves it without communication between ranks and ends with the process.
+    Raises RuntimeError if too few cores are free.
     """
     allowed = sorted(os.sched_getaffinity(0))
-    with ExitStack() as held:
-        own: set[int] = set()
+    with ExitStack() as locks:
+        cores: set[int] = set()
         for core in allowed:
-            if len(own) < count and _lock(core, held):
-                own.add(core)
-        if len(own) < count:
+            if len(cores) < count and _lock(core, locks):
+                cores.add(core)
+        if len(cores) < count:
             raise RuntimeError(
-                f"pin_cores needs {count} cores for each rank, and {len(own)} of the {len(allowed)} that this process "
-                "may use are free: run fewer ranks or trials at a time, or lower cpus_per_rank"
+                f"pin_cores requires {count} free cores per rank, but only {len(cores)} of the {len(allowed)} cores "
+                "available to this process are free; run fewer ranks or trials at a time, or lower cpus_per_rank"
             )
-        _move(own)
+        _pin_threads(cores)
         try:
-            yield own
+            yield cores
         finally:
-            _move(set(allowed))
+            _pin_threads(set(allowed))
 
 
-def _lock(core: int, held: ExitStack) -> bool:
+def _lock(core: int, locks: ExitStack) -> bool:
+    """Try to lock a core until `locks` is closed. Returns False if another process holds the lock."""
     path = Path(tempfile.gettempdir()) / f"scaling-study-core-{os.getuid()}-{core}"
-    file: IO[bytes] = held.enter_context(path.open("ab"))
+    file: IO[bytes] = locks.enter_context(path.open("ab"))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -166,7 +167,7 @@ def _lock(core: int, held: ExitStack) -> bool:
     return True
 
 
-def _move(cores: set[int]) -> None:
+def _pin_threads(cores: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread), cores)

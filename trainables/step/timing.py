@@ -1,8 +1,8 @@
-"""Clocks that time the parts of a step without disturbing them, and what a timed step leaves behind.
+"""Clocks that time the parts of a step without disturbing them, and the marks of a timed step.
 
-A mark on CUDA is an event recorded on the stream: about 2.5 us of host time and no synchronisation. Marks are read
-after the window. On the CPU a mark is `time.perf_counter()`. A window never mixes the two clocks: on CUDA every phase
-is device time between two events, the load wait included (the device's idle gap before the batch arrived).
+On CUDA, a mark is an event recorded on the stream; it costs about 2.5 us of host time and no synchronisation. Marks are
+read after the window. On the CPU, a mark is `time.perf_counter()`. A window never mixes the two clocks: on CUDA every
+phase is device time between two events, including the load wait (the device's idle time before the batch arrives).
 """
 
 import gc
@@ -19,7 +19,7 @@ Mark = Any
 
 
 Row = dict[str, Any]
-"""One step's columns, as `steps.parquet` has them; a column that does not apply is left out"""
+"""the columns of one step, as in `steps.parquet`, without those that do not apply"""
 
 
 RANGES = (
@@ -35,33 +35,33 @@ RANGES = (
     "graph",
     "optimizer",
 )
-"""the parts that a step may have, in order, as profilers are told of them. `scatter`, `replicate` and `gather` are
-DataParallel's; `reduce` is communication of gradients outside the backward pass; `graph` is everything after the copy
-where the step is one CUDA graph"""
+"""the possible parts of a step, in order; also the names of profiler ranges. `scatter`, `replicate` and `gather` belong
+to DataParallel. `reduce` is gradient communication outside the backward pass. `graph` is everything after the copy if
+the step is a CUDA graph."""
 
 
 PHASES = tuple(f"{name}_s" for name in RANGES)
-"""their columns; together those that a step has are step_s"""
+"""the columns of the parts; those of a step add up to step_s"""
 
 
 class Clock(Protocol):
-    """Marks points in the work of a device and tells the seconds between them."""
+    """Marks points in a device's work and measures the seconds between them."""
 
     def mark(self) -> Mark: ...
 
     def seconds(self, first: Mark, second: Mark) -> float: ...
 
     def passed(self, mark: Mark) -> bool | None:
-        """Whether the device has come past the mark already; None where host and device are one."""
+        """Return True if the device has passed the mark. None on CPUs, where host and device are the same."""
 
     def synchronize(self) -> None: ...
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
-        """A range of this name for a profiler that watches from outside (NVTX, for nsys)."""
+        """Return a range for an external profiler (NVTX, for nsys)."""
 
 
 class CpuClock:
-    """The host's monotonic clock: a CPU step is over when its call returns."""
+    """The host's monotonic clock. A CPU step is complete when its call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -104,7 +104,7 @@ class CudaClock:
         return torch.cuda.nvtx.range(name)
 
     def hold(self, seconds: float) -> torch.cuda.Event:
-        """Keeps the device busy with nothing for so long; gives the mark of its end."""
+        """Let the device spin for some seconds. Returns the mark at the end."""
         torch.cuda._sleep(int(seconds * self._spin_cycles_per_s()))
         return self.mark()
 
@@ -112,26 +112,26 @@ class CudaClock:
         if self._cycles_per_s is None:
             cycles = 10_000_000
             torch.cuda._sleep(cycles)
-            begin = self.mark()
+            start = self.mark()
             torch.cuda._sleep(cycles)
             end = self.mark()
             self.synchronize()
-            self._cycles_per_s = cycles / self.seconds(begin, end)
+            self._cycles_per_s = cycles / self.seconds(start, end)
         return self._cycles_per_s
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return CudaClock(device) if device.type == "cuda" else CpuClock()
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step gives, on the device and still unread.
+    """The output of a step. Tensors are on the device.
 
-    loss: detached. host_to_device_bytes: what it copied to the device; None: nothing to copy. loss_scale: after the step;
-    None: none. parts: reads the seconds of parts inside a CUDA graph, once the device has passed it and before the next
-    replay; None: no graph.
+    loss: detached. host_to_device_bytes: bytes copied to the device; None if the step copies nothing. loss_scale: after
+    the step; None without loss scaling. parts: returns the seconds of the parts inside a CUDA graph, to be called after
+    the device has finished the replay and before the next one; None without a graph.
     """
 
     loss: torch.Tensor
@@ -142,43 +142,43 @@ class StepOutput:
 
 @dataclass
 class StepMarks:
-    """What one instrumented step leaves behind: where it and its parts began, and host facts."""
+    """The marks and host measurements of one instrumented step."""
 
-    begin: Mark = None
+    start: Mark = None
     end: Mark = None
     parts: list[tuple[str, Mark]] = field(default_factory=list)
-    """name of each part and the mark at its begin, in order; a part may come again, and then they add up"""
+    """name and start mark of each part, in order; the times of repeated parts add up"""
     last_gradient: Mark = None
     host_stamps_s: list[float] = field(default_factory=list)
-    """the host's time at each part's begin, and at the step's end"""
+    """host time at the start of each part and at the end of the step"""
     busy: list[tuple[str, Mark, Mark]] = field(default_factory=list)
-    """name, begin and end of each part whose kernels ran back to back; an end that is None is not known"""
+    """name, start and end of each part whose kernels ran back to back; the end is None if unknown"""
     host_load_s: float = 0.0
     host_transfer_s: float | None = None
     previous_step_done: bool | None = None
-    given: StepOutput | None = None
+    output: StepOutput | None = None
     graph_parts: Row = field(default_factory=dict)
 
 
 Annotate = Callable[[str], AbstractContextManager[Any]]
-"""names what runs inside to a profiler"""
+"""(name) -> a profiler range"""
 
 
-Begin = Callable[[str], None]
-"""told by a step that its part of this name begins, and that the one before it ends"""
+StartPart = Callable[[str], None]
+"""called by a step with the name of a part when it starts, which ends the previous part"""
 
 
-Step = Callable[[Any, Begin], StepOutput]
-"""`step(batch, begin)` trains one step, and calls `begin` with the name of each of its parts as it begins"""
+Step = Callable[[Any, StartPart], StepOutput]
+"""`step(batch, start_part)` trains one step and calls `start_part` at the start of each of its parts"""
 
 
 def no_mark(name: str) -> None:
-    """The begin of a part in a window without instruments."""
+    """Ignore the start of a part. For windows without instrumentation."""
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Python's collector, whose pauses hit ranks at different times, runs before the window and not in it."""
+    """Run Python's garbage collector now and disable it inside, because its pauses hit ranks at different times."""
     gc.collect()
     gc.disable()
     try:
@@ -188,10 +188,10 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def ranges(annotate: Annotate) -> Iterator[Begin]:
-    """Gives what ends a profiler's current range and begins the next; the last ends with the context.
+def ranges(annotate: Annotate) -> Iterator[StartPart]:
+    """Yield a function that ends the current profiler range and starts the next. The last ends with the context.
 
-    Ranges belong to a thread: what begins on another one (autograd's, say) is left inside the current range.
+    Ranges belong to a thread, so calls from other threads (such as autograd's) are ignored.
     """
     thread = threading.get_ident()
     current: AbstractContextManager[Any] | None = None
@@ -211,5 +211,5 @@ def ranges(annotate: Annotate) -> Iterator[Begin]:
 
 
 def read_numbers(values: list[torch.Tensor]) -> list[float]:
-    """Numbers from the device, in one copy."""
+    """Copy scalars from the device to the host, in one transfer."""
     return torch.stack([value.double().reshape(()) for value in values]).cpu().tolist() if values else []

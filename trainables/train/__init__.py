@@ -1,4 +1,4 @@
-"""Train a trial to an accuracy on one rank.
+"""Train a trial to a target accuracy on one rank.
 
 In: a `Trial` with epochs. Out: rows of epochs and steps.
 """

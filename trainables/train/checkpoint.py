@@ -1,6 +1,6 @@
-"""What of an unfinished training is kept between two epochs, as bytes that `torch.load` reads with `weights_only=True`.
+"""Checkpoints of a training between two epochs, as bytes for `torch.load` with `weights_only=True`.
 
-Random numbers need not be kept: each epoch begins with seeds of its own (`trainables.train.epochs.seed_of`).
+They contain no random state, because each epoch sets its own seeds (`trainables.data.sampler.seed_of`).
 """
 
 import io
@@ -18,12 +18,12 @@ VERSION = 1
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used, in one line: what, why, what to do."""
+    """A checkpoint cannot be used. The message is one line: the problem, the cause and the fix."""
 
 
 @dataclass
 class Progress:
-    """How far a training is. `steps` has (epoch, samples, loss, learning rate) of each optimizer step."""
+    """The progress of a training. `steps` contains (epoch, samples, loss, learning rate) per optimizer step."""
 
     epoch: int = 0
     samples: int = 0
@@ -34,16 +34,19 @@ class Progress:
 
 
 def rank_state(updater: Updater) -> dict[str, Any]:
-    """What a rank's updates depend on beside the weights: the optimizer's state (ZeRO: the rank's share), masters, scaler."""
+    """Return a rank's state apart from the weights: optimizer (with ZeRO, the rank's share), master weights, scaler."""
     return {
-        "optimizer": updater.own.state_dict(),
+        "optimizer": updater.local_optimizer.state_dict(),
         "masters": [master.detach() for master in updater.masters],
         "scaler": updater.scaler.state_dict() if updater.scaler else None,
     }
 
 
 def pack(trial: Trial, progress: Progress, model: nn.Module, ranks: list[dict[str, Any]], noise: Any) -> bytes:
-    """A checkpoint: `model` without its wrapper, and the state of rank 0, or of every rank where they differ."""
+    """Serialise a checkpoint.
+
+    `model` is the unwrapped model. `ranks` are the states of all ranks, or only of rank 0 if they are the same.
+    """
     sink = io.BytesIO()
     content = {
         "version": VERSION,
@@ -58,36 +61,40 @@ def pack(trial: Trial, progress: Progress, model: nn.Module, ranks: list[dict[st
 
 
 def unpack(trial: Trial, content: bytes) -> dict[str, Any]:
-    """What `pack` was given, on the CPU. Raises CheckpointError for damaged bytes, another version or another trial's."""
+    """Return the arguments of `pack`, on the CPU.
+
+    Raises CheckpointError for damaged bytes, and for a checkpoint of another version or another trial.
+    """
     try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        version, trial_id = found["version"], found["trial_id"]
-    except Exception as error:  # damaged bytes raise nearly anything
-        what = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        version, trial_id = checkpoint["version"], checkpoint["trial_id"]
+    except Exception as error:  # damaged bytes can raise almost anything
+        cause = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise CheckpointError(
-            f"the checkpoint of trial {trial.trial_id} cannot be read ({what}): remove it, and the trial begins anew"
+            f"cannot read the checkpoint of trial {trial.trial_id} ({cause}); remove it to restart the trial"
         ) from error
     if (version, trial_id) != (VERSION, trial.trial_id):
         raise CheckpointError(
-            f"the checkpoint is of trial {trial_id} in version {version}, not of {trial.trial_id} in version {VERSION}: "
-            "remove it, and the trial begins anew"
+            f"the checkpoint belongs to trial {trial_id}, version {version}, but trial {trial.trial_id}, version "
+            f"{VERSION}, is required; remove it to restart the trial"
         )
-    progress = found["progress"]
+    progress = checkpoint["progress"]
     progress["steps"] = [tuple(row) for row in progress["steps"].tolist()]
-    return found | {"progress": Progress(**progress)}
+    return checkpoint | {"progress": Progress(**progress)}
 
 
-def restore(found: dict[str, Any], model: nn.Module, updater: Updater, rank: int) -> None:
-    """Puts weights, buffers and the rank's state back in place; the learning rate is set before each step anyway."""
-    model.load_state_dict(found["model"])
-    states = found["ranks"]
+def restore(checkpoint: dict[str, Any], model: nn.Module, updater: Updater, rank: int) -> None:
+    """Restore weights, buffers and the rank's state in place. The learning rate is kept; every step sets it anyway."""
+    model.load_state_dict(checkpoint["model"])
+    states = checkpoint["ranks"]
     state = states[rank if len(states) > 1 else 0]
-    rates = [held["lr"] for held in updater.own.param_groups]
-    updater.own.load_state_dict(state["optimizer"])
-    for held, rate in zip(updater.own.param_groups, rates, strict=True):
-        held["lr"] = rate  # what was read lies on the CPU, where a captured step would take it for a constant
+    optimizer = updater.local_optimizer
+    rates = [param_group["lr"] for param_group in optimizer.param_groups]
+    optimizer.load_state_dict(state["optimizer"])
+    for param_group, rate in zip(optimizer.param_groups, rates, strict=True):
+        param_group["lr"] = rate  # the loaded rate is on the CPU, where a captured step would treat it as a constant
     with torch.no_grad():
-        for master, kept in zip(updater.masters, state["masters"], strict=True):
-            master.copy_(kept)
+        for master, saved in zip(updater.masters, state["masters"], strict=True):
+            master.copy_(saved)
     if updater.scaler:
         updater.scaler.load_state_dict(state["scaler"])

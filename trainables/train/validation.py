@@ -1,4 +1,4 @@
-"""Accuracy: counting what a model gets right, and validation that is exact over ranks."""
+"""Evaluate a model on the held-out samples, divided among the ranks so that each sample counts exactly once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,18 @@ from torch.utils.data import TensorDataset
 
 from trainables.batch import to_device
 from trainables.data.loader import loader
-from trainables.step.correct import IMAGE_PIXELS, SMALL_IMAGES, TOP, countable, right, sample_count
+from trainables.step.correct import TOP_K, are_class_scores, count_correct, sample_count
 from trainables.step.precision import Precision, autocast, cast_floats
 from trainables.trial import Trial
 from trainables.workload import HeldOutSet, Workload
 
+BATCH_PIXELS = 512 * 32 * 32
+"""minimum number of pixels in a validation batch, unless the workload is a user's own"""
+
 
 @dataclass(frozen=True)
 class EvaluationSums:
-    """Sums over samples: their loss, and how many are right within the first one and five classes (None: not countable)."""
+    """Sums of the loss and of correct predictions over samples. None if outputs are no scores of enough classes."""
 
     samples: int
     loss: float
@@ -24,13 +27,12 @@ class EvaluationSums:
     top5: float | None
 
 
-def judge(
-    trial: Trial, workload: Workload, held: HeldOutSet, precision: Precision, device: torch.device, rank: int
+def evaluate(
+    trial: Trial, workload: Workload, held_out: HeldOutSet, precision: Precision, device: torch.device, rank: int
 ) -> EvaluationSums:
-    """This rank's share of a validation: every `world_size`-th sample from its rank on, so that all ranks together take
-    each sample once, whatever the number of samples.
+    """Evaluate this rank's share of the held-out samples: every `world_size`-th sample, starting from sample `rank`.
 
-    The model is judged in evaluation mode with the weights and the running statistics that it holds.
+    The model runs in evaluation mode, with its current weights and running statistics.
     """
     model = workload.model
     training = model.training
@@ -39,39 +41,39 @@ def judge(
     model.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            for inputs, targets in _batches(trial, workload, held, device, rank):
+            for inputs, targets in _batches(trial, workload, held_out, device, rank):
                 with autocast(precision, device):
-                    outputs = model(cast_floats(held.prepare(inputs), precision.parameters))
+                    outputs = model(cast_floats(held_out.prepare(inputs), precision.parameters))
                 outputs = cast_floats(outputs, torch.float32)
                 size = sample_count(targets)
                 samples += size
-                sums[0] += held.loss(outputs, targets).double() * size
-                if countable(outputs, targets):
+                sums[0] += held_out.loss(outputs, targets).double() * size
+                if are_class_scores(outputs, targets):
                     assert isinstance(targets, torch.Tensor)
                     classes = outputs.shape[1]
-                    sums[1:] += right(outputs, targets)
+                    sums[1:] += count_correct(outputs, targets)
     finally:
         model.train(training)
-    loss, first, fifth = sums.tolist()
-    return EvaluationSums(samples, loss, first if classes else None, fifth if classes > TOP else None)
+    loss, top1, top5 = sums.tolist()
+    return EvaluationSums(samples, loss, top1 if classes else None, top5 if classes > TOP_K else None)
 
 
 def _batches(
-    trial: Trial, workload: Workload, held: HeldOutSet, device: torch.device, rank: int
+    trial: Trial, workload: Workload, held_out: HeldOutSet, device: torch.device, rank: int
 ) -> Iterator[tuple[object, object]]:
-    """(inputs, targets) on the device."""
-    length = len(held.dataset)  # type: ignore[arg-type]
-    pixels = SMALL_IMAGES * IMAGE_PIXELS // trial.image_size**2
-    size = trial.batch_per_gpu if trial.workload else max(trial.batch_per_gpu, pixels)
-    mine = torch.arange(length)[rank :: trial.world_size]
-    if not len(mine):
+    """Yield (inputs, targets) of this rank's samples, on the device."""
+    length = len(held_out.dataset)  # type: ignore[arg-type]
+    size = trial.batch_per_gpu if trial.workload else max(trial.batch_per_gpu, BATCH_PIXELS // trial.image_size**2)
+    rank_indices = torch.arange(length)[rank :: trial.world_size]
+    if not len(rank_indices):
         return
     if workload.gathered:
-        assert isinstance(held.dataset, TensorDataset)
-        for indices in mine.to(device).split(size):
-            inputs, targets = held.dataset.tensors
+        assert isinstance(held_out.dataset, TensorDataset)
+        for indices in rank_indices.to(device).split(size):
+            inputs, targets = held_out.dataset.tensors
             yield inputs[indices], targets[indices]
         return
-    for batch in loader(trial, workload, held.dataset, [part.tolist() for part in mine.split(size)], trial.seed):
+    index_batches = [part.tolist() for part in rank_indices.split(size)]
+    for batch in loader(trial, workload, held_out.dataset, index_batches, trial.seed):
         inputs, targets = to_device(batch, device, trial.non_blocking)
         yield inputs, targets

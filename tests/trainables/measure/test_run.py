@@ -1,4 +1,4 @@
-"""A trial on real gloo ranks: its rows, its learning, and that it leaves nothing behind for the next one."""
+"""Timed windows on real gloo ranks: rows, training, and no side effects on the next trial."""
 
 import gc
 import math
@@ -57,8 +57,8 @@ LEARNING = PAIR.but(steps=60, learning_rate=0.05, account_steps=0)
 
 PHASES = {"load_wait_s", "forward_s", "loss_s", "backward_s", "optimizer_s"}
 
-EXPLAINING = [("synchronised", 4), ("no_sync", 4), ("account_warmup", 2), ("communication", 4)]
-"""windows of two ranks that explain the plain one"""
+COMMUNICATION_WINDOWS = [("synchronised", 4), ("no_sync", 4), ("account_warmup", 2), ("communication", 4)]
+"""additional windows of two ranks, with their steps"""
 
 
 # ------------------------------------------------------------------------------------- one visit of two gloo ranks
@@ -74,35 +74,35 @@ def measure_all(rank: int) -> dict[str, Any]:
     if rank == 0:
         start_forkserver([])
     alone: Any = dist.new_group([0])
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "pair": run(PAIR, RankSetup(rank=rank, device=CPU)),
         "learning": run(LEARNING, RankSetup(rank=rank, device=CPU)),
         "steps together": gradients_and_weights(PAIR, rank, None),
     }
     if rank == 0:
-        found["cold"] = run(CONVOLUTIONS, RankSetup(rank=0, device=CPU, group=alone))
-        found["unlike"] = run(UNLIKE, RankSetup(rank=0, device=CPU, group=alone))
-        found["loaders left"] = loader_processes()
-        found["warm"] = run(CONVOLUTIONS, RankSetup(rank=0, device=CPU, group=alone))
-        found["repeat"] = run(CONVOLUTIONS.but(repeat=1), RankSetup(rank=0, device=CPU, group=alone))
-        found["steps alone"] = gradients_and_weights(ALONE, 0, alone)
-    found["pair again"] = run(PAIR, RankSetup(rank=rank, device=CPU))
-    return found
+        results["cold"] = run(CONVOLUTIONS, RankSetup(rank=0, device=CPU, group=alone))
+        results["unlike"] = run(UNLIKE, RankSetup(rank=0, device=CPU, group=alone))
+        results["remaining loaders"] = loader_processes()
+        results["warm"] = run(CONVOLUTIONS, RankSetup(rank=0, device=CPU, group=alone))
+        results["repeat"] = run(CONVOLUTIONS.but(repeat=1), RankSetup(rank=0, device=CPU, group=alone))
+        results["steps alone"] = gradients_and_weights(ALONE, 0, alone)
+    results["pair again"] = run(PAIR, RankSetup(rank=rank, device=CPU))
+    return results
 
 
 def gradients_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, list[torch.Tensor]]:
-    """The gradients of each of three steps and the weights after them, in fp32."""
+    """Return the gradients of three steps and the weights after them, in fp32."""
     gradients: list[torch.Tensor] = []
     with rank_context(trial, RankSetup(rank, CPU, group)) as context:
         workload = context.workload
 
         def recording(parameters: Any) -> torch.optim.Optimizer:
             optimizer = workload.optimizer(parameters)
-            held = optimizer.param_groups[0]["params"]
-            optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in held))
+            params = optimizer.param_groups[0]["params"]
+            optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in params))
             return optimizer
 
-        model = context.strategy.wrapped(workload.model, trial, group)
+        model = context.strategy.wrap_model(workload.model, trial, group)
         step = training_step(replace(context, workload=replace(workload, optimizer=recording)), model)
         for batch in islice(endless_batches(trial, workload, rank), 3):
             step(batch, no_mark)
@@ -122,19 +122,19 @@ def losses(measurement: RankOutput) -> list[float]:
 
 
 def windows(measurement: RankOutput) -> dict[str, list[dict[str, Any]]]:
-    kept: dict[str, list[dict[str, Any]]] = {}
+    by_window: dict[str, list[dict[str, Any]]] = {}
     for row in measurement.tables["steps"]:
-        kept.setdefault(row["window"], []).append(row)
-    return kept
+        by_window.setdefault(row["window"], []).append(row)
+    return by_window
 
 
 @pytest.mark.parametrize(
     ("name", "trial", "ranks"), [("pair", PAIR, 2), ("cold", CONVOLUTIONS, 1), ("unlike", UNLIKE, 1)]
 )
-def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: str, trial: Trial, ranks: int) -> None:
+def test_rows_are_ordered_by_window_and_step(visit: list[dict[str, Any]], name: str, trial: Trial, ranks: int) -> None:
     for rank in range(ranks):
         measurement = visit[rank][name]
-        plain = len(windows(measurement)["plain"])  # with loader processes it lasts until they are seen to keep up
+        plain = len(windows(measurement)["plain"])  # with loader processes it lasts until they keep up
         assert plain == trial.steps if not trial.loader_workers else trial.steps <= plain <= trial.window_steps
         assert {row["rank"] for row in measurement.tables["steps"]} == {rank}
         assert {row["samples"] for row in measurement.tables["steps"]} == {trial.batch_per_gpu}
@@ -143,11 +143,11 @@ def test_rows_come_by_window_rank_and_step(visit: list[dict[str, Any]], name: st
             ("warmup", trial.warmup_steps),
             ("plain", plain),
             ("phases", trial.steps),
-            *EXPLAINING[: 4 * (ranks - 1)],
+            *COMMUNICATION_WINDOWS[: 4 * (ranks - 1)],
         ]
 
 
-def test_rows_fit_the_stores_schema(visit: list[dict[str, Any]]) -> None:
+def test_rows_match_the_schema_of_the_store(visit: list[dict[str, Any]]) -> None:
     for row in visit[0]["pair"].tables["steps"]:
         assert set(row) <= set(STEPS_SCHEMA.names)
     pa.Table.from_pylist(visit[0]["pair"].tables["steps"], schema=STEPS_SCHEMA).validate(full=True)
@@ -164,7 +164,7 @@ def test_phases_add_up_to_the_step_and_steps_to_the_window(visit: list[dict[str,
         assert 0.9 * by_window["phases"][0]["window_s"] < steps_s <= by_window["phases"][0]["window_s"]
 
 
-def test_a_windows_time_is_on_each_of_its_rows_and_the_warm_up_has_none(visit: list[dict[str, Any]]) -> None:
+def test_every_row_has_its_windows_time_except_the_warm_up(visit: list[dict[str, Any]]) -> None:
     by_window = windows(visit[0]["pair"])
     assert {row["window_s"] for row in by_window["warmup"]} == {None}
     for name in ("plain", "phases"):
@@ -173,26 +173,26 @@ def test_a_windows_time_is_on_each_of_its_rows_and_the_warm_up_has_none(visit: l
     assert by_window["plain"][0]["window_s"] != by_window["phases"][0]["window_s"]
 
 
-def test_the_plain_window_carries_no_instruments(visit: list[dict[str, Any]]) -> None:
+def test_the_plain_window_is_not_instrumented(visit: list[dict[str, Any]]) -> None:
     columns = {"rank", "window", "step", "samples", "window_s", "loss", "peak_memory_bytes"}
     for row in windows(visit[0]["pair"])["plain"]:
         assert {name for name, value in row.items() if value is not None} == columns - {"peak_memory_bytes"}
 
 
-def test_what_a_cpu_does_not_have_is_null(visit: list[dict[str, Any]]) -> None:
+def test_gpu_columns_are_null_on_a_cpu(visit: list[dict[str, Any]]) -> None:
     for row in visit[0]["pair"].tables["steps"]:
         for name in ("host_to_device_s", "host_to_device_bytes", "previous_step_done", "peak_memory_bytes"):
             assert row.get(name) is None
         assert not any(name.endswith("launch_s") for name in row)
 
 
-def test_a_measurement_says_when_its_windows_lay(visit: list[dict[str, Any]]) -> None:
+def test_the_span_covers_the_windows(visit: list[dict[str, Any]]) -> None:
     first, second = visit[0]["pair"], visit[0]["learning"]
-    began_at, ended_at = first.span
-    assert began_at < ended_at < second.span[0] < time.time()
-    lasted_s = ended_at - began_at
-    spent_s = sum(windows(first)[name][0]["window_s"] for name in ("plain", "phases", "communication"))
-    assert spent_s < lasted_s < second.span[0] - began_at
+    started_at, ended_at = first.span
+    assert started_at < ended_at < second.span[0] < time.time()
+    span_s = ended_at - started_at
+    windows_s = sum(windows(first)[name][0]["window_s"] for name in ("plain", "phases", "communication"))
+    assert windows_s < span_s < second.span[0] - started_at
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -200,8 +200,8 @@ def test_a_measurement_says_when_its_windows_lay(visit: list[dict[str, Any]]) ->
 
 def test_the_loss_falls(visit: list[dict[str, Any]]) -> None:
     for rank in range(2):
-        found = losses(visit[rank]["learning"])
-        assert sum(found[-20:]) < 0.6 * sum(found[:20])
+        learning = losses(visit[rank]["learning"])
+        assert sum(learning[-20:]) < 0.6 * sum(learning[:20])
 
 
 def test_ranks_see_different_samples(visit: list[dict[str, Any]]) -> None:
@@ -209,7 +209,7 @@ def test_ranks_see_different_samples(visit: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("what", ["gradients", "weights"])
-def test_two_ranks_train_as_one_rank_with_both_their_batches(visit: list[dict[str, Any]], what: str) -> None:
+def test_two_ranks_train_like_one_rank_with_both_batches(visit: list[dict[str, Any]], what: str) -> None:
     first, second, alone = visit[0]["steps together"], visit[1]["steps together"], visit[0]["steps alone"]
     assert len(first[what]) == len(alone[what]) == (12 if what == "gradients" else 4)
     for mine, other, expected in zip(first[what], second[what], alone[what], strict=True):
@@ -218,7 +218,7 @@ def test_two_ranks_train_as_one_rank_with_both_their_batches(visit: list[dict[st
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------- nothing is left
+# ---------------------------------------------------------------------------------------------------- side effects
 
 
 def test_the_same_trial_gives_identical_losses_each_time(visit: list[dict[str, Any]]) -> None:
@@ -227,14 +227,14 @@ def test_the_same_trial_gives_identical_losses_each_time(visit: list[dict[str, A
         assert all(math.isfinite(loss) for loss in losses(visit[rank]["pair"]))
 
 
-def test_warm_equals_cold(visit: list[dict[str, Any]]) -> None:
+def test_a_warm_process_gives_the_losses_of_a_cold_one(visit: list[dict[str, Any]]) -> None:
     assert losses(visit[0]["warm"]) == losses(visit[0]["cold"])
     assert losses(visit[0]["unlike"])[:3] != losses(visit[0]["cold"])[:3]
-    assert losses(visit[0]["repeat"]) != losses(visit[0]["cold"]), "a repeat has weights of its own"
+    assert losses(visit[0]["repeat"]) != losses(visit[0]["cold"]), "a repeat has different weights"
 
 
 def test_no_loader_process_outlives_its_trial(visit: list[dict[str, Any]]) -> None:
-    assert visit[0]["loaders left"] == []
+    assert visit[0]["remaining loaders"] == []
 
 
 USERS = '''
@@ -257,7 +257,7 @@ def build(trial, spoil=lambda step, loss: loss):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=trial.learning_rate))
 
 def diverging(trial):
-    """A loss that is nan in step 0 and infinite in step 3, its gradient as ever."""
+    """A loss that is nan in step 0 and infinite in step 3, with unchanged gradients."""
     return build(trial, lambda step, loss: loss + loss.detach() * {0: float("nan"), 3: float("inf")}.get(step, 0.0))
 
 def raising(trial):
@@ -284,7 +284,7 @@ def test_a_model_is_freed_when_its_trial_ends(users_file: str) -> None:
     assert [model() for model in sys.modules["users_models"].models] == [None]
 
 
-def test_a_loss_that_is_not_finite_is_null(users_file: str) -> None:
+def test_a_non_finite_loss_is_null(users_file: str) -> None:
     measurement = run(users_trial(f"{users_file}:diverging"), RankSetup(rank=0, device=CPU))
     assert [number for number, loss in enumerate(losses(measurement)) if loss is None] == [0, 3]
 
@@ -300,7 +300,7 @@ def test_a_step_that_raises_leaves_the_process_clean(users_file: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- loaders
 
-LOADED = '''"""A model that is slow at first, or always, and data that take 50 ms a batch."""
+LOADED = '''"""A model that is slow at first, or always, and data that take 50 ms per batch."""
 import time
 
 import torch
@@ -329,7 +329,9 @@ class Model(nn.Linear):
 
 def build(slow_steps):
     model = Model(slow_steps)
-    return Workload(model=model, loss=nn.functional.cross_entropy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), dataset=Slow())
+    return Workload(
+        model=model, dataset=Slow(), loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 
 def keeps_up(trial):
     return build(1000)
@@ -340,7 +342,7 @@ def falls_behind(trial):
 
 
 @pytest.mark.parametrize(("name", "plain"), [("keeps_up", 2), ("falls_behind", 40)])
-def test_a_window_ends_early_where_loaders_keep_up_and_outlasts_their_queue_where_they_fall_behind(
+def test_a_window_ends_early_only_if_loaders_keep_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, plain: int
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -350,16 +352,14 @@ def test_a_window_ends_early_where_loaders_keep_up_and_outlasts_their_queue_wher
     trial = users_trial(f"{path}:{name}").but(warmup_steps=4, loader_workers=1, prefetch_batches=4)
     measured = windows(run(trial, RankSetup(rank=0, device=CPU)))
     assert len(measured["plain"]) == plain
-    if name == "falls_behind":  # what can last is the loader's pace, whatever lay ready when the window began
+    if name == "falls_behind":  # only the loader's rate is sustainable, whatever was ready at the start
         assert measured["plain"][0]["window_s"] / plain == pytest.approx(0.05, rel=0.2)
 
 
 @pytest.mark.parametrize(
     ("loaders", "decoder", "expected"), [(10, 10, True), (9, 9, True), (10, 8, False), (8, 10, False), (10, None, True)]
 )
-def test_a_window_ends_only_once_loaders_and_what_decodes_ahead_both_keep_up(
-    loaders: int, decoder: int | None, expected: bool
-) -> None:
+def test_a_window_ends_only_if_loaders_and_decoder_keep_up(loaders: int, decoder: int | None, expected: bool) -> None:
     made = [torch.tensor([100, loaders])] + ([] if decoder is None else [torch.tensor([50 + decoder])])
     assert loaders_kept_up(made, [100, 50][: len(made)], [5, 5, 10], None, False, [0.1, 0.1]) == expected
 
@@ -367,7 +367,7 @@ def test_a_window_ends_only_once_loaders_and_what_decodes_ahead_both_keep_up(
 # ---------------------------------------------------------------------------------------------------------- batches
 
 
-def test_a_batch_of_any_shape_is_counted_and_moved_whole() -> None:
+def test_nested_batches_are_counted_and_moved() -> None:
     batch = ({"image": torch.zeros(2, 3), "ids": [torch.zeros(4, dtype=torch.int64)]}, (torch.zeros(2), "name"))
     assert byte_size(batch) == 2 * 3 * 4 + 4 * 8 + 2 * 4
     inputs, (targets, name) = to_device(batch, torch.device("meta"), non_blocking=True)
@@ -375,7 +375,7 @@ def test_a_batch_of_any_shape_is_counted_and_moved_whole() -> None:
     assert name == "name"
 
 
-def test_images_take_the_trials_memory_format() -> None:
+def test_images_have_the_memory_format_of_the_trial() -> None:
     trial = CONVOLUTIONS.but(memory_format="channels_last", parallel="none")
     workload = on_device(build_workload(trial, CPU), trial, load(PRECISIONS["fp32"]), CPU)
     assert isinstance(workload.model.conv1, nn.Conv2d)

@@ -1,4 +1,4 @@
-"""Models of the registry: their logits, their gradients, their sizes."""
+"""Models of the registry: logits, gradients and sizes."""
 
 import copy
 import math
@@ -23,7 +23,8 @@ from trainables.trial import Trial
 CPU = torch.device("cpu")
 META = torch.device("meta")
 STEPPED = ("mlp", "resnet18", "resnet50_small", "inception_v3", "mlstm64", "transformer_tiny")
-"""One model per architecture computes a step. Of the others, larger or with another stem, torch's meta device shows the shapes."""
+"""One model per architecture runs a step. For the others, larger or with another stem, only shapes are checked on the
+meta device."""
 
 
 def text_trial(**fields: Any) -> Trial:
@@ -44,7 +45,7 @@ def weights(model: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_a_model_gives_logits_for_the_smallest_image_that_a_trial_may_have(name: str, channels: int) -> None:
+def test_image_models_accept_the_smallest_allowed_image(name: str, channels: int) -> None:
     size = MODELS[name].smallest_image or 8
     assert Trial(model=name, image_size=size).image_size == size
     with torch.device("meta"):
@@ -53,14 +54,14 @@ def test_a_model_gives_logits_for_the_smallest_image_that_a_trial_may_have(name:
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
-def test_a_model_of_text_gives_logits_for_the_byte_after_each(name: str) -> None:
+def test_text_models_predict_the_next_byte(name: str) -> None:
     tokens = torch.empty(4, 16, dtype=torch.uint8, device="meta")
     assert on_meta(name)(tokens).shape == (4, 16, 256)
 
 
 @pytest.mark.parametrize("name", STEPPED)
 def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
-    # down to one pixel, batch normalisation would divide by the spread of two values, and gradients grow to 1e22 or beyond
+    # with one pixel left, batch normalisation would divide by the spread of two values, and gradients exceed 1e22
     size = max(64, MODELS[name].smallest_image)
     trial = Trial(model=name, dataset="synthetic", image_size=size, sequence_length=8, batch_per_gpu=2)
     torch.manual_seed(0)
@@ -77,7 +78,7 @@ def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(STEPPED)))
-def test_every_weight_of_any_other_model_takes_part_in_its_loss(name: str) -> None:
+def test_every_weight_of_the_other_models_gets_a_gradient(name: str) -> None:
     size = MODELS[name].smallest_image or 8
     workload = build_workload(Trial(model=name, dataset="synthetic", image_size=size, batch_per_gpu=2), META)
     inputs, targets = (tensor.to(META) for tensor in workload.dataset.tensors)  # type: ignore[attr-defined]
@@ -86,7 +87,7 @@ def test_every_weight_of_any_other_model_takes_part_in_its_loss(name: str) -> No
         assert parameter.grad is not None and parameter.grad.shape == parameter.shape, parameter_name
 
 
-def test_most_of_vgg19_is_its_first_linear_layer() -> None:
+def test_most_weights_of_vgg19_are_in_its_first_linear_layer() -> None:
     with torch.device("meta"):
         model = load(MODELS["vgg19"])(1000, 3, 224)
     sizes = sorted(parameter.numel() for parameter in model.parameters())
@@ -94,7 +95,7 @@ def test_most_of_vgg19_is_its_first_linear_layer() -> None:
     assert sizes[-1] == 7 * 7 * 512 * 4096
 
 
-def test_inception_is_torchvisions_without_the_auxiliary_classifier() -> None:
+def test_inception_has_no_auxiliary_classifier() -> None:
     with torch.device("meta"):
         model = load(MODELS["inception_v3"])(1000, 3, 299)
     auxiliary = 128 * 768 + 2 * 128 + 768 * 128 * 5 * 5 + 2 * 768 + 768 * 1000 + 1000
@@ -108,7 +109,7 @@ def test_small_images_keep_their_size_up_to_the_first_block() -> None:
     assert stem.shape == (2, 64, 32, 32)
 
 
-def test_a_mlstm_of_4096_units_has_the_stated_86_million_weights() -> None:
+def test_an_mlstm_of_4096_units_has_86_million_weights() -> None:
     assert round(weights(on_meta("mlstm4096")), -6) == 86_000_000
     units = 8192
     embedding, inputs = 256 * 64, 64 * 5 * units
@@ -120,7 +121,7 @@ def test_a_mlstm_of_4096_units_has_the_stated_86_million_weights() -> None:
 
 
 def reference(model: MultiplicativeLSTM, row: torch.Tensor, state: Any) -> tuple[list[torch.Tensor], Any]:
-    """Logits after each byte of one row, one step and one gate at a time, as the equations say; and the last h and c."""
+    """Return the logits after each byte of one row, by the equations, one gate at a time, and the last h and c."""
     layer = model.layer
     w_mx, w_ix, w_fx, w_ox, w_gx = layer.inputs.split(layer.units)
     w_im, w_fm, w_om, w_gm = layer.gates.split(layer.units)
@@ -144,7 +145,7 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
 
 
-def test_the_mlstm_follows_the_papers_equations_from_batch_to_batch_in_values_and_gradients() -> None:
+def test_the_mlstm_follows_the_equations_of_the_paper() -> None:
     torch.manual_seed(0)
     model = MultiplicativeLSTM(256, units=7, batch=3).double()
     for parameter in model.parameters():
@@ -172,7 +173,7 @@ def test_the_mlstm_follows_the_papers_equations_from_batch_to_batch_in_values_an
         untruncated = [state for _, state in rows]
 
 
-def test_a_batch_after_another_reads_on_as_if_they_were_one() -> None:
+def test_consecutive_batches_continue_the_text() -> None:
     torch.manual_seed(0)
     model = MultiplicativeLSTM(256, units=16, batch=2)
     tokens = torch.randint(256, (2, 24), dtype=torch.uint8)
@@ -184,7 +185,7 @@ def test_a_batch_after_another_reads_on_as_if_they_were_one() -> None:
     torch.testing.assert_close(carried, model.layer.hidden)
 
 
-def test_the_carried_state_stays_where_it_is_and_in_fp32() -> None:
+def test_the_carried_state_is_fp32_and_overwritten_in_place() -> None:
     model = MultiplicativeLSTM(256, units=16, batch=2)
     places = model.layer.hidden.data_ptr(), model.layer.cell.data_ptr()
     with torch.autocast("cpu", torch.bfloat16):
@@ -195,7 +196,7 @@ def test_the_carried_state_stays_where_it_is_and_in_fp32() -> None:
     assert not list(model.buffers()), "a data-parallel wrapper would broadcast them"
 
 
-def test_compiled_it_learns_from_the_state_before_its_batch_all_the_same() -> None:
+def test_a_compiled_mlstm_uses_the_state_before_its_batch() -> None:
     torch.manual_seed(0)
     eager = MultiplicativeLSTM(256, units=8, batch=2)
     batches = torch.randint(256, (3, 2, 4), dtype=torch.uint8)
@@ -208,7 +209,7 @@ def test_compiled_it_learns_from_the_state_before_its_batch_all_the_same() -> No
             torch.testing.assert_close(ours, theirs)
 
 
-def test_evaluation_begins_with_zeros_and_leaves_what_training_carries() -> None:
+def test_evaluation_starts_from_zeros_and_keeps_the_training_state() -> None:
     torch.manual_seed(0)
     model = MultiplicativeLSTM(256, units=16, batch=2)
     tokens = torch.randint(256, (2, 8), dtype=torch.uint8)
@@ -220,19 +221,19 @@ def test_evaluation_begins_with_zeros_and_leaves_what_training_carries() -> None
     assert torch.equal(model.layer.hidden, carried)
 
 
-def test_a_batch_of_another_size_has_no_state_to_go_on_from() -> None:
-    with pytest.raises(ValueError, match=r"^the model carries the state of 2 rows; this batch has 3$"):
+def test_a_batch_of_another_size_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"state of 2 rows.* 3$"):
         MultiplicativeLSTM(256, units=16, batch=2)(torch.zeros(3, 8, dtype=torch.uint8))
 
 
 def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     trial = text_trial(world_size=2, learning_rate=1.0)
-    torch.manual_seed(rank)  # DDP gives every rank the weights of rank 0
+    torch.manual_seed(rank)  # DDP broadcasts the weights of rank 0
     context = build_context(trial, RankSetup(rank, CPU))
     workload = context.workload
     model: Any = workload.model
-    step = training_step(context, context.strategy.wrapped(model, trial, None))
-    alone = copy.deepcopy(model)  # reads the same rows with the same weights, and no wrapper touches its state
+    step = training_step(context, context.strategy.wrap_model(model, trial, None))
+    alone = copy.deepcopy(model)  # reads the same rows with the same weights, without a wrapper
     for inputs, targets in islice(endless_batches(trial, workload, rank), 3):
         alone.load_state_dict(model.state_dict())
         alone(inputs)
@@ -242,16 +243,16 @@ def three_steps(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return model.layer.hidden, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_ranks_under_ddp_carry_states_of_their_own_and_equal_weights() -> None:
+def test_ddp_ranks_have_equal_weights_and_separate_states() -> None:
     (first_state, first_weights), (second_state, second_weights) = on_ranks(2, three_steps)
     assert torch.equal(first_weights, second_weights)
-    assert (first_state - second_state).abs().amax(dim=1).min() > 1e-3, "each row has read other bytes"
+    assert (first_state - second_state).abs().amax(dim=1).min() > 1e-3, "the rows read different bytes"
 
 
 # -------------------------------------------------------------------------------------------------- the transformer
 
 
-def test_no_position_of_the_transformer_sees_a_later_one() -> None:
+def test_the_transformer_is_causal() -> None:
     torch.manual_seed(0)
     model = load(MODELS["transformer_tiny"])(256, text_trial())
     tokens = torch.randint(256, (1, 16), dtype=torch.uint8)
@@ -261,14 +262,14 @@ def test_no_position_of_the_transformer_sees_a_later_one() -> None:
     assert differs.tolist() == [False] * 9 + [True] * 7
 
 
-def test_the_transformer_knows_positions_up_to_the_sequence_length() -> None:
+def test_the_transformer_has_a_position_per_token_of_the_sequence() -> None:
     model: Any = on_meta("transformer", sequence_length=300)
     assert model.positions.weight.shape == (300, 512)
     assert len(model.blocks) == 8
     assert weights(model) - weights(model.positions) == 8 * (12 * 512**2 + 4 * 512) + 2 * 512 + 2 * 256 * 512
 
 
-def test_the_transformers_attention_is_the_textbooks() -> None:
+def test_the_transformers_attention_matches_the_textbook() -> None:
     torch.manual_seed(0)
     model = load(MODELS["transformer_tiny"])(256, text_trial())
     block = model.blocks[0]
@@ -284,18 +285,17 @@ def test_the_transformers_attention_is_the_textbooks() -> None:
     torch.testing.assert_close(block(hidden), after + block.perceptron_out(inner))
 
 
-# -------------------------------------------------------------------------------------------------- whole trials
+# ------------------------------------------------------------------------------------------------ complete trials
 
 
 def learn(rank: int, model: str, learning_rate: float) -> list[float]:
-    trial = text_trial(
-        model=model, world_size=2, batch_per_gpu=8, learning_rate=learning_rate, steps=20, account_steps=4, sweep_bytes=4096
-    )  # fmt: skip
+    fields = {"steps": 20, "account_steps": 4, "sweep_bytes": 4096}
+    trial = text_trial(model=model, world_size=2, batch_per_gpu=8, learning_rate=learning_rate, **fields)
     return [row["loss"] for row in run(trial, RankSetup(rank=rank, device=CPU)).tables["steps"]]
 
 
 @pytest.mark.parametrize(("model", "learning_rate"), [("mlstm64", 1.0), ("transformer_tiny", 0.1)])
-def test_models_of_text_learn_on_two_ranks(model: str, learning_rate: float) -> None:
+def test_text_models_learn_on_two_ranks(model: str, learning_rate: float) -> None:
     for losses in on_ranks(2, learn, model, learning_rate):
-        assert losses[0] == pytest.approx(math.log(256), abs=0.2), "at first all bytes are alike"
+        assert losses[0] == pytest.approx(math.log(256), abs=0.2), "at first all bytes are equally likely"
         assert sum(losses[-8:]) < 0.8 * 8 * losses[0]

@@ -1,4 +1,4 @@
-"""The rewritten stem: what it computes is what the plain one computes."""
+"""The rewritten stem computes the same function and gradients as the original."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ print("equal")
 """
 
 
-def test_the_pooling_kernel_gives_the_gradients_of_max_pooling_ties_and_odd_edges_included() -> None:
+def test_the_pooling_kernel_computes_the_gradients_of_max_pooling() -> None:
     pytest.importorskip("triton")
     interpreted = os.environ | {"TRITON_INTERPRET": "1"}
     ended = subprocess.run(
@@ -55,14 +55,14 @@ def test_the_pooling_kernel_gives_the_gradients_of_max_pooling_ties_and_odd_edge
     assert ended.stdout == "equal\n", ended.stderr
 
 
-def test_the_poolings_backward_pass_is_what_it_tells_the_compiler() -> None:
+def test_the_pooling_operator_matches_its_fake_implementation() -> None:
     offsets = torch.randint(0, 9, (2, 4, 5, 6), dtype=torch.uint8)
     offsets[:, :, 0], offsets[:, :, :, 0] = 4, 4  # windows at the edge have pixels outside
     torch.library.opcheck(max_pool_backward, (torch.randn(2, 4, 5, 6), offsets, 10, 12))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_first_convolution_by_cells_of_2x2_pixels_has_the_plain_ones_outputs_and_gradients(channels: int) -> None:
+def test_space_to_depth_convolution_equals_the_plain_one(channels: int) -> None:
     torch.manual_seed(0)
     plain = nn.Conv2d(channels, 8, kernel_size=7, stride=2, padding=3, bias=False, dtype=torch.float64)
     images = torch.randn(2, channels, 20, 14, dtype=torch.float64)
@@ -76,8 +76,8 @@ def test_the_first_convolution_by_cells_of_2x2_pixels_has_the_plain_ones_outputs
 
 
 @needs("g++")
-def test_a_compiled_resnet_has_the_gradients_of_the_plain_one_in_fp32() -> None:
-    """A part of one: what the compiler fuses with the stem, and what it hands to the pooling's backward pass."""
+def test_a_compiled_rewritten_stem_has_the_gradients_of_the_plain_one() -> None:
+    """Uses only the part of a ResNet that the compiler fuses with the stem."""
 
     class Stem(nn.Module):
         def __init__(self) -> None:
@@ -106,12 +106,9 @@ def test_a_compiled_resnet_has_the_gradients_of_the_plain_one_in_fp32() -> None:
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_a_rewritten_stem_is_for_compiled_resnets() -> None:
+def test_a_rewritten_stem_requires_a_compiled_resnet() -> None:
     resnet = Trial(model="resnet50", dataset="synthetic", image_size=224, device="cuda", execution="compile")
     assert resnet.but(rewritten_stem=True).rewritten_stem
-    with pytest.raises(ValidationError, match="is slower where no compiler fuses its parts; execution is 'eager'"):
-        resnet.but(rewritten_stem=True, execution="eager")
-    with pytest.raises(ValidationError, match="for models resnet18 and resnet50 on images of an even edge"):
-        resnet.but(rewritten_stem=True, model="vgg19")
-    with pytest.raises(ValidationError, match="this is model 'resnet50' at 225 pixels"):
-        resnet.but(rewritten_stem=True, image_size=225)
+    for changes in ({"execution": "eager"}, {"model": "vgg19"}, {"image_size": 225}):
+        with pytest.raises(ValidationError, match="rewritten_stem requires"):
+            resnet.but(rewritten_stem=True, **changes)

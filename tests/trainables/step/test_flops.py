@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, against counts by hand and from the literature."""
+"""Floating-point operations of a step, compared with counts by hand and from the literature."""
 
 from functools import partial
 
@@ -12,23 +12,23 @@ from trainables.step.flops import step_flops
 from trainables.trial import Trial
 
 
-def test_a_perceptrons_operations_are_those_counted_by_hand() -> None:
+def test_operations_of_a_perceptron_match_a_count_by_hand() -> None:
     images = torch.zeros(16, 1, 28, 28, dtype=torch.uint8)
     first, second = 784 * 64, 64 * 10
     # the first layer's inputs need no gradient, so it has two products where the second has three
     assert step_flops(partial(mlp, 10, 1, 28), images, "mlp by hand", 28) == 2 * 16 * (2 * first + 3 * second)
 
 
-def test_resnet50_at_224_pixels_has_three_times_its_published_forward_pass() -> None:
-    """4.089 billion multiplications with additions (torchvision, ResNet50_Weights: GFLOPS 4.09), forward only."""
+def test_operations_of_resnet50_match_the_published_forward_pass() -> None:
+    """The forward pass has 4.089 billion multiply-adds (torchvision, ResNet50_Weights: GFLOPS 4.09)."""
     build = partial(load(MODELS["resnet50"]), 1000, 3, 224)
     flops = step_flops(build, torch.zeros(2, 3, 224, 224), "resnet50", 224)
-    first = 2 * 112 * 112 * 64 * 3 * 49  # gradients of the images are not computed
+    first = 2 * 112 * 112 * 64 * 3 * 49  # the gradient with respect to the images is not computed
     assert flops == pytest.approx(2 * (3 * 2 * 4.089e9 - first), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_operations_of_every_model_are_told_without_computing_them(name: str) -> None:
+def test_operations_of_every_model_are_counted(name: str) -> None:
     if name in TEXT_MODELS:
         trial = Trial(model=name, dataset="text_sample", batch_per_gpu=2, sequence_length=4)
         build = partial(load(MODELS[name]), 256, trial)
@@ -42,12 +42,12 @@ def test_operations_of_every_model_are_told_without_computing_them(name: str) ->
     assert (step_flops(build, inputs, name, inputs.shape[-1]) or 0) > largest
 
 
-def test_images_that_are_cropped_on_the_device_count_as_they_train() -> None:
+def test_images_cropped_on_the_device_are_counted_at_the_cropped_size() -> None:
     build = partial(load(MODELS["resnet18"]), 10, 3, 64)
     stored, trained = (step_flops(build, torch.zeros(2, 3, edge, edge), "resnet18 at 64", 64) for edge in (74, 64))
     assert stored == trained
 
 
-def test_what_cannot_be_told_is_none() -> None:
+def test_unknown_operations_are_none() -> None:
     assert step_flops(None, torch.zeros(1), "a user's", 28) is None
     assert step_flops(lambda: nn.Linear(1, 1), [torch.zeros(1)], "several inputs", 28) is None

@@ -1,4 +1,4 @@
-"""Optimizers, against their papers' formulas worked out one number at a time in float64."""
+"""Optimizers, compared with their papers' formulas, computed number by number in float64."""
 
 import copy
 import math
@@ -37,9 +37,9 @@ def sgd_reference(
     for rate, gradient in zip(RATES, gradients, strict=True):
         moves = []
         for i, weight in enumerate(weights):
-            given = gradient[i] + decay * weight
-            memory[i] = 0.9 * memory[i] + given
-            moves.append(given + 0.9 * memory[i] if nesterov else memory[i])
+            decayed = gradient[i] + decay * weight
+            memory[i] = 0.9 * memory[i] + decayed
+            moves.append(decayed + 0.9 * memory[i] if nesterov else memory[i])
         weights = [weight - rate * move for weight, move in zip(weights, moves, strict=True)]
     return weights
 
@@ -49,7 +49,7 @@ def nesterov_reference(weights: Numbers, gradients: list[Numbers], decay: float,
 
 
 def lars_reference(weights: Numbers, gradients: list[Numbers], decay: float, trust: bool) -> Numbers:
-    """Algorithm 1, with momentum as SGD here has it."""
+    """Algorithm 1, with momentum as in SGD here."""
     memory = [0.0] * len(weights)
     for rate, gradient in zip(RATES, gradients, strict=True):
         local = 1.0
@@ -57,12 +57,12 @@ def lars_reference(weights: Numbers, gradients: list[Numbers], decay: float, tru
             local = TRUST_COEFFICIENT * norm(weights) / (norm(gradient) + decay * norm(weights))
         for i, weight in enumerate(weights):
             memory[i] = 0.9 * memory[i] + local * (gradient[i] + decay * weight)
-        weights = [weight - rate * kept for weight, kept in zip(weights, memory, strict=True)]
+        weights = [weight - rate * move for weight, move in zip(weights, memory, strict=True)]
     return weights
 
 
 def adam_direction(gradients: list[Numbers], i: int, epsilon: float) -> float:
-    """Adam's update of one weight after these gradients, by its definition as weighted sums."""
+    """Return Adam's update of one weight after these gradients, from the definition as weighted sums."""
     t = len(gradients)
     mean = sum(0.1 * 0.9 ** (t - 1 - s) * gradient[i] for s, gradient in enumerate(gradients)) / (1 - 0.9**t)
     square = sum(0.001 * 0.999 ** (t - 1 - s) * gradient[i] ** 2 for s, gradient in enumerate(gradients)) / (
@@ -98,7 +98,7 @@ REFERENCES: dict[str, Callable[..., Numbers]] = {
 
 
 def problem() -> tuple[list[nn.Parameter], list[list[torch.Tensor]]]:
-    """A matrix, a vector, a vector that begins at zero; and their gradients of every step."""
+    """Return a matrix, a vector and a vector of zeros, and their gradients in every step."""
     generator = torch.Generator().manual_seed(3)
     first = [torch.randn(3, 2, generator=generator), torch.randn(4, generator=generator), torch.zeros(3)]
     gradients = [[torch.randn(value.shape, generator=generator) for value in first] for _ in range(STEPS)]
@@ -108,9 +108,9 @@ def problem() -> tuple[list[nn.Parameter], list[list[torch.Tensor]]]:
 def updated(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[torch.Tensor]]
 ) -> list[Numbers]:
-    for rate, given in zip(RATES, gradients, strict=True):
+    for rate, step_gradients in zip(RATES, gradients, strict=True):
         set_learning_rate(optimizer, rate)
-        for parameter, gradient in zip(parameters, given, strict=True):
+        for parameter, gradient in zip(parameters, step_gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
     return [parameter.detach().flatten().tolist() for parameter in parameters]
@@ -118,18 +118,18 @@ def updated(
 
 def expected_weights(name: str, decay_vectors: bool) -> list[Numbers]:
     parameters, gradients = problem()
-    found = []
+    weights = []
     for i, parameter in enumerate(parameters):
-        whole = decay_vectors or parameter.ndim > 1
-        given = [step[i].double().flatten().tolist() for step in gradients]
+        decayed = decay_vectors or parameter.ndim > 1
+        parameter_gradients = [step[i].double().flatten().tolist() for step in gradients]
         start = parameter.detach().double().flatten().tolist()
-        found.append(REFERENCES[name](start, given, 0.01 if whole else 0.0, whole))
-    return found
+        weights.append(REFERENCES[name](start, parameter_gradients, 0.01 if decayed else 0.0, decayed))
+    return weights
 
 
 @pytest.mark.parametrize("decay_vectors", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_computes_its_papers_formula(name: str, decay_vectors: bool) -> None:
+def test_an_optimizer_computes_the_formula_of_its_paper(name: str, decay_vectors: bool) -> None:
     parameters, gradients = problem()
     optimizer = make_optimizer(TRIAL.but(optimizer=name, decay_norm_and_bias=decay_vectors))(parameters)
     found = updated(optimizer, parameters, gradients)
@@ -138,8 +138,8 @@ def test_an_optimizer_computes_its_papers_formula(name: str, decay_vectors: bool
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_rate_that_is_a_tensor_is_overwritten_in_place_and_gives_the_same_weights(name: str) -> None:
-    """A captured step reads it from where it lay when it was captured."""
+def test_a_tensor_learning_rate_is_overwritten_in_place(name: str) -> None:
+    """A captured step reads the rate from the memory that was captured."""
     parameters, gradients = problem()
     optimizer = make_optimizer(TRIAL.but(optimizer=name, execution="graph", device="cuda", epochs=1))(parameters)
     [rate] = {id(group["lr"]): group["lr"] for group in optimizer.param_groups}.values()
@@ -151,7 +151,7 @@ def test_a_rate_that_is_a_tensor_is_overwritten_in_place_and_gives_the_same_weig
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_state_that_was_saved_goes_on_where_it_ended(name: str) -> None:
+def test_a_saved_optimizer_state_continues_exactly(name: str) -> None:
     make = make_optimizer(TRIAL.but(optimizer=name, decay_norm_and_bias=False))
     parameters, gradients = problem()
     optimizer = make(parameters)
@@ -163,15 +163,15 @@ def test_a_state_that_was_saved_goes_on_where_it_ended(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_that_is_not_finite_changes_nothing_where_the_loss_is_scaled(name: str) -> None:
-    def weights(spoiled_at: int | None) -> list[Numbers]:
+def test_a_non_finite_step_changes_nothing_with_loss_scaling(name: str) -> None:
+    def weights(infinite_step: int | None) -> list[Numbers]:
         parameters, gradients = problem()
         make = make_optimizer(TRIAL.but(optimizer=name))
         updater = Updater(fp16, make, parameters, "cpu")
-        given = [[gradient.clone() for gradient in step] for step in gradients]
-        if spoiled_at is not None:
-            given.insert(spoiled_at, [torch.full_like(gradient, float("inf")) for gradient in gradients[0]])
-        for step in given:
+        steps = [[gradient.clone() for gradient in step] for step in gradients]
+        if infinite_step is not None:
+            steps.insert(infinite_step, [torch.full_like(gradient, float("inf")) for gradient in gradients[0]])
+        for step in steps:
             scale = updater.scaled(torch.ones(()))
             for parameter, gradient in zip(parameters, step, strict=True):
                 parameter.grad = gradient * scale
@@ -179,8 +179,8 @@ def test_a_step_that_is_not_finite_changes_nothing_where_the_loss_is_scaled(name
         return [parameter.detach().flatten().tolist() for parameter in parameters]
 
     plain = weights(None)
-    for spoiled_at in (0, 2):
-        for mine, value in zip(weights(spoiled_at), plain, strict=True):
+    for infinite_step in (0, 2):
+        for mine, value in zip(weights(infinite_step), plain, strict=True):
             assert mine == pytest.approx(value, rel=1e-6)
 
 
@@ -196,31 +196,31 @@ def test_master_weights_are_updated_in_fp32(name: str) -> None:
     assert [master.dtype for master in updater.masters] == [torch.float32] * 3
     for half, master in zip(halves, updater.masters, strict=True):
         assert torch.equal(half, master.half())
-    assert not torch.equal(updater.masters[0], updater.masters[0].half().float()), "fp16 could not hold it"
+    assert not torch.equal(updater.masters[0], updater.masters[0].half().float()), "not representable in fp16"
 
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "lars"])
-def test_momentum_that_is_not_corrected_is_form_ten_of_goyal(name: str) -> None:
-    """v = m v + rate g; w = w - v, without a word about what the rate was before."""
+def test_uncorrected_momentum_is_form_10_of_goyal(name: str) -> None:
+    """v = m v + rate g; w = w - v, regardless of earlier rates."""
     parameters, gradients = problem()
     optimizer = make_optimizer(TRIAL.but(optimizer=name, weight_decay=0))(parameters[1:2])
     memory, weights = [0.0] * 4, parameters[1].detach().tolist()
     old = RATES[0]
-    for rate, given in zip(RATES, gradients, strict=True):
-        gradient = given[1].tolist()
+    for rate, step_gradients in zip(RATES, gradients, strict=True):
+        gradient = step_gradients[1].tolist()
         local = TRUST_COEFFICIENT * norm(weights) / norm(gradient) if name == "lars" else 1.0
-        memory = [0.9 * kept + rate * local * g for kept, g in zip(memory, gradient, strict=True)]
-        moves = [rate * g + 0.9 * kept for g, kept in zip(gradient, memory, strict=True)]
+        memory = [0.9 * v + rate * local * g for v, g in zip(memory, gradient, strict=True)]
+        moves = [rate * g + 0.9 * v for g, v in zip(gradient, memory, strict=True)]
         weights = [w - v for w, v in zip(weights, moves if name == "nesterov" else memory, strict=True)]
         correct_momentum(optimizer, old, rate)
         set_learning_rate(optimizer, rate)
-        parameters[1].grad = given[1].clone()
+        parameters[1].grad = step_gradients[1].clone()
         optimizer.step()
         old = rate
     assert parameters[1].detach().tolist() == pytest.approx(weights, rel=1e-5)
 
 
-def test_optimizers_without_momentum_have_none_to_correct() -> None:
+def test_momentum_correction_ignores_optimizers_without_momentum() -> None:
     parameters, gradients = problem()
     optimizer = make_optimizer(TRIAL.but(optimizer="lamb"))(parameters)
     updated(optimizer, parameters, gradients)
@@ -230,8 +230,8 @@ def test_optimizers_without_momentum_have_none_to_correct() -> None:
     assert all(torch.equal(before[i][key], after[i][key]) for i in before for key in before[i])
 
 
-def test_nesterov_without_momentum_is_refused() -> None:
-    with pytest.raises(ValueError, match="optimizer 'nesterov' requires momentum > 0"):
+def test_nesterov_without_momentum_is_rejected() -> None:
+    with pytest.raises(ValueError, match="momentum > 0"):
         Trial(optimizer="nesterov", momentum=0)
 
 
@@ -247,7 +247,7 @@ def train_sharded(rank: int) -> dict[tuple[str, str], list[torch.Tensor]]:
     }
 
 
-def test_sharded_optimizers_train_as_whole_ones() -> None:
+def test_sharded_optimizers_train_like_unsharded_ones() -> None:
     for found in on_ranks(2, train_sharded):
         for name, parallel in SHARDED:
             for mine, value in zip(found[name, parallel], found[name, "ddp"], strict=True):
@@ -257,7 +257,7 @@ def test_sharded_optimizers_train_as_whole_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "rate"), [("sgd", 0.05), ("nesterov", 0.05), ("lars", 10.0), ("lamb", 0.02), ("adamw", 0.002)]
 )
-def test_every_optimizer_trains_the_shipped_sample(name: str, rate: float) -> None:
+def test_every_optimizer_learns_the_bundled_sample(name: str, rate: float) -> None:
     trial = Trial(model="mlp", parallel="none", batch_per_gpu=64, optimizer=name, learning_rate=rate)
     with rank_context(trial, RankSetup(0, torch.device("cpu"))) as context:
         step = training_step(context, context.workload.model)

@@ -1,4 +1,4 @@
-"""Every parallel strategy on real gloo ranks: what it claims to compute, it computes."""
+"""Every parallel strategy on real gloo ranks computes the expected gradients and weights."""
 
 from itertools import islice
 from typing import Any
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.support.gloo import on_ranks
 from trainables.data.loader import endless_batches
-from trainables.measure.communication import Account, with_account
+from trainables.measure.communication import BucketRecorder, record_buckets
 from trainables.registry import PARALLEL, load
 from trainables.step.context import RankSetup, build_context, rank_context
 from trainables.step.parallel import ddp_bf16, ddp_fp16
@@ -25,35 +25,35 @@ ALONE = PAIR.but(world_size=1, batch_per_gpu=16, parallel="none")
 
 EXACT = ("ddp", "ddp_delayed", "zero1", "fsdp2")
 COMPRESSED = {"ddp_fp16": 2e-3, "ddp_bf16": 2e-2}
-"""relative error of a gradient that is sent in so many bits"""
+"""largest relative error of a gradient sent in this type"""
 
 
 def trained(trial: Trial, rank: int, group: Any, steps: int = 3) -> dict[str, list[torch.Tensor]]:
-    """Gradients of the first step, weights after all of them: whole, in fp32."""
+    """Return the unsharded gradients of the first step and the weights after all steps, in fp32."""
     gradients: list[torch.Tensor] = []
     with rank_context(trial, RankSetup(rank, CPU, group)) as context:
         workload = context.workload
-        model = context.strategy.wrapped(workload.model, trial, group)
-        held = list(model.parameters())
+        model = context.strategy.wrap_model(workload.model, trial, group)
+        parameters = list(model.parameters())
 
         step = training_step(context, model)
-        update = torch.optim.Optimizer.zero_grad
+        zero_grad = torch.optim.Optimizer.zero_grad
 
-        def noted(optimizer: Any, set_to_none: bool = True) -> None:
+        def recording(optimizer: Any, set_to_none: bool = True) -> None:
             if not gradients:
-                gradients.extend(whole(parameter.grad) for parameter in held)
-            update(optimizer, set_to_none)
+                gradients.extend(unsharded(parameter.grad) for parameter in parameters)
+            zero_grad(optimizer, set_to_none)
 
-        torch.optim.Optimizer.zero_grad = noted  # type: ignore[method-assign, assignment]
+        torch.optim.Optimizer.zero_grad = recording  # type: ignore[method-assign, assignment]
         try:
             for batch in islice(endless_batches(trial, workload, rank), steps):
                 step(batch, no_mark)
         finally:
-            torch.optim.Optimizer.zero_grad = update  # type: ignore[method-assign]
-        return {"gradients": gradients, "weights": [whole(parameter.detach()) for parameter in held]}
+            torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        return {"gradients": gradients, "weights": [unsharded(parameter.detach()) for parameter in parameters]}
 
 
-def whole(value: Any) -> torch.Tensor:
+def unsharded(value: Any) -> torch.Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).clone().float()
 
 
@@ -83,7 +83,7 @@ def visit() -> list[dict[str, dict[str, list[torch.Tensor]]]]:
 
 @pytest.mark.parametrize("what", ["gradients", "weights"])
 @pytest.mark.parametrize("name", [*EXACT, "small buckets"])
-def test_two_ranks_train_as_one_with_both_their_batches(visit: list[dict[str, Any]], name: str, what: str) -> None:
+def test_two_ranks_train_like_one_with_both_batches(visit: list[dict[str, Any]], name: str, what: str) -> None:
     expected = visit[0]["alone"][what]
     for mine, other, value in zip(visit[0][name][what], visit[1][name][what], expected, strict=True):
         assert torch.equal(mine, other)
@@ -91,14 +91,14 @@ def test_two_ranks_train_as_one_with_both_their_batches(visit: list[dict[str, An
         torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-6)
 
 
-def test_blocks_that_hold_blocks_are_sharded_and_train_as_under_ddp(visit: list[dict[str, Any]]) -> None:
+def test_nested_blocks_are_sharded_and_train_like_ddp(visit: list[dict[str, Any]]) -> None:
     for found in visit:
         for mine, value in zip(found["blocks, fsdp2"]["weights"], found["blocks, ddp"]["weights"], strict=True):
             torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_compressed_gradients_are_rounded_and_not_more(visit: list[dict[str, Any]], name: str) -> None:
+def test_compressed_gradients_have_only_rounding_errors(visit: list[dict[str, Any]], name: str) -> None:
     for mine, value in zip(visit[0][name]["gradients"], visit[0]["alone"]["gradients"], strict=True):
         error = (mine - value).norm() / value.norm()
         assert 0 < error < COMPRESSED[name], "an error of zero would mean that nothing was compressed"
@@ -107,66 +107,67 @@ def test_compressed_gradients_are_rounded_and_not_more(visit: list[dict[str, Any
 @pytest.mark.parametrize(
     "name", ["alone, accumulated", "accumulated", "accumulated and delayed", "accumulated and sharded"]
 )
-def test_accumulated_batches_make_the_gradient_of_the_big_batch(visit: list[dict[str, Any]], name: str) -> None:
-    """Only the sum over ranks and parts is compared: which samples meet in a part does not matter."""
+def test_accumulated_batches_give_the_gradient_of_the_large_batch(visit: list[dict[str, Any]], name: str) -> None:
+    """Compares the sum over ranks and parts, which does not depend on how samples are divided into parts."""
     big = visit[0]["alone"]["gradients"]
     for mine, value in zip(visit[0][name]["gradients"], big, strict=True):
         torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-6)
 
 
-def test_accumulation_communicates_once_a_step() -> None:
+def test_accumulation_communicates_once_per_step() -> None:
     for counts in on_ranks(2, reductions, PAIR.but(batch_per_gpu=2, accumulation_steps=4)):
         assert counts == [1, 1]
 
 
 def reductions(rank: int, trial: Trial) -> list[int]:
-    """All-reduces of each of two steps."""
-    account = Account(CpuClock(), None)
+    """Return the number of all-reduces in each of two steps."""
+    recorder = BucketRecorder(CpuClock(), None)
     context = build_context(trial, RankSetup(rank, CPU))
-    model = with_account(context.strategy.wrapped(context.workload.model, trial, None, bare=True), account)
+    model = context.strategy.wrap_model(context.workload.model, trial, None, compression=False)
+    record_buckets(model, recorder)
     step = training_step(context, model)
     for batch in islice(endless_batches(trial, context.workload, rank), 2):
-        with account.step():
+        with recorder.step():
             step(batch, no_mark)
-    return [len(buckets) for buckets in account.steps]
+    return [len(buckets) for buckets in recorder.steps]
 
 
-def hooked(rank: int) -> list[list[torch.Tensor]]:
-    """Gradients under PyTorch's own compressing hooks, and under the account's."""
-    found = []
+def compressed_gradients(rank: int) -> list[list[torch.Tensor]]:
+    """Return gradients under PyTorch's compression hooks and under the recorder's hook, for fp16 and bf16."""
+    results = []
     for strategy in (ddp_fp16, ddp_bf16):
-        for bare in (False, True):
+        for recorded in (False, True):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
-            wrapped = strategy.wrapped(model, PAIR.but(bucket_mb=0.001), None, bare=bare)
-            account = Account(CpuClock(), None, strategy.gradient_type)
-            if bare:
-                with_account(wrapped, account)
+            wrapped = strategy.wrap_model(model, PAIR.but(bucket_mb=0.001), None, compression=not recorded)
+            recorder = BucketRecorder(CpuClock(), None, strategy.gradient_type)
+            if recorded:
+                record_buckets(wrapped, recorder)
             generator = torch.Generator().manual_seed(rank)
             for _ in range(3):
                 model.zero_grad()
-                with account.step():
+                with recorder.step():
                     wrapped(torch.randn(5, 8, generator=generator)).square().mean().backward()
-            found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
-            if bare:
-                sent = sum(marks.size_bytes for marks in account.steps[-1])
-                assert sent == 2 * sum(parameter.numel() for parameter in model.parameters())
-    return found
+            results.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+            if recorded:
+                sent_bytes = sum(marks.size_bytes for marks in recorder.steps[-1])
+                assert sent_bytes == 2 * sum(parameter.numel() for parameter in model.parameters())
+    return results
 
 
-def test_the_account_compresses_bit_for_bit_as_pytorchs_hooks_do() -> None:
-    for fp16, fp16_noted, bf16, bf16_noted in on_ranks(2, hooked):
-        for own, noted in ((fp16, fp16_noted), (bf16, bf16_noted)):
-            for expected, found in zip(own, noted, strict=True):
+def test_the_recorder_compresses_bit_for_bit_like_pytorchs_hooks() -> None:
+    for fp16, fp16_recorded, bf16, bf16_recorded in on_ranks(2, compressed_gradients):
+        for plain, recorded in ((fp16, fp16_recorded), (bf16, bf16_recorded)):
+            for expected, actual in zip(plain, recorded, strict=True):
                 assert expected.abs().max() > 0
-                assert torch.equal(expected, found)
+                assert torch.equal(expected, actual)
         assert not torch.equal(fp16[0], bf16[0])
 
 
 # ----------------------------------------------------------------------------------------------------------- buffers
 
 
-def test_buffers_of_ranks_meet_before_each_forward_pass_only_where_they_are_broadcast() -> None:
+def test_buffers_are_equal_across_ranks_only_if_broadcast() -> None:
     first, second = on_ranks(2, one_step_means)
     for name in ("ddp", "ddp_delayed"):
         assert first[f"{name} True"] == second[f"{name} True"]
@@ -174,17 +175,17 @@ def test_buffers_of_ranks_meet_before_each_forward_pass_only_where_they_are_broa
 
 
 def one_step_means(rank: int) -> dict[str, list[float]]:
-    """What the third forward pass began with: running means that two passes over unlike samples left behind."""
+    """Return the running means before the third forward pass, after two passes over samples that differ by rank."""
     found = {}
     for name in ("ddp", "ddp_delayed"):
         for broadcast in (True, False):
             trial = PAIR.but(parallel=name, broadcast_buffers=broadcast)
             norm = nn.BatchNorm1d(2)
-            seen: list[list[float]] = []
-            norm.register_forward_pre_hook(lambda module, given, kept=seen: kept.append(module.running_mean.tolist()))
-            model = load(PARALLEL[name]).wrapped(nn.Sequential(norm, nn.Linear(2, 1)), trial, None)
+            means: list[list[float]] = []
+            norm.register_forward_pre_hook(lambda module, args, means=means: means.append(module.running_mean.tolist()))
+            model = load(PARALLEL[name]).wrap_model(nn.Sequential(norm, nn.Linear(2, 1)), trial, None)
             generator = torch.Generator().manual_seed(rank)
             for _ in range(3):
                 model(torch.randn(4, 2, generator=generator) + rank).sum().backward()
-            found[f"{name} {broadcast}"] = seen[-1]
+            found[f"{name} {broadcast}"] = means[-1]
     return found

@@ -1,4 +1,4 @@
-"""Number formats: each trains, each keeps its types, and what is not finite is seen."""
+"""Number formats: accuracy after training, dtypes of weights, and non-finite losses."""
 
 import math
 import threading
@@ -26,7 +26,7 @@ from trainables.trial import Trial
 CPU = torch.device("cpu")
 TRAINING = Trial(model="mlp", parallel="none", batch_per_gpu=64, learning_rate=0.05)
 STEPS, ACCURACY = 200, 0.75
-"""what 200 steps of 64 images give on the sample's 2,000 test images, at the least; chance is 0.1"""
+"""minimum accuracy on the sample's 2,000 test images after 200 steps of 64 images; chance is 0.1"""
 
 
 def accuracy_after_training(trial: Trial) -> float:
@@ -43,12 +43,12 @@ def accuracy_after_training(trial: Trial) -> float:
             torch.no_grad(),
             torch.autocast("cpu", precision.autocast or torch.bfloat16, enabled=bool(precision.autocast)),
         ):
-            found = workload.model(inputs).argmax(1)
-        return float((found == torch.from_numpy(labels)).float().mean())
+            predictions = workload.model(inputs).argmax(1)
+        return float((predictions == torch.from_numpy(labels)).float().mean())
 
 
 @pytest.mark.parametrize("name", [name for name in PRECISIONS if name != "tf32"])
-def test_every_precision_trains_the_shipped_sample(name: str) -> None:
+def test_every_precision_learns_the_bundled_sample(name: str) -> None:
     assert accuracy_after_training(TRAINING.but(precision=name)) >= ACCURACY
 
 
@@ -56,7 +56,7 @@ def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
 
 
-def test_a_replica_in_a_thread_of_its_own_computes_in_the_type_that_was_asked_for() -> None:
+def test_autocast_applies_in_the_threads_of_replicas() -> None:
     model, inputs = nn.Linear(4, 2), torch.randn(3, 4)
     types = []
 
@@ -74,7 +74,7 @@ def test_a_replica_in_a_thread_of_its_own_computes_in_the_type_that_was_asked_fo
     assert types == [torch.float16, torch.bfloat16, torch.float32, torch.float32]
 
 
-def test_master_weights_keep_batch_normalisation_in_fp32_and_pure_fp16_does_not() -> None:
+def test_only_master_weights_keep_batch_normalisation_in_fp32() -> None:
     types = {
         name: [parameter.dtype for parameter in cast_model(convolution(), precision).parameters()]
         for name, precision in (("fp16", fp16), ("master", fp16_master), ("pure", fp16_pure))
@@ -85,7 +85,7 @@ def test_master_weights_keep_batch_normalisation_in_fp32_and_pure_fp16_does_not(
     assert types["pure"] == 6 * [half]
 
 
-def test_master_weights_keep_what_fp16_would_round_away() -> None:
+def test_master_weights_accumulate_updates_below_fp16_resolution() -> None:
     weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
     updater = Updater(fp16_master, lambda given: torch.optim.SGD(given, lr=2e-4), [weight], "cpu")
     for _ in range(8):
@@ -96,7 +96,7 @@ def test_master_weights_keep_what_fp16_would_round_away() -> None:
     alone = torch.ones(1, dtype=torch.float16)
     for _ in range(8):
         alone -= torch.tensor(1e-4, dtype=torch.float16)
-    assert alone.item() == 1, "each update by itself is less than fp16 can tell"
+    assert alone.item() == 1, "a single update is below the resolution of fp16"
 
 
 SPOILED = """
@@ -125,16 +125,16 @@ def spoiled(rank: int, folder: str, precision: str) -> list[dict[str, Any]]:
     return run(trial, RankSetup(rank=0, device=CPU)).tables["steps"]
 
 
-def test_a_loss_that_is_not_finite_is_null_and_the_step_is_skipped_with_half_the_scale(tmp_path: Path) -> None:
+def test_a_non_finite_loss_is_null_and_skips_the_step_at_half_the_scale(tmp_path: Path) -> None:
     (tmp_path / "spoiled_fp16.py").write_text(SPOILED)
     [rows] = on_ranks(1, spoiled, str(tmp_path), "fp16")
     assert [row["loss"] is None for row in rows[:6]] == [False, False, False, True, False, False]
     scales = [row["loss_scale"] for row in rows]
     assert scales[:6] == [65536.0, 65536.0, 65536.0, 32768.0, 32768.0, 32768.0]
-    assert all(math.isfinite(row["loss"]) for row in rows[4:]), "the skipped step left the weights alone"
+    assert all(math.isfinite(row["loss"]) for row in rows[4:]), "the skipped step did not change the weights"
 
 
-def test_without_loss_scaling_there_is_no_scale_and_a_bad_step_spoils_the_weights(tmp_path: Path) -> None:
+def test_without_loss_scaling_a_non_finite_step_corrupts_the_weights(tmp_path: Path) -> None:
     (tmp_path / "spoiled_fp32.py").write_text(SPOILED)
     [rows] = on_ranks(1, spoiled, str(tmp_path), "fp32")
     assert not any("loss_scale" in row for row in rows)

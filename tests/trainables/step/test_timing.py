@@ -1,4 +1,4 @@
-"""Windows and rows, on a clock that only moves when it is told to."""
+"""Windows and rows, on a fake clock that only the test advances."""
 
 import gc
 import threading
@@ -17,7 +17,7 @@ from trainables.measure import windows
 from trainables.measure.rows import busy_row, issue_row, phase_row, step_row
 from trainables.measure.windows import busy_window, issue_window, phase_window, plain_window, step_window
 from trainables.step import timing
-from trainables.step.timing import PHASES, Begin, CpuClock, Step, StepOutput, without_garbage_collection
+from trainables.step.timing import PHASES, CpuClock, StartPart, Step, StepOutput, without_garbage_collection
 
 PARTS = ("host_to_device", "forward", "loss", "backward", "optimizer")
 
@@ -25,11 +25,11 @@ LOAD_S, COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S = 0.5, 0.25, 2.0, 0.1
 STEP_S = COPY_S + FORWARD_S + LOSS_S + BACKWARD_S + OPTIMIZER_S
 LAUNCH_S = 0.125
 SYNCHRONIZE_S = 64.0
-"""all are powers of two, so that sums of them are exact"""
+"""powers of two, so that their sums are exact"""
 
 
 class Host:
-    """A host whose time passes only where a test lets it; it stands for the module `time`."""
+    """A replacement for the module `time` whose time only the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1024.0
@@ -39,7 +39,7 @@ class Host:
 
 
 class DeviceClock:
-    """A device that runs behind its host: a mark is a time of the device, which waits for nothing but its work."""
+    """A device that runs asynchronously to its host. A mark is the device's time."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -67,7 +67,7 @@ class DeviceClock:
 
     @contextmanager
     def _range(self, name: str) -> Iterator[None]:
-        self.ranges.append(f"{name} begins")
+        self.ranges.append(f"{name} starts")
         yield
         self.ranges.append(f"{name} ends")
 
@@ -85,14 +85,16 @@ def clock(host: Host) -> DeviceClock:
 
 
 def step_on(clock: DeviceClock, copied_bytes: int | None = 512, times: int = 1) -> Step:
-    """A step whose parts take known times on the device, each issued in LAUNCH_S by the host; all but the optimizer's
-    come `times` times, as with gradient accumulation."""
+    """Return a step whose parts take known times on the device; the host issues each in LAUNCH_S.
 
-    def step(batch: Any, begin: Begin) -> StepOutput:
+    All parts but the optimizer run `times` times, as with gradient accumulation.
+    """
+
+    def step(batch: Any, start_part: StartPart) -> StepOutput:
         spans = dict(zip(PARTS, (COPY_S, FORWARD_S, LOSS_S, BACKWARD_S, OPTIMIZER_S), strict=True))
         names = [*PARTS[:-1]] * times + ["optimizer"]
         for name in names if copied_bytes else [name for name in names if name != "host_to_device"]:
-            begin(name)
+            start_part(name)
             clock.device_s += spans[name]
             clock.host.now_s += LAUNCH_S
         return StepOutput(torch.tensor(float(batch)), copied_bytes)
@@ -101,7 +103,7 @@ def step_on(clock: DeviceClock, copied_bytes: int | None = 512, times: int = 1) 
 
 
 def batches_on(clock: DeviceClock) -> Iterator[int]:
-    """Batches 0, 1, 2 ...; the host waits LOAD_S for each, and the device idles for as long."""
+    """Yield batches 0, 1, 2 ... Each takes LOAD_S, during which the device is idle."""
     for number in range(1_000_000):
         clock.host.now_s += LOAD_S
         clock.device_s += LOAD_S
@@ -116,27 +118,27 @@ def no_barrier() -> None: ...
 
 def test_a_plain_window_is_wall_time_between_two_synchronisations(host: Host, clock: DeviceClock) -> None:
     at_barrier: list[tuple[float, int]] = []
-    wall_s, given = plain_window(
+    wall_s, outputs = plain_window(
         step_on(clock), batches_on(clock), 5, clock, lambda: at_barrier.append((host.now_s, clock.synchronizations))
     )
     assert wall_s == 5 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
-    assert [each.loss.item() for each in given] == [0, 1, 2, 3, 4]
-    assert at_barrier == [(1024.0 + SYNCHRONIZE_S, 1)], "ranks meet once, before the window, with an idle device"
+    assert [output.loss.item() for output in outputs] == [0, 1, 2, 3, 4]
+    assert at_barrier == [(1024.0 + SYNCHRONIZE_S, 1)], "one barrier, before the window, with an idle device"
     assert clock.synchronizations == 2
 
 
-def test_a_plain_window_marks_nothing(clock: DeviceClock) -> None:
+def test_a_plain_window_records_no_marks(clock: DeviceClock) -> None:
     clock.mark = None  # type: ignore[assignment, method-assign]
     plain_window(step_on(clock), batches_on(clock), 2, clock, no_barrier)
     assert clock.passed_marks == []
 
 
 def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
-    wall_s, kept = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
+    wall_s, window_marks = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
     assert wall_s == 3 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
     assert clock.synchronizations == 2, "nothing synchronises inside the window"
-    for number, taken in enumerate(kept):
-        row = phase_row(taken, clock)
+    for number, marks in enumerate(window_marks):
+        row = phase_row(marks, clock)
         assert row == {
             "load_wait_s": LOAD_S,
             "host_to_device_s": COPY_S,
@@ -150,26 +152,26 @@ def test_phases_are_exact_and_add_up_to_the_step(clock: DeviceClock) -> None:
             "host_to_device_bytes": 512,
             "previous_step_done": number % 2 == 1,
         }
-        assert taken.given is not None
-        assert taken.given.loss.item() == number
+        assert marks.output is not None
+        assert marks.output.loss.item() == number
 
 
-def test_each_steps_end_asks_whether_the_step_before_was_done(clock: DeviceClock) -> None:
+def test_each_step_checks_whether_the_previous_one_was_done(clock: DeviceClock) -> None:
     phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier)
     ends = [number * (LOAD_S + STEP_S) for number in range(3)]
     assert clock.passed_marks == ends
 
 
-def test_steps_of_a_phase_window_leave_no_time_between_them(clock: DeviceClock) -> None:
-    _, kept = phase_window(step_on(clock), batches_on(clock), 4, clock, no_barrier)
-    assert all(first.end == second.begin for first, second in pairwise(kept))
+def test_steps_of_a_phase_window_are_contiguous(clock: DeviceClock) -> None:
+    _, window_marks = phase_window(step_on(clock), batches_on(clock), 4, clock, no_barrier)
+    assert all(first.end == second.start for first, second in pairwise(window_marks))
 
 
-def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
-    kept = issue_window(step_on(clock), batches_on(clock), 3, clock)
-    assert clock.synchronizations == 4, "each step meets an idle device, and rows are made on one"
-    for taken in kept:
-        assert issue_row(taken, clock) == {
+def test_an_issue_window_separates_host_and_device_time(clock: DeviceClock) -> None:
+    window_marks = issue_window(step_on(clock), batches_on(clock), 3, clock)
+    assert clock.synchronizations == 4, "each step starts on an idle device, and rows are read from one"
+    for marks in window_marks:
+        assert issue_row(marks, clock) == {
             "host_to_device_s": COPY_S,
             "forward_s": FORWARD_S,
             "loss_s": LOSS_S,
@@ -185,23 +187,23 @@ def test_an_issued_step_tells_host_from_device_time(clock: DeviceClock) -> None:
         }
 
 
-def test_a_window_that_waits_for_the_copy_synchronises_once_a_step_and_the_host_sees_it(clock: DeviceClock) -> None:
-    _, kept = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier, wait_for_copy=True)
+def test_waiting_for_the_copy_synchronises_once_per_step(clock: DeviceClock) -> None:
+    _, window_marks = phase_window(step_on(clock), batches_on(clock), 3, clock, no_barrier, wait_for_copy=True)
     assert clock.synchronizations == 2 + 3
-    assert {phase_row(taken, clock)["host_transfer_s"] for taken in kept} == {LAUNCH_S + SYNCHRONIZE_S}
-    assert {phase_row(taken, clock)["host_to_device_s"] for taken in kept} == {COPY_S}
+    assert {phase_row(marks, clock)["host_transfer_s"] for marks in window_marks} == {LAUNCH_S + SYNCHRONIZE_S}
+    assert {phase_row(marks, clock)["host_to_device_s"] for marks in window_marks} == {COPY_S}
 
 
-def test_profilers_are_told_the_parts_of_a_step_in_order(clock: DeviceClock) -> None:
+def test_profiler_ranges_are_the_parts_of_a_step_in_order(clock: DeviceClock) -> None:
     phase_window(step_on(clock), batches_on(clock), 1, clock, no_barrier)
-    parts = [f"{name} {what}" for name in ("load_wait", *PARTS) for what in ("begins", "ends")]
+    parts = [f"{name} {what}" for name in ("load_wait", *PARTS) for what in ("starts", "ends")]
     assert clock.ranges == parts
     clock.ranges.clear()
     step_window(step_on(clock), batches_on(clock), [nullcontext], clock, no_barrier)
-    assert clock.ranges == ["step begins", *parts, "step ends"]
+    assert clock.ranges == ["step starts", *parts, "step ends"]
 
 
-def test_a_step_window_times_whole_steps_each_in_its_context(clock: DeviceClock) -> None:
+def test_a_step_window_times_each_step_in_its_context(clock: DeviceClock) -> None:
     seen: list[str] = []
 
     @contextmanager
@@ -209,15 +211,15 @@ def test_a_step_window_times_whole_steps_each_in_its_context(clock: DeviceClock)
         seen.append(name)
         yield
 
-    around = [partial(context, name) for name in "abc"]
-    wall_s, kept = step_window(step_on(clock), batches_on(clock), around, clock, no_barrier)
+    contexts = [partial(context, name) for name in "abc"]
+    wall_s, window_marks = step_window(step_on(clock), batches_on(clock), contexts, clock, no_barrier)
     assert seen == ["a", "b", "c"]
     assert wall_s == 3 * (LOAD_S + 5 * LAUNCH_S) + SYNCHRONIZE_S
-    assert [step_row(taken, clock) for taken in kept] == 3 * [{"step_s": LOAD_S + STEP_S}]
+    assert [step_row(marks, clock) for marks in window_marks] == 3 * [{"step_s": LOAD_S + STEP_S}]
 
 
 class HoldingClock(DeviceClock):
-    """A device that can be held; what the host issues then waits for the hold's end. Marks are (device time, name)."""
+    """A device that can be held, so that issued work waits for the end of the hold."""
 
     def __init__(self, host: Host, issued_in_time: Sequence[bool]) -> None:
         super().__init__(host)
@@ -233,45 +235,48 @@ class HoldingClock(DeviceClock):
         return not next(self.issued_in_time)
 
 
-def test_busy_time_is_the_devices_own_and_null_where_the_host_was_late(host: Host) -> None:
+def test_busy_time_is_device_time_and_unknown_if_the_host_was_late(host: Host) -> None:
     in_time = [True, True, True, True, True] + [True, True, True, False, True]
     clock: Any = HoldingClock(host, in_time)
-    kept = busy_window(step_on(clock), batches_on(clock), 2, clock, 8.0)
-    whole = {"forward_s": FORWARD_S, "loss_s": LOSS_S, "backward_s": BACKWARD_S, "optimizer_s": OPTIMIZER_S}
-    assert busy_row(kept[0], clock) == whole
-    assert busy_row(kept[1], clock) == {name: value for name, value in whole.items() if name != "backward_s"}
+    window_marks = busy_window(step_on(clock), batches_on(clock), 2, clock, 8.0)
+    expected = {"forward_s": FORWARD_S, "loss_s": LOSS_S, "backward_s": BACKWARD_S, "optimizer_s": OPTIMIZER_S}
+    assert busy_row(window_marks[0], clock) == expected
+    del expected["backward_s"]
+    assert busy_row(window_marks[1], clock) == expected
     assert set(clock.held_s) == {8.0}
 
 
-def test_parts_that_come_again_add_up(clock: DeviceClock) -> None:
-    _, [taken] = phase_window(step_on(clock, times=3), batches_on(clock), 1, clock, no_barrier)
+def test_repeated_parts_add_up(clock: DeviceClock) -> None:
+    _, [marks] = phase_window(step_on(clock, times=3), batches_on(clock), 1, clock, no_barrier)
     [issued] = issue_window(step_on(clock, times=3), batches_on(clock), 1, clock)
-    for row in (phase_row(taken, clock), issue_row(issued, clock)):
+    for row in (phase_row(marks, clock), issue_row(issued, clock)):
         assert row["forward_s"] == 3 * FORWARD_S
         assert row["optimizer_s"] == OPTIMIZER_S
         assert row["step_s"] == sum(row.get(name) or 0 for name in PHASES)
-    assert phase_row(taken, clock)["host_transfer_s"] == 3 * LAUNCH_S
+    assert phase_row(marks, clock)["host_transfer_s"] == 3 * LAUNCH_S
     assert issue_row(issued, clock)["backward_launch_s"] == 3 * LAUNCH_S
 
 
 def test_parts_inside_a_graph_are_read_before_the_next_replay_overwrites_them(clock: DeviceClock) -> None:
     seconds = iter([1.0, 2.0])
 
-    def replay(batch: Any, begin: Begin) -> StepOutput:
-        begin("graph")
+    def replay(batch: Any, start_part: StartPart) -> StepOutput:
+        start_part("graph")
         clock.device_s += STEP_S
         return StepOutput(torch.zeros(()), parts=lambda: {"forward_s": next(seconds)})
 
-    rows = [issue_row(taken, clock) for taken in issue_window(replay, batches_on(clock), 2, clock)]
+    rows = [issue_row(marks, clock) for marks in issue_window(replay, batches_on(clock), 2, clock)]
     assert [(row["graph_s"], row["forward_s"]) for row in rows] == [(STEP_S, 1.0), (STEP_S, 2.0)]
-    _, kept = phase_window(replay, batches_on(clock), 3, clock, no_barrier)
-    assert all("forward_s" not in phase_row(taken, clock) for taken in kept), "in free running they cannot be read"
+    _, window_marks = phase_window(replay, batches_on(clock), 3, clock, no_barrier)
+    assert all("forward_s" not in phase_row(marks, clock) for marks in window_marks), (
+        "in free running they cannot be read"
+    )
 
 
-def test_where_nothing_is_copied_the_copy_is_null(clock: DeviceClock) -> None:
-    _, kept = phase_window(step_on(clock, None), batches_on(clock), 1, clock, no_barrier)
+def test_without_a_copy_its_columns_are_null(clock: DeviceClock) -> None:
+    _, window_marks = phase_window(step_on(clock, None), batches_on(clock), 1, clock, no_barrier)
     issued = issue_window(step_on(clock, None), batches_on(clock), 1, clock)
-    for row in (phase_row(kept[0], clock), issue_row(issued[0], clock)):
+    for row in (phase_row(window_marks[0], clock), issue_row(issued[0], clock)):
         assert row.get("host_to_device_s") is None
         assert row["host_to_device_bytes"] is None
         assert row["forward_s"] == FORWARD_S
@@ -279,22 +284,22 @@ def test_where_nothing_is_copied_the_copy_is_null(clock: DeviceClock) -> None:
         assert row["step_s"] == sum(row.get(name) or 0 for name in PHASES)
 
 
-def test_on_the_cpu_each_mark_is_a_stamp_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_marks_are_host_times(monkeypatch: pytest.MonkeyPatch) -> None:
     stamps = iter(range(1000))
     of_host = types.SimpleNamespace(perf_counter=lambda: float(next(stamps)))
     monkeypatch.setattr(timing, "time", of_host)
     monkeypatch.setattr(windows, "time", of_host)
     clock = CpuClock()
 
-    def step(batch: Any, begin: Begin) -> StepOutput:
+    def step(batch: Any, start_part: StartPart) -> StepOutput:
         for name in PARTS[1:]:
-            begin(name)
+            start_part(name)
         return StepOutput(torch.zeros(()))
 
-    wall_s, [taken] = phase_window(step, repeat(None), 1, clock, no_barrier)
-    # stamps: begin 0, step's begin 1, load 2 to 3, then forward 4, loss 5, backward 6, optimizer 7, end 8
+    wall_s, [marks] = phase_window(step, repeat(None), 1, clock, no_barrier)
+    # stamps: window start 0, step start 1, load 2 to 3, forward 4, loss 5, backward 6, optimizer 7, end 8
     assert wall_s == 9
-    assert phase_row(taken, clock) == {
+    assert phase_row(marks, clock) == {
         "load_wait_s": 3,
         "forward_s": 1,
         "loss_s": 1,
@@ -308,30 +313,30 @@ def test_on_the_cpu_each_mark_is_a_stamp_of_the_host(monkeypatch: pytest.MonkeyP
     }
 
 
-def test_what_begins_on_another_thread_is_marked_but_is_no_range_of_a_profiler(clock: DeviceClock) -> None:
-    def step(batch: Any, begin: Begin) -> StepOutput:
-        begin("backward")
-        other = threading.Thread(target=begin, args=("reduce",))
+def test_parts_started_on_another_thread_have_marks_but_no_profiler_range(clock: DeviceClock) -> None:
+    def step(batch: Any, start_part: StartPart) -> StepOutput:
+        start_part("backward")
+        other = threading.Thread(target=start_part, args=("reduce",))
         other.start()
         other.join()
         return StepOutput(torch.zeros(()))
 
-    _, [taken] = phase_window(step, batches_on(clock), 1, clock, no_barrier)
-    assert [name for name, _ in taken.parts] == ["load_wait", "backward", "reduce"]
-    assert clock.ranges == ["load_wait begins", "load_wait ends", "backward begins", "backward ends"]
+    _, [marks] = phase_window(step, batches_on(clock), 1, clock, no_barrier)
+    assert [name for name, _ in marks.parts] == ["load_wait", "backward", "reduce"]
+    assert clock.ranges == ["load_wait starts", "load_wait ends", "backward starts", "backward ends"]
 
 
 # ---------------------------------------------------------------------------------------------- garbage collector
 
 
-def test_the_garbage_collector_rests_in_a_window_and_works_after_it() -> None:
+def test_the_garbage_collector_is_disabled_only_in_a_window() -> None:
     with without_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
-def test_the_garbage_collector_works_after_a_step_that_raises(clock: DeviceClock) -> None:
-    def step(batch: Any, begin: Begin) -> StepOutput:
+def test_the_garbage_collector_is_enabled_after_a_step_that_raises(clock: DeviceClock) -> None:
+    def step(batch: Any, start_part: StartPart) -> StepOutput:
         assert not gc.isenabled()
         raise ArithmeticError
 
@@ -340,7 +345,7 @@ def test_the_garbage_collector_works_after_a_step_that_raises(clock: DeviceClock
     assert gc.isenabled()
 
 
-def test_garbage_from_before_a_window_is_gone_when_it_begins() -> None:
+def test_garbage_is_collected_before_a_window() -> None:
     class Kept:
         pass
 
