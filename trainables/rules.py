@@ -40,8 +40,6 @@ class Rule:
 
 
 class RuleError(ValueError):
-    """A trial breaks an `invalid` rule."""
-
     def __init__(self, rule: Rule, trial: TrialFields):
         super().__init__(rule.explain(trial))
         self.rule = rule
@@ -153,13 +151,12 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("world_size", "nodes"),
         lambda trial: trial.world_size % trial.nodes != 0,
-        "world_size must be a multiple of nodes, so that every node gets the same number of ranks; got world_size "
-        "{world_size} and nodes {nodes}",
+        "world_size {world_size} must be a multiple of nodes {nodes}, so that every node gets equally many ranks",
     ),
     Rule(
         ("parallel", "world_size"),
         lambda trial: PARALLEL[trial.parallel].one_rank and trial.world_size > 1,
-        "parallel {parallel!r} supports one rank, but world_size is {world_size}; use parallel 'ddp'",
+        "parallel {parallel!r} runs on one rank, but world_size is {world_size}; use parallel 'ddp'",
     ),
     Rule(
         ("parallel", "nodes"),
@@ -169,8 +166,7 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("parallel", "execution"),
         lambda trial: PARALLEL[trial.parallel].one_process and trial.execution != "eager",
-        "parallel {parallel!r} runs its replicas in threads and does not support execution {execution!r}; "
-        "use execution 'eager'",
+        "parallel {parallel!r} runs its replicas in threads and does not support execution {execution!r}; use 'eager'",
     ),
     Rule(
         ("execution", "parallel"),
@@ -181,8 +177,7 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("execution", "accumulation_steps"),
         lambda trial: trial.captured and trial.accumulation_steps > 1 and not trial.epochs,
-        "execution {execution!r} captures one batch per step, but accumulation_steps is {accumulation_steps}; use "
-        "accumulation_steps 1",
+        "execution {execution!r} captures one batch per step, but accumulation_steps is {accumulation_steps}; use 1",
     ),
     Rule(
         ("optimizer", "momentum"),
@@ -217,8 +212,7 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("loader_workers", "dataset"),
         lambda trial: _data(trial, "on_device") and trial.loader_workers > 0,
-        "loader_workers {loader_workers} would be idle, because dataset {dataset!r} stays on the device; use "
-        "loader_workers 0",
+        "loader_workers {loader_workers} would be idle, because dataset {dataset!r} stays on the device; use 0",
     ),
     *(_epoch_order_field(name) for name in ("order", "set_epoch")),
     Rule(
@@ -230,8 +224,7 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("page_cache", "storage_place"),
         lambda trial: trial.storage_place == "shared_memory" and trial.page_cache != "as_is",
-        "page_cache {page_cache!r} has no effect with storage_place 'shared_memory', which is in memory already; use "
-        "page_cache 'as_is'",
+        "page_cache {page_cache!r} has no effect with storage_place 'shared_memory', which is memory; use 'as_is'",
     ),
     Rule(
         ("decode", "storage"),
@@ -247,8 +240,7 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("augment", "decode"),
         lambda trial: DECODERS[trial.decode].on_device and trial.augment == "cpu",
-        "augment 'cpu' requires decoded images in the loader, but decode {decode!r} decodes on the device; use augment "
-        "'device'",
+        "augment 'cpu' requires pixels in the loader, but decode {decode!r} decodes on the device; use 'device'",
     ),
     Rule(
         ("zero_gamma", "model"),
@@ -308,8 +300,7 @@ _INVALID: tuple[Rule, ...] = (
     Rule(
         ("loader_workers", "resident_data"),
         lambda trial: trial.resident_data and trial.loader_workers > 0,
-        "loader_workers {loader_workers} would be idle, because resident_data gathers batches on the device; use "
-        "loader_workers 0",
+        "loader_workers {loader_workers} would be idle, because resident_data gathers batches on the device; use 0",
     ),
     Rule(
         ("noise_scale", "accumulation_steps", "world_size"),
@@ -333,8 +324,7 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("copy_ahead", "dataset"),
         lambda trial: trial.copy_ahead and not trial.workload and (_data(trial, "on_device") or trial.resident_data),
-        "copy_ahead has no effect, because the samples of dataset {dataset!r} are on the device already; "
-        "omit copy_ahead",
+        "copy_ahead has no effect, because the samples of dataset {dataset!r} are on the device; omit copy_ahead",
     ),
     Rule(
         ("dataset", "data_dir"),
@@ -385,8 +375,7 @@ _INFEASIBLE: tuple[Rule, ...] = (
     Rule(
         ("parallel", "memory_format"),
         lambda trial: trial.parallel == "fsdp2" and trial.memory_format == "channels_last",
-        "parallel 'fsdp2' shards weights by rows and does not support memory_format 'channels_last'; use memory_format "
-        "'contiguous'",
+        "parallel 'fsdp2' shards weights by rows and does not support memory_format 'channels_last'; use 'contiguous'",
     ),
     Rule(
         ("parallel", "precision"),

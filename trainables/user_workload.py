@@ -82,9 +82,7 @@ def _import(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         line = next(iter(str(error).strip().splitlines()), "")
         kind = type(error).__name__
-        raise WorkloadError(
-            f"workload file {path} cannot be imported: {f'{kind}: {line}' if line else kind}"
-        ) from error
+        raise WorkloadError(f"workload file {path} does not import: {f'{kind}: {line}' if line else kind}") from error
 
 
 def _check_same_file(path: Path, module: ModuleType) -> None:

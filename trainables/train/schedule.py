@@ -52,8 +52,8 @@ def warning(trial: Trial) -> str | None:
     """Return a one-line warning about an unusual learning rate schedule. None if there is nothing to warn about."""
     if trial.lr_rule == "linear" and trial.optimizer in _ADAPTIVE:
         return (
-            f"lr_rule 'linear' is unusual with optimizer {trial.optimizer!r}: the learning rate of adaptive optimizers "
-            "is usually scaled with the square root of the batch size; consider lr_rule 'sqrt'"
+            f"lr_rule 'linear' with optimizer {trial.optimizer!r}: the learning rate of adaptive optimizers is usually "
+            "scaled with the square root of the batch size; consider lr_rule 'sqrt'"
         )
     if trial.lr_rule == "none" and trial.warmup != "none":
         return (
