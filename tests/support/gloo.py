@@ -90,14 +90,14 @@ def _collect(connections: list[Connection], deadline_s: float) -> list[Any]:
         ready = wait(open_connections, timeout=max(0.0, deadline_s - time.monotonic()))
         if not ready:
             missing = sorted(set(range(len(connections))) - set(results))
-            raise RankFailed(f"timed out waiting for ranks {missing}")
+            raise RankFailed(f"no answer in time from ranks {missing}")
         for connection in ready:
             assert isinstance(connection, Connection)
             rank = connections.index(connection)
             try:
                 results[rank], failure = pickle.loads(connection.recv_bytes())
             except EOFError:
-                failure = "its process ended without a result"
+                failure = "its process ended without an answer"
             if failure is not None:
                 raise RankFailed(f"rank {rank}: {failure}")
     return [results[rank] for rank in range(len(connections))]
