@@ -93,11 +93,16 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     shares["idle"] = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
     shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
     shares = shares.where(total.notna())[list(REGIONS)]
-    load = pd.Series("load", index=configurations.index, dtype=object).where(
-        shares["load"] >= shares["transfer"], "transfer"
-    )
-    wire = pd.Series("wire", index=configurations.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
-    larger = {"load": load, "wire": wire, "idle": pd.Series("idle", index=configurations.index, dtype=object)}
+    bound = _bound(shares).where(~host_bound, "host").astype(object)
+    shares["bound"] = bound.where(total.notna() | host_bound, None)
+    return shares
+
+
+def _bound(shares: pd.DataFrame) -> pd.Series:
+    """Return the region that bounds each step, if it is not host-bound; see `regions`."""
+    load = pd.Series("load", index=shares.index, dtype=object).where(shares["load"] >= shares["transfer"], "transfer")
+    wire = pd.Series("wire", index=shares.index, dtype=object).where(shares["wire"] >= shares["wait"], "wait")
+    larger = {"load": load, "wire": wire, "idle": pd.Series("idle", index=shares.index, dtype=object)}
     sums = pd.DataFrame(
         {
             "load": shares["load"] + shares["transfer"],
@@ -106,11 +111,8 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
         }
     )
     largest = sums.fillna(0.0).idxmax(axis=1)
-    bound = pd.concat([names[largest == kind] for kind, names in larger.items()]).reindex(configurations.index)
-    bound = bound.where(sums.max(axis=1) >= BOUND_SHARE, "compute")
-    bound = bound.where(~host_bound, "host").astype(object)
-    shares["bound"] = bound.where(total.notna() | host_bound, None)
-    return shares
+    bound = pd.concat([names[largest == kind] for kind, names in larger.items()]).reindex(shares.index)
+    return bound.where(sums.max(axis=1) >= BOUND_SHARE, "compute")
 
 
 def largest_gain(share: float) -> float:

@@ -65,8 +65,7 @@ def loss_rows(configurations: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFram
     mean = losses.loc[losses["trial_id"].isin(configuration.index), ["trial_id", "step", "loss"]]
     if mean["loss"].isna().all():
         return pd.DataFrame(columns=["configuration", "step", "loss"])
-    by_configuration = mean.groupby(
-        mean["trial_id"].map(configuration).astype(int)
-    )  # grouping by both at once needs more memory
+    # Grouping by both at once needs more memory.
+    by_configuration = mean.groupby(mean["trial_id"].map(configuration).astype(int))
     curves = {index: part.groupby("step")["loss"].median() for index, part in by_configuration}
     return pd.concat(curves, names=["configuration"]).reset_index()

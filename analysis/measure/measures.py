@@ -101,9 +101,8 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     result = pd.DataFrame(index=pd.Index(rows["trial_id"].unique(), name="trial_id"))
 
     by_trial = plain.groupby(level="trial_id")
-    complete = (
-        ~plain["window_s"].isna().groupby(level="trial_id").any()
-    )  # the slowest rank is unknown if one rank's time is
+    # The slowest rank is unknown if the time of any rank is.
+    complete = ~plain["window_s"].isna().groupby(level="trial_id").any()
     window_s = by_trial["window_s"].max().where(complete)
     result["throughput_samples_per_s"] = by_trial["samples"].sum() / window_s
     result["step_s"] = by_trial["window_per_step_s"].max().where(complete)
@@ -115,7 +114,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     result["rank_window_ratio"] = window_s / by_trial["window_s"].min()
 
     def over_ranks(window: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Means over the ranks' medians, indexed by trial_id."""
+        """Return the mean over ranks of their medians, indexed by trial_id."""
         return by_window.get(window, empty)[list(columns)].astype(float).groupby(level="trial_id").mean()
 
     columns = [*PHASES, "host_transfer_s", "host_to_device_bytes", "host_to_device_bytes_per_s"]
@@ -136,15 +135,19 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     previous = phases.groupby(level="trial_id")[["previous_steps_done", "previous_steps_seen"]].sum()
     observed = previous["previous_steps_seen"]
     result["previous_step_done_share"] = previous["previous_steps_done"] / observed.where(observed > 0)
-    share = result["previous_step_done_share"]
-    launch_ratio = launches["launch_ratio"].reindex(result.index)
-    issue_s, busy_s = result["step_launch_s"], result["busy_s"]
-    is_compared = issue_s.notna() & busy_s.notna() & result["step_s"].notna()
-    slower = (issue_s > busy_s) & (issue_s >= HOST_BOUND_STEP_SHARE * result["step_s"])
-    is_long = ~(issue_s < HOST_BOUND_STEP_SHARE * result["step_s"])
-    bound = slower.where(is_compared, (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (share > 0.5) & is_long)
-    is_known = is_compared | (share.notna() & launch_ratio.notna())
-    result["host_bound"] = bound.astype(object).where(is_known, None)
+    result["host_bound"] = _host_bound(result, launches["launch_ratio"].reindex(result.index))
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
     result[peaks] = rows.groupby("trial_id")[peaks].max()
     return result[list(MEASURES)]
+
+
+def _host_bound(measures: pd.DataFrame, launch_ratio: pd.Series) -> pd.Series:
+    """Return True if a trial is host-bound, None if unknown; see `summarise`."""
+    issue_s, busy_s, step_s = (measures[name] for name in ("step_launch_s", "busy_s", "step_s"))
+    done_share = measures["previous_step_done_share"]
+    is_compared = issue_s.notna() & busy_s.notna() & step_s.notna()
+    slower = (issue_s > busy_s) & (issue_s >= HOST_BOUND_STEP_SHARE * step_s)
+    is_long = ~(issue_s < HOST_BOUND_STEP_SHARE * step_s)
+    by_ratio = (launch_ratio >= HOST_BOUND_LAUNCH_RATIO) & (done_share > 0.5) & is_long
+    is_known = is_compared | (done_share.notna() & launch_ratio.notna())
+    return slower.where(is_compared, by_ratio).astype(object).where(is_known, None)

@@ -78,9 +78,8 @@ def test_the_false_alarm_rate_of_every_check_is_at_most_5_percent() -> None:
     for seed in range(STUDIES):
         for name in names(findings(study(seed, spiky if seed % 2 else unchanged))):
             counts[name] += 1
-    limit = stats.binom.ppf(
-        0.99, STUDIES, FALSE_ALARM
-    )  # a check with a rate of 5 % stays below this with a probability of 99 %
+    # A check with a rate of 5 % stays below this with a probability of 99 %.
+    limit = stats.binom.ppf(0.99, STUDIES, FALSE_ALARM)
     assert all(count <= limit for count in counts.values()), counts
 
 
