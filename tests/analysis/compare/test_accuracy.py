@@ -296,7 +296,7 @@ def test_trainings_of_one_batch_alone_are_answered_without_an_elbow(tmp_path: Pa
     assert found.accuracy is not None
     assert found.accuracy.elbows.empty
     said = " ".join(answer(found))
-    assert "reaches 90.50\u00a0%" in said
+    assert "90.50\u00a0%" in said
     assert "Without a recipe" not in said
     assert "critical batch" not in said
 
