@@ -21,22 +21,13 @@ from analysis.figures.scaling import phases as phases_figure
 from analysis.figures.steps import loss, timeline
 from analysis.predict.inputs import ReportInputs
 from analysis.tables.accuracy import accuracy_table, elbow, goodput_table, report_epoch, time_to_target
-from analysis.tables.batch_size import batch_size
+from analysis.tables.bandwidth import bandwidth, bucket_utilisation, ceiling, sweep
+from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.checks import data_checks, trace
-from analysis.tables.communication import (
-    audit,
-    bandwidth,
-    bucket_utilisation,
-    ceiling,
-    communication,
-    exposed_cost,
-    slowdown,
-    sweep,
-)
+from analysis.tables.communication import audit, communication, exposed_cost, slowdown
 from analysis.tables.environment import gpus, hosts, ranks
 from analysis.tables.hardware import hardware, memory_balance
 from analysis.tables.host import host, transfer
-from analysis.tables.ladder import ladder
 from analysis.tables.one_field import execution, interconnects, parallel, precision, settings, storage
 from analysis.tables.phases import phases
 from analysis.tables.predictions import law_parameters, laws, predictions

@@ -1,5 +1,7 @@
-"""The table of throughput by batch size on one rank."""
+"""The tables of throughput by batch size on one rank, and of the acceleration ladder."""
 
+from analysis.compare.accuracy import by_precision
+from analysis.compare.ladder import BATCHES
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns
 from analysis.text import GIB
@@ -41,4 +43,62 @@ def batch_size(analysis: Analysis) -> Table:
         ),
         frame,
         blocks=("series",),
+    )
+
+
+def ladder(analysis: Analysis) -> Table:
+    """Tabulate the gain of each step of the acceleration ladder, and of all steps together."""
+    return Table(
+        "Acceleration ladder",
+        (
+            Column("machine", "machine", "this study was measured; other machines are published numbers."),
+            Column("rung", "step", "one change after another, in the order of the study."),
+            Column("samples", "samples per step", "of all ranks together.", decimals=0),
+            Column(
+                "batches_s",
+                f"{BATCHES} batches (s)",
+                f"{BATCHES} plain training steps, without instrumentation.",
+                decimals=1,
+            ),
+            Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.", decimals=0),
+            Column(
+                "step_ratio",
+                "step speed-up",
+                "throughput / that of the step before [95 % interval, Welch's t on logarithms].",
+                decimals=2,
+                interval=True,
+            ),
+            Column(
+                "cumulative_ratio",
+                "cumulative speed-up",
+                "throughput / that of the first step, same interval.",
+                decimals=2,
+                interval=True,
+            ),
+            Column(
+                "trained_percent", "accuracy (%)", _trained_note(analysis), decimals=2, interval=True, optional=True
+            ),
+            N_COLUMN,
+        ),
+        analysis.ladder,
+        _source_note(analysis),
+        blocks=("machine",),
+    )
+
+
+def _trained_note(analysis: Analysis) -> str:
+    """Describe the accuracies of the number formats."""
+    reached = by_precision(analysis.accuracy)
+    on = f": {reached['trained'].iloc[0]}" if len(reached) else ""
+    return f"held-out accuracy of training in the step's number format{on}, mean of the seeds [95 % interval]."
+
+
+def _source_note(analysis: Analysis) -> str:
+    """Name the sources of the reference ladders."""
+    sources = dict.fromkeys(ladder.source for ladder in analysis.record.reference_ladders if ladder.source)
+    if not sources:
+        return ""
+    return (
+        f"Published ladder: {'; '.join(sources)}. "
+        "It ran on different hardware, so compare speed-ups instead of seconds."
     )

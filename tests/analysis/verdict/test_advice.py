@@ -36,8 +36,8 @@ def by_hand(model: ScalingModel, size: int, target: int) -> float:
     points = Points(sizes, batch, batch, np.zeros(len(sizes)))
     step_s = model.chosen.step_s(points)  # the step time that the law expects
     repeats = np.array([*model.series.points["n"], 1])
-    found = fit(model.chosen.law, points, np.log(step_s), repeats, Spread(1.0, 9))
-    return float(found.leverage(model.series.at([target]))[0])  # type: ignore[union-attr]
+    refit = fit(model.chosen.law, points, np.log(step_s), repeats, Spread(1.0, 9))
+    return float(refit.leverage(model.series.at([target]))[0])  # type: ignore[union-attr]
 
 
 def ring_series(*sizes: int, seed: int = 0, spread: float = 0.005) -> ScalingModel:
@@ -66,14 +66,14 @@ def test_expected_variance_equals_a_refit_with_the_added_run() -> None:
 
 
 def test_next_trial_removes_most_variance_per_gpu_hour(tmp_path: Path) -> None:
-    found = study(tmp_path)
-    best_trial = next_trial(found, target=8)
+    analysis = study(tmp_path)
+    best_trial = next_trial(analysis, target=8)
     assert best_trial is not None
     assert best_trial.why == NARROWER
 
     rates = {}
-    for model, size in itertools.product(models(found), (1, 2, 4)):
-        trial = expected(model, size, 8, steps_of_a_trial(found, model))
+    for model, size in itertools.product(models(analysis), (1, 2, 4)):
+        trial = expected(model, size, 8, steps_of_a_trial(analysis, model))
         assert trial is not None
         gain = np.log1p(trial.half_width_before) ** 2 - np.log1p(trial.half_width_after) ** 2
         rates[(trial.series, size)] = gain / trial.gpu_hours
@@ -81,34 +81,34 @@ def test_next_trial_removes_most_variance_per_gpu_hour(tmp_path: Path) -> None:
 
 
 def test_gpu_hours_follow_from_measured_steps(tmp_path: Path) -> None:
-    found = study(tmp_path, batch_per_gpu=[32])
-    trial = next_trial(found, target=8)
+    analysis = study(tmp_path, batch_per_gpu=[32])
+    trial = next_trial(analysis, target=8)
     assert trial is not None
     fields = grid(GPU, world_size=[trial.world_size], batch_per_gpu=[32])[0]
-    of_a_trial = len(found.results.steps.query("rank == 0")) / len(found.results.trials)
+    of_a_trial = len(analysis.results.steps.query("rank == 0")) / len(analysis.results.trials)
     hours = trial.world_size * of_a_trial * ring_law(fields)["step_s"] / 3600
     assert trial.gpu_hours == pytest.approx(hours, rel=0.02)
 
 
 def test_two_sizes_recommend_the_cheapest_third_size(tmp_path: Path) -> None:
-    found = study(tmp_path, world_size=[1, 2])
-    trial = next_trial(found)
+    analysis = study(tmp_path, world_size=[1, 2])
+    trial = next_trial(analysis)
     assert trial is not None
     assert (trial.world_size, trial.batch_per_gpu, trial.why) == (4, 32, THIRD_SIZE)
-    text = sentence(found, trial)
+    text = sentence(analysis, trial)
     assert "4 GPUs, batch 32 per GPU" in text
     assert THIRD_SIZE in text
 
 
 def test_next_trial_on_cpus_doubles_the_ranks(tmp_path: Path) -> None:
-    found = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
-    trial = next_trial(found)
+    analysis = study(tmp_path, world_size=[1, 2], batch_per_gpu=[32], device=["cpu"])
+    trial = next_trial(analysis)
     assert trial is not None
     assert (trial.world_size, trial.target, trial.why) == (4, 8, THIRD_SIZE)
-    assert "host" not in sentence(found, trial)
-    for environment in found.results.trials["environment"]:
+    assert "host" not in sentence(analysis, trial)
+    for environment in analysis.results.trials["environment"]:
         environment["nodes"] = [{"cpu_count": 2}]
-    warning = sentence(found, trial).rpartition(". ")[2]
+    warning = sentence(analysis, trial).rpartition(". ")[2]
     assert "4 cores" in warning and "at most 2" in warning
 
 
@@ -123,18 +123,18 @@ def test_more_ranks_reduce_the_law_error_at_the_target() -> None:
 
 
 def test_next_trial_is_smaller_than_the_target(tmp_path: Path) -> None:
-    found = study(tmp_path)
+    analysis = study(tmp_path)
     for target in (2, 4, 8):
-        trial = next_trial(found, target=target)
+        trial = next_trial(analysis, target=target)
         assert trial is None or trial.world_size < target
 
 
 def test_sentence_states_cost_and_expected_gain(tmp_path: Path) -> None:
-    found = study(tmp_path)
-    text = sentence(found, NextTrial(1, 4, 128, 0.25, 64, 0.123, 0.0456, NARROWER))
+    analysis = study(tmp_path)
+    text = sentence(analysis, NextTrial(1, 4, 128, 0.25, 64, 0.123, 0.0456, NARROWER))
     facts = ("4 GPUs, batch 128 per GPU", "0.25 GPU-hours", NARROWER, "for 64 GPUs", "12.3\u00a0%", "4.6\u00a0%")
     assert [fact for fact in facts if fact not in text] == []
-    assert sentence(found, None).startswith("Next trial: none ")
+    assert sentence(analysis, None).startswith("Next trial: none ")
 
 
 def measured(
@@ -154,28 +154,28 @@ def measured(
 
 
 def test_best_for_throughput_and_for_cost_differ(tmp_path: Path) -> None:
-    found = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.014, (4, 32): 0.015}, spread=0.0)
-    first, second = best(found, "throughput").split("; ")
+    analysis = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.014, (4, 32): 0.015}, spread=0.0)
+    first, second = best(analysis, "throughput").split("; ")
     assert first == "Best for throughput: 4 GPUs, batch 32 per GPU, 8,533 samples/s"
     assert "2 GPUs, batch 32 per GPU, 46.4\u00a0% less (significantly" in second
-    first, second = best(found, "cost").split("; ")
+    first, second = best(analysis, "cost").split("; ")
     assert first.startswith("Best for cost: 1 GPU, batch 32 per GPU, 11,520,000 samples")
     assert "2 GPUs, batch 32 per GPU, 28.6\u00a0% less (significantly" in second
 
 
 def test_overlapping_intervals_are_not_significantly_different(tmp_path: Path) -> None:
-    found = measured(tmp_path, {(1, 32): 0.010, (1, 64): 0.0199}, spread=0.03)
-    assert " less (not significantly" in best(found, "throughput")
+    analysis = measured(tmp_path, {(1, 32): 0.010, (1, 64): 0.0199}, spread=0.03)
+    assert " less (not significantly" in best(analysis, "throughput")
 
 
 def test_one_repeat_cannot_tell_whether_configurations_differ(tmp_path: Path) -> None:
-    found = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.011}, repeats=1)
-    assert " less (one repeat" in best(found, "throughput")
+    analysis = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.011}, repeats=1)
+    assert " less (one repeat" in best(analysis, "throughput")
 
 
 def test_single_configuration_has_no_runner_up(tmp_path: Path) -> None:
-    found = measured(tmp_path, {(2, 32): 0.010}, spread=0.0)
-    assert best(found, "throughput") == (
+    analysis = measured(tmp_path, {(2, 32): 0.010}, spread=0.0)
+    assert best(analysis, "throughput") == (
         "Best for throughput: 2 GPUs, batch 32 per GPU, 6,400 samples/s; nothing else was measured."
     )
 
@@ -193,21 +193,21 @@ def of_fields(directory: Path, step_s: dict[str, float], field: str, **base: Any
 
 
 def test_each_model_has_its_own_best_configuration(tmp_path: Path) -> None:
-    found = of_fields(tmp_path, {"resnet18": 0.010, "resnet50": 0.020}, "model")
-    assert best(found, "throughput") == (
+    analysis = of_fields(tmp_path, {"resnet18": 0.010, "resnet50": 0.020}, "model")
+    assert best(analysis, "throughput") == (
         "Best for throughput of resnet18: 1 GPU, batch 32 per GPU, 3,200 samples/s; nothing else was measured. "
         "Best for throughput of resnet50: 1 GPU, batch 32 per GPU, 1,600 samples/s; nothing else was measured."
     )
 
 
 def test_many_workloads_have_no_best_configuration(tmp_path: Path) -> None:
-    found = of_fields(tmp_path, dict.fromkeys("abcd", 0.01), "model")
-    assert "4 workloads" in best(found, "cost")
+    analysis = of_fields(tmp_path, dict.fromkeys("abcd", 0.01), "model")
+    assert "4 workloads" in best(analysis, "cost")
 
 
 def test_emulated_interconnect_is_never_best_if_a_real_one_was_measured(tmp_path: Path) -> None:
-    found = of_fields(tmp_path, {"auto": 0.020, "socket": 0.010}, "interconnect", world_size=2)
-    assert best(found, "throughput").startswith(
+    analysis = of_fields(tmp_path, {"auto": 0.020, "socket": 0.010}, "interconnect", world_size=2)
+    assert best(analysis, "throughput").startswith(
         "Best for throughput: 2 GPUs, batch 32 per GPU, interconnect auto, 3,200 samples/s; nothing else"
     )
     alone = of_fields(tmp_path / "alone", {"no_p2p": 0.020, "socket": 0.010}, "interconnect", world_size=2)
@@ -215,20 +215,20 @@ def test_emulated_interconnect_is_never_best_if_a_real_one_was_measured(tmp_path
 
 
 def test_timing_fields_do_not_make_a_runner_up(tmp_path: Path) -> None:
-    found = of_fields(tmp_path, {"": 0.020, "all": 0.0201}, "profile_ranks")
-    assert best(found, "throughput").endswith("; nothing else was measured.")
+    analysis = of_fields(tmp_path, {"": 0.020, "all": 0.0201}, "profile_ranks")
+    assert best(analysis, "throughput").endswith("; nothing else was measured.")
 
 
 def test_time_to_accuracy_is_unknown_without_training_trials(tmp_path: Path) -> None:
-    found = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
-    assert best(found, "time-to-accuracy").startswith("Best for time to accuracy: unknown")
+    analysis = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
+    assert best(analysis, "time-to-accuracy").startswith("Best for time to accuracy: unknown")
 
 
 def test_unknown_goal_lists_the_allowed_ones(tmp_path: Path) -> None:
-    found = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
+    analysis = measured(tmp_path, {(2, 32): 0.010}, repeats=1)
     with pytest.raises(ValueError, match="goal 'speed'; allowed: throughput, time-to-accuracy, cost"):
-        best(found, "speed")
-    assert all(best(found, goal) for goal in GOALS)
+        best(analysis, "speed")
+    assert all(best(analysis, goal) for goal in GOALS)
 
 
 def test_answer_and_predict_use_goal_and_price_of_the_study(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_largest_reason_for_the_difference_estimate_is_named(tmp_path: Path) -> 
     (row,) = cells.to_dict("records")
     assert row["live (ms)"] == row["by difference (ms)"] == "11.1"
     assert row["N minus 1 GPU (ms)"] == "25.0"
-    assert row["largest reason why they differ"] == "a late rank, +10.0 ms"
+    assert row["largest reason for the difference"] == "a late rank, +10.0 ms"
 
 
 def test_forced_interconnects_are_marked_as_emulated_everywhere(tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ def test_ladder_states_total_speed_up_best_step_and_slower_steps(tmp_path: Path)
     directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
     for name, trial in trials.items():
         write_trial(directory, record(trial), steps(trial, step_s[name]))
-    found = with_models(analyse(load(directory)))
-    text = ladder(found)
+    analysis = with_models(analyse(load(directory)))
+    text = ladder(analysis)
     assert text is not None
     total, largest, slower = text.split("; ")
     assert "2.50x over fp32 (fp16)" in total
     assert "tf32 (2.00x)" in largest
     assert slower.endswith(": bf16 (0.80x)."), "a step with ratio 1.00 is not listed as slower"
-    assert comparisons(found) is None
+    assert comparisons(analysis) is None
 
 
 def made(directory: Path, trials: list[dict[str, Any]], step_s: Any, **more: Any) -> ReportInputs:
@@ -42,9 +42,9 @@ def made(directory: Path, trials: list[dict[str, Any]], step_s: Any, **more: Any
 def test_compared_values_are_reported_with_the_range_of_their_ratios(tmp_path: Path) -> None:
     step_s = {("ddp", 8): 0.1, ("dp", 8): 0.2, ("ddp", 16): 0.1, ("dp", 16): 0.125}
     trials = grid(GPU, parallel=["ddp", "dp"], batch_per_gpu=[8, 16])
-    found = made(tmp_path, trials, lambda trial: step_s[trial["parallel"], trial["batch_per_gpu"]])
-    assert comparisons(found) == "Compared with ddp, dp is 0.50 to 0.80 times as fast."
-    assert ladder(found) is None
+    analysis = made(tmp_path, trials, lambda trial: step_s[trial["parallel"], trial["batch_per_gpu"]])
+    assert comparisons(analysis) == "Compared with ddp, dp is 0.50 to 0.80 times as fast."
+    assert ladder(analysis) is None
 
 
 def test_comparison_counts_significant_ratios(tmp_path: Path) -> None:
@@ -54,16 +54,16 @@ def test_comparison_counts_significant_ratios(tmp_path: Path) -> None:
     def law(trial: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": step_s[trial["parallel"], trial["batch_per_gpu"]]}
 
-    found = with_models(analyse(load(write_results(tmp_path, trials, law, spread=0.02))))
-    text = comparisons(found)
+    analysis = with_models(analyse(load(write_results(tmp_path, trials, law, spread=0.02))))
+    text = comparisons(analysis)
     assert text is not None
     assert "dp is 0.5" in text
     assert text.endswith(" (1 of 2 significant).")
 
 
 def test_study_without_compared_fields_has_no_comparison(tmp_path: Path) -> None:
-    found = made(tmp_path, grid(GPU, batch_per_gpu=[8, 16]), lambda _: 0.1)
-    assert comparisons(found) is None
+    analysis = made(tmp_path, grid(GPU, batch_per_gpu=[8, 16]), lambda _: 0.1)
+    assert comparisons(analysis) is None
 
 
 def test_peak_memory_is_reported_up_to_the_largest_batch_that_fits(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_one_batch_has_no_memory_sentence(tmp_path: Path) -> None:
 def test_step_parts_are_shares_of_loading_copying_and_processing(tmp_path: Path) -> None:
     shares = (0.3, 0.1, 0.2, 0.1, 0.25, 0.05)
     trials = grid(GPU, batch_per_gpu=[8, 16])
-    found = made(tmp_path, trials, lambda _: 0.1, shares=shares)
-    text = step_parts(found)
+    analysis = made(tmp_path, trials, lambda _: 0.1, shares=shares)
+    text = step_parts(analysis)
     assert text is not None
     assert re.findall(r"(\w+) takes (\d+)\u00a0% \((\d+)\u00a0% to (\d+)\u00a0%\)", text) == [
         ("batch", "30", "30", "30"),
@@ -97,16 +97,16 @@ def test_step_parts_are_shares_of_loading_copying_and_processing(tmp_path: Path)
 
 
 def test_negligible_loading_and_copying_are_not_mentioned(tmp_path: Path) -> None:
-    found = made(tmp_path, grid(GPU, batch_per_gpu=[8, 16]), lambda _: 0.1, shares=(0.01, 0.0, 0.4, 0.1, 0.4, 0.09))
-    assert step_parts(found) is None
+    analysis = made(tmp_path, grid(GPU, batch_per_gpu=[8, 16]), lambda _: 0.1, shares=(0.01, 0.0, 0.4, 0.1, 0.4, 0.09))
+    assert step_parts(analysis) is None
 
 
 def test_only_text_models_report_characters_per_second(tmp_path: Path) -> None:
     text = grid(GPU | {"model": "mlstm1024", "sequence_length": 256, "batch_per_gpu": 16}, repeat=[0, 1])
     images = grid(GPU | {"model": "resnet18", "sequence_length": 256, "batch_per_gpu": 16}, repeat=[0, 1])
-    found = made(tmp_path / "text", text, lambda _: 0.1)
-    assert (best(found) or "").startswith(
+    analysis = made(tmp_path / "text", text, lambda _: 0.1)
+    assert (best(analysis) or "").startswith(
         "The highest throughput is 160.0 [160.0, 160.0] samples/s, 40,960 characters/s, with"
     )
-    assert TABLES["throughput"](found).cells()["characters/s"].tolist() == ["40,960"]
+    assert TABLES["throughput"](analysis).cells()["characters/s"].tolist() == ["40,960"]
     assert "characters" not in (best(made(tmp_path / "images", images, lambda _: 0.1)) or "")
