@@ -148,7 +148,7 @@ def test_a_link_that_leads_out_of_a_results_folder_is_refused(entry: str, tmp_pa
     else:
         shutil.rmtree(results / entry, ignore_errors=True)
     (results / entry).symlink_to(outside / entry if entry == "study.json" else outside)
-    expected = f"{results / entry} leads outside of {results}: replace the link by what it points to"
+    expected = f"{results / entry} points outside of {results}; replace the link by its target"
     for use in (open_store, lambda folder: Store.at(str(folder))):
         with pytest.raises(StoreError, match=re.escape(expected)):
             use(results)
@@ -163,7 +163,7 @@ def test_a_trials_file_may_not_be_a_link_to_somewhere_else(tmp_path: Path, outsi
     store = open_store(results)
     store.save(result_of(Trial()))
     (Path(store.trial_folder(Trial().trial_id)) / "error.log").symlink_to(outside / "old" / "precious")
-    with pytest.raises(StoreError, match=r"error\.log leads outside of"):
+    with pytest.raises(StoreError, match=r"error\.log points outside of"):
         Store.at(str(results))
 
 

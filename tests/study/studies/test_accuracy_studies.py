@@ -8,7 +8,7 @@ import pytest
 
 from study.capacity import NodeCapacity
 from study.cli.configuration import resolve, to_yaml
-from study.cli.prepared import side_by_side, warnings
+from study.cli.prepared import concurrent_trainings, warnings
 from study.plan.estimate import estimate
 from study.plan.placement import concurrent_slots
 from study.plan.trials import PlannedTrial, plan_trials
@@ -188,12 +188,12 @@ TRAINING = Trial(model="mlp", device="cuda", epochs=3, cpus_per_rank=8)
 
 def test_as_many_trainings_run_side_by_side_as_were_asked_for_and_fit() -> None:
     trials = [TRAINING, TRAINING.but(seed=1)]
-    assert side_by_side(1, trials, GPU_HOST) == 1
-    assert side_by_side(2, trials, GPU_HOST) == 2
-    assert side_by_side(9, trials, GPU_HOST) == 4
-    assert side_by_side(9, trials, TWO_GPU_HOSTS) == 8
-    assert side_by_side(9, [TRAINING.but(cpus_per_rank=16)], GPU_HOST) == 2, "each has its cores to itself"
-    assert side_by_side(9, [TRAINING.but(epochs=0), TRAINING.but(world_size=2)], GPU_HOST) == 1
+    assert concurrent_trainings(1, trials, GPU_HOST) == 1
+    assert concurrent_trainings(2, trials, GPU_HOST) == 2
+    assert concurrent_trainings(9, trials, GPU_HOST) == 4
+    assert concurrent_trainings(9, trials, TWO_GPU_HOSTS) == 8
+    assert concurrent_trainings(9, [TRAINING.but(cpus_per_rank=16)], GPU_HOST) == 2, "each has its cores to itself"
+    assert concurrent_trainings(9, [TRAINING.but(epochs=0), TRAINING.but(world_size=2)], GPU_HOST) == 1
     assert concurrent_slots(trials, TWO_GPU_HOSTS) == ["a"] * 4 + ["b"] * 4
 
 
@@ -201,7 +201,7 @@ def test_what_to_know_of_a_plan_is_told_once() -> None:
     trials = [TRAINING.but(optimizer="adamw", lr_rule="linear", seed=seed) for seed in (0, 1)]
     warned, limited = warnings(8, 4, trials)
     assert warned.startswith("warning: lr_rule 'linear' with optimizer 'adamw': ")
-    assert limited == "--max-concurrent 8: no more than 4 fit here, so that many train side by side"
+    assert limited == "warning: --max-concurrent 8: only 4 trainings fit at the same time"
     assert warnings(1, 1, [TRAINING]) == warnings(8, 1, [TRAINING.but(epochs=0)]) == []
 
 

@@ -97,7 +97,7 @@ def test_a_run_on_a_folder_without_the_data_set_ends_before_ray_starts(
     for command in ("run", "plan"):
         assert main([command, "smoke", *asked]) == 3
         told = capsys.readouterr().err.splitlines()[0]
-        assert told.startswith("does not fit: all ")
+        assert told.startswith("error: does not fit: all ")
         assert told.partition(" combinations: ")[2].replace(str(data), "DIR") == EMPTY["cifar10"]
     assert not out.exists()
 

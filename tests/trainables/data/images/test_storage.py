@@ -364,7 +364,7 @@ def test_the_command_line_finds_what_lies_in_a_folder(sets: Path, tmp_path: Path
     with pytest.raises(ConfigurationError) as error:
         data_axes(photos)
     assert str(error.value) == (
-        f"--data-dir: {photos} holds several data sets; choose one: --set dataset=cifar10 or --set dataset=image_folder"
+        f"--data-dir: {photos} contains several data sets; choose one: --set dataset=cifar10 or --set dataset=image_folder"
     )
 
 
@@ -372,7 +372,7 @@ def test_an_image_folder_without_a_folder_is_told() -> None:
     with pytest.raises(ConfigurationError) as error:
         resolve({"set": ["dataset=tiny_imagenet"]})
     assert str(error.value) == (
-        "--set dataset: 'tiny_imagenet' needs --data-dir DIR with its files; 'fashion_mnist_sample' needs none"
+        "--set dataset: 'tiny_imagenet' needs --data-dir DIR with its files; 'fashion_mnist_sample' needs no files"
     )
 
 
