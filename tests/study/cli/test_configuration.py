@@ -168,7 +168,8 @@ def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_pat
         ({"study": "x"}, f"unknown study 'x'; studies: {', '.join(STUDIES)}"),
         (
             {"gpus": "1", "study": "2"},
-            f"unknown study '2'; studies: {', '.join(STUDIES)}; separate the values of a list by commas, without spaces",
+            f"unknown study '2'; studies: {', '.join(STUDIES)}; "
+            "separate the values of a list by commas, without spaces",
         ),
         ({"out": " "}, "--out ' ' is not a path"),
         (

@@ -293,7 +293,9 @@ def test_a_missing_or_different_packed_table_is_named(tmp_path: Path) -> None:
         lambda table: table.drop_columns(["rows.steps"]),
         lambda table: pa.concat_tables([table, table]),
         lambda table: table.append_column("x.y", pa.array([1] * len(table))),
-        lambda table: table.set_column(0, pa.field("trial_id", pa.string(), metadata={b"encoding": b"json"}), table["trial_id"]),
+        lambda table: table.set_column(
+            0, pa.field("trial_id", pa.string(), metadata={b"encoding": b"json"}), table["trial_id"]
+        ),
         lambda table: pa.table({"a": [1]}),
         lambda table: table.append_column("*", pa.array([1] * len(table))),
     ],
