@@ -1,7 +1,7 @@
 """Faults on two hosts while a study runs: no trial is lost, the error names the node, and the study continues.
 
-These tests kill a rank and the driver. `make test-faults` adds each other fault once. `python -m benchmarks.truth.faults`
-injects each fault ten times at random moments.
+These tests kill a rank and the driver. `make test-faults` adds each other fault once, and
+`python -m benchmarks.truth.faults` injects each fault ten times at random moments.
 """
 
 import random
