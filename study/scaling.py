@@ -70,9 +70,9 @@ def plan(json_: Json = False, **options: Any) -> int:
         _print_json(session.plan_as_json(prepared))
     else:
         display.print_plan(prepared)
-    session.say_warnings(prepared)
-    session.say_what_does_not_fit(prepared)
-    return DOES_NOT_FIT if prepared.unfit else DONE
+    session.print_warnings(prepared)
+    session.print_what_does_not_fit(prepared)
+    return DOES_NOT_FIT if prepared.does_not_fit else DONE
 
 
 @app.command("run")
@@ -243,9 +243,9 @@ def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, d
 
     checks = examine(address_of(address))
     if json_:
-        _print_json([check.__dict__ for check in checks])
+        _print_json([check.as_json for check in checks])
     else:
-        display.print_checks(checks, only_troubles=quiet)
+        display.print_checks(checks, only_problems=quiet)
     return NO_CLUSTER if any(check.name == "cluster" and check.status == "fail" for check in checks) else DONE
 
 

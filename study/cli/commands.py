@@ -1,4 +1,4 @@
-"""What the commands do: from a configuration to a plan, from a plan to results and their report."""
+"""The `plan` and `run` commands: from a configuration to a plan, from a plan to results and a report."""
 
 import contextlib
 import os
@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
-from study.cli.prepared import PreparedStudy, replaced_by_workload, side_by_side, warnings
-from study.cli.status import log_path
+from study.cli.prepared import PreparedStudy, concurrent_trainings, warnings, workload_warnings
+from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, ClusterError, connect, is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
-from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, plan_trials
-from study.store.records import ordered, statuses_of
+from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
+from study.store.records import count_statuses, statuses_of
 from study.studies.basic import STUDIES
+from study.studies.study import Study
 from trainables.rules import unmet_requirement
 
 if TYPE_CHECKING:
@@ -30,26 +31,26 @@ if TYPE_CHECKING:
 
 
 def configure(options: Mapping[str, Any]) -> Configuration:
-    """The configuration that a command's options ask for."""
+    """Return the configuration that a command's options describe."""
     return resolve(explicit_options(dict(options)), options["config"])
 
 
 def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
-    """The nodes that a run would use: this host's without ray, or those of the cluster, which is asked."""
+    """Return the nodes that a run would use: this host, without importing Ray, or those that the cluster reports."""
     if is_local(address):
         return local_capacity()
     try:
         with connect(address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
-            say(f"planned for {cluster.description}")
+            print_to_stderr(f"planned for {cluster.description}")
             return cluster.nodes
     except ClusterError:
         if address or os.environ.get("RAY_ADDRESS"):
             raise
-        return local_capacity()  # what an ended cluster left behind; a run would start a local Ray
+        return local_capacity()  # a stopped cluster left its address behind; a run would start a local Ray
 
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
-    """The plan of a configuration on these nodes, with what its results folder already holds."""
+    """Plan a configuration on these nodes. Trials that the results folder already holds are taken into account."""
     study_of = STUDIES[configuration.study]
     study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
@@ -57,41 +58,52 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     known = KnownTrials.of(records)
     rows = plan_trials(study, nodes, known.statuses, known.out_of_memory)
     if store and damaged:
-        _say_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
-    own = study_of(nodes)
-    asked_layout = {
-        name
-        for name in set(configuration.axes)
-        & set(LAYOUT_FIELDS)  # what is the study's own, as --print-config has it, is not asked
-        if tuple(configuration.axes[name]) != tuple(own.axes.get(name, (own.base.get(name),)))
-    }
-    unfit = [row for row in rows if row.status == "infeasible" and not (row.trial and unmet_requirement(row.trial))]
-    if not asked_layout and len(unfit) < len(rows):
-        unfit = []
-    if all(row.status in ("skipped", "infeasible") for row in rows):
-        unfit = list(rows)
+        _report_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
+    does_not_fit = _rows_that_do_not_fit(configuration, study_of(nodes), rows)
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
-    beside = side_by_side(configuration.max_concurrent, pending, nodes)
-    found = estimate(rows, records, configuration.price_per_gpu_hour, beside)
-    return PreparedStudy(configuration, study, rows, unfit, found, beside, known)
+    concurrent = concurrent_trainings(configuration.max_concurrent, pending, nodes)
+    time_and_cost = estimate(rows, records, configuration.price_per_gpu_hour, concurrent)
+    return PreparedStudy(configuration, study, rows, does_not_fit, time_and_cost, concurrent, known)
 
 
-def _say_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]) -> None:
-    """Names damaged trials; raises StoreError for those that no run would replace: no report can be made beside them."""
+def _rows_that_do_not_fit(
+    configuration: Configuration, defaults: Study, rows: Sequence[PlannedTrial]
+) -> Sequence[PlannedTrial]:
+    """Return the rows that keep a plan from starting.
+
+    A study's default layout may leave some rows infeasible. A layout that the user requested may not.
+    """
+    if all(row.status in ("skipped", "infeasible") for row in rows):
+        return list(rows)
+    requested_layout = any(  # --print-config writes the study's defaults too, which are no request
+        tuple(configuration.axes[name]) != tuple(defaults.axes.get(name, (defaults.base.get(name),)))
+        for name in set(configuration.axes) & set(LAYOUT_FIELDS)
+    )
+    infeasible = [
+        row for row in rows if row.status == "infeasible" and not (row.trial and unmet_requirement(row.trial))
+    ]
+    return infeasible if requested_layout or len(infeasible) == len(rows) else []
+
+
+def _report_damaged(store: "Store", damaged: Sequence[str], planned: Container[str]) -> None:
+    """Warn about damaged trials that will run again.
+
+    Raises StoreError for those outside the plan: no run replaces them, and no report can be written with them.
+    """
     from study.store.store import StoreError
 
     strays = [trial_id for trial_id in damaged if trial_id not in planned]
     if strays:
         folders = ", ".join(store.trial_folder(trial_id) for trial_id in strays)
-        raise StoreError(f"damaged, and not part of this plan: {folders}; remove what cannot be mended")
-    say(f"{store.out}: damaged, so run again: {', '.join(damaged)}")
+        raise StoreError(f"damaged trials that are not part of this plan: {folders}; restore or remove these folders")
+    print_to_stderr(f"warning: {store.out}: damaged trials will run again: {', '.join(damaged)}")
 
 
 def existing_store(out: str, study_name: str) -> "Store | None":
-    """The results that are in `out`; None where there are none yet. Raises StoreError, also for another study's."""
+    """Return the results folder `out`, or None if it does not exist. Raises StoreError for another study's folder."""
     if "://" not in out and not os.path.lexists(out):
         _refuse_below_a_file(out)
-        return None  # where there is nothing yet, a plan is quicker without the store
+        return None  # planning starts faster without importing the store
     from study.store.store import Store, refuse_other_study
 
     store = Store.existing(out)
@@ -101,45 +113,50 @@ def existing_store(out: str, study_name: str) -> "Store | None":
 
 
 def _refuse_below_a_file(out: str) -> None:
-    """Raises StoreError where the folder `out`, which is not there yet, could not be made."""
+    """Raise StoreError if the folder `out` cannot be created because one of its parents is a file."""
     nearest = next(parent for parent in Path(os.path.abspath(out)).parents if os.path.lexists(parent))
     if not os.path.isdir(nearest):
         from study.store.store import StoreError
 
-        raise StoreError(f"{out} cannot be made: {nearest} is no folder; choose another --out")
+        raise StoreError(f"{out} cannot be created: {nearest} is not a folder; choose another --out")
 
 
-def say_what_does_not_fit(prepared: PreparedStudy) -> None:
-    """Every combination that keeps a plan from starting, and why, once each; one line where all have one reason."""
-    lines = list(dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in prepared.unfit))
-    if len(lines) > 1 and len(prepared.unfit) == len(prepared.rows) and len({row.reason for row in prepared.rows}) == 1:
-        lines = [f"all {len(lines)} combinations: {prepared.rows[0].reason}"]
+def print_what_does_not_fit(prepared: PreparedStudy) -> None:
+    """Print each combination that keeps a plan from starting, with its reason. A reason that all share is one line."""
+    rows, does_not_fit = prepared.rows, prepared.does_not_fit
+    lines = list(dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in does_not_fit))
+    if len(lines) > 1 and len(does_not_fit) == len(rows) and len({row.reason for row in rows}) == 1:
+        lines = [f"all {len(lines)} combinations: {rows[0].reason}"]
     for line in lines:
-        say(f"does not fit: {line}")
-    too_small = any(row.reason.startswith("needs ") for row in prepared.unfit)
+        print_to_stderr(f"error: does not fit: {line}")
+    too_small = any(row.reason.startswith("needs ") for row in does_not_fit)
     if too_small and is_local(prepared.configuration.address):
-        say("this machine alone was counted; for a cluster's nodes, run this on its head, or give --address HOST:PORT")
+        print_to_stderr(
+            "fix: run this on a cluster's head node, or give --address HOST:PORT; only this machine was counted"
+        )
 
 
-def say_warnings(prepared: PreparedStudy) -> None:
-    """What is to be known of a plan's trials before anyone trusts them."""
-    asked = prepared.configuration
-    for line in warnings(asked.max_concurrent, prepared.side_by_side, prepared.pending):
-        say(line)
-    for line in replaced_by_workload(asked.axes, prepared.pending):
-        say(line)
+def print_warnings(prepared: PreparedStudy) -> None:
+    """Print what a user should know before trusting a plan's trials."""
+    configuration = prepared.configuration
+    for line in warnings(configuration.max_concurrent, prepared.concurrent, prepared.pending):
+        print_to_stderr(line)
+    for line in workload_warnings(configuration.axes, prepared.pending):
+        print_to_stderr(line)
 
 
 def run(configuration: Configuration, command: str, quiet: bool) -> int:
-    """Run what is missing, write the report, print the summary; return the exit code."""
+    """Run the missing trials, write the report and print the summary. Return the exit code."""
     prepared: PreparedStudy | None = None
     store: Store | None = None
     interrupted = False
-    with contextlib.ExitStack() as until_reported:  # if Ray was told to end too, disconnecting may end this process
+    with (
+        contextlib.ExitStack() as until_reported
+    ):  # disconnecting last: if Ray was stopped too, it may end this process
         try:
             prepared, cluster = _prepare_to_run(configuration, until_reported)
-            if prepared.unfit:
-                say_what_does_not_fit(prepared)
+            if prepared.does_not_fit:
+                print_what_does_not_fit(prepared)
                 return DOES_NOT_FIT
             store = _open(prepared, command)
             if prepared.pending:
@@ -156,10 +173,10 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
 def _prepare_to_run(
     configuration: Configuration, until_reported: contextlib.ExitStack
 ) -> tuple[PreparedStudy, Cluster | None]:
-    """Return the plan and, if its nodes had to be asked for, the cluster; a local Ray starts later, if at all."""
+    """Return the plan and, for a remote cluster, the connection. A local Ray starts later, if at all."""
     if is_local(configuration.address):
         prepared = prepare(configuration, local_capacity())
-        if not prepared.unfit:
+        if not prepared.does_not_fit:
             _check_workload(configuration)
         return prepared, None
     _check_workload(configuration)
@@ -168,42 +185,41 @@ def _prepare_to_run(
 
 
 def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str) -> int:
-    """Write the report; after an interrupt, say which command resumes. Return the exit code."""
+    """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
     try:
-        with _on_sigterm(signal.SIG_IGN):  # the report is what it would lead to
+        with _on_sigterm(signal.SIG_IGN):  # SIGTERM means: end with a report, which is being written
             exit_code = _finish(prepared, store, interrupted, quiet)
-        how = "interrupted"
+        message = "interrupted"
     except KeyboardInterrupt:
-        interrupted, how = True, "interrupted before the report was written"
+        interrupted, message = True, "interrupted before the report was written"
     if interrupted:
-        say(f"{how}; resume with: {command}")
+        print_to_stderr(f"{message}; resume with: {command}")
         return INTERRUPTED
     return exit_code
 
 
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
-    """Runs the pending trials. True where Ctrl-C ended it."""
+    """Run the pending trials. Return True if Ctrl-C or SIGTERM interrupted them."""
     from study.cli.progress import Progress
     from study.orchestrate.tune import run_trials
 
     if not quiet:
-        say(f"cluster: {cluster.description}")
+        print_to_stderr(f"cluster: {cluster.description}")
         if cluster.is_local and not prepared.configuration.address:
-            say(
-                "no cluster was found (no --address, no RAY_ADDRESS, no Ray that runs on this host): "
-                "this runs on this machine alone"
+            print_to_stderr(
+                "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray on this host)"
             )
         if cluster.dashboard_url:
-            say(f"dashboard: {cluster.dashboard_url}")
+            print_to_stderr(f"dashboard: {cluster.dashboard_url}")
         on_gpus = prepared.pending[0].device == "cuda"
         if not on_gpus and "world_size" in prepared.configuration.axes:
-            say("no GPUs are used: --gpus counts CPU ranks")
-    say_warnings(prepared)
+            print_to_stderr("warning: no GPUs are used; --gpus counts CPU ranks")
+    print_warnings(prepared)
     configuration = prepared.configuration
-    chatter = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
+    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
     with (
-        open(chatter, "a") as file,
-        contextlib.redirect_stdout(file),  # Tune prints its own tables, and stdout is for results
+        open(tune_log, "a") as file,
+        contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
         Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
     ):
         return run_trials(
@@ -213,7 +229,7 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
             cluster,
             isolate=configuration.isolate,
             trial_timeout_s=configuration.trial_timeout_s,
-            max_concurrent=prepared.side_by_side,
+            max_concurrent=prepared.concurrent,
             on_event=progress.on_event,
             known=prepared.known,
         )
@@ -221,27 +237,27 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
 
 @contextlib.contextmanager
 def _on_sigterm(handler: Any) -> Iterator[None]:
-    """SIGTERM goes to this handler meanwhile.
+    """Handle SIGTERM with this handler until the context ends.
 
-    To be entered after Ray has connected, which sets a handler of its own, one that aborts.
+    Enter it after Ray has connected, because Ray installs a handler that aborts.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # Python delivers signals to the main thread only
         return
-    before = signal.signal(signal.SIGTERM, handler)
+    previous = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: a handler that is not Python's
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)  # None if the handler was not set from Python
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Batch systems end a job with SIGTERM: treated as Ctrl-C, it still ends with a report."""
+    """Treat SIGTERM, with which batch systems end a job, like Ctrl-C: the run still ends with a report."""
     raise KeyboardInterrupt
 
 
 def _open(prepared: PreparedStudy, command: str) -> "Store":
-    """The results folder, with what is known without running anything saved in it."""
+    """Open the results folder, and save the trials whose outcome is known without running them."""
     import yaml
 
     from study.store import checkpoints
@@ -249,18 +265,18 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
     from study.store.store import Store, TrialResult
 
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
-    rungs: dict[str, list[str]] = {}
+    ladder_steps: dict[str, list[str]] = {}
     for row in prepared.rows:
         if prepared.study.ladder and row.trial is not None and row.case not in prepared.study.extra_trials:
-            rungs.setdefault(row.case, []).append(row.trial.trial_id)
-    marked = {"rungs": [{"name": name, "trial_ids": ids} for name, ids in rungs.items()]} if rungs else {}
+            ladder_steps.setdefault(row.case, []).append(row.trial.trial_id)
+    ladder = {"rungs": [{"name": name, "trial_ids": ids} for name, ids in ladder_steps.items()]} if ladder_steps else {}
     store = Store.open(
         prepared.configuration.out,
         name=prepared.study.name,
         question=prepared.study.question,
         configuration=yaml.safe_load(prepared.yaml)
         | {"planned_trials": planned}
-        | marked
+        | ladder
         | dict(prepared.study.report),
         versions=package_versions(),
         command=command,
@@ -280,31 +296,31 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
 
 
 def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool) -> int:
-    """Writes the report, prints the summary and the report's path; gives the exit code."""
+    """Write the report, print the summary and the path of the report. Return the exit code."""
     from analysis.report.report import write_report
     from study.cli.terminal import print_summary
 
     out = prepared.configuration.out
     records = store.records()
     statuses = statuses_of(records)
-    left = ordered(statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None)
-    report = write_report(out, partial=interrupted and "missing" in left)
+    counts = count_statuses(
+        statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None
+    )
+    report = write_report(out, partial=interrupted and "missing" in counts)
     if not quiet:
         print_summary(report.summary.columns, report.summary.rows)
         if report.summary.left_out:
-            say(report.summary.left_out)
-        say(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in left.items()))
+            print_to_stderr(report.summary.left_out)
+        print_to_stderr(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items()))
     for record in records:
         if record["status"] in ("failed", "timeout"):
-            say(
-                f"{record['status']}: {record['trial_id']}: {record['reason']}; log: {log_path(store, record) or 'none'}"
-            )
+            print_to_stderr(failure_line(failure_of(store, record)))
     print(report.path)
-    return SOME_FAILED if {"failed", "timeout", "missing"} & set(left) else DONE
+    return SOME_FAILED if {"failed", "timeout", "missing"} & set(counts) else DONE
 
 
 def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
-    """A plan as plain values."""
+    """Return a plan as JSON values."""
     return {
         "study": prepared.study.name,
         "question": prepared.study.question,
@@ -323,15 +339,14 @@ def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
     }
 
 
-def say(line: str) -> None:
-    """A line for people, on stderr."""
+def print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _check_workload(configuration: Configuration) -> None:
-    """Imports a user's workload file here, where its error is one line, and not in every rank."""
+    """Import a user's workload file in this process, so that an error is one line instead of one per rank."""
     for spec in configuration.axes.get("workload", ()):
         from trainables.user_workload import load_user_workload
 
-        with contextlib.redirect_stdout(sys.stderr):  # what the file prints is no result of the study's
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for results
             load_user_workload(spec)

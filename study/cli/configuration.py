@@ -1,4 +1,4 @@
-"""One resolved, validated configuration from the command line and a YAML file; the command line beats the file."""
+"""Resolve the command line and a YAML file into one validated configuration. The command line takes precedence."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,25 +17,25 @@ from trainables.fields import TrialFields, explain
 from trainables.registry import DATASETS, MODELS, PRECISIONS, SAMPLE_DATASETS, TEXT_MODELS, names_with
 
 AXIS_OPTIONS = {option.name: option.field for option in STUDY_OPTIONS if option.is_axis}
-"""options that take a comma list, and the field of a trial that each sets"""
+"""options that take a comma list -> the field of a trial that they set"""
 
 PLAIN_OPTIONS = {option.name: option.setting for option in STUDY_OPTIONS if option.setting}
-"""options with one value, and the field of `Configuration` that each sets"""
+"""options with one value -> the field of `Configuration` that they set"""
 
-OWN_OPTION = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
-"""fields of a trial that --set does not set, and what does"""
+OTHER_OPTION_OF_FIELD = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
+"""fields of a trial that --set does not accept -> the option that sets them"""
 
 PROFILED_RANKS = ("0",)
-"""what --profile stands for; --set profile_ranks names others"""
+"""profile_ranks for --profile; --set profile_ranks selects other ranks"""
 
 
 def address_of(value: str | None) -> str | None:
-    """The checked `--address` of a command that plans nothing. Raises ConfigurationError."""
-    return None if value is None else _plain("address", value, "--address")
+    """Validate the `--address` of a command that plans nothing. Raises ConfigurationError."""
+    return None if value is None else _parse_single("address", value, "--address")
 
 
 class Configuration(BaseModel):
-    """All that a user may decide. `axes` holds only what was asked for; the study decides the rest."""
+    """All options of a run. `axes` contains only what was requested; the study determines the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -52,36 +52,41 @@ class Configuration(BaseModel):
 
     @field_validator("address")
     @classmethod
-    def _has_a_port(cls, address: str | None) -> str | None:
+    def _has_valid_port(cls, address: str | None) -> str | None:
         if address and ":" in address and not 0 < int(address.rpartition(":")[2]) < 2**16:
-            raise ValueError("its port is not within 1 to 65535")
+            raise ValueError("its port must be between 1 and 65535")
         return address
 
     @property
     def order_seed(self) -> int:
-        """Seed of the random order of trials: the first of the trials' own seeds."""
+        """Seed of the random order of trials: the first of the trials' seeds."""
         return int(self.axes.get("seed", (0,))[0])
 
 
 def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> Configuration:
-    """The configuration that options and a YAML file together ask for.
+    """Return the configuration that the command line and a YAML file describe. Raises ConfigurationError.
 
-    `command_line`: option names without dashes, and their values as given; options that were not given are left out.
-    Raises ConfigurationError.
+    command_line: option names without dashes -> values as given, without the options that were not given.
     """
     plain: dict[str, Any] = {}
     axes: dict[str, tuple[Any, ...]] = {}
     sources: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [(command_line, "--{}".format)]
     if config_file is not None:
         sources.insert(0, (_read_yaml(config_file), f"{config_file}: {{}}".format))
-    for options, where in sources:
-        asked, asked_axes = _read_options(options, where)
-        if {"batch_per_gpu", "global_batch"} & set(asked_axes):
+    for options, source_of in sources:
+        plain_of_source, axes_of_source = _read_options(options, source_of)
+        if {"batch_per_gpu", "global_batch"} & set(axes_of_source):
             axes = {name: values for name, values in axes.items() if name not in ("batch_per_gpu", "global_batch")}
-        if "data_dir" in asked_axes and "dataset" not in asked_axes and "dataset" in axes:
-            asked_axes["dataset"] = axes["dataset"]
-        plain |= asked
-        axes |= asked_axes
+        plain |= plain_of_source
+        axes |= axes_of_source
+    axes |= _data_axes(axes)
+    configuration = Configuration(**plain, axes=axes)
+    return configuration.model_copy(update={"out": _out(configuration)})
+
+
+def _data_axes(requested: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """Return the data set and storage format that follow from the requested axes. Raises ConfigurationError."""
+    axes = dict(requested)
     if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
         axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
     if not {"dataset", "data_dir", "workload"} & set(axes) and set(axes.get("model", ("",))) <= set(TEXT_MODELS):
@@ -94,27 +99,28 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
         axes |= storage_axis(axes["data_dir"][0])
     if "workload" not in axes and "data_dir" not in axes:
         for dataset in sorted({*names_with(DATASETS, "needs_data_dir")} & set(axes.get("dataset", ()))):
-            needs_none = SAMPLE_DATASETS["text" if DATASETS[dataset].text else "images"]
+            sample = SAMPLE_DATASETS["text" if DATASETS[dataset].text else "images"]
             raise ConfigurationError(
-                f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {needs_none!r} needs none"
+                f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {sample!r} needs no files"
             )
-    configuration = Configuration(**plain, axes=axes)
-    return configuration.model_copy(update={"out": _out(configuration)})
+    return axes
 
 
 def to_yaml(configuration: Configuration, study: Study) -> str:
-    """The YAML that asks for all of it again, the study's own axes included."""
+    """Return YAML that reproduces a configuration, including the study's default axes."""
     options: dict[str, Any] = {
         option: getattr(configuration, field)
         for option, field in PLAIN_OPTIONS.items()
         if getattr(configuration, field) is not None
     }
     options["repeats"] = study.repeats
-    in_cases = {name for of_case in study.cases.values() for name in of_case}  # which asking would lay flat
-    of_all = {name: [value] for name, value in study.base.items()} | {name: list(v) for name, v in study.axes.items()}
-    fields = {name: values for name, values in of_all.items() if name not in in_cases}
-    for made in ("workload_digest", "most_per_gpu", "epoch_steps"):
-        fields.pop(made, None)
+    in_cases = {name for of_case in study.cases.values() for name in of_case}  # as axes, they would override the cases
+    all_fields = {name: [value] for name, value in study.base.items()} | {
+        name: list(v) for name, v in study.axes.items()
+    }
+    fields = {name: values for name, values in all_fields.items() if name not in in_cases}
+    for derived in ("workload_digest", "most_per_gpu", "epoch_steps"):
+        fields.pop(derived, None)
     for option, field in AXIS_OPTIONS.items():
         if field in fields:
             options[option] = fields.pop(field)
@@ -132,19 +138,19 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
 
 
 def _read_options(
-    options: Mapping[str, Any], where: Callable[[str], str]
+    options: Mapping[str, Any], source_of: Callable[[str], str]
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-    """Plain values and axes of one source, each checked by itself."""
+    """Return the plain values and the axes of one source, each validated on its own."""
     plain: dict[str, Any] = {}
     axes: dict[str, tuple[Any, ...]] = {}
 
     def add(field: str, values: tuple[Any, ...], source: str) -> None:
         if field in axes:
-            raise ConfigurationError(f"{source}: {field} is asked for twice; give it once")
+            raise ConfigurationError(f"{source}: {field} is given twice; give it once")
         axes[field] = values
 
     for option, value in options.items():
-        source = where(option)
+        source = source_of(option)
         if option in AXIS_OPTIONS:
             add(AXIS_OPTIONS[option], _values(AXIS_OPTIONS[option], value, source), source)
         elif option == "set":
@@ -157,23 +163,25 @@ def _read_options(
             axes |= {"workload": (spec,), "workload_digest": (digest,)}
         elif option == "profile":
             if not isinstance(value, bool):
-                raise ConfigurationError(f"{source} {shown(value)}: give true or false; set profile_ranks names ranks")
+                raise ConfigurationError(
+                    f"{source} {shown(value)}: expected true or false; to select ranks, set profile_ranks"
+                )
         else:
-            plain[PLAIN_OPTIONS[option]] = _plain(option, value, source)
+            plain[PLAIN_OPTIONS[option]] = _parse_single(option, value, source)
     if {"batch_per_gpu", "global_batch"} <= set(axes):
         raise ConfigurationError(
-            f"{where('global-batch')}: the batch is given per GPU or for all GPUs together; leave out batch-per-gpu or global-batch"
+            f"{source_of('global-batch')}: cannot be combined with batch-per-gpu; give only one of them"
         )
     if options.get("profile"):
         axes.setdefault("profile_ranks", PROFILED_RANKS)
     return plain, axes
 
 
-def _plain(option: str, value: Any, source: str) -> Any:
+def _parse_single(option: str, value: Any, source: str) -> Any:
     field = PLAIN_OPTIONS[option]
     if option == "study":
         if not isinstance(value, str) or value not in STUDIES:
-            hint = "; the values of a list are joined by commas, without spaces" if _is_of_a_list(value) else ""
+            hint = "; separate the values of a list by commas, without spaces" if _is_list_value(value) else ""
             file = "" if source.startswith("--") else f"{source}: "
             raise ConfigurationError(
                 f"{file}unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES) or hint}"
@@ -198,15 +206,15 @@ def _plain(option: str, value: Any, source: str) -> Any:
         raise ConfigurationError(f"{source} {shown(value)}: {message[0].lower()}{message[1:]}") from None
 
 
-def _is_of_a_list(value: Any) -> bool:
-    """Was a study's name probably meant as a further value of the option before it, as in `--gpus 1 2`?"""
+def _is_list_value(value: Any) -> bool:
+    """Return True if a study's name is probably another value of the preceding option, as in `--gpus 1 2`."""
     if not isinstance(value, str):
         return False
     return value in MODELS or value in PRECISIONS or value.replace(",", "").strip().isdecimal()
 
 
 def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
-    """(field, values) of every `--set field=a,b`, or of the mapping that stands for them in a file."""
+    """Yield (field, values) for every `--set field=a,b`, or for the equivalent mapping in a file."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
@@ -214,20 +222,20 @@ def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
         for setting in value if isinstance(value, (list, tuple)) else [value]:
             field, equals, values = setting.partition("=") if isinstance(setting, str) else ("", "", "")
             if not equals or not field.strip():
-                raise ConfigurationError(f"{source} {shown(setting)}: give field=value or field=value,value")
+                raise ConfigurationError(f"{source} {shown(setting)}: expected field=value or field=value,value")
             pairs.append((field.strip(), values))
     for field, values in pairs:
-        if field in OWN_OPTION:
-            raise ConfigurationError(f"{source}: {field} is not set here; use {OWN_OPTION[field]}")
+        if field in OTHER_OPTION_OF_FIELD:
+            raise ConfigurationError(f"{source}: {field} cannot be set here; use {OTHER_OPTION_OF_FIELD[field]}")
         if field != "global_batch" and field not in TrialFields.model_fields:
-            raise ConfigurationError(
-                f"{source}: {shown(field)} is not a field of a trial{near(field, TrialFields.model_fields)}; fields: {', '.join(name for name in TrialFields.model_fields if name not in OWN_OPTION)}"
-            )
+            fields = ", ".join(name for name in TrialFields.model_fields if name not in OTHER_OPTION_OF_FIELD)
+            hint = near(field, TrialFields.model_fields)
+            raise ConfigurationError(f"{source}: {shown(field)} is not a field of a trial{hint}; fields: {fields}")
         yield field, values
 
 
 def _values(field: str, value: Any, source: str) -> tuple[Any, ...]:
-    """A comma list, a YAML list or one value: each checked by the trial's own rules, duplicates dropped."""
+    """Parse a comma list, a YAML list or one value by the trial's rules, without duplicates."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
     if not parts:
         raise ConfigurationError(f"{source}: {field} has no values")
@@ -244,7 +252,7 @@ def _typed(field: str, value: Any, source: str) -> Any:
         raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
     if _is_too_large(value):
         raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
-    try:  # the value alone; combinations are judged by the plan
+    try:  # only the value by itself; the plan validates combinations
         typed = getattr(TrialFields.model_validate({known: value}), known)
     except ValidationError as error:
         line = explain(error)[0].replace(known, field, 1)
@@ -268,8 +276,8 @@ def _out(configuration: Configuration) -> str:
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
-    """The options in a YAML file, under the names that the command line uses; `_` may stand for `-`."""
-    import yaml  # planning without a file should not wait for it
+    """Read the options in a YAML file, by their names on the command line. `_` and `-` are equivalent."""
+    import yaml  # planning without a file starts faster
 
     try:
         refuse_endless(path, "--config")
@@ -280,23 +288,24 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise ConfigurationError(f"--config: {path} cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigurationError(f"{path}{place} is not YAML: {one_line(error.problem or error)}") from None
+        position = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigurationError(f"{path}{position} is not valid YAML: {one_line(error.problem or error)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {one_line(error)}") from None
+        raise ConfigurationError(f"{path} is not valid YAML: {one_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigurationError(
-            f"{path} holds a {type(content).__name__}; it must be a mapping of option names to values, such as `gpus: [1, 2]`"
+            f"{path} contains a {type(content).__name__}; expected a mapping of option names to values, "
+            "such as `gpus: [1, 2]`"
         )
     options: dict[str, Any] = {}
     for key, value in content.items():
         option = key.replace("_", "-") if isinstance(key, str) else None
         if option not in FILE_KEYS:
             name = str(key).replace("-", "_")
-            is_field = name in TrialFields.model_fields and name not in OWN_OPTION
-            hint = f"; it is a field of a trial: put it under `set:` as {name}" if is_field else near(option, FILE_KEYS)
+            is_field = name in TrialFields.model_fields and name not in OTHER_OPTION_OF_FIELD
+            hint = f"; it is a field of a trial: put {name} under `set:`" if is_field else near(option, FILE_KEYS)
             raise ConfigurationError(f"{path}: unknown key {shown(key)}{hint}; keys: {', '.join(FILE_KEYS)}")
         if option in options:
             raise ConfigurationError(f"{path}: {option} is given twice")
@@ -305,7 +314,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _refuse_repeated_keys(node: Any, path: str) -> None:
-    """YAML itself would drop all but the last of them; keys lie in the file's mapping and in those that it holds."""
+    """Refuse a repeated key in the file's mapping or in a nested one. YAML itself would keep only the last."""
     mappings = [node, *(value for _, value in node.value)] if node is not None and node.id == "mapping" else []
     for mapping in mappings:
         seen: set[str] = set()

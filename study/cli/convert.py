@@ -1,4 +1,4 @@
-"""Image sets into another storage format, with progress on stderr."""
+"""The `convert` command: convert an image set to another storage format, with progress on stderr."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from trainables.registry import STORAGES
 
 
 def convert_set(source: str, destination: str, storage: str, image_size: int, *, quiet: bool) -> dict[str, Any]:
-    """Converts and gives the manifest of what was made. Raises ConfigurationError, or DataError of the data."""
+    """Convert an image set and return the manifest of the new one. Raises ConfigurationError or DataError."""
     if storage not in STORAGES:
         raise ConfigurationError(
             f"--storage {storage!r} is not known; allowed: {', '.join(STORAGES)}{near(storage, STORAGES)}"
@@ -28,15 +28,15 @@ def convert_set(source: str, destination: str, storage: str, image_size: int, *,
     task = progress.add_task("", total=None)
     with contextlib.ExitStack() as until_done:
 
-        def report(what: str, done: int, total: int) -> None:
-            if not progress.live.is_started:  # no earlier, so that a mistake is told without a bar
+        def report(description: str, done: int, total: int) -> None:
+            if not progress.live.is_started:  # not before, so that a user's mistake prints no bar
                 until_done.enter_context(progress)
-            progress.update(task, description=what, completed=done, total=total)
+            progress.update(task, description=description, completed=done, total=total)
 
         try:
             return convert(Path(source).absolute(), Path(destination).absolute(), storage, image_size, report=report)
         except OSError as error:
             raise ConfigurationError(
-                f"{clipped(source)} cannot be converted into {clipped(destination)} ({one_line(error)}): mend that, then run "
-                "the same again"
+                f"{clipped(source)} cannot be converted into {clipped(destination)} ({one_line(error)}): fix that and "
+                "run the same command again"
             ) from error

@@ -1,4 +1,4 @@
-"""What is wrong with this machine or its cluster, and the mend of each trouble."""
+"""HealthCheck this machine and its cluster, and suggest a fix for each problem."""
 
 import os
 import shutil
@@ -20,67 +20,71 @@ from study.store.redaction import token_path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 2**30
-LEAST_SHM_BYTES = GIB
-LEAST_DISK_BYTES = 2 * GIB
+MIN_SHM_BYTES = GIB
+MIN_DISK_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing looked at: what was found, whether it is right, and what mends it."""
+class HealthCheck:
+    """The result of one check, with a fix if there is a problem."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
-    found: str
-    mend: str = ""
+    message: str
+    fix: str = ""
+
+    @property
+    def as_json(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status, "found": self.message, "mend": self.fix}
 
 
-def examine(address: str | None = None) -> list[Check]:
-    """All checks, in the order in which to mend what they find. `address` as for a run; a cluster is asked."""
-    checks: list[Check] = []
-    for look in (versions, gpus, processors, shared_memory, disk, shipped_data, authentication, left_behind):
-        checks += look()
-    return checks + cluster(address)
+def examine(address: str | None = None) -> list[HealthCheck]:
+    """Run all checks, in the order in which to fix problems. `address` selects the cluster, as for a run."""
+    results: list[HealthCheck] = []
+    for check in (versions, gpus, processors, shared_memory, disk, shipped_data, authentication, stale_address):
+        results += check()
+    return results + cluster(address)
 
 
 # ------------------------------------------------------------------------------------------------------- software
 
 
-def versions(pyproject: Path = ROOT / "pyproject.toml") -> Iterable[Check]:
-    """Python and every package against the ranges that the project declares."""
+def versions(pyproject: Path = ROOT / "pyproject.toml") -> Iterable[HealthCheck]:
+    """Compare the versions of Python and of every package with the ranges in pyproject.toml."""
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
     project = tomllib.loads(pyproject.read_text())["project"]
     python = ".".join(map(str, sys.version_info[:3]))
-    wanted = project["requires-python"]
-    if SpecifierSet(wanted).contains(python):
-        yield Check("python", "ok", python)
+    required = project["requires-python"]
+    if SpecifierSet(required).contains(python):
+        yield HealthCheck("python", "ok", python)
     else:
-        yield Check(
+        yield HealthCheck(
             "python",
             "fail",
-            f"{python}; this project needs {wanted}",
-            "make a .venv with such a Python: make clean study",
+            f"{python}; this project requires {required}",
+            "create the .venv with that version of Python: make clean study",
         )
-    wrong, named = [], []
+    problems, main_packages = [], []
     for requirement in map(Requirement, project["dependencies"]):
         try:
-            found = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
-            wrong.append(f"{requirement.name} is missing")
+            problems.append(f"{requirement.name} is missing")
             continue
         if requirement.name in ("torch", "ray", "torchvision"):
-            named.append(f"{requirement.name} {found}")
-        if not requirement.specifier.contains(found, prereleases=True):
-            wrong.append(f"{requirement.name} {found} is not {requirement.specifier}")
-    if wrong:
-        yield Check("packages", "fail", "; ".join(wrong), "install requirements.lock again: make study")
+            main_packages.append(f"{requirement.name} {installed}")
+        if not requirement.specifier.contains(installed, prereleases=True):
+            problems.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+    if problems:
+        yield HealthCheck("packages", "fail", "; ".join(problems), "reinstall requirements.lock: make study")
     else:
-        yield Check("packages", "ok", ", ".join(named))
+        yield HealthCheck("packages", "ok", ", ".join(main_packages))
 
 
-def shipped_data(sample: Path = ROOT / "trainables" / "data" / "fashion_mnist_sample.parquet") -> Iterable[Check]:
-    """Can the images that the project ships be read?"""
+def shipped_data(sample: Path = ROOT / "trainables" / "data" / "fashion_mnist_sample.parquet") -> Iterable[HealthCheck]:
+    """HealthCheck that the sample images in the repository can be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -88,66 +92,72 @@ def shipped_data(sample: Path = ROOT / "trainables" / "data" / "fashion_mnist_sa
         rows = pq.read_table(sample, columns=["label"]).num_rows
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
-        yield Check("data sample", "fail", f"{sample} cannot be read: {reason}", "restore the file from the repository")
+        yield HealthCheck(
+            "data sample", "fail", f"{sample} cannot be read: {reason}", "restore the file from the repository"
+        )
     else:
-        yield Check("data sample", "ok", f"{rows} images in {sample.name}")
+        yield HealthCheck("data sample", "ok", f"{rows} images in {sample.name}")
 
 
 # ------------------------------------------------------------------------------------------------------- hardware
 
 
-def gpus() -> Iterable[Check]:
-    """Every GPU by NVML: name, driver, clocks, what throttles it, free memory, links."""
-    if trouble := nvml.trouble():
-        yield Check("GPUs", "ok", f"none ({trouble}); studies use CPU ranks")
+def gpus() -> Iterable[HealthCheck]:
+    """Query every GPU through NVML: name, driver, clocks, throttling, free memory, links."""
+    if error := nvml.initialization_error():
+        yield HealthCheck("GPUs", "ok", f"none ({error}); studies use CPU ranks")
         return
     count = pynvml.nvmlDeviceGetCount()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    narrowed = f", CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
-    yield Check("GPUs", "ok" if count else "warn", f"{count}, driver {pynvml.nvmlSystemGetDriverVersion()}{narrowed}")
+    restriction = f", CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    yield HealthCheck(
+        "GPUs", "ok" if count else "warn", f"{count}, driver {pynvml.nvmlSystemGetDriverVersion()}{restriction}"
+    )
     if count and "+cpu" in _torch_version():
-        yield Check(
+        yield HealthCheck(
             "torch build",
             "fail",
             f"torch {_torch_version()} cannot use GPUs",
-            "install the CUDA build: make clean study",
+            "install the CUDA build of torch: make clean study",
         )
     for index in range(count):
         yield from _gpu(index)
 
 
-def _gpu(index: int) -> Iterable[Check]:
+def _gpu(index: int) -> Iterable[HealthCheck]:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     now = nvml.state(pynvml.nvmlDeviceGetUUID(handle))
-    most_mhz = nvml.asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM)
-    found = (
-        f"{pynvml.nvmlDeviceGetName(handle)}, SM clock {_known(now['sm_clock_mhz'])} of {_known(most_mhz)} MHz, "
+    max_mhz = nvml.query(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM)
+    message = (
+        f"{pynvml.nvmlDeviceGetName(handle)}, SM clock {_known(now['sm_clock_mhz'])} of {_known(max_mhz)} MHz, "
         f"{memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     )
     name = f"GPU {index}"
     if memory.free < 0.9 * memory.total:
-        yield Check(name, "warn", found, "another process holds its memory and will disturb timings: see nvidia-smi")
+        yield HealthCheck(
+            name, "warn", message, "stop the process that uses its memory, which disturbs timings: nvidia-smi"
+        )
     elif now["throttle_reasons"]:
-        mend = "cool the GPU or raise its power limit; timings of throttled GPUs drift: nvidia-smi -q -d PERFORMANCE"
-        yield Check(name, "warn", f"{found}, throttled: {', '.join(now['throttle_reasons'])}", mend)
+        fix = "cool the GPU or raise its power limit; timings drift while throttled: nvidia-smi -q -d PERFORMANCE"
+        yield HealthCheck(name, "warn", f"{message}, throttled: {', '.join(now['throttle_reasons'])}", fix)
     else:
-        yield Check(name, "ok", found)
+        yield HealthCheck(name, "ok", message)
     links = nvml.links(handle)
-    width = nvml.asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
-    generation = nvml.asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
+    width = nvml.query(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    generation = nvml.query(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
     nvlinks = "no NVLink" if links["nvlinks"] is None else f"{links['nvlinks']} NVLinks active"
     if links["nvlink_version"]:
         nvlinks += f" (version {links['nvlink_version']})"
-    told = (
+    message = (
         f"PCIe generation {_known(generation)} of {_known(links['pcie_generation'])}, "
         f"x{_known(width)} of x{_known(links['pcie_width'])}, {nvlinks}"
     )
     if width is not None and links["pcie_width"] is not None and width < links["pcie_width"]:
-        mend = "a narrow slot or riser halves copies to the GPU: nvidia-smi topo -m"
-        yield Check(f"{name} links", "warn", told, mend)
+        fix = "move the GPU to a full-width slot; a narrow link slows copies to the GPU: nvidia-smi topo -m"
+        yield HealthCheck(f"{name} links", "warn", message, fix)
     else:
-        yield Check(f"{name} links", "ok", told)
+        yield HealthCheck(f"{name} links", "ok", message)
 
 
 def _known(value: Any) -> str:
@@ -161,78 +171,80 @@ def _torch_version() -> str:
         return "missing"
 
 
-def processors() -> Iterable[Check]:
-    """Cores that this process may use, and whether somebody else is using them."""
+def processors() -> Iterable[HealthCheck]:
+    """Compare the load of this host with the cores that this process may use."""
     cores, load = count_cpus(), os.getloadavg()[0]
-    found = f"{cores} cores, load {load:.1f}"
+    message = f"{cores} cores, load {load:.1f}"
     if load > 0.5 * cores:
-        yield Check("CPU", "warn", found, "something else is running and will disturb timings: see top")
+        yield HealthCheck("CPU", "warn", message, "stop other processes, which disturb timings: top")
     else:
-        yield Check("CPU", "ok", found)
+        yield HealthCheck("CPU", "ok", message)
 
 
-def shared_memory(path: str = "/dev/shm", least_bytes: int = LEAST_SHM_BYTES) -> Iterable[Check]:
-    """Loader processes and Ray's object store hand over data there."""
+def shared_memory(path: str = "/dev/shm", min_bytes: int = MIN_SHM_BYTES) -> Iterable[HealthCheck]:
+    """HealthCheck the space in shared memory, which loader processes and Ray's object store use."""
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
-        yield Check(
+        yield HealthCheck(
             path,
             "warn",
-            f"cannot be asked: {error.strerror}",
-            "loader processes need shared memory: mount a tmpfs there",
+            f"cannot be read: {error.strerror}",
+            "mount a tmpfs there; loader processes need shared memory",
         )
         return
-    found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
-    if usage.free < least_bytes:
-        yield Check(path, "warn", found, "enlarge it: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm")
+    message = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
+    if usage.free < min_bytes:
+        yield HealthCheck(
+            path, "warn", message, "enlarge it: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
+        )
     else:
-        yield Check(path, "ok", found)
+        yield HealthCheck(path, "ok", message)
 
 
-def disk(least_bytes: int = LEAST_DISK_BYTES) -> Iterable[Check]:
-    """Room for results here, and for Ray's session files."""
-    for path, what in ((Path.cwd(), "results"), (Path("/tmp"), "Ray's session files")):
+def disk(min_bytes: int = MIN_DISK_BYTES) -> Iterable[HealthCheck]:
+    """HealthCheck the disk space for results in the current folder, and for Ray's session files."""
+    for path, purpose in ((Path.cwd(), "results"), (Path("/tmp"), "Ray's session files")):
         usage = shutil.disk_usage(path)
-        found = f"{usage.free / GIB:.1f} GiB free for {what} in {path}"
-        if usage.free < least_bytes:
-            yield Check("disk", "warn", found, f"free some space in {path}, or choose another --out")
+        message = f"{usage.free / GIB:.1f} GiB free for {purpose} in {path}"
+        if usage.free < min_bytes:
+            yield HealthCheck("disk", "warn", message, f"free some space in {path}, or choose another --out")
         else:
-            yield Check("disk", "ok", found)
+            yield HealthCheck("disk", "ok", message)
 
 
 # -------------------------------------------------------------------------------------------------------- cluster
 
 
-def authentication() -> Iterable[Check]:
-    """Ray's token: which file, and who may read it."""
+def authentication() -> Iterable[HealthCheck]:
+    """HealthCheck which file holds Ray's token, and that only its owner can read it."""
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode is not None and mode != "token":
-        mend = "export RAY_AUTH_MODE=token: without it whoever reaches Ray's ports runs code here"
-        yield Check("Ray authentication", "warn", f"RAY_AUTH_MODE={mode}", mend)
+        fix = "export RAY_AUTH_MODE=token; without it, anyone who reaches Ray's ports can run code here"
+        yield HealthCheck("Ray authentication", "warn", f"RAY_AUTH_MODE={mode}", fix)
         return
     if os.environ.get("RAY_AUTH_TOKEN"):
-        yield Check("Ray authentication", "ok", "token from RAY_AUTH_TOKEN")
+        yield HealthCheck("Ray authentication", "ok", "token from RAY_AUTH_TOKEN")
         return
     path = token_path(os.environ)
     try:
         permissions = stat.S_IMODE(path.stat().st_mode)
     except OSError:
-        yield Check("Ray authentication", "ok", f"no token yet in {path}; a local Ray makes one")
+        yield HealthCheck("Ray authentication", "ok", f"no token in {path} yet; a local Ray creates one")
         return
     if permissions & 0o077:
-        yield Check(
+        yield HealthCheck(
             "Ray authentication",
             "warn",
-            f"{path} has mode {permissions:o}: others can read the token",
+            f"other users can read the token in {path} (mode {permissions:o})",
             f"chmod 600 {path}",
         )
     else:
-        yield Check("Ray authentication", "ok", f"token in {path}")
+        yield HealthCheck("Ray authentication", "ok", f"token in {path}")
 
 
-def left_behind(bootstrap: Path | None = None) -> Iterable[Check]:
-    """The address that `ray start` left here: does anybody answer?"""
+def stale_address(bootstrap: Path | None = None) -> Iterable[HealthCheck]:
+    """Warn if `ray start` left an address on this host where no Ray answers any more."""
     from study.orchestrate.cluster import BOOTSTRAP_FILE
 
     path = bootstrap or BOOTSTRAP_FILE
@@ -244,23 +256,23 @@ def left_behind(bootstrap: Path | None = None) -> Iterable[Check]:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError):
-        found = f"{path} names {address or 'nothing'}, where no Ray answers"
-        yield Check("stale Ray address", "warn", found, f"ray stop, or rm {path}")
+        message = f"no Ray answers at {address or 'the empty address'} in {path}"
+        yield HealthCheck("stale Ray address", "warn", message, f"ray stop, or rm {path}")
 
 
-def cluster(address: str | None) -> list[Check]:
-    """The cluster that a run would use; it is asked only where there may be one."""
+def cluster(address: str | None) -> list[HealthCheck]:
+    """Connect to the cluster that a run would use, if there may be one."""
     from study.orchestrate.cluster import ClusterError, connect, is_local
 
-    local = Check("cluster", "ok", "a run starts a local Ray")
+    local = HealthCheck("cluster", "ok", "none; a run starts a local Ray")
     if is_local(address):
         return [local]
-    asked = address or os.environ.get("RAY_ADDRESS")
+    requested = address or os.environ.get("RAY_ADDRESS")
     try:
-        with connect(asked or "auto") as found:
-            nodes = [f"{node.address} ({node.gpus} GPUs, {node.cpus} CPUs)" for node in found.nodes]
-            return [Check("cluster", "ok", f"{found.description}: {', '.join(nodes)}")]
+        with connect(requested or "auto") as connection:
+            nodes = [f"{node.address} ({node.gpus} GPUs, {node.cpus} CPUs)" for node in connection.nodes]
+            return [HealthCheck("cluster", "ok", f"{connection.description}: {', '.join(nodes)}")]
     except ClusterError as error:
-        if asked is None:  # what an ended cluster left behind, which is a check of its own
+        if requested is None:  # a stale address, which `stale_address` reports
             return [local]
-        return [Check("cluster", "fail", str(error), "start the cluster, or give its --address and token")]
+        return [HealthCheck("cluster", "fail", str(error), "start the cluster, or give its --address and token")]

@@ -1,4 +1,4 @@
-"""Files and folders that a user names, checked before anything starts: data, and workloads of their own."""
+"""Check the files and folders that a user names (data sets, workload files) before anything starts."""
 
 import ast
 import hashlib
@@ -16,7 +16,7 @@ _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
 def data_dir_path(value: Any, source: str) -> str:
-    """The absolute path of a folder that can be read."""
+    """Return the absolute path of a readable folder. Raises ConfigurationError."""
     path = _path(value, source)
     try:
         mode = path.stat().st_mode
@@ -32,9 +32,10 @@ def data_dir_path(value: Any, source: str) -> str:
 
 
 def refuse_endless(path: str, source: str) -> None:
-    """Refuses a named pipe, which may wait for ever for a writer, and a device, which may never end.
+    """Refuse named pipes, which may wait forever for a writer, and devices, which may never end.
 
-    What a shell pipes into this process has a writer. Raises OSError where there is nothing.
+    Input that a shell pipes into this process has a writer and is allowed. Raises ConfigurationError, or OSError if the
+    path does not exist.
     """
     mode = os.stat(path).st_mode
     is_piped_in = stat.S_ISFIFO(mode) and path.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
@@ -45,51 +46,56 @@ def refuse_endless(path: str, source: str) -> None:
 
 
 def dataset_in(folder: str) -> str:
-    """The data set whose files lie in a folder: in torchvision's layout, image files by class, a converted set, or
-    reviews as JSON Lines."""
-    found = [name for name, facts in DATASETS.items() if any(Path(folder, entry).exists() for entry in facts.found_by)]
+    """Return the name of the data set in a folder. Raises ConfigurationError unless there is exactly one.
+
+    Known are torchvision's layouts, image files by class, converted sets, and reviews as JSON Lines.
+    """
+    datasets = [
+        name for name, facts in DATASETS.items() if any(Path(folder, entry).exists() for entry in facts.found_by)
+    ]
     sets = storages_in(Path(folder))
-    if sets:  # whose manifest is a JSON file too
+    if sets:  # checked first: their manifests are JSON files too
         kinds = {kind_of(path) for path in sets.values() if read_manifest(path) is None}
-        found.append(kinds.pop() or "image_folder" if kinds else "image_folder")
+        datasets.append(kinds.pop() or "image_folder" if kinds else "image_folder")
     elif not Path(folder, "study.json").exists():
-        found += [
+        datasets += [
             name
             for name, facts in DATASETS.items()
             if any(any(Path(folder).glob(pattern)) for pattern in facts.file_patterns)
         ]
-    if len(found) > 1:
+    if len(datasets) > 1:
         raise ConfigurationError(
-            f"--data-dir: {folder} holds several data sets; choose one: --set dataset={' or --set dataset='.join(found)}"
+            f"--data-dir: {folder} contains several data sets; choose one: "
+            f"--set dataset={' or --set dataset='.join(datasets)}"
         )
-    if not found:
+    if not datasets:
         raise ConfigurationError(
-            f"--data-dir: {folder} holds no data set that is known; expected for {_expected()}; or a converted set"
+            f"--data-dir: {folder} contains no known data set; expected for {_expected()}; or a converted set"
         )
-    return found[0]
+    return datasets[0]
 
 
 def _expected() -> str:
-    """What a folder of each data set holds that needs one."""
-    held = {
+    """Describe the expected folder of each data set that needs one."""
+    layouts = {
         name: facts.layout or ", ".join([*(f"DIR/{entry}" for entry in facts.found_by), *facts.file_patterns])
         for name, facts in DATASETS.items()
         if facts.needs_data_dir
     }
-    return "; ".join(f"{name}: {what}" for name, what in held.items())
+    return "; ".join(f"{name}: {layout}" for name, layout in layouts.items())
 
 
 def storage_axis(folder: str) -> dict[str, tuple[str, ...]]:
-    """The storage format of a folder's images where it is no other than one; empty: the trial's own default."""
+    """Return the storage axis if a folder has images in one format only, other than JPEG. Else the default applies."""
     storages = tuple(storages_in(Path(folder)))
     return {"storage": storages} if len(storages) == 1 and storages != ("jpeg",) else {}
 
 
 def workload_spec(value: Any, source: str) -> tuple[str, str]:
-    """`FILE.py:NAME` with an absolute path, and the file's digest. The file is parsed, not run."""
+    """Return `FILE.py:NAME` with an absolute path, and the digest of the file. The file is parsed, not run."""
     text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if not text.endswith(".py") or not name.isidentifier():
-        raise ConfigurationError(f"{source} {shown(value)}: give path/to/file.py:name")
+        raise ConfigurationError(f"{source} {shown(value)}: expected path/to/file.py:name")
     path = _path(text, source)
     try:
         refuse_endless(str(path), source)
@@ -103,18 +109,19 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
     except SyntaxError as error:
         raise ConfigurationError(f"{source}: {path} line {error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigurationError(f"{source}: {path} is not Python: {one_line(error)}") from None
+        raise ConfigurationError(f"{source}: {path} is not valid Python: {one_line(error)}") from None
     names, complete = _defined_names(module.body)
     if complete and name not in names:
         functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
         raise ConfigurationError(
-            f"{source}: {path} defines no {name!r}{near(name, functions)}; its functions: {', '.join(functions) or 'none'}"
+            f"{source}: {path} does not define {name!r}{near(name, functions)}; "
+            f"functions: {', '.join(functions) or 'none'}"
         )
     return f"{path}:{name}", hashlib.sha256(content).hexdigest()[:8]
 
 
 def _defined_names(body: Iterable[ast.stmt]) -> tuple[set[str], bool]:
-    """Names that a module's top level binds, and whether these are all: after `import *` nobody knows."""
+    """Return the names bound at a module's top level. The flag is False if there may be more, after `import *`."""
     names: set[str] = set()
     complete = True
     for statement in body:

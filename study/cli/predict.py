@@ -1,4 +1,4 @@
-"""What `predict` tells of a results folder: predictions, the laws tried for them, and what to do next."""
+"""The `predict` command: predictions from a results folder, the laws behind them, and the next steps."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from study.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Outlook:
-    """Tables (title, heads, rows of strings) and lines for people, and the same as plain values."""
+    """Tables (title, headers, rows of strings) and lines for people, and the same as JSON values."""
 
     tables: list[tuple[str, list[str], list[tuple[str, ...]]]]
     lines: list[str]
@@ -31,49 +31,51 @@ class Outlook:
 def outlook(
     directory: str, gpus: str, interconnect: str | None, price_per_gpu_hour: float | None, goal: str | None
 ) -> Outlook:
-    """Predictions for so many GPUs (a comma list). Price and goal left out are those that the study was run with.
+    """Predict the step time, efficiency and cost on `gpus` GPUs (a comma list).
 
-    Raises ConfigurationError, ResultsError or PredictionError.
+    Price and goal default to those of the study. Raises ConfigurationError, ResultsError or PredictionError.
     """
     sizes = _sizes(gpus)
     if goal is not None and goal not in GOALS:
         raise ConfigurationError(f"--goal {goal!r} is not known; allowed: {', '.join(GOALS)}")
     if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < math.inf:
-        raise ConfigurationError(f"--price-per-gpu-hour {price_per_gpu_hour:g}: allowed: 0 or more")
+        raise ConfigurationError(f"--price-per-gpu-hour must be >= 0, got {price_per_gpu_hour:g}")
     analysis, *others = report_inputs(load(directory))
     goal = goal or analysis.record.goal
     price = analysis.record.price_per_gpu_hour if price_per_gpu_hour is None else price_per_gpu_hour
-    found = forecast(analysis, sizes, interconnect, price, directory)
-    trial = next_trial(analysis, found.models, max(sizes))
+    predicted = forecast(analysis, sizes, interconnect, price, directory)
+    trial = next_trial(analysis, predicted.models, max(sizes))
     advice = [
         sentence(analysis, trial),
         *(best(analysis, name) for name in ([goal] if goal else ("throughput", "cost"))),
     ]
-    aside = left_out(analysis, others)
-    made = (forecast_table(analysis, found.models, found.rows), laws(analysis), law_parameters(analysis))
+    omitted = left_out(analysis, others)
+    shown = (forecast_table(analysis, predicted.models, predicted.rows), laws(analysis), law_parameters(analysis))
     tables = []
-    for table in made:
+    for table in shown:
         cells = table.cells()
         tables.append((table.title, list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]))
     return Outlook(
-        tables, [*found.notes, *([aside] if aside else []), *advice], _as_json(analysis, found, trial, advice)
+        tables,
+        [*predicted.notes, *([omitted] if omitted else []), *advice],
+        _as_json(analysis, predicted, trial, advice),
     )
 
 
 def _sizes(gpus: str) -> list[int]:
     parts = [part.strip() for part in gpus.split(",")]
     if not all(re.fullmatch(r"[1-9][0-9]{0,5}", part) for part in parts):
-        raise ConfigurationError(f"--gpus {gpus!r}: allowed: numbers of 1 to 999999, separated by commas")
+        raise ConfigurationError(f"--gpus {gpus!r}: allowed: numbers from 1 to 999999, separated by commas")
     return sorted({int(part) for part in parts})
 
 
-def _as_json(analysis: ReportInputs, found: Forecast, trial: Any, advice: list[str]) -> dict[str, Any]:
+def _as_json(analysis: ReportInputs, predicted: Forecast, trial: Any, advice: list[str]) -> dict[str, Any]:
     return {
         "label": "predicted, not measured",
-        "series": [_series(model) for model in found.models],
-        "predictions": _records(found.rows),
+        "series": [_series(model) for model in predicted.models],
+        "predictions": _records(predicted.rows),
         "laws": _records(laws(analysis).frame.drop(columns="order", errors="ignore")),
-        "notes": found.notes,
+        "notes": predicted.notes,
         "next_trial": _plain(trial.__dict__) if trial else None,
         "advice": advice,
     }
@@ -102,7 +104,7 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _plain(row: dict[Any, Any]) -> dict[str, Any]:
-    """Values as JSON has them; what is not known is null."""
+    """Return JSON values. Unknown values are null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list):

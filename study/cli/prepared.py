@@ -1,4 +1,4 @@
-"""What a plan says of its trials: how many trainings run side by side, and what to know before anyone trusts them."""
+"""A plan with its configuration, and the warnings that a user should read before trusting its trials."""
 
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -15,46 +15,49 @@ from trainables.train.schedule import warning
 from trainables.trial import Trial
 
 
-def side_by_side(asked: int, trials: Sequence[Trial], nodes: Capacity) -> int:
-    """How many trainings run at a time: as many as were asked for, as far as they fit."""
+def concurrent_trainings(max_concurrent: int, trials: Sequence[Trial], nodes: Capacity) -> int:
+    """Return how many trainings run at a time: `max_concurrent`, or fewer if no more fit on the nodes."""
     trainings = [trial for trial in trials if can_share_host(trial)]
-    return max(1, min(asked, len(concurrent_slots(trainings, nodes)))) if asked > 1 and trainings else 1
+    return (
+        max(1, min(max_concurrent, len(concurrent_slots(trainings, nodes)))) if max_concurrent > 1 and trainings else 1
+    )
 
 
-def warnings(asked: int, running: int, trials: Sequence[Trial]) -> list[str]:
-    """Lines for people, each once; `running` of the `asked` trainings run at a time."""
+def warnings(max_concurrent: int, concurrent: int, trials: Sequence[Trial]) -> list[str]:
+    """Return one line per distinct warning. `concurrent` trainings run at a time, `max_concurrent` were requested."""
     lines = [f"warning: {line}" for trial in trials if trial.epochs and (line := warning(trial))]
-    if running < asked and any(map(can_share_host, trials)):
-        lines.append(f"--max-concurrent {asked}: no more than {running} fit here, so that many train side by side")
+    if concurrent < max_concurrent and any(map(can_share_host, trials)):
+        lines.append(f"warning: --max-concurrent {max_concurrent}: only {concurrent} trainings fit at the same time")
     return list(dict.fromkeys(lines))
 
 
-def replaced_by_workload(asked: Container[str], trials: Sequence[Trial]) -> list[str]:
-    """Lines for people on fields in place of which a user's workload stands, where they were asked for or differ."""
+def workload_warnings(requested: Container[str], trials: Sequence[Trial]) -> list[str]:
+    """Return a warning per field that a user's workload replaces, if the field was requested or varies."""
     lines = []
     for field in ("model", "dataset"):
         values = list(dict.fromkeys(getattr(trial, field) for trial in trials if trial.workload))
-        if len(values) > 1 or (values and field in asked):
+        if len(values) > 1 or (values and field in requested):
             lines.append(
-                f"warning: a workload brings its own {field}; {field} {', '.join(values)} only reaches its function, as "
-                f"trial.{field}" + (", and where that does not use it, all are the same" if len(values) > 1 else "")
+                f"warning: the workload defines its own {field}; {field} {', '.join(values)} is only passed to it as "
+                f"trial.{field}" + ("; if it ignores that field, these trials are identical" if len(values) > 1 else "")
             )
     return lines
 
 
 @dataclass(frozen=True)
 class PreparedStudy:
-    """A plan with all that a command says about it. `unfit` are the rows that keep it from starting.
+    """A plan with everything that a command prints about it.
 
-    `known` are the trials that the results folder held when it was read.
+    does_not_fit: the rows that keep the plan from starting. concurrent: trainings that run at a time. known: the trials
+    that the results folder held when it was read.
     """
 
     configuration: Configuration
     study: Study
     rows: Sequence[PlannedTrial]
-    unfit: Sequence[PlannedTrial]
+    does_not_fit: Sequence[PlannedTrial]
     estimate: Estimate
-    side_by_side: int
+    concurrent: int
     known: KnownTrials
 
     @property
@@ -69,11 +72,11 @@ class PreparedStudy:
 
     @property
     def yaml(self) -> str:
-        """The configuration that asks for this plan again."""
+        """The configuration file that reproduces this plan."""
         return to_yaml(self.configuration, self.study)
 
     def label(self, row: PlannedTrial) -> str:
-        """What sets a row apart in its study, without its repeat."""
+        """Return the values that distinguish a row within its study, without its repeat."""
         names = self.study.varying or ["world_size"]
-        named = ", ".join(f"{name} {row.fields[name]}" for name in names if name in row.fields)
-        return f"{row.case}: {named}" if row.case else named
+        values = ", ".join(f"{name} {row.fields[name]}" for name in names if name in row.fields)
+        return f"{row.case}: {values}" if row.case else values

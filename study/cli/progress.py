@@ -1,4 +1,4 @@
-"""One live line of progress on stderr; plain lines where nobody watches a terminal; nothing when told to be quiet."""
+"""Progress of a run on stderr: a live display on a terminal, plain lines in a log, nothing if quiet."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from study.orchestrate.protocol import Event
 from trainables.trial import Trial
 
 EPOCH_LINES_EVERY_S = 30.0
-"""how often a training is told of where nobody watches a terminal"""
+"""time between two lines about the same training in a log"""
 
 
 class Progress:
-    """Shows a run of `trials`, fed by its events. A context manager.
+    """Show the progress of a run from its events. A context manager.
 
-    Time left is the time so far for each trial that ended, times the trials left: it holds the start of worker groups
-    too. Failures and what ran out of memory stay on the screen as lines of their own.
+    The time left is the mean time per ended trial, including starts of worker groups, times the remaining trials. Lines
+    about trials that failed or ran out of memory stay on the screen.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class Progress:
         self.study_name = study_name
         self.left = len(trials)
         self.ended = 0
-        self.doing = "starting"
+        self.activity = "starting"
         self.running: dict[str, str] = {}
-        self.told_epoch_at_s: dict[str, float] = {}
+        self.last_epoch_line_at_s: dict[str, float] = {}
         self.throughput: float | None = None
         self.started_at_s = time.monotonic()
         self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False, quiet=quiet)
@@ -54,34 +54,34 @@ class Progress:
         self.live.stop()
 
     def __getstate__(self) -> dict[str, object]:
-        return {}  # Tune pickles its callbacks into a state of its own, and with them who listens: a screen is not kept
+        return {}  # Tune pickles its callbacks and their listeners, and a console cannot be pickled
 
     def on_event(self, event: Event) -> None:
-        """Takes in what happened, and shows it."""
+        """Update the display with an event."""
         if event.kind == "group_starting":
-            self.doing = "starting a worker group"
+            self.activity = "starting a worker group"
         elif event.kind == "trial_started" and event.trial:
-            self.running[event.trial.trial_id], self.doing = describe(event.trial), "next trial"
+            self.running[event.trial.trial_id], self.activity = describe(event.trial), "next trial"
         elif event.kind == "epoch_ended" and event.trial:
-            self._tell_epoch(event.trial, event.summary)
+            self._show_epoch(event.trial, event.summary)
         elif event.kind == "trial_ended" and event.trial:
             self.ended += 1
             self.left -= 1
             self.running.pop(event.trial.trial_id, None)
             self.throughput = event.summary.get("throughput_samples_per_s", self.throughput)
-            self._tell_end(event, event.trial)
+            self._show_end(event, event.trial)
         if not self.live.is_started and event.kind == "group_starting":
-            self.console.print(self.doing)
+            self.console.print(self.activity)
 
-    def _tell_epoch(self, trial: Trial, row: Mapping[str, Any]) -> None:
+    def _show_epoch(self, trial: Trial, row: Mapping[str, Any]) -> None:
         now_s = time.monotonic()
-        line = self.running[trial.trial_id] = f"{describe(trial)}: {epoch_in_words(trial, row)}"
-        told_at_s = self.told_epoch_at_s.setdefault(trial.trial_id, self.started_at_s)
-        if not self.live.is_started and now_s - told_at_s >= EPOCH_LINES_EVERY_S:
-            self.told_epoch_at_s[trial.trial_id] = now_s
+        line = self.running[trial.trial_id] = f"{describe(trial)}: {_epoch_and_accuracy(trial, row)}"
+        last_line_at_s = self.last_epoch_line_at_s.setdefault(trial.trial_id, self.started_at_s)
+        if not self.live.is_started and now_s - last_line_at_s >= EPOCH_LINES_EVERY_S:
+            self.last_epoch_line_at_s[trial.trial_id] = now_s
             self.console.print(line, soft_wrap=True)
 
-    def _tell_end(self, event: Event, trial: Trial) -> None:
+    def _show_end(self, event: Event, trial: Trial) -> None:
         line = f"{event.status.replace('_', ' ')}: {describe(trial)}"
         if event.reason:
             line += f": {event.reason}"
@@ -92,20 +92,20 @@ class Progress:
                 self.console.print(line, soft_wrap=True)
             return
         if trial.epochs and "epoch" in event.summary:
-            line += f", {epoch_in_words(trial, event.summary)}"
+            line += f", {_epoch_and_accuracy(trial, event.summary)}"
         rate = event.summary.get("throughput_samples_per_s")
         line += f", {rate:,.0f} samples/s" if rate is not None else ""
         self.console.print(f"[{self.ended}/{self.ended + self.left}{self._time_left()}] {line}", soft_wrap=True)
 
     def render(self) -> Text:
-        """The live display: a bar with counts, time left and the last throughput, and below it the current trials."""
+        """Return the live display: a bar with counts, time left and the last throughput, then the running trials."""
         total = self.ended + self.left
         filled = 20 * self.ended // total if total else 20
-        first = f"{self.study_name} {'━' * filled}{'╌' * (20 - filled)} {self.ended}/{total}{self._time_left()}"
+        bar = f"{self.study_name} {'━' * filled}{'╌' * (20 - filled)} {self.ended}/{total}{self._time_left()}"
         if self.throughput is not None:
-            first += f", last {self.throughput:,.0f} samples/s"
-        text = Text(first, style="bold", no_wrap=True, overflow="ellipsis")
-        return text.append("".join(f"\n{line}" for line in self.running.values() or [self.doing]), style="not bold")
+            bar += f", last {self.throughput:,.0f} samples/s"
+        text = Text(bar, style="bold", no_wrap=True, overflow="ellipsis")
+        return text.append("".join(f"\n{line}" for line in self.running.values() or [self.activity]), style="not bold")
 
     def _time_left(self) -> str:
         if not self.ended or not self.left:
@@ -115,31 +115,30 @@ class Progress:
 
 
 def describe(trial: Trial) -> str:
-    """A trial in words short enough for a terminal's line."""
-    what = trial.workload.rpartition(":")[2] if trial.workload else trial.model
+    """Return a description of a trial that fits on a terminal line."""
+    network = trial.workload.rpartition(":")[2] if trial.workload else trial.model
     ranks = (
         f"{trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'' if trial.world_size == 1 else 's'}"
     )
     if trial.epochs:
-        scaled = "" if trial.lr_rule == "none" else f" {trial.lr_rule}"
+        lr_rule = "" if trial.lr_rule == "none" else f" {trial.lr_rule}"
         return (
-            f"{what} {trial.precision}, {ranks}, global batch {trial.global_batch}, {trial.optimizer}{scaled}, "
+            f"{network} {trial.precision}, {ranks}, global batch {trial.global_batch}, {trial.optimizer}{lr_rule}, "
             f"seed {trial.seed}"
         )
     return (
-        f"{what} {trial.precision}, {ranks}, batch {trial.batch_per_gpu}, "
+        f"{network} {trial.precision}, {ranks}, batch {trial.batch_per_gpu}, "
         f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}, repeat {trial.repeat + 1}"
     )
 
 
-def epoch_in_words(trial: Trial, row: Mapping[str, Any]) -> str:
-    """How far a training has come, from a row of its epochs."""
+def _epoch_and_accuracy(trial: Trial, row: Mapping[str, Any]) -> str:
     accuracy = row.get("validation_top1")
-    return f"epoch {row['epoch']}/{trial.epochs}" + ("" if accuracy is None else f", {accuracy:.1%} right")
+    return f"epoch {row['epoch']}/{trial.epochs}" + ("" if accuracy is None else f", accuracy {accuracy:.1%}")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 3 min, 1 h 20 min."""
+    """Format seconds for people: 42 s, 3 min, 1 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

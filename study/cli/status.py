@@ -1,47 +1,53 @@
-"""What a results folder says of its trials: how many there are of each status, which failed and why, what is left."""
+"""Summarize the trials of a results folder: counts by status, failures with their reasons, trials that are left."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.load.study_record import StudyRecord
-from study.store.records import ordered
+from study.store.records import count_statuses
 
 if TYPE_CHECKING:
     from study.store.store import Store
 
 
-def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
-    """Where a trial's error log lies; whatever a record calls it, it has one name."""
+def failure_of(store: "Store", record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return id, status, reason and error log of a failed trial."""
+    return {
+        "trial_id": record["trial_id"],
+        "status": record["status"],
+        "reason": record.get("reason"),
+        "log": _log_path(store, record),
+    }
+
+
+def failure_line(failure: Mapping[str, Any]) -> str:
+    """Return one line for people about a failed trial, as `failure_of` describes it."""
+    return f"{failure['status']}: {failure['trial_id']}: {failure['reason']}; log: {failure['log'] or 'none'}"
+
+
+def status_of(directory: str) -> dict[str, Any]:
+    """Return counts by status, failures, damaged trials, and planned trials that have not run. Raises StoreError."""
+    from study.store.store import Store
+
+    store = Store.at(directory)
+    study, (records, damaged) = store.study(), store.scan()
+    recorded = {record["trial_id"] for record in records}
+    planned = StudyRecord.of(study).planned_trials or ()
+    return {
+        "study": study["name"],
+        "question": study.get("question"),
+        "counts": count_statuses(record["status"] for record in records),
+        "failures": [failure_of(store, record) for record in records if record["status"] in ("failed", "timeout")],
+        "left": [trial_id for trial_id in planned if trial_id not in recorded],
+        "damaged": damaged,
+        "command": study.get("command"),
+    }
+
+
+def _log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
+    """Return where a trial's error log is, or None if it has none. The file name in the record is not trusted."""
     if not record.get("log"):
         return None
     if store.is_packed:
         return f"{store.out.rstrip('/')}/trials.parquet, column error.log"
     return f"{store.trial_folder(record['trial_id'])}/error.log"
-
-
-def status_of(directory: str) -> dict[str, Any]:
-    """Counts by status, failures, and planned trials that have not been run."""
-    from study.store.store import Store
-
-    store = Store.at(directory)
-    study, (records, damaged) = store.study(), store.scan()
-    known = {record["trial_id"] for record in records}
-    planned = StudyRecord.of(study).planned_trials or ()
-    return {
-        "study": study["name"],
-        "question": study.get("question"),
-        "counts": ordered(record["status"] for record in records),
-        "failures": [
-            {
-                "trial_id": record["trial_id"],
-                "status": record["status"],
-                "reason": record.get("reason"),
-                "log": log_path(store, record),
-            }
-            for record in records
-            if record["status"] in ("failed", "timeout")
-        ],
-        "left": [trial_id for trial_id in planned if trial_id not in known],
-        "damaged": damaged,
-        "command": study.get("command"),
-    }

@@ -1,4 +1,4 @@
-"""Tables for a terminal, on stdout."""
+"""Print tables and lists to stdout, fitted to the terminal."""
 
 import sys
 import textwrap
@@ -9,31 +9,32 @@ from rich.console import Console
 from rich.table import Table
 
 from study.cli.progress import duration
+from study.cli.status import failure_line
 
 if TYPE_CHECKING:
-    from study.cli.doctor import Check
+    from study.cli.doctor import HealthCheck
     from study.cli.predict import Outlook
     from study.cli.prepared import PreparedStudy
 
 _GAP = 2
-"""columns between those of a table"""
+"""character columns between the columns of a table"""
 
-_BESIDE_AN_ID = 60
-"""columns that status and reason need beside a trial's id"""
+_STATUS_AND_REASON_WIDTH = 60
+"""character columns for status and reason next to a trial's id"""
 
 
 def terminal() -> Console:
-    """Plain text, never markup: trial ids and reasons may hold brackets. A pipe gets long lines whole."""
+    """Return a console without markup: ids and reasons may contain brackets. A pipe gets long lines unwrapped."""
     return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def print_plan(prepared: "PreparedStudy") -> None:
-    """Every trial with its status and reason, then counts, time and cost.
+    """Print every trial with its status and reason, then counts, time and cost.
 
-    Where a reason beside each trial would cut the trials' ids in two, the reasons are numbered and stand below.
+    If reasons next to the ids would split the ids, they are numbered and printed below the table.
     """
     console = terminal()
-    named = [
+    labelled_rows = [
         (row.trial.trial_id if row.trial else f"{prepared.label(row)}, repeat {row.fields['repeat']}", row)
         for row in prepared.rows
     ]
@@ -41,18 +42,18 @@ def print_plan(prepared: "PreparedStudy") -> None:
     reasons = {
         reason: i for i, reason in enumerate(dict.fromkeys(row.reason for row in prepared.rows if row.reason), 1)
     }
-    beside = console.width >= longest_id + _BESIDE_AN_ID
+    reasons_in_table = console.width >= longest_id + _STATUS_AND_REASON_WIDTH
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trial", overflow="fold")
     table.add_column("status", no_wrap=True)
     if reasons:
-        table.add_column("reason", overflow="fold", no_wrap=not beside)
-    for what, row in named:
-        reason = row.reason if beside or not row.reason else f"[{reasons[row.reason]}]"
-        table.add_row(what, row.status.replace("_", " "), *([reason] if reasons else []))
+        table.add_column("reason", overflow="fold", no_wrap=not reasons_in_table)
+    for label, row in labelled_rows:
+        reason = row.reason if reasons_in_table or not row.reason else f"[{reasons[row.reason]}]"
+        table.add_row(label, row.status.replace("_", " "), *([reason] if reasons else []))
     console.print(f"{prepared.study.name}: {prepared.study.question}\n")
     console.print(table)
-    if not beside:
+    if not reasons_in_table:
         for reason, i in reasons.items():
             console.print(f"[{i}] {reason}", soft_wrap=True)
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in prepared.counts.items())
@@ -62,38 +63,35 @@ def print_plan(prepared: "PreparedStudy") -> None:
 
 
 def _estimate(prepared: "PreparedStudy") -> str:
-    found = prepared.estimate
-    if found.duration_s is None:
-        return f"estimated time: unknown ({found.basis})"
-    parts = [f"estimated time: {duration(found.duration_s)}"]
-    if found.gpu_hours:
-        parts.append(f"{found.gpu_hours:.2f} GPU-hours")
-    if found.cost is not None:
-        parts.append(f"cost {found.cost:.2f}")
-    return f"{', '.join(parts)} ({found.basis})"
+    estimate = prepared.estimate
+    if estimate.duration_s is None:
+        return f"estimated time: unknown ({estimate.basis})"
+    parts = [f"estimated time: {duration(estimate.duration_s)}"]
+    if estimate.gpu_hours:
+        parts.append(f"{estimate.gpu_hours:.2f} GPU-hours")
+    if estimate.cost is not None:
+        parts.append(f"cost {estimate.cost:.2f}")
+    return f"{', '.join(parts)} ({estimate.basis})"
 
 
-def print_status(found: dict[str, Any]) -> None:
-    """What `study.cli.status.status_of` found."""
+def print_status(status: dict[str, Any]) -> None:
+    """Print the result of `study.cli.status.status_of`."""
     console = terminal()
-    counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in found["counts"].items())
-    again = f", {len(found['failures'])} to run again" if found["failures"] else ""
-    console.print(f"study {found['study']}: {counts or 'no trial has been run'}; {len(found['left'])} left{again}")
-    for failure in found["failures"]:
-        console.print(
-            f"{failure['status']}: {failure['trial_id']}: {failure['reason']}; log: {failure['log'] or 'none'}",
-            soft_wrap=True,
-        )
-    for trial_id in found["damaged"]:
-        console.print(f"damaged, runs again: {trial_id}", soft_wrap=True)
-    for trial_id in found["left"]:
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["counts"].items())
+    failed = f", {len(status['failures'])} to run again" if status["failures"] else ""
+    console.print(f"study {status['study']}: {counts or 'no trial has run'}; {len(status['left'])} left{failed}")
+    for failure in status["failures"]:
+        console.print(failure_line(failure), soft_wrap=True)
+    for trial_id in status["damaged"]:
+        console.print(f"damaged, will run again: {trial_id}", soft_wrap=True)
+    for trial_id in status["left"]:
         console.print(f"left: {trial_id}", soft_wrap=True)
-    if found["command"] and (found["left"] or found["failures"] or found["damaged"]):
-        console.print(f"run what is left with: {found['command']}", soft_wrap=True)
+    if status["command"] and (status["left"] or status["failures"] or status["damaged"]):
+        console.print(f"run the remaining trials with: {status['command']}", soft_wrap=True)
 
 
 def print_summary(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """A table; where the terminal is too narrow for it without cutting words, a few lines for each row."""
+    """Print a table, or a few lines per row if the terminal is too narrow for the table without splitting words."""
     if not rows:
         return
     console = terminal()
@@ -111,13 +109,13 @@ def print_summary(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> No
 
 
 def _as_lines(columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
-    """What is the same in every row once, then each row; what is not known is left out."""
-    same = [len(rows) > 1 and len(set(cells)) == 1 for cells in zip(*rows, strict=True)]
-    shared = _pairs(name for name in zip(columns, rows[0], same, strict=True) if name[2])
+    """Yield the cells that all rows share once, then the other cells of each row. Unknown values are left out."""
+    is_shared = [len(rows) > 1 and len(set(cells)) == 1 for cells in zip(*rows, strict=True)]
+    shared = _pairs(name for name in zip(columns, rows[0], is_shared, strict=True) if name[2])
     if shared:
-        yield textwrap.fill(f"in every row: {shared}", width, break_long_words=False, break_on_hyphens=False)
+        yield textwrap.fill(f"all rows: {shared}", width, break_long_words=False, break_on_hyphens=False)
     for row in rows:
-        text = _pairs(cell for cell in zip(columns, row, same, strict=True) if not cell[2])
+        text = _pairs(cell for cell in zip(columns, row, is_shared, strict=True) if not cell[2])
         yield textwrap.fill(
             text, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
@@ -127,31 +125,32 @@ def _pairs(cells: Iterable[tuple[str, str, bool]]) -> str:
     return "; ".join(f"{column}: {' '.join(cell.split())}" for column, cell, _ in cells if cell.strip(" –"))
 
 
-def print_outlook(found: "Outlook") -> None:
-    """Predictions, the laws behind them, and what to do next."""
+def print_outlook(outlook: "Outlook") -> None:
+    """Print the predictions, the laws behind them, and the next steps."""
     console = terminal()
-    for title, columns, rows in found.tables:
+    for title, columns, rows in outlook.tables:
         console.print(f"{title}\n")
         print_summary(columns, rows)
         console.print()
-    for line in found.lines:
+    for line in outlook.lines:
         console.print(line, soft_wrap=True)
 
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
-def print_checks(checks: "Sequence[Check]", only_troubles: bool) -> None:
-    """What the doctor found, and the mend of each trouble."""
+def print_checks(checks: "Sequence[HealthCheck]", only_problems: bool) -> None:
+    """Print the doctor's checks, with a fix for each problem."""
     from rich.text import Text
 
     console = terminal()
     for check in checks:
-        if only_troubles and check.status == "ok":
+        if only_problems and check.status == "ok":
             continue
         console.print(
-            Text(f"{_MARKS[check.status][0]:4} ", style=_MARKS[check.status][1]) + Text(f"{check.name}: {check.found}"),
+            Text(f"{_MARKS[check.status][0]:4} ", style=_MARKS[check.status][1])
+            + Text(f"{check.name}: {check.message}"),
             soft_wrap=True,
         )
-        if check.mend:
-            console.print(f"     mend: {check.mend}", soft_wrap=True)
+        if check.fix:
+            console.print(f"     fix: {check.fix}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Files and folders of a local results folder, replaced so that a kill at any moment leaves the old, the new or none."""
+"""Replace files and folders of a local results folder. A kill at any moment leaves the old, the new, or none."""
 
 import json
 import os
@@ -13,58 +13,59 @@ from typing import BinaryIO
 
 import psutil
 
-ABANDONED_AFTER_S = 3600.0  # what another host was writing, whose processes cannot be asked
+ABANDONED_AFTER_S = 3600.0
+"""age from which a partial write by another host counts as abandoned; its processes cannot be queried"""
 
 
 def replace_file(root: Path, name: str, content: bytes) -> None:
-    """Writes root/name, in a folder that is there, so that a reader sees the old or the new one, whole."""
-    beside, final = _beside(root), root / name
-    _write(beside, content)
-    beside.replace(final)
+    """Write root/name atomically: a reader sees the complete old or new file. The parent folder must exist."""
+    partial, final = _partial_path(root), root / name
+    _write(partial, content)
+    partial.replace(final)
     _sync_folder(final.parent)
 
 
 @contextmanager
 def new_file(root: Path, name: str) -> Iterator[BinaryIO]:
-    """Writes root/name like `replace_file`, from what the caller writes meanwhile; an error leaves no trace of it."""
-    beside, final = _beside(root), root / name
+    """Open root/name for writing, and replace it atomically at the end. An error leaves the old file as it is."""
+    partial, final = _partial_path(root), root / name
     try:
-        with beside.open("wb") as file:
+        with partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(final)
+        partial.replace(final)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     _sync_folder(final.parent)
 
 
 def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> None:
-    """Makes root/trials/trial_id hold exactly `files`, with trial.json as the last of them, by writing beside.
+    """Replace root/trials/trial_id by a folder with exactly these files, written to a partial folder first.
 
-    A name may have folders in it (traces/rank0.json.gz).
+    A file name may contain folders (traces/rank0.json.gz).
 
-    A folder cannot be renamed over another, so that an earlier one is moved away first: for that moment there is
-    none, and if the writer dies in it, `clear_partial` puts the new one, which is whole, in its place.
+    A folder cannot be renamed over another one, so an earlier one is moved away first. If the writer is killed between
+    the two renames, `clear_partial` moves the complete new folder to its place.
     """
-    beside, final = _beside(root), root / "trials" / trial_id
-    replaced = beside.with_name(f"replaced-{beside.name}")
-    folders = dict.fromkeys((beside / name).parent for name in files)
+    partial, final = _partial_path(root), root / "trials" / trial_id
+    replaced = partial.with_name(f"replaced-{partial.name}")
+    folders = dict.fromkeys((partial / name).parent for name in files)
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        _write(beside / name, content)
+        _write(partial / name, content)
     for folder in folders:
         _sync_folder(folder)
     if final.exists():
         final.rename(replaced)
-    beside.rename(final)
+    partial.rename(final)
     _sync_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def clear_partial(root: Path) -> None:
-    """Ends what killed writers began in a results folder: what was complete gets its place, the rest is removed."""
+    """Clean up after killed writers: move complete trial folders to their places, and remove other partial writes."""
     for partial in (root / ".partial").glob("*"):
         if not _is_abandoned(partial):
             continue
@@ -78,19 +79,19 @@ def clear_partial(root: Path) -> None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Does this name a folder, and none above or elsewhere?"""
+    """Return True if this is the name of a visible folder, and no path to a parent or elsewhere."""
     return name.replace("-", "").replace("_", "").replace(".", "").isalnum() and not name.startswith(".")
 
 
-def _beside(root: Path) -> Path:
-    """A new path in root/.partial that tells who writes there."""
-    partial = root / ".partial"
-    partial.mkdir(parents=True, exist_ok=True)
-    return partial / f"{os.getpid()}-{uuid.uuid4().hex}-{socket.gethostname()}"
+def _partial_path(root: Path) -> Path:
+    """Return a new path in root/.partial whose name contains the writer's pid and host."""
+    folder = root / ".partial"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{os.getpid()}-{uuid.uuid4().hex}-{socket.gethostname()}"
 
 
 def _is_abandoned(partial: Path) -> bool:
-    """Is the writer of this gone? On another host that is only known by its age."""
+    """Return True if the writer is gone. On another host, only the age of the write tells."""
     pid, _, host = f"{partial.name.removeprefix('replaced-')}--".split("-", 2)
     if host.removesuffix("--") == socket.gethostname() and pid.isdecimal() and not psutil.pid_exists(int(pid)):
         return True
@@ -98,6 +99,7 @@ def _is_abandoned(partial: Path) -> bool:
 
 
 def _complete_trial_id(folder: Path) -> str | None:
+    """Return the id of the trial in a partial folder, or None if the folder is not complete."""
     try:
         trial_id = json.loads((folder / "trial.json").read_bytes())["trial_id"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -106,7 +108,7 @@ def _complete_trial_id(folder: Path) -> str | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes a file that is on the disk when this returns."""
+    """Write a file and flush it to disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -114,7 +116,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Makes the names in a folder survive a power cut."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

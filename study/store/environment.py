@@ -1,4 +1,4 @@
-"""What a number was measured on: every node, rank and version that took part."""
+"""Describe the environment of a measurement: nodes, ranks, versions, environment variables and code."""
 
 import ast
 import contextlib
@@ -26,16 +26,16 @@ RECORDED_VARIABLES = (
     "TORCH_NCCL_ENABLE_TIMING",
 )
 RECORDED_PREFIXES = ("NCCL_", "GLOO_")
-"""environment variables worth keeping; all others stay out of results, for they may hold secrets"""
+"""environment variables to record; all others may contain secrets"""
 
 JPEG_LIBRARIES = {"nvimagecodec": "nvidia-nvimgcodec-cu13", "torchcodec": "torchcodec"}
-"""that may be installed and change how a GPU decodes; see `trainables/data/images/gpu/jpeg.py`"""
+"""optional packages that change how a GPU decodes JPEG (`trainables/data/images/gpu/jpeg.py`)"""
 
 TRAINABLES = Path(__file__).resolve().parent.parent.parent / "trainables"
 
 
 def node_facts(node_id: str) -> dict[str, Any]:
-    """The host that this process runs on: CPU, memory, GPUs with UUID and driver."""
+    """Describe the host of this process: CPU, memory, GPUs with UUID and driver."""
     return {
         "node_id": node_id,
         "host": socket.gethostname(),
@@ -47,7 +47,7 @@ def node_facts(node_id: str) -> dict[str, Any]:
 
 
 def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
-    """One rank's device (name and UUID on CUDA, else "cpu") and process: the CPUs that it may run on, and its niceness."""
+    """Describe a rank's device (name and UUID on CUDA, else "cpu") and process (allowed CPUs, niceness)."""
     import torch
 
     return {
@@ -62,35 +62,35 @@ def rank_facts(rank: int, node_id: str, device: Any) -> dict[str, Any]:
 
 
 def readings(device: Any) -> dict[str, Any]:
-    """The state of a rank's GPU (null on CPU ranks, and where the driver does not say) and of its host right now.
+    """Read the current state of a rank's GPU and host. GPU values are None on CPU ranks or if the driver has none.
 
-    `load_average_1min` counts processes that run or wait to, as getloadavg(3) has it; those of the study are in it.
+    `load_average_1min` counts running and waiting processes, including the study's own (getloadavg(3)).
     """
     return nvml.state(_uuid(device)) | {"load_average_1min": os.getloadavg()[0]}
 
 
 def energies(devices: Sequence[Any]) -> list[dict[str, float | None]]:
-    """The energy counter of each of these GPUs, with the time of its reading; null on CPUs."""
+    """Read the energy counter of each GPU, with the time of the reading. None on CPUs."""
     return [nvml.energy(_uuid(device)) for device in devices]
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of what is installed on the driver's host; imports none of it."""
-    found = {"python": platform.python_version()}
+    """Return the versions of the packages installed on the driver's host, without importing them."""
+    installed = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "ray", "numpy", "pandas", "pyarrow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what computes; imports torch."""
+    """Return the versions of the libraries that ranks compute with. Imports torch."""
     import torch
 
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
     return {
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a subclass of str that only unpickles where torch is
+        "torch": str(torch.__version__),  # a str subclass, which needs torch to unpickle
         "torchvision": metadata.version("torchvision"),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
@@ -99,7 +99,7 @@ def versions() -> dict[str, str | None]:
 
 
 def variables() -> dict[str, str]:
-    """The recorded environment variables of this process."""
+    """Return the recorded environment variables of this process."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -108,33 +108,33 @@ def variables() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit of this project's checkout and whether it has changes; both None outside a checkout."""
+    """Return the commit of this checkout, and whether it has changes. Both are None outside a checkout."""
     root = Path(__file__).resolve().parent.parent.parent
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return completed.stdout.strip() if completed.returncode == 0 else None
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
 def measuring_code(root: Path = TRAINABLES) -> str:
-    """Return a digest of the modules that ranks run: if it is the same, so is what was timed, whatever the commit.
+    """Return a digest of the modules that ranks run. Equal digests mean equal measured code, even across commits.
 
-    Comments, documentation, layout of the text and the paths of the modules do not count.
+    Comments, docstrings, formatting and the paths of modules do not change it.
     """
     modules = sorted(_code_of(file.read_text(), f"{root.name}.") for file in root.rglob("*.py"))
     return hashlib.sha256("\0".join(modules).encode()).hexdigest()[:12]
 
 
 def _code_of(text: str, package: str) -> str:
-    """Return a module's code without documentation and without the paths of modules in `package` ("trainables.")."""
+    """Return a module's code without docstrings and without the paths of modules in `package` ("trainables.")."""
     tree = ast.parse(text)
     imported: list[str] = []
     for node in ast.walk(tree):
@@ -169,7 +169,7 @@ def _cpu_model() -> str:
 
 
 def _uuid(device: Any) -> str | None:
-    """The name by which CUDA and NVML know the same GPU; None on a CPU."""
+    """Return the UUID that identifies a GPU in both CUDA and NVML, or None on a CPU."""
     if device.type != "cuda":
         return None
     import torch
@@ -178,7 +178,7 @@ def _uuid(device: Any) -> str | None:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    if nvml.trouble():
+    if nvml.initialization_error():
         return []
     driver = pynvml.nvmlSystemGetDriverVersion()
     gpus = []
@@ -197,7 +197,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _version(package: str) -> str | None:
-    """None where it is not installed: benchmarks of one rank need no Ray."""
+    """Return the version of a package, or None if it is not installed: one-rank benchmarks need no Ray."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What the driver's own library says about a GPU. Whatever it does not say on this GPU or driver is None."""
+"""Query GPUs through NVML. A value that this GPU or driver does not support is None."""
 
 import functools
 import time
@@ -7,19 +7,19 @@ from typing import Any
 
 import pynvml
 
-SLOWED_BY = {
+THROTTLE_REASONS = {
     0x4: "power limit",
     0x8: "hardware slowdown",
     0x20: "temperature (software)",
     0x40: "temperature (hardware)",
     0x80: "power brake",
 }
-"""bits of NVML's clocks event reasons (nvml.h) that slow a working GPU; idle and settings that the owner made do not"""
+"""bits of NVML's clocks event reasons (nvml.h) that mean throttling; idle and user-set clocks do not"""
 
 
 @functools.cache
-def trouble() -> str | None:
-    """Why there is no driver to ask, or None. Opens the library, once for the life of this process."""
+def initialization_error() -> str | None:
+    """Initialize NVML once per process. Return the error, or None on success."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -27,34 +27,33 @@ def trouble() -> str | None:
     return None
 
 
-def asked(question: Callable[..., Any], *arguments: Any) -> Any:
-    """The library's answer to one of its functions, or None where this GPU or driver does not know."""
+def query(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an NVML function. Return None if this GPU or driver does not support it."""
     try:
-        return question(*arguments)
+        return function(*arguments)
     except pynvml.NVMLError:
         return None
 
 
 def energy(uuid: str | None) -> dict[str, float | None]:
-    """The energy counter of the GPU with this UUID.
+    """Read the energy counter of the GPU with this UUID.
 
-    `energy_j` counts since the driver was loaded; `at` is when it was read, in seconds since 1970: both None where the
-    driver does not say, as before Volta. Two readings give the mean power between them.
+    `energy_j` counts since the driver was loaded. `at` is the time of the reading in seconds since 1970. Both are None
+    if the GPU has no counter (before Volta). Two readings give the mean power between them.
     """
     handle = _handle(uuid)
-    energy_mj = None if handle is None else asked(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    energy_mj = None if handle is None else query(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
     if energy_mj is None:
         return {"energy_j": None, "at": None}
     return {"energy_j": energy_mj / 1000, "at": time.time()}
 
 
 def state(uuid: str | None) -> dict[str, Any]:
-    """Clocks, power, energy (see `energy`) and temperature of the GPU with this UUID right now, and the names of what
-    slows it down."""
+    """Read clocks, power, energy (see `energy`), temperature and throttle reasons of the GPU with this UUID."""
     handle = _handle(uuid)
 
-    def of_gpu(question: Callable[..., Any], *arguments: Any) -> Any:
-        return None if handle is None else asked(question, handle, *arguments)
+    def of_gpu(function: Callable[..., Any], *arguments: Any) -> Any:
+        return None if handle is None else query(function, handle, *arguments)
 
     power_mw = of_gpu(pynvml.nvmlDeviceGetPowerUsage)
     return {
@@ -68,31 +67,38 @@ def state(uuid: str | None) -> dict[str, Any]:
 
 
 def _handle(uuid: str | None) -> Any:
-    """What NVML knows a GPU by; None where there is none. By UUID, for CUDA_VISIBLE_DEVICES and CUDA's own order make its
-    numbers others than NVML's."""
-    return asked(pynvml.nvmlDeviceGetHandleByUUID, uuid) if uuid and not trouble() else None
+    """Return NVML's handle of a GPU, or None if there is none.
+
+    By UUID, because CUDA_VISIBLE_DEVICES and CUDA's device order make CUDA's indices differ from NVML's.
+    """
+    return query(pynvml.nvmlDeviceGetHandleByUUID, uuid) if uuid and not initialization_error() else None
 
 
 def throttle_reasons(mask: int | None) -> list[str] | None:
-    """The names of `SLOWED_BY` in a bit mask of clocks event reasons."""
-    return None if mask is None else [name for bit, name in SLOWED_BY.items() if mask & bit]
+    """Return the names of the throttle reasons in a bit mask of clocks event reasons."""
+    return None if mask is None else [name for bit, name in THROTTLE_REASONS.items() if mask & bit]
 
 
 def links(handle: Any) -> dict[str, Any]:
-    """PCIe generation and width, at most, of a GPU in its slot (idle ones step down), and its NVLinks that are up."""
-    every = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    states = [asked(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in every]
-    up = [link for link in every if states[link]]
+    """Return the maximum PCIe generation and width of a GPU in its slot, and its active NVLinks.
+
+    The current PCIe values are lower on an idle GPU.
+    """
+    indices = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    states = [query(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in indices]
+    active = [link for link in indices if states[link]]
     return {
-        "pcie_generation": asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "pcie_width": asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "nvlinks": None if set(states) == {None} else len(up),
-        "nvlink_version": nvlink_version(asked(pynvml.nvmlDeviceGetNvLinkVersion, handle, up[0])) if up else None,
+        "pcie_generation": query(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width": query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "nvlinks": None if set(states) == {None} else len(active),
+        "nvlink_version": nvlink_version(query(pynvml.nvmlDeviceGetNvLinkVersion, handle, active[0]))
+        if active
+        else None,
     }
 
 
 def nvlink_version(code: int | None) -> str | None:
-    """A version such as "4.0" from NVML's own number of it (nvml.h, nvmlNvlinkVersion_t)."""
+    """Convert NVML's code of an NVLink version (nvml.h, nvmlNvlinkVersion_t) to a version such as "4.0"."""
     prefix = "NVML_NVLINK_VERSION_"
     names = {getattr(pynvml, name): name.removeprefix(prefix) for name in dir(pynvml) if name.startswith(prefix)}
     name = names.get(code)

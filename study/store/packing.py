@@ -1,5 +1,7 @@
-"""Packs a results folder into at most six files, and unpacks it again. Both read back what they wrote before they remove
-anything. `analysis/load/packed.py` describes the packed form."""
+"""Pack a results folder into at most six files, and unpack it again.
+
+Both read back what they wrote before they remove anything. `analysis/load/packed.py` describes the packed format.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,17 +18,18 @@ from analysis.load.packed import TRIALS, PackedTrial, read_trials, trials_table,
 from analysis.load.parquet import ROWS_AT_ONCE
 from analysis.load.schema import SCHEMAS
 from study.store.durable import is_plain_name, new_file
-from study.store.store import Store, StoreError, explained
+from study.store.store import Store, StoreError, store_errors
 from study.store.tables import as_schema, parquet_bytes
 
-_KNOWN = ("trial.json", "error.log", *(f"{name}.parquet" for name in SCHEMAS))
+_PACKED_FILES = ("trial.json", "error.log", *(f"{name}.parquet" for name in SCHEMAS))
 _ID = pa.field("trial_id", pa.string(), nullable=False)
 _BITS = {pa.float64(): pa.int64()}
+"""types to compare as another type of the same width, because NaN is not equal to NaN"""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """What `pack` or `unpack` did. left_out: files of trials that have no place in a packed folder, and their bytes."""
+    """The result of `pack` or `unpack`. left_out: files that a packed folder cannot contain -> size in bytes."""
 
     out: str
     trials: int
@@ -34,7 +37,7 @@ class Packing:
 
     @property
     def left_out_line(self) -> str | None:
-        """A line on what was left out; None if nothing was."""
+        """A line about the files left out, or None if there are none."""
         if not self.left_out:
             return None
         traces = sum("/traces/" in name for name in self.left_out)
@@ -46,31 +49,33 @@ class Packing:
 def pack(directory: str, out: str | None = None, *, drop_traces: bool = False) -> Packing:
     """Pack the results folder `directory` into the new folder `out`, or in place if `out` is None.
 
-    The packed files are read back and compared before anything is removed. Packing in place refuses to remove traces
-    unless `drop_traces`, and any file that is not the store's own. Raises StoreError.
+    The packed files are read back and compared before anything is removed. Packing in place removes traces only with
+    `drop_traces`, and never files that the store did not write. Raises StoreError.
     """
     source = Store.at(directory)
     if source.is_packed:
-        raise StoreError(f"{directory} is packed already")
+        raise StoreError(f"{directory} is already packed")
     records, damaged = source.scan()
     if damaged:
-        raise StoreError(f"{directory}: damaged: {', '.join(damaged)}; run the study again, or remove their folders")
-    with explained(f"{directory} cannot be read"):
+        raise StoreError(
+            f"{directory}: damaged trials: {', '.join(damaged)}; run the study again, or remove their folders"
+        )
+    with store_errors(f"{directory} cannot be read"):
         files = _files(source)
         trials = [_packed_trial(source, record, files) for record in records]
     left_out = {name: size for name, size in files.items() if not _is_packed_file(name)}
     if out is None:
         _refuse_to_lose(directory, left_out, drop_traces)
     target = source if out is None else _new_folder(out)
-    with explained(f"{target.out} cannot be written"):
+    with store_errors(f"{target.out} cannot be written"):
         for name in SCHEMAS:
             _pack_table(source, target, name, trials)
         table = _trials_table(trials, directory)
         with _output(target, TRIALS) as sink:
             _write(sink, table.schema, [table])
-        if not _holds(target, trials):
-            target.filesystem.delete_file(f"{target.root}/{TRIALS}")  # else the folder would count as packed
-            raise StoreError(f"{target.out}/{TRIALS} is not what was written; nothing was removed")
+        if not _contains(target, trials):
+            target.filesystem.delete_file(f"{target.root}/{TRIALS}")  # otherwise the folder would count as packed
+            raise StoreError(f"{target.out}/{TRIALS} differs from what was written; nothing was removed")
         if out is not None:
             target.replace_file("study.json", source.read_file("study.json"))
         else:
@@ -79,17 +84,17 @@ def pack(directory: str, out: str | None = None, *, drop_traces: bool = False) -
 
 
 def unpack(directory: str, out: str | None = None) -> Packing:
-    """Unpack the packed folder `directory` into the new folder `out`, or in place if `out` is None. Raises StoreError."""
+    """Unpack the folder `directory` into the new folder `out`, or in place if `out` is None. Raises StoreError."""
     source = Store.at(directory)
     if not source.is_packed:
         raise StoreError(f"{directory} is not packed: it has no {TRIALS}")
-    with explained(f"{directory} cannot be read"):
+    with store_errors(f"{directory} cannot be read"):
         trials = source.packed_trials()
     for trial in trials:
         if not is_plain_name(trial.record["trial_id"]):
-            raise StoreError(f"{directory}: trial {trial.record['trial_id']!r} cannot be a folder's name")
+            raise StoreError(f"{directory}: trial {trial.record['trial_id']!r} cannot be a folder name")
     target = source if out is None else _new_folder(out)
-    with explained(f"{target.out} cannot be written"):
+    with store_errors(f"{target.out} cannot be written"):
         target.filesystem.create_dir(f"{target.root}/trials", recursive=True)
         tables = {name: _PackedTable(source, name, trials) for name in SCHEMAS}
         for trial in trials:
@@ -107,14 +112,17 @@ def unpack(directory: str, out: str | None = None) -> Packing:
         if out is not None:
             target.replace_file("study.json", source.read_file("study.json"))
         else:
-            for name in (TRIALS, *(f"{name}.parquet" for name in SCHEMAS)):  # without the first, the others are ignored
+            for name in (
+                TRIALS,
+                *(f"{name}.parquet" for name in SCHEMAS),
+            ):  # readers ignore the others without the first
                 if source.has_file(name):
                     source.filesystem.delete_file(f"{source.root}/{name}")
     return Packing(target.out, len(trials), {})
 
 
 class _PackedTable:
-    """A packed table, of which one row group is in memory at a time."""
+    """A packed table. One row group is in memory at a time."""
 
     def __init__(self, store: Store, name: str, trials: list[PackedTrial]) -> None:
         self._store, self._name = store, name
@@ -123,18 +131,18 @@ class _PackedTable:
         self._group: pa.Table | None = None
 
     def of(self, trial_id: str) -> pa.Table:
-        """The rows of a trial, without trial_id. To be asked for in the order of the trials."""
+        """Return the rows of a trial, without trial_id. Call it in the order of the trials."""
         import pyarrow.compute as pc
 
         while True:
             if self._group is not None:
-                own = self._group.filter(pc.equal(self._group["trial_id"], trial_id))
-                if len(own) == self._rows[trial_id]:
-                    return own.drop_columns(["trial_id"])
+                rows = self._group.filter(pc.equal(self._group["trial_id"], trial_id))
+                if len(rows) == self._rows[trial_id]:
+                    return rows.drop_columns(["trial_id"])
             self._group = next(self._groups, None)
             if self._group is None:
                 path = f"{self._store.out}/{self._name}.parquet"
-                raise StoreError(f"{path} lacks rows of {trial_id} that {TRIALS} lists; restore it from a copy")
+                raise StoreError(f"{path}: rows of {trial_id} listed in {TRIALS} are missing; restore it from a copy")
 
     def _read(self) -> Iterator[pa.Table]:
         import pyarrow.parquet as pq
@@ -144,13 +152,13 @@ class _PackedTable:
         with self._store.filesystem.open_input_file(f"{self._store.root}/{self._name}.parquet") as file:
             parquet = pq.ParquetFile(file)
             if "trial_id" not in parquet.schema_arrow.names:
-                raise StoreError(f"{self._store.out}/{self._name}.parquet lacks trial_id; restore it from a copy")
+                raise StoreError(f"{self._store.out}/{self._name}.parquet has no trial_id; restore it from a copy")
             for group in range(parquet.num_row_groups):
                 yield parquet.read_row_group(group)
 
 
 def _pack_table(source: Store, target: Store, name: str, trials: list[PackedTrial]) -> None:
-    """Write the table of all trials, whole trials per row group, and compare it with theirs."""
+    """Write the table of all trials, with complete trials per row group, and compare it with the trials' tables."""
     import pyarrow.parquet as pq
 
     portions = list(whole_trials(trials, name, ROWS_AT_ONCE))
@@ -166,7 +174,7 @@ def _pack_table(source: Store, target: Store, name: str, trials: list[PackedTria
             for i, portion in enumerate(portions)
         )
     if not same:
-        raise StoreError(f"{target.out}/{name}.parquet is not what was written; nothing was removed")
+        raise StoreError(f"{target.out}/{name}.parquet differs from what was written; nothing was removed")
 
 
 def _with_ids(source: Store, name: str, portion: list[PackedTrial]) -> pa.Table:
@@ -185,14 +193,14 @@ def _trial_table(store: Store, name: str, trial_id: str) -> pa.Table:
     try:
         with store.filesystem.open_input_file(path) as file:
             return as_schema(name, pq.ParquetFile(file).read())
-    except ValueError as error:  # pyarrow's errors are of this kind too
+    except ValueError as error:  # includes pyarrow's errors
         raise StoreError(
-            f"{path}: {' '.join(str(error).split())}; remove that trial's folder and run it again"
+            f"{path}: {' '.join(str(error).split())}; remove this trial's folder and run the study again"
         ) from None
 
 
 def _write(sink: Any, schema: pa.Schema, tables: Any) -> None:
-    """A row group per table."""
+    """Write one row group per table."""
     import pyarrow.parquet as pq
 
     with pq.ParquetWriter(sink, schema, compression="zstd", compression_level=12) as writer:
@@ -209,8 +217,8 @@ def same_table(one: pa.Table, other: pa.Table) -> bool:
 
 
 def _bits(column: pa.ChunkedArray) -> pa.Array:
-    whole = pa.concat_arrays([*column.chunks, pa.array([], column.type)])
-    return whole.view(_BITS.get(whole.type, whole.type))
+    array = pa.concat_arrays([*column.chunks, pa.array([], column.type)])
+    return array.view(_BITS.get(array.type, array.type))
 
 
 def _packed_trial(source: Store, record: dict[str, Any], files: Mapping[str, int]) -> PackedTrial:
@@ -233,37 +241,37 @@ def _trials_table(trials: list[PackedTrial], directory: str) -> pa.Table:
         raise StoreError(f"{directory}: a trial.json is malformed: {error}") from None
 
 
-def _holds(store: Store, trials: list[PackedTrial]) -> bool:
-    """Whether trials.parquet, read back, holds exactly these trials."""
+def _contains(store: Store, trials: list[PackedTrial]) -> bool:
+    """Read trials.parquet back. Return True if it contains exactly these trials."""
     try:
-        found = read_trials(store.filesystem, store.root)
+        packed_trials = read_trials(store.filesystem, store.root)
     except ResultsError:
         return False
-    return [_exact(trial) for trial in found] == [_exact(trial) for trial in trials]
+    return [_exact(trial) for trial in packed_trials] == [_exact(trial) for trial in trials]
 
 
 def _exact(trial: PackedTrial) -> tuple[str, bytes | None, dict[str, int]]:
-    """A trial with its record as text, in which 1 is not 1.0 and NaN is NaN."""
+    """Return a trial with its record as JSON text, where 1 differs from 1.0 and NaN equals NaN."""
     return json.dumps(trial.record, sort_keys=True), trial.log, dict(trial.rows)
 
 
 def _files(store: Store) -> dict[str, int]:
-    """Bytes of each file below trials/, by its path in there, of trials that have a trial.json."""
+    """Return path below trials/ -> size in bytes, for the files of trials with a trial.json."""
     base = f"{store.root}/trials"
     entries = store.filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True))
     start = base.strip("/") + "/"
-    found = {e.path.strip("/").removeprefix(start): e.size or 0 for e in entries if e.type == fs.FileType.File}
-    return {name: size for name, size in found.items() if f"{name.partition('/')[0]}/trial.json" in found}
+    files = {e.path.strip("/").removeprefix(start): e.size or 0 for e in entries if e.type == fs.FileType.File}
+    return {name: size for name, size in files.items() if f"{name.partition('/')[0]}/trial.json" in files}
 
 
 def _is_packed_file(name: str) -> bool:
-    return name.partition("/")[2] in _KNOWN
+    return name.partition("/")[2] in _PACKED_FILES
 
 
 def _refuse_to_lose(directory: str, left_out: Mapping[str, int], drop_traces: bool) -> None:
     others = [name for name in left_out if "/traces/" not in name]
     if others:
-        raise StoreError(f"{directory}/trials/{others[0]}: has no place in a packed folder; move it away, or give DIR2")
+        raise StoreError(f"{directory}/trials/{others[0]}: cannot be packed; move the file away, or give DIR2")
     if left_out and not drop_traces:
         raise StoreError(
             f"{directory}: packing in place would remove {len(left_out)} profiler traces "
@@ -272,18 +280,18 @@ def _refuse_to_lose(directory: str, left_out: Mapping[str, int], drop_traces: bo
 
 
 def _new_folder(out: str) -> Store:
-    """An empty results folder. Raises StoreError if there is something in it."""
+    """Create a results folder. Raises StoreError if it exists and is not empty."""
     if Store.existing(out) is not None:
-        raise StoreError(f"{out} holds a study already: choose another DIR2")
-    store = Store.located(out)
-    with explained(f"{out} cannot be made"):
+        raise StoreError(f"{out} already contains a study; choose another DIR2")
+    store = Store.locate(out)
+    with store_errors(f"{out} cannot be created"):
         store.filesystem.create_dir(store.root, recursive=True)
     return store
 
 
 @contextmanager
 def _output(store: Store, name: str) -> Iterator[Any]:
-    """A file of a results folder to write to, which a local reader sees once it is whole."""
+    """Open a file of a results folder for writing. Local readers see it when it is complete."""
     if store.is_local:
         with new_file(Path(store.root), name) as sink:
             yield sink
@@ -295,8 +303,8 @@ def _output(store: Store, name: str) -> Iterator[Any]:
 def _remove_trials(store: Store, records: list[dict[str, Any]]) -> None:
     for record in records:
         store.filesystem.delete_dir(f"{store.root}/trials/{record['trial_id']}")
-    left = store.filesystem.get_file_info(fs.FileSelector(f"{store.root}/trials", allow_not_found=True))
-    if not left and store.filesystem.get_file_info(f"{store.root}/trials").type == fs.FileType.Directory:
+    remaining = store.filesystem.get_file_info(fs.FileSelector(f"{store.root}/trials", allow_not_found=True))
+    if not remaining and store.filesystem.get_file_info(f"{store.root}/trials").type == fs.FileType.Directory:
         store.filesystem.delete_dir(f"{store.root}/trials")
 
 
@@ -308,4 +316,4 @@ def _check_unpacked(target: Store, trial: PackedTrial, tables: Mapping[str, _Pac
         for name in trial.rows
     )
     if not same:
-        raise StoreError(f"{target.trial_folder(trial_id)} is not what was packed; nothing was removed")
+        raise StoreError(f"{target.trial_folder(trial_id)} differs from the packed trial; nothing was removed")

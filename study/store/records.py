@@ -1,12 +1,12 @@
-"""Facts about the records of trials: whether they are complete, and their statuses."""
+"""Functions of the records of trials (trial.json): completeness and statuses."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 
-def ordered(statuses: Iterable[str]) -> dict[str, int]:
-    """How many there are of each status, in one order everywhere."""
+def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
+    """Count each status. The order of the keys is the same everywhere."""
     from analysis.load.schema import STATUSES
 
     counts = Counter(statuses)
@@ -14,12 +14,12 @@ def ordered(statuses: Iterable[str]) -> dict[str, int]:
 
 
 def statuses_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Status by trial id."""
+    """Return trial id -> status."""
     return {record["trial_id"]: record["status"] for record in records}
 
 
-def is_whole_record(record: Any, tables: Container[str]) -> bool:
-    """Whether a trial's record, with the names of its tables, is one that the store writes."""
+def is_complete_record(record: Any, tables: Container[str]) -> bool:
+    """Return True if a trial's record is valid and its required tables are among `tables` (names)."""
     from analysis.load.schema import SCHEMA_VERSION, STATUSES
 
     return bool(

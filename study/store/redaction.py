@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is written: values of secret environment variables, Ray's token, credentials in addresses."""
+"""Keep secrets out of results: values of secret environment variables, Ray's token, credentials in addresses."""
 
 import os
 import re
@@ -7,37 +7,37 @@ from pathlib import Path
 from typing import Any
 
 REDACTED = "***"
-LEAST_LENGTH = 8
-"""shorter values are too common as parts of words to be taken out, and too short to be secrets"""
+MIN_LENGTH = 8
+"""minimum length of a secret in characters; shorter values occur in ordinary words"""
 
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|_KEY(_ID)?$", re.IGNORECASE
 )
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^\s/?#@'\"]+@")
-_TELLING = r"[\w.-]*(?:token|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]*"
+_SECRET_WORD = r"[\w.-]*(?:token|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]*"
 _SECRET_OPTION = re.compile(
-    rf"({_TELLING}=|--{_TELLING}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{LEAST_LENGTH},}}", re.IGNORECASE
+    rf"({_SECRET_WORD}=|--{_SECRET_WORD}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{MIN_LENGTH},}}", re.IGNORECASE
 )
 
 
 def redacted(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """A value of JSON with every secret in its strings replaced by `***`; keys stay.
+    """Return a JSON value with every secret in its strings replaced by `***`. Keys stay.
 
-    A secret is: what a variable of `environment` (left out: this process') with a telling name holds, the token of Ray,
-    the user and password of an address, and what follows a telling name in a command line, a query or a message.
+    Secrets are: values of variables in `environment` (default: this process) with a name such as API_KEY, Ray's token,
+    user and password of an address, and what follows such a name in a command line, a query or a message.
     """
-    return _without(value, secrets(os.environ if environment is None else environment))
+    return _redact(value, secrets(os.environ if environment is None else environment))
 
 
 def secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values that must not be written, the longest first: one may hold another."""
-    found = {value for name, value in environment.items() if _SECRET_NAME.search(name) and not os.path.exists(value)}
-    found |= set(_ray_token(environment))
-    return sorted((value for value in found if len(value) >= LEAST_LENGTH), key=len, reverse=True)
+    """Return the values to redact, longest first, because one may contain another."""
+    values = {value for name, value in environment.items() if _SECRET_NAME.search(name) and not os.path.exists(value)}
+    values |= set(_ray_token(environment))
+    return sorted((value for value in values if len(value) >= MIN_LENGTH), key=len, reverse=True)
 
 
 def token_path(environment: Mapping[str, str]) -> Path:
-    """The file that Ray takes its token from, where RAY_AUTH_TOKEN does not hold one."""
+    """Return the file from which Ray reads its token unless RAY_AUTH_TOKEN is set."""
     return Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
@@ -48,13 +48,13 @@ def _ray_token(environment: Mapping[str, str]) -> Iterable[str]:
         return
 
 
-def _without(value: Any, hidden: list[str]) -> Any:
+def _redact(value: Any, secret_values: list[str]) -> Any:
     if isinstance(value, str):
-        for secret in hidden:
+        for secret in secret_values:
             value = value.replace(secret, REDACTED)
         return _SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value))
     if isinstance(value, Mapping):
-        return {key: _without(item, hidden) for key, item in value.items()}
+        return {key: _redact(item, secret_values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without(item, hidden) for item in value]
+        return [_redact(item, secret_values) for item in value]
     return value

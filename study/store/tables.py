@@ -1,4 +1,4 @@
-"""The tables that ranks measure (`analysis/load/schema.py`): their way from the ranks to the store, and their files."""
+"""Convert the tables that ranks measure (`analysis/load/schema.py`) to Arrow streams and Parquet files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from analysis.load.schema import SCHEMAS
 
-_PARQUET = b"PAR1"
+_PARQUET_MAGIC = b"PAR1"
 _PARQUET_TAIL_BYTES = 8
-LEAST_PARQUET_BYTES = len(_PARQUET) + _PARQUET_TAIL_BYTES
+MIN_PARQUET_BYTES = len(_PARQUET_MAGIC) + _PARQUET_TAIL_BYTES
 
 
 def packed(name: str, rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """One rank's rows as an Arrow stream: bytes pass through the cluster as they are, where a table would be built anew."""
+    """Serialize one rank's rows as an Arrow stream. Ray passes bytes on unchanged, but would rebuild a table."""
     table = pa.Table.from_pylist(list(rows), schema=SCHEMAS[name])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -22,13 +22,13 @@ def packed(name: str, rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def unpacked(streams: Iterable[bytes]) -> pa.Table:
-    """The rows of all ranks, from what each of them packed."""
+    """Concatenate the rows of all ranks from their Arrow streams."""
     return pa.concat_tables([pa.ipc.open_stream(stream).read_all() for stream in streams])
 
 
 def parquet_bytes(name: str, table: pa.Table) -> bytes:
-    """A Parquet file of the schema of that name; raises what `as_schema` does, and ValueError for nulls where it allows none."""
-    import pyarrow.parquet as pq  # a third of the store's import time, and planning never writes
+    """Encode a table as a Parquet file with the schema `name`. Raises ValueError if the table does not match it."""
+    import pyarrow.parquet as pq  # a third of the store's import time; planning never writes
 
     sink = pa.BufferOutputStream()
     pq.write_table(as_schema(name, table), sink, compression="zstd")
@@ -36,14 +36,14 @@ def parquet_bytes(name: str, table: pa.Table) -> bytes:
 
 
 def as_schema(name: str, table: pa.Table) -> pa.Table:
-    """The table in the schema of that name; columns that it lacks become null.
+    """Cast a table to the schema `name`. Missing columns become null.
 
-    Raises ValueError for columns that the schema does not know.
+    Raises ValueError for columns that are not in the schema.
     """
     schema = SCHEMAS[name]
     unknown = set(table.column_names) - set(schema.names)
     if unknown:
-        raise ValueError(f"table {name!r} has columns that its schema does not know: {', '.join(sorted(unknown))}")
+        raise ValueError(f"table {name!r} has columns that are not in its schema: {', '.join(sorted(unknown))}")
     columns = [
         table[column.name].cast(column.type)
         if column.name in table.column_names
@@ -54,15 +54,15 @@ def as_schema(name: str, table: pa.Table) -> pa.Table:
 
 
 def has_parquet_footer(file: pa.NativeFile) -> bool:
-    """Check the end of a Parquet file. The body is not read.
+    """Return True if a file ends like a Parquet file. The body is not read.
 
-    The last bytes are the length of the footer, as a little-endian 32-bit number, and the name of the format
+    The last bytes are the length of the footer, as a little-endian 32-bit number, and the magic number
     (https://parquet.apache.org/docs/file-format).
     """
     size = file.size()
-    if size < LEAST_PARQUET_BYTES:
+    if size < MIN_PARQUET_BYTES:
         return False
     file.seek(size - _PARQUET_TAIL_BYTES)
     tail = file.read(_PARQUET_TAIL_BYTES)
     footer_bytes = int.from_bytes(tail[:4], "little")
-    return bool(tail[4:] == _PARQUET and footer_bytes <= size - LEAST_PARQUET_BYTES)
+    return bool(tail[4:] == _PARQUET_MAGIC and footer_bytes <= size - MIN_PARQUET_BYTES)

@@ -1,4 +1,4 @@
-"""The command as people run it, in a process of its own, with a local Ray that it starts itself."""
+"""The command as users run it: in a separate process, with a local Ray that it starts."""
 
 import json
 import os
@@ -34,7 +34,7 @@ SLOW = [
 
 
 class Command:
-    """`python -m study.scaling ...` in a process group of its own; stderr goes to a file that can be read meanwhile."""
+    """`python -m study.scaling ...` in a new process group. stderr goes to a file that can be read while it runs."""
 
     def __init__(self, arguments: list[str], folder: Path, name: str = "command"):
         self.log = folder / f"{name}.err"
@@ -50,16 +50,16 @@ class Command:
             )
 
     def wait(self, timeout_s: float = 300) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr."""
+        """Wait for the end. Return exit code, stdout and stderr."""
         stdout, _ = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, stdout, self.log.read_text()
 
     def family(self) -> list[psutil.Process]:
-        """The command's descendants, Ray's processes and its ranks among them."""
+        """Return the descendants of the command, including Ray's processes and the ranks."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def wait_for(self, done: int, out: Path, timeout_s: float = 200) -> None:
-        """Waits until this command runs trials, and `done` are in the results folder: a killed one's ranks add to it too."""
+        """Wait until this command runs trials and `done` trials are saved, also by ranks of a killed command."""
         deadline_s = time.monotonic() + timeout_s
         while "cluster: " not in self.log.read_text() or len(finished(out)) < done:
             assert self.process.poll() is None, self.log.read_text()
@@ -68,12 +68,12 @@ class Command:
 
 
 def finished(out: Path) -> dict[str, dict[str, object]]:
-    """Every trial's record in a results folder, by id."""
+    """Return trial id -> record in a results folder."""
     return {path.parent.name: json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")}
 
 
 def command_line(process: psutil.Process) -> str:
-    """A process' command line; empty where it has ended meanwhile, as a zombie's is."""
+    """Return the command line of a process, or "" if it has ended or is a zombie."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -81,7 +81,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def assert_gone(family: list[psutil.Process], timeout_s: float = 180) -> None:
-    """No process of these is left. Ray's agents take over a minute to notice that their raylet was killed."""
+    """Assert that all these processes end. Ray's agents take over a minute to notice that their raylet was killed."""
     _, alive = psutil.wait_procs(family, timeout=timeout_s)
     left = {process.pid: command_line(process) for process in alive if command_line(process)}
     assert not left
@@ -93,7 +93,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert not processes_of(str(tmp_path))
 
 
-def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finishes_them(folder: Path) -> None:
+def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_completes_them(folder: Path) -> None:
     out = folder / "results"
     command = [*SLOW, "--out", str(out)]
 
@@ -110,12 +110,12 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     second.wait_for(2, out)
     family = second.family()
     kept = finished(out)
-    os.killpg(second.process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C: to everyone in the foreground
+    os.killpg(second.process.pid, signal.SIGINT)  # like Ctrl-C in a terminal: to all foreground processes
     status, _, stderr = second.wait()
     assert status == 130
     assert f"--out {out}" in stderr
     assert_gone(family)
-    assert_gone(orphans)  # which had all the time of the second command
+    assert_gone(orphans)  # they had the duration of the second command to end
     assert kept.items() <= finished(out).items()
     assert {record["status"] for record in finished(out).values()} == {"done"}, "the trial that was cut short is none"
     assert "partial" in (out / "report" / "index.html").read_text().lower()
@@ -124,7 +124,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     third.wait_for(3, out)
     family = third.family()
     kept = finished(out)
-    third.process.send_signal(signal.SIGTERM)  # as a batch system ends a job
+    third.process.send_signal(signal.SIGTERM)  # like a batch system that ends a job
     status, _, stderr = third.wait()
     assert status == 130
     assert f"--out {out}" in stderr
@@ -145,7 +145,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_finish
     assert not list((out / "trials").glob(".*")), "a half-written folder was left behind"
 
 
-def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folder: Path) -> None:
+def test_a_user_workload_runs_with_loader_processes(folder: Path) -> None:
     out = folder / "results"
     arguments = [
         "run",
@@ -170,7 +170,7 @@ def test_a_users_own_workload_runs_through_the_study_with_loader_processes(folde
     assert stdout.strip().endswith("index.html")
 
 
-def test_more_ranks_than_the_machine_has_are_refused_before_anything_starts(folder: Path) -> None:
+def test_too_many_ranks_are_refused_before_anything_starts(folder: Path) -> None:
     out = folder / "results"
     began_s = time.monotonic()
     status, _, stderr = Command(

@@ -1,7 +1,7 @@
-"""Faults on two hosts under Ray while a study runs: nothing is lost, its node is named, the next trial runs.
+"""Faults on two hosts while a study runs: no trial is lost, the error names the node, and the study continues.
 
-Every run of the tests kills a rank and the driver; `make test-faults` adds each of the others once. Ten times each at random
-moments: `python -m benchmarks.truth.faults`.
+These tests kill a rank and the driver. `make test-faults` adds each other fault once, and
+`python -m benchmarks.truth.faults` injects each fault ten times at random moments.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Faults put into training on two real ranks, and what the analysis makes of them: wait, load, or wire."""
+"""Faults injected into two real ranks are attributed correctly: to waiting, loading, or transfer."""
 
 import ctypes
 import os
@@ -31,7 +31,8 @@ CLONE_NEWNET = 0x40000000
 """Linux, sched.h"""
 
 PAIR = Trial(
-    model="mlp", dataset="synthetic", image_size=32, world_size=2, batch_per_gpu=4, steps=10, account_steps=10, sweep_bytes=2**20
+    model="mlp", dataset="synthetic", image_size=32, world_size=2, batch_per_gpu=4, steps=10, account_steps=10,
+    sweep_bytes=2**20
 )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def measured(rank: int, *trials: Trial) -> list[RankOutput]:
 
 
 def findings(trial: Trial, ranks: list[RankOutput]) -> pd.Series:
-    """The account of one trial, its summary, and the rate in bytes/s of the largest all-reduce of its sweep."""
+    """Return a trial's communication breakdown, and the rate in bytes/s of the largest all-reduce in its sweep."""
     rows = {
         "steps": [r.tables["steps"] for r in ranks],
         "buckets": [r.tables["buckets"] for r in ranks],
@@ -59,13 +60,13 @@ def findings(trial: Trial, ranks: list[RankOutput]) -> pd.Series:
 
 @pytest.fixture(scope="module")
 def visit() -> dict[str, pd.Series]:
-    """What is found in a sound trial and in two faulty ones, on the same two ranks."""
+    """Return the findings for a sound trial and two faulty ones, run on the same two ranks."""
     trials = {name: PAIR.but(workload=f"{FAULTS}:{name}") for name in ("sound", "late_rank", "slow_loader")}
     by_rank = on_ranks(2, measured, *trials.values())
     return {name: findings(trial, [rank[i] for rank in by_rank]) for i, (name, trial) in enumerate(trials.items())}
 
 
-def test_a_rank_that_is_late_is_waited_for(visit: dict[str, pd.Series]) -> None:
+def test_a_late_rank_causes_waiting(visit: dict[str, pd.Series]) -> None:
     late = visit["late_rank"]
     assert late["waited_for_rank"] == LATE_RANK
     assert late["caused_wait_s"] > LATE_S / 2
@@ -74,7 +75,7 @@ def test_a_rank_that_is_late_is_waited_for(visit: dict[str, pd.Series]) -> None:
     assert late["load_wait_s"] < LATE_S / 2
 
 
-def test_a_slow_loader_is_load_wait(visit: dict[str, pd.Series]) -> None:
+def test_a_slow_loader_causes_load_wait(visit: dict[str, pd.Series]) -> None:
     sound, slow = visit["sound"], visit["slow_loader"]
     assert slow["load_wait_s"] >= LOAD_S > 2 * sound["load_wait_s"]
     assert slow["load_wait_s"] > slow["phases_step_s"] / 2
@@ -90,7 +91,7 @@ def _ip(*arguments: str, program: str = "ip") -> None:
 
 @pytest.fixture
 def slow_wire() -> Iterator[list[str]]:
-    """Two network namespaces joined by a wire that carries WIRE_BYTES_PER_S in each direction."""
+    """Create two network namespaces, connected by a link of WIRE_BYTES_PER_S in each direction."""
     names = [f"study-{os.getpid()}-{end}" for end in (0, 1)]
     try:
         for name in names:
@@ -109,12 +110,12 @@ def slow_wire() -> Iterator[list[str]]:
 
 
 def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial: Trial) -> RankOutput:
-    """Leaves the default group and meets the other rank again over the wire between their namespaces."""
-    dist.barrier()  # the other rank may be on its way into the group that this one leaves
+    """Leave the default group, and rejoin the other rank over the link between their namespaces."""
+    dist.barrier()  # the other rank may still be joining the group that this one leaves
     dist.destroy_process_group()
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{names[rank]}") as namespace:
-        if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:  # of this thread, whose sockets gloo's are
+        if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:  # applies to this thread, which creates gloo's sockets
             raise OSError(ctypes.get_errno(), "setns")
     os.environ["GLOO_SOCKET_IFNAME"] = WIRE
     dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
@@ -122,10 +123,10 @@ def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial
 
 
 @needs(*NETWORK)
-def test_a_slow_wire_is_wire(slow_wire: list[str], tmp_path: Path) -> None:
+def test_a_slow_link_causes_transfer_time(slow_wire: list[str], tmp_path: Path) -> None:
     trial = PAIR.but(steps=4, account_steps=4)
     found = findings(trial, on_ranks(2, measured_in_namespace, slow_wire, str(tmp_path / "meeting"), trial))
-    # each of two ranks sends all of the gradients once, 2(N-1)/N
+    # each of two ranks sends all gradients once: 2(N-1)/N = 1
     expected_s = found["gradient_bytes"] / WIRE_BYTES_PER_S
     assert found["wire_s"] > 0.9 * expected_s
     assert found["exposed_wire_s"] > found["phases_step_s"] / 2

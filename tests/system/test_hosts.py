@@ -1,4 +1,4 @@
-"""Hosts in namespaces: that what happens on one is not seen on another, and that nothing of them is left."""
+"""Simulated hosts in namespaces are isolated from each other and leave nothing behind."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def bytes_per_s(hosts: Hosts) -> float:
-    """Rate at which 5 MB go from the first host to the second."""
+    """Measure the rate of sending 5 MB from the first host to the second."""
     sink = hosts[1].start(["python", "-c", SINK], stdout=subprocess.PIPE)
     assert sink.stdout.readline() == "ready\n"
     rate = float(hosts[0].run(["python", "-c", SOURCE]).stdout)
@@ -75,7 +75,7 @@ def test_ssh_reaches_every_host_from_the_console_and_from_the_others(hosts: Host
         assert machine.run([*quiet, hosts[1].address, "hostname; echo ~"]).stdout.split() == ["host2", "/tmp/home"]
 
 
-def test_a_cable_carries_what_it_is_set_to_and_no_more(hosts: Hosts) -> None:
+def test_a_cable_carries_its_configured_rate(hosts: Hosts) -> None:
     hosts.set_rate("100mbit")
     shaped = bytes_per_s(hosts)
     hosts.set_rate(None)
@@ -89,7 +89,7 @@ def test_the_bucket_of_a_shaper_holds_two_milliseconds_of_its_rate() -> None:
         bucket_bytes("1 Gbit/s")
 
 
-def test_a_cut_host_is_out_of_reach_until_its_cable_is_back(hosts: Hosts) -> None:
+def test_a_disconnected_host_is_unreachable_until_its_cable_is_back(hosts: Hosts) -> None:
     reach = ["python", "-c", "import socket; socket.create_connection(('host2', 22), timeout=2)"]
     hosts.cut(hosts[1])
     assert hosts[0].run(reach, check=False).returncode
@@ -97,12 +97,12 @@ def test_a_cut_host_is_out_of_reach_until_its_cable_is_back(hosts: Hosts) -> Non
     hosts[0].run(reach)
 
 
-def test_a_command_that_fails_says_which_where_and_what_it_said(hosts: Hosts) -> None:
+def test_a_failed_command_reports_the_command_the_host_and_its_output(hosts: Hosts) -> None:
     with pytest.raises(HostsError, match=r"host2: ls /nowhere: 2\n.*No such file"):
         hosts[1].run(["ls", "/nowhere"])
 
 
-def test_a_powered_off_host_takes_its_processes_with_it() -> None:
+def test_powering_off_a_host_ends_its_processes() -> None:
     with Hosts(1) as made:
         sleeper = made[0].start(["sleep", "4321"])
         made[0].power_off()
@@ -111,7 +111,7 @@ def test_a_powered_off_host_takes_its_processes_with_it() -> None:
     assert not folder.exists()
 
 
-def test_hosts_end_with_the_process_that_made_them_even_if_it_is_killed(tmp_path: Path) -> None:
+def test_hosts_end_with_the_process_that_created_them_even_if_it_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     program = f"""
 import time
@@ -139,9 +139,10 @@ with Hosts(2) as hosts:
     os.system(f"rm -r {folder}")
 
 
-def test_the_command_line_runs_a_command_on_the_first_host_and_gives_its_exit_code() -> None:
+def test_the_command_line_runs_a_command_on_the_first_host_and_returns_its_exit_code() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.hosts", "--count", "2", "--", "sh", "-c", "hostname; getent hosts host2; exit 7"],
+        [sys.executable, "-m", "tests.support.hosts", "--count", "2", "--",
+         "sh", "-c", "hostname; getent hosts host2; exit 7"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.split()) == (7, ["host1", "10.77.0.3", "host2"])

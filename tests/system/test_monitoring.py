@@ -1,4 +1,4 @@
-"""Metrics of a live study through a real Prometheus, every one that the dashboard asks for, and what a study listens on."""
+"""Every metric of the dashboard comes from a live study through a real Prometheus; and which ports a study opens."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ RANKS = 2
 
 
 class Study:
-    """A small study on a local Ray with Prometheus beside it; `answers` holds a query's values while it ran."""
+    """A small study on a local Ray, scraped by Prometheus. `answers`: query -> its values during the run."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.folder = folder
@@ -47,10 +47,10 @@ class Study:
         self.statuses = store.statuses()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks; what was seen stays here
+        return {}  # Tune pickles its callbacks; the answers stay in this process
 
     def see(self, event: Event) -> None:
-        """After the second trial waits, while the worker group is alive, until Prometheus has its numbers."""
+        """After the second trial, wait until Prometheus has scraped it. The worker group is still alive."""
         if event.kind != "trial_ended" or event.trial not in self.trials[1:]:
             return
         if event.trial == self.trials[1]:
@@ -72,11 +72,11 @@ class Study:
             with urllib.request.urlopen(url, timeout=10) as page:
                 return list(json.load(page)["data"]["result"])
         except OSError:
-            return []  # not up yet
+            return []  # not started yet
 
     @contextlib.contextmanager
     def _prometheus(self) -> Iterator[int]:
-        """Debian's Prometheus, which finds Ray's ports as docs/monitoring.md says; gives its port."""
+        """Start Debian's Prometheus, configured as in docs/monitoring.md, and yield its port."""
         prometheus = program("prometheus")
         assert prometheus
         documented = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/monitoring.md").read_text(), re.DOTALL)
@@ -96,7 +96,7 @@ class Study:
 
 
 def listeners() -> dict[str, set[tuple[str, int]]]:
-    """Addresses and ports that this session's processes listen on, by what each process is."""
+    """Return kind of process -> addresses and ports on which this session's processes listen."""
     session = str(ray._private.worker._global_node.get_session_dir_path())
     family = {process.pid for process in psutil.Process().children(recursive=True)} | {psutil.Process().pid}
     found: dict[str, set[tuple[str, int]]] = {}
@@ -119,7 +119,8 @@ def listeners() -> dict[str, set[tuple[str, int]]]:
 
 def kind_of(command: str, pid: int) -> str:
     known = {
-        "gcs_server": "gcs", "raylet/raylet": "raylet", "dashboard/dashboard.py": "dashboard", "dashboard/agent.py": "agent",
+        "gcs_server": "gcs", "raylet/raylet": "raylet", "dashboard/dashboard.py": "dashboard",
+        "dashboard/agent.py": "agent",
         "runtime_env/agent": "agent", "monitor.py": "monitor", "default_worker": "worker", "ray-dashboard": "dashboard",
         "TrainWorker": "rank", "prometheus": "prometheus", "forkserver": "loaders", "resource_tracker": "loaders",
     }  # fmt: skip
@@ -145,17 +146,17 @@ def test_every_query_of_the_dashboard_has_an_answer(query: str, study: Study) ->
     assert study.answers[query]
 
 
-def test_the_numbers_are_those_of_the_latest_trial(study: Study) -> None:
+def test_metrics_describe_the_latest_trial(study: Study) -> None:
     (throughput,) = [query for query in QUERIES if "throughput" in query]
     assert [row["metric"]["trial"] for row in study.answers[throughput]] == [study.trials[1].trial_id]
 
 
-def test_progress_ends_with_nothing_left_and_the_failure_counted(study: Study) -> None:
+def test_progress_ends_with_no_trial_left_and_counts_the_failure(study: Study) -> None:
     assert sorted(study.statuses.values()) == ["done", "done", "failed"]
     assert {status: count for status, count in study.progress.items() if count} == {"done": 2, "failed": 1}
 
 
-def test_nothing_but_ray_and_its_ranks_listens_and_the_dashboard_only_on_loopback(study: Study) -> None:
+def test_only_ray_and_its_ranks_listen_and_the_dashboard_only_on_loopback(study: Study) -> None:
     assert set(study.listening) <= {
         "gcs", "raylet", "dashboard", "agent", "monitor", "worker", "rank", "driver", "prometheus",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A real `ray up` of clusters/local.yaml: three hosts with sshd, a study on two of them, `ray down`; and who may not join."""
+"""A real `ray up` of clusters/local.yaml on three hosts with sshd, a study, `ray down`, and refused connections."""
 
 import json
 import platform
@@ -24,13 +24,16 @@ SMALL = "--object-store-memory=100000000"
 AGENTS = "--dashboard-agent-grpc-port=52361 --runtime-env-agent-port=52362"
 START = f"for turn in 1 2 3; do RAY_raylet_start_wait_time_s=90 nice -n -10 ray start {SMALL} {AGENTS}"
 ENOUGH = "&& break; ray stop --force; done"
-"""A raylet that has to learn its agents' ports gives up after half a minute, whatever its settings, and the dashboard agent's
-HTTP port is never told it (Ray 2.60). Other tests start their Ray at the same time: this one comes first, and may start again."""
+"""A raylet that waits for its agents' ports gives up after half a minute, whatever its settings. It never receives the
+dashboard agent's HTTP port (Ray 2.60). Other tests start Ray at the same time: this one runs first, with retries."""
 STUDY = (
     "python -m study.scaling run smoke --gpus 4 --nodes 2 --batch-per-gpu 8 --repeats 1 --set account_steps=1 "
     "--set sweep_bytes=65536 --out results/up"
 )
-WAIT = "import ray, time; ray.init(); [time.sleep(1) for _ in iter(lambda: sum(n['Alive'] for n in ray.nodes()) < 3, False)]"
+WAIT = (
+    "import ray, time; ray.init(); "
+    "[time.sleep(1) for _ in iter(lambda: sum(n['Alive'] for n in ray.nodes()) < 3, False)]"
+)
 JOIN = """
 import sys
 from study.orchestrate.cluster import ClusterError, connect
@@ -43,11 +46,11 @@ except ClusterError as error:
 
 
 OLDER = {"RAY_UP_enable_autoscaler_v2": "0"}
-"""as clusters/local.yaml says: version 2 of the autoscaler may leave machines that are there already unused"""
+"""as in clusters/local.yaml: version 2 of the autoscaler may not use machines that already exist"""
 
 
 def configuration(hosts: Hosts) -> dict[str, Any]:
-    """clusters/local.yaml with its four lines changed, and the environment of this machine in place of a new one."""
+    """Return clusters/local.yaml with its four lines changed, and this machine's environment instead of a new one."""
     content: dict[str, Any] = yaml.safe_load((ROOT / "clusters/local.yaml").read_text())
     head, *workers = [host.address for host in hosts]
     content["provider"] |= {"head_ip": head, "worker_ips": workers}
@@ -66,11 +69,11 @@ def processes_of_ray(host: Host) -> list[str]:
 
 
 def launch(hosts: Hosts, *arguments: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
-    """One command of Ray's launcher on the console, as a person types it in the project's folder."""
+    """Run a command of Ray's launcher on the console, in the project's folder."""
     return hosts.console.run(["ray", *arguments], env=OLDER, cwd=str(ROOT), timeout_s=timeout_s)
 
 
-def test_a_study_runs_on_a_cluster_that_ray_up_made_and_ray_down_leaves_nothing(no_figures: None) -> None:
+def test_a_study_runs_on_a_cluster_from_ray_up_and_ray_down_leaves_nothing(no_figures: None) -> None:
     with Hosts(3) as hosts:
         home = hosts.console.tmp / "home"
         (home / ".ray").mkdir(mode=0o700)
@@ -95,25 +98,25 @@ def test_a_study_runs_on_a_cluster_that_ray_up_made_and_ray_down_leaves_nothing(
         assert ranks == {"host2": 2, "host3": 2}  # none on the head
 
         launch(hosts, "down", "-y", "/tmp/cluster.yaml")
-        for host in hosts[1:]:  # as clusters/local.yaml says: `ray down` stops the head alone
+        for host in hosts[1:]:  # as in clusters/local.yaml: `ray down` stops only the head
             quiet = ["-o", "StrictHostKeyChecking=no", host.address]
             hosts.console.run(["ssh", *quiet, "scaling-study/.venv/bin/ray stop"])
         assert [processes_of_ray(host) for host in hosts] == [[], [], []]
 
 
-# ------------------------------------------------------------------------------------------------------ who may not join
+# ----------------------------------------------------------------------------------------------- refused connections
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Host]:
-    """A host with the head of a cluster whose token is all zeros, in ~/.ray/auth_token."""
+    """Start a cluster's head on a host. Its token in ~/.ray/auth_token is all zeros."""
     with Hosts(1) as hosts:
         start_ray(hosts, cpus=1)
         yield hosts[0]
 
 
 def joining(head: Host, **env: str) -> list[str]:
-    """What a driver on the head's host says that joins with another environment: its lines on stdout and stderr."""
+    """Connect a driver on the head's host with another environment. Return its lines on stdout and stderr."""
     command = [sys.executable, "-c", JOIN, f"{head.address}:6379"]
     done = head.run(command, cwd=str(ROOT), env=env, timeout_s=240)
     return [*done.stdout.splitlines(), *done.stderr.splitlines()]
@@ -122,7 +125,7 @@ def joining(head: Host, **env: str) -> list[str]:
 COPY = "copy ~/.ray/auth_token from the cluster's head to this host (chmod 600), or set RAY_AUTH_TOKEN to what is in it"
 
 
-def test_a_wrong_token_is_one_line_that_says_where_it_came_from(head: Host) -> None:
+def test_a_wrong_token_is_one_line_with_its_source(head: Host) -> None:
     assert joining(head, RAY_AUTH_TOKEN="1" * 64) == [
         f"error: the Ray cluster at {head.address}:6379 refuses the token in RAY_AUTH_TOKEN: {COPY}"
     ]
@@ -134,7 +137,7 @@ def test_no_token_is_one_line(head: Host) -> None:
     ]
 
 
-def test_authentication_that_is_off_here_is_one_line(head: Host) -> None:
+def test_disabled_authentication_is_one_line(head: Host) -> None:
     line = f"the Ray cluster at {head.address}:6379 wants a token, and RAY_AUTH_MODE=disabled sends none"
     assert joining(head, RAY_AUTH_MODE="disabled") == [f"error: {line}: export RAY_AUTH_MODE=token"]
 

@@ -1,4 +1,4 @@
-"""What a results folder, a configuration or a name could do to whoever reads them, and what must never be written."""
+"""Security: hostile results folders, configurations and names are harmless, and secrets are never written."""
 
 import ast
 import json
@@ -33,14 +33,14 @@ SOURCES = sorted(
     path for room in ("study", "trainables", "analysis", "scripts") for path in (ROOT / room).rglob("*.py")
 )
 
-# ----------------------------------------------------------------------------------------------- what reads can run
+# ------------------------------------------------------------------------------------------------- code execution
 
 UNPICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 MAY_UNPICKLE = {"trainables/data/cifar10.py"}
 """CIFAR-10 is published as pickles; its reader admits arrays and plain values only"""
 
 RUNS_CODE = {"eval", "exec", "compile", "__import__"}
-YAML_READERS = {"safe_load", "safe_dump", "compose"}  # composing makes nodes, and nothing of what they name
+YAML_READERS = {"safe_load", "safe_dump", "compose"}  # compose makes YAML nodes and creates no objects
 
 
 def called(node: ast.Call) -> str:
@@ -48,7 +48,7 @@ def called(node: ast.Call) -> str:
 
 
 def dangers(path: Path) -> list[str]:
-    """Calls and imports of a file by which what it reads could run code."""
+    """Return the calls and imports of a file through which its input could run code."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -66,23 +66,24 @@ def dangers(path: Path) -> list[str]:
     return found
 
 
-def test_nothing_that_is_read_can_run_code() -> None:
+def test_input_files_cannot_run_code() -> None:
     found = {str(path.relative_to(ROOT)): dangers(path) for path in SOURCES}
     assert {path: each for path, each in found.items() if each} == {path: ["imports pickle"] for path in MAY_UNPICKLE}
 
 
 @pytest.mark.parametrize(
     "line",
-    ["import pickle", "from dill import loads", "eval(text)", "yaml.load(text)", "torch.load(path)", "pd.read_pickle(path)",
+    ["import pickle", "from dill import loads", "eval(text)", "yaml.load(text)", "torch.load(path)",
+     "pd.read_pickle(path)",
      "np.load(path, allow_pickle=True)", "subprocess.run(text, shell=True)", "torch.load(path, weights_only=False)"],
 )  # fmt: skip
-def test_the_search_for_what_runs_code_finds_it(line: str, tmp_path: Path) -> None:
+def test_the_check_detects_calls_that_run_code(line: str, tmp_path: Path) -> None:
     path = tmp_path / "reader.py"
     path.write_text(line)
     assert len(dangers(path)) == 1
 
 
-def test_the_oldest_ray_that_is_allowed_reads_parquet_without_a_pickle() -> None:
+def test_the_oldest_allowed_ray_reads_parquet_without_pickle() -> None:
     """Ray before 2.55 unpickles Parquet columns of its own types (CVE-2026-41486); Ray Tune registers these types."""
     floor = re.search(r'"ray\[[^\]]*\]>=(\d+)\.(\d+)', (ROOT / "pyproject.toml").read_text())
     assert floor is not None
@@ -104,7 +105,7 @@ def test_no_command_runs_the_workload_file_that_a_results_folder_names(
     assert not ran.exists()
 
 
-def test_a_configuration_that_asks_for_an_object_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_that_creates_an_object_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = tmp_path / "ran"
     config = tmp_path / "study.yaml"
     config.write_text(f"model: !!python/object/apply:os.system ['touch {ran}']\n")
@@ -126,7 +127,7 @@ def test_workload_text_is_not_run_from_a_folder_that_others_can_write(
         load_user_workload(spec, source)
 
 
-# ---------------------------------------------------------------------------------------------- ways out of a folder
+# ------------------------------------------------------------------------------------------ links out of a folder
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("entry", [".partial", "trials", "report", "checkpoints", "study.json"])
-def test_a_link_that_leads_out_of_a_results_folder_is_refused(entry: str, tmp_path: Path, outside: Path) -> None:
+def test_a_link_out_of_a_results_folder_is_refused(entry: str, tmp_path: Path, outside: Path) -> None:
     results = tmp_path / "results"
     open_store(results).save(result_of(Trial()))
     if entry == "study.json":
@@ -148,7 +149,7 @@ def test_a_link_that_leads_out_of_a_results_folder_is_refused(entry: str, tmp_pa
     else:
         shutil.rmtree(results / entry, ignore_errors=True)
     (results / entry).symlink_to(outside / entry if entry == "study.json" else outside)
-    expected = f"{results / entry} leads outside of {results}: replace the link by what it points to"
+    expected = f"{results / entry} points outside of {results}; replace the link by its target"
     for use in (open_store, lambda folder: Store.at(str(folder))):
         with pytest.raises(StoreError, match=re.escape(expected)):
             use(results)
@@ -158,16 +159,16 @@ def test_a_link_that_leads_out_of_a_results_folder_is_refused(entry: str, tmp_pa
     assert not (outside / "index.html").exists()
 
 
-def test_a_trials_file_may_not_be_a_link_to_somewhere_else(tmp_path: Path, outside: Path) -> None:
+def test_a_file_of_a_trial_cannot_be_a_link_out_of_the_folder(tmp_path: Path, outside: Path) -> None:
     results = tmp_path / "results"
     store = open_store(results)
     store.save(result_of(Trial()))
     (Path(store.trial_folder(Trial().trial_id)) / "error.log").symlink_to(outside / "old" / "precious")
-    with pytest.raises(StoreError, match=r"error\.log leads outside of"):
+    with pytest.raises(StoreError, match=r"error\.log points outside of"):
         Store.at(str(results))
 
 
-def test_a_results_folder_may_be_reached_by_a_link_and_hold_links_of_its_own(tmp_path: Path, outside: Path) -> None:
+def test_a_results_folder_can_be_a_link_and_contain_internal_links(tmp_path: Path, outside: Path) -> None:
     results = tmp_path / "results"
     open_store(results).save(result_of(Trial()))
     (tmp_path / "alias").symlink_to(results)
@@ -177,7 +178,7 @@ def test_a_results_folder_may_be_reached_by_a_link_and_hold_links_of_its_own(tmp
 
 
 @pytest.mark.parametrize("name", ["../../outside", "..", "/etc/passwd", "a/b"])
-def test_names_in_records_lead_nowhere(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_in_records_are_not_followed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results"
     store = open_store(results)
     store.save(result_of(Trial(), "failed", reason="broke", log="why"))
@@ -193,7 +194,7 @@ def test_names_in_records_lead_nowhere(name: str, tmp_path: Path, capsys: pytest
         load(results)
 
 
-def test_a_half_written_trial_that_names_a_place_outside_is_not_put_there(tmp_path: Path) -> None:
+def test_a_partial_trial_with_a_path_as_id_is_not_moved_outside(tmp_path: Path) -> None:
     results = tmp_path / "results"
     open_store(results)
     partial = results / ".partial" / f"999999999-1-{os.uname().nodename}"
@@ -219,7 +220,7 @@ ATTACKS = (
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder in which every string that a person or a machine may have chosen is an attack."""
+    """Return a results folder in which every free string is an attack."""
     directory = tmp_path_factory.mktemp("hostile") / "results"
     evil = "".join(ATTACKS)
     write_study(directory, name=evil, question=evil, command=evil, configuration={"planned_trials": [evil], evil: evil})
@@ -249,22 +250,23 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs("chromium")
-def test_hostile_names_stay_text_in_a_browser(hostile: Path, tmp_path: Path) -> None:
+def test_hostile_names_remain_text_in_a_browser(hostile: Path, tmp_path: Path) -> None:
     page = (hostile / "report" / "index.html").read_text()
-    assert page.count("<script") == 1  # the report's own, which sorts and filters
+    assert page.count("<script") == 1  # the report's script, which sorts and filters
     assert "&lt;script&gt;pwned" in page
-    assert "{{ 7 * 7 }}" in page  # as it was given, and not 49
+    assert "{{ 7 * 7 }}" in page  # unchanged, and not 49
     trap = "<script>window.hits = []; window.pwned = (n) => hits.push(n);</script>"
     witness = (
         "<script>addEventListener('load', () => setTimeout(() => { const found = {hits, "
         "ours: document.querySelectorAll('script').length, strange: [...document.querySelectorAll('*')].filter("
-        "(e) => [...e.attributes].some((a) => a.name.startsWith('on') || /javascript:/i.test(a.name == 'href' ? a.value : ''))"
+        "(e) => [...e.attributes].some("
+        "(a) => a.name.startsWith('on') || /javascript:/i.test(a.name == 'href' ? a.value : ''))"
         ").map((e) => e.outerHTML.slice(0, 80)), images: document.querySelectorAll('img').length}; "
         "const p = document.createElement('pre'); p.id = 'result'; "
         "p.textContent = encodeURIComponent(JSON.stringify(found)); document.body.append(p); }, 200));</script>"
     )
     file = tmp_path / "page.html"
-    # without the page's own policy, which would stop most attacks by itself
+    # without the page's security policy, which alone would stop most attacks
     bare = re.sub(r"<meta http-equiv=.*?>", "", page, count=1)
     file.write_text(bare.replace("<head>", f"<head>{trap}", 1).replace("</body>", f"{witness}</body>"))
     browser = program("chromium")
@@ -277,7 +279,7 @@ def test_hostile_names_stay_text_in_a_browser(hostile: Path, tmp_path: Path) -> 
     assert json.loads(unquote(written[1])) == {"hits": [], "ours": 3, "strange": [], "images": 0}
 
 
-def test_pictures_and_markdown_hold_no_markup_of_a_name(hostile: Path) -> None:
+def test_figures_and_markdown_contain_no_markup_from_names(hostile: Path) -> None:
     pictures = list((hostile / "report" / "figures").glob("*.svg"))
     assert pictures
     for text in [picture.read_text() for picture in pictures] + [(hostile / "report" / "report.md").read_text()]:
@@ -316,7 +318,7 @@ def test_credentials_in_addresses_and_options_are_replaced(given: str, kept: str
 
 
 @pytest.mark.parametrize("text", PLAIN)
-def test_what_only_speaks_of_secrets_stays(text: str) -> None:
+def test_text_that_only_mentions_secrets_is_unchanged(text: str) -> None:
     environment = {
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_AUTH_MODE": "token",
@@ -326,7 +328,7 @@ def test_what_only_speaks_of_secrets_stays(text: str) -> None:
     assert redacted(text, environment) == text
 
 
-def test_values_of_all_kinds_are_searched_and_their_kinds_kept() -> None:
+def test_redaction_covers_nested_values_and_keeps_their_types() -> None:
     value = {"a": [1, None, True, "x TheSecret1 y"], "b": ("TheSecret1",), "TheSecret1": 2.5}
     assert redacted(value, {"MY_SECRET": "TheSecret1"}) == {
         "a": [1, None, True, "x *** y"],
@@ -346,11 +348,11 @@ def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as text, and as it would stand in JSON."""
+    """Return a secret as plain text and as JSON text."""
     return {secret.encode(), json.dumps(secret)[1:-1].encode()}
 
 
-def test_no_file_of_a_results_folder_or_its_report_holds_a_secret(planted: dict[str, str], tmp_path: Path) -> None:
+def test_no_file_of_a_results_folder_or_its_report_contains_a_secret(planted: dict[str, str], tmp_path: Path) -> None:
     everything = " and ".join(planted.values())
     store = Store.open(
         str(tmp_path / "results"),
@@ -381,13 +383,13 @@ def test_no_file_of_a_results_folder_or_its_report_holds_a_secret(planted: dict[
     assert "login failed for ***" in (tmp_path / "results/trials" / Trial(repeat=1).trial_id / "error.log").read_text()
 
 
-def test_what_a_rank_says_of_its_failure_holds_no_secret_of_its_own_environment(planted: dict[str, str]) -> None:
+def test_error_messages_of_ranks_contain_no_secret_from_the_environment(planted: dict[str, str]) -> None:
     failure = describe_failure(0, "node", ValueError(f"bad key {planted['AWS_SECRET_ACCESS_KEY']}"))
     assert failure.line == "ValueError: bad key ***"
     assert planted["AWS_SECRET_ACCESS_KEY"] not in failure.traceback
 
 
-def test_only_variables_of_the_allow_list_are_recorded(
+def test_only_allowed_environment_variables_are_recorded(
     monkeypatch: pytest.MonkeyPatch, planted: dict[str, str]
 ) -> None:
     from study.store.environment import variables
@@ -403,7 +405,7 @@ def test_only_variables_of_the_allow_list_are_recorded(
 # --------------------------------------------------------------------------------------------------- dependencies
 
 
-def test_every_locked_dependency_is_pinned_with_its_digest() -> None:
+def test_every_locked_dependency_is_pinned_with_a_digest() -> None:
     for lock in ("requirements.lock", "requirements-dev.lock"):
         entries = re.split(r"\n(?=[a-z0-9])", (ROOT / lock).read_text())
         pinned = [entry for entry in entries if not entry.startswith("#")]
@@ -412,8 +414,8 @@ def test_every_locked_dependency_is_pinned_with_its_digest() -> None:
         assert "://" not in re.sub(r"#.*", "", "\n".join(pinned)), "an index or an address in the lock file"
 
 
-def test_the_audit_says_when_it_could_not_look(tmp_path: Path) -> None:
-    """Without `--strict` pip-audit calls a package that it could not ask about free of vulnerabilities."""
+def test_the_audit_fails_if_it_could_not_look_a_package_up(tmp_path: Path) -> None:
+    """Without `--strict`, pip-audit reports packages that it could not look up as free of vulnerabilities."""
     recipe = (ROOT / "Makefile").read_text().partition("\naudit:")[2].partition("\n\n")[0]
     assert "pip-audit" in recipe
     assert "--strict" in recipe

@@ -1,4 +1,4 @@
-"""Tests that need something from the system are skipped without it, and say what to install."""
+"""Tests that need system programs or privileges are skipped without them, and report what to install."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ HERE = Path(__file__).name
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system without programs and files."""
+    """Pretend to be a system without programs and files."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("SYSTEM_ROOT", str(tmp_path))
 
@@ -37,7 +37,9 @@ def test_a_program_in_sbin_is_found_without_sbin_on_the_path(tmp_path: Path, mon
     assert missing("sshd") is None
 
 
-def test_a_privilege_is_asked_for_once_all_programs_are_there(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_privilege_is_reported_only_if_all_programs_exist(
+    bare: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert str(missing(*HOSTS)).startswith("needs ")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert missing("root") == "must run as root"
@@ -48,7 +50,7 @@ def test_an_unknown_need_is_refused() -> None:
         needs("netscape")
 
 
-def test_every_test_that_needs_the_system_is_skipped_on_a_bare_one(bare: None, tmp_path: Path) -> None:
+def test_every_test_with_system_needs_is_skipped_on_a_bare_system(bare: None, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "system", "-p", "no:cacheprovider", f"--junitxml={report}"]
     run = subprocess.run(
@@ -62,6 +64,6 @@ def test_every_test_that_needs_the_system_is_skipped_on_a_bare_one(bare: None, t
     assert all("apt install" in str(skip.get("message")) for skip in skips.values() if skip is not None)
 
 
-def test_no_other_test_looks_for_programs_or_privileges_itself() -> None:
+def test_no_other_test_checks_for_programs_or_privileges_itself() -> None:
     files = [path for path in (ROOT / "tests").glob("*.py") if path.name not in ("system.py", HERE)]
     assert not [path.name for path in files if "shutil.which" in path.read_text() or "geteuid" in path.read_text()]

@@ -543,8 +543,8 @@ def test_predict_as_json_has_plain_values_and_nulls(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "0"], "error: --gpus '0': allowed: numbers of 1 to 999999, separated by commas"),
-        (["--gpus", "8,x"], "error: --gpus '8,x': allowed: numbers of 1 to 999999, separated by commas"),
+        (["--gpus", "0"], "error: --gpus '0': allowed: numbers from 1 to 999999, separated by commas"),
+        (["--gpus", "8,x"], "error: --gpus '8,x': allowed: numbers from 1 to 999999, separated by commas"),
         ([], "error: Missing option '--gpus'; see --help"),
         (
             ["--gpus", "8", "--goal", "speed"],
@@ -552,7 +552,7 @@ def test_predict_as_json_has_plain_values_and_nulls(capsys: pytest.CaptureFixtur
         ),
         (
             ["--gpus", "8", "--price-per-gpu-hour", "-1"],
-            "error: --price-per-gpu-hour -1: allowed: 0 or more",
+            "error: --price-per-gpu-hour must be >= 0, got -1",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Options and YAML become one configuration, or one line that says what is wrong."""
+"""Options and YAML become one valid configuration, or a one-line error."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity
-from study.cli.configuration import AXIS_OPTIONS, OWN_OPTION, ConfigurationError, resolve, to_yaml
+from study.cli.configuration import AXIS_OPTIONS, OTHER_OPTION_OF_FIELD, ConfigurationError, resolve, to_yaml
 from study.options import FILE_KEYS
 from study.plan.trials import PlanError, plan_trials
 from study.studies.basic import STUDIES
@@ -37,10 +37,10 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-# --------------------------------------------------------------------------------------------------- what is asked
+# --------------------------------------------------------------------------------------------------- valid options
 
 
-def test_nothing_asked_is_the_default_study_with_its_own_axes() -> None:
+def test_no_options_mean_the_default_study_with_its_axes() -> None:
     configuration = resolve({})
     assert (configuration.study, configuration.out, configuration.axes) == ("default", "results/default", {})
     assert configuration.trial_timeout_s == 600
@@ -63,12 +63,14 @@ def test_comma_lists_become_typed_axes_without_duplicates() -> None:
     }
 
 
-@pytest.mark.parametrize("field", sorted(CHANGED.keys() - OWN_OPTION.keys() - {"dataset"}))  # that needs files
-def test_every_field_of_a_trial_may_be_set_to_what_is_possible_beside_other_fields(field: str) -> None:
+@pytest.mark.parametrize(
+    "field", sorted(CHANGED.keys() - OTHER_OPTION_OF_FIELD.keys() - {"dataset"})
+)  # dataset needs files
+def test_every_field_of_a_trial_can_be_set(field: str) -> None:
     assert resolve({"set": [f"{field}={CHANGED[field]}"]}).axes[field] == (CHANGED[field],)
 
 
-def test_a_file_says_the_same_under_the_same_names(tmp_path: Path) -> None:
+def test_a_file_uses_the_names_of_the_command_line(tmp_path: Path) -> None:
     text = """
         study: weak
         gpus: [1, 2]
@@ -91,7 +93,7 @@ def test_a_file_says_the_same_under_the_same_names(tmp_path: Path) -> None:
     }
 
 
-def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
+def test_the_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None:
     config = write(tmp_path / "study.yaml", "gpus: 1\nbatch-per-gpu: 8\nrepeats: 2\nset: {precision: fp32}\n")
     configuration = resolve({"gpus": "2", "global-batch": "64", "precision": "bf16"}, config)
     assert configuration.axes == {"world_size": (2,), "global_batch": (64,), "precision": ("bf16",)}
@@ -111,22 +113,22 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
         ("set: {profile_ranks: all}", {"profile": True}, ("0",)),
     ],
 )
-def test_profile_means_rank_0_unless_ranks_are_named(
+def test_profile_means_rank_0_unless_ranks_are_selected(
     file: str, options: dict[str, Any], ranks: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
     assert resolve(options, write(tmp_path / "study.yaml", file)).axes.get("profile_ranks") == ranks
 
 
-def test_a_value_that_is_possible_somewhere_is_left_for_the_plan_to_judge() -> None:
+def test_values_that_some_machine_supports_are_left_for_the_plan_to_validate() -> None:
     axes = resolve({"interconnect": "auto,no_p2p,socket", "model": "vgg19"}).axes
     assert axes == {"interconnect": ("auto", "no_p2p", "socket"), "model": ("vgg19",)}
 
 
-def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert resolve({}, write(tmp_path / "study.yaml", "# nothing\n")) == resolve({})
 
 
-def test_the_first_seed_orders_the_trials() -> None:
+def test_the_first_seed_determines_the_order_of_trials() -> None:
     assert resolve({}).order_seed == 0
     assert resolve({"seed": "5,6"}).order_seed == 5
 
@@ -141,7 +143,7 @@ def test_the_first_seed_orders_the_trials() -> None:
         {"study": "smoke", "repeats": 1, "isolate": True, "address": "local", "model": "mlp,resnet18"},
     ],
 )
-def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_path: Path) -> None:
     def trial_ids(configuration: Any) -> set[str]:
         study = STUDIES[configuration.study](HOST).with_overrides(configuration.axes, configuration.repeats)
         return {row.trial.trial_id for row in plan_trials(study, HOST) if row.trial}
@@ -153,7 +155,7 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
     assert again.model_copy(update={"axes": {}, "repeats": first.repeats}) == first.model_copy(update={"axes": {}})
 
 
-# --------------------------------------------------------------------------------------------------- mistakes
+# --------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,8 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
         ({"study": "x"}, f"unknown study 'x'; studies: {', '.join(STUDIES)}"),
         (
             {"gpus": "1", "study": "2"},
-            f"unknown study '2'; studies: {', '.join(STUDIES)}; the values of a list are joined by commas, without spaces",
+            f"unknown study '2'; studies: {', '.join(STUDIES)}; "
+            "separate the values of a list by commas, without spaces",
         ),
         ({"out": " "}, "--out ' ' is not a path"),
         (
@@ -200,13 +203,13 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
             {"set": ["profile_ranks=0-3"]},
             "--set: profile_ranks '0-3' names no ranks; allowed: all, or numbers joined by +, such as 0+3",
         ),
-        ({"set": ["pin_memory"]}, "--set 'pin_memory': give field=value or field=value,value"),
-        ({"set": ["repeat=3"]}, "--set: repeat is not set here; use --repeats N"),
-        ({"set": ["data_dir=/"]}, "--set: data_dir is not set here; use --data-dir DIR"),
-        ({"gpus": "1", "set": ["world_size=2"]}, "--set: world_size is asked for twice; give it once"),
+        ({"set": ["pin_memory"]}, "--set 'pin_memory': expected field=value or field=value,value"),
+        ({"set": ["repeat=3"]}, "--set: repeat cannot be set here; use --repeats N"),
+        ({"set": ["data_dir=/"]}, "--set: data_dir cannot be set here; use --data-dir DIR"),
+        ({"gpus": "1", "set": ["world_size=2"]}, "--set: world_size is given twice; give it once"),
         (
             {"batch-per-gpu": "8", "global-batch": "8"},
-            "--global-batch: the batch is given per GPU or for all GPUs together; leave out batch-per-gpu or global-batch",
+            "--global-batch: cannot be combined with batch-per-gpu; give only one of them",
         ),
         ({"repeats": 0}, "--repeats 0: input should be greater than or equal to 1"),
         ({"trial-timeout": 0.0}, "--trial-timeout 0.0: input should be greater than 0"),
@@ -223,21 +226,21 @@ def test_the_printed_yaml_plans_the_same_trials_again(options: dict[str, Any], t
         ({"address": "head:0"}, "--address 'head:0' is not an address; allowed: auto, local, HOST:PORT"),
         (
             {"set": ["dataset=cifar10"]},
-            "--set dataset: 'cifar10' needs --data-dir DIR with its files; 'fashion_mnist_sample' needs none",
+            "--set dataset: 'cifar10' needs --data-dir DIR with its files; 'fashion_mnist_sample' needs no files",
         ),
         (
             {"model": "mlstm64", "set": ["dataset=amazon_reviews"]},
-            "--set dataset: 'amazon_reviews' needs --data-dir DIR with its files; 'text_sample' needs none",
+            "--set dataset: 'amazon_reviews' needs --data-dir DIR with its files; 'text_sample' needs no files",
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_line(options: dict[str, Any], expected: str) -> None:
+def test_an_invalid_option_is_one_line(options: dict[str, Any], expected: str) -> None:
     assert message(options) == expected
 
 
-def test_an_unknown_axis_names_the_nearest_field() -> None:
-    told = message({"set": ["batch_per_gup=8"]})
-    assert told.startswith(
+def test_an_unknown_axis_suggests_the_nearest_field() -> None:
+    error = message({"set": ["batch_per_gup=8"]})
+    assert error.startswith(
         "--set: 'batch_per_gup' is not a field of a trial; did you mean 'batch_per_gpu'?; fields: model, "
     )
 
@@ -245,13 +248,13 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("- 1\n- 2\n", "{path} holds a list; it must be a mapping of option names to values, such as `gpus: [1, 2]`"),
-        ("just words", "{path} holds a str; it must be a mapping of option names to values, such as `gpus: [1, 2]`"),
-        ("gpus: [1, 2", "{path} line 1, column 12 is not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("- 1\n- 2\n", "{path} contains a list; expected a mapping of option names to values, such as `gpus: [1, 2]`"),
+        ("just words", "{path} contains a str; expected a mapping of option names to values, such as `gpus: [1, 2]`"),
+        ("gpus: [1, 2", "{path} line 1, column 12 is not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("gpsu: 1\n", "{path}: unknown key 'gpsu'; did you mean 'gpus'?; keys: " + ", ".join(FILE_KEYS)),
         (
             "image_size: 32\n",
-            "{path}: unknown key 'image_size'; it is a field of a trial: put it under `set:` as image_size; keys: "
+            "{path}: unknown key 'image_size'; it is a field of a trial: put image_size under `set:`; keys: "
             + ", ".join(FILE_KEYS),
         ),
         ("batch-per-gpu: 8\nbatch_per_gpu: 9\n", "{path}: batch-per-gpu is given twice"),
@@ -264,16 +267,16 @@ def test_an_unknown_axis_names_the_nearest_field() -> None:
             "set: {model: resnet81}\n",
             f"{{path}}: set: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
-        ("profile: 0+3\n", "{path}: profile '0+3': give true or false; set profile_ranks names ranks"),
+        ("profile: 0+3\n", "{path}: profile '0+3': expected true or false; to select ranks, set profile_ranks"),
         ("study: [default]\n", f"{{path}}: study: unknown study ['default']; studies: {', '.join(STUDIES)}"),
     ],
 )
-def test_a_mistake_in_a_file_names_the_file(text: str, expected: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_one_line_with_its_path(text: str, expected: str, tmp_path: Path) -> None:
     path = write(tmp_path / "study.yaml", text)
     assert message({}, path) == expected.replace("{path}", path)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     assert (
         message({}, str(tmp_path / "none.yaml"))
         == f"--config: {tmp_path}/none.yaml cannot be read: No such file or directory"
@@ -281,7 +284,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert message({}, str(tmp_path)) == f"--config: {tmp_path} cannot be read: Is a directory"
 
 
-def test_what_may_never_end_is_no_file_to_read(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.py"
     os.mkfifo(pipe)
     assert message({}, str(pipe)) == f"--config: {pipe} is a named pipe; give a regular file"
@@ -289,7 +292,7 @@ def test_what_may_never_end_is_no_file_to_read(tmp_path: Path) -> None:
     assert message({"workload": f"{pipe}:mine"}) == f"--workload: {pipe} is a named pipe; give a regular file"
 
 
-def test_a_configuration_may_be_piped_in(tmp_path: Path) -> None:
+def test_a_configuration_can_be_piped_in(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "study.scaling", "plan", "smoke", "--address", "local", "--json"]
     ran = subprocess.run(
         [*command, "--out", str(tmp_path), "--config", "/dev/stdin"],
@@ -298,16 +301,16 @@ def test_a_configuration_may_be_piped_in(tmp_path: Path) -> None:
     assert json.loads(ran.stdout)["counts"] == {"pending": 2}
 
 
-def test_yaml_cannot_make_python_objects(tmp_path: Path) -> None:
+def test_yaml_cannot_create_python_objects(tmp_path: Path) -> None:
     path = write(tmp_path / "study.yaml", "gpus: !!python/object/apply:os.getcwd []\n")
-    assert message({}, path).startswith(f"{path} line 1, column 7 is not YAML: could not determine a constructor")
+    assert message({}, path).startswith(f"{path} line 1, column 7 is not valid YAML: could not determine a constructor")
 
 
 # --------------------------------------------------------------------------------------------------- data and workload
 
 
 @pytest.mark.parametrize(("entry", "dataset"), [("FashionMNIST", "fashion_mnist"), ("cifar-10-batches-py", "cifar10")])
-def test_the_data_set_is_found_from_what_lies_in_the_folder(
+def test_the_data_set_is_detected_from_the_folder(
     entry: str, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data" / entry).mkdir(parents=True)
@@ -316,45 +319,43 @@ def test_the_data_set_is_found_from_what_lies_in_the_folder(
 
 
 @pytest.mark.parametrize("name", ["reviews.json", "reviews.jsonl", "Books_5.json.gz", "Books.jsonl.gz"])
-def test_reviews_are_known_by_their_files(tmp_path: Path, name: str) -> None:
+def test_reviews_are_detected_from_their_file_names(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, "")
     assert resolve({"data-dir": str(tmp_path), "model": "mlstm64"}).axes["dataset"] == ("amazon_reviews",)
 
 
-def test_a_results_folder_is_no_data_set(tmp_path: Path) -> None:
+def test_a_results_folder_is_not_a_data_set(tmp_path: Path) -> None:
     write(tmp_path / "study.json", "{}")
-    assert message({"data-dir": str(tmp_path)}).startswith(f"--data-dir: {tmp_path} holds no data set that is known; ")
+    assert message({"data-dir": str(tmp_path)}).startswith(f"--data-dir: {tmp_path} contains no known data set; ")
 
 
-def test_models_of_text_alone_read_the_text_that_is_always_here(tmp_path: Path) -> None:
+def test_text_models_default_to_the_text_sample(tmp_path: Path) -> None:
     assert resolve({"model": "mlstm64,transformer"}).axes["dataset"] == ("text_sample",)
     assert "dataset" not in resolve({"model": "mlstm64,mlp"}).axes
     assert resolve({"model": "mlstm64", "set": ["dataset=synthetic"]}).axes["dataset"] == ("synthetic",)
 
 
-def test_a_data_set_that_was_asked_for_is_not_guessed(tmp_path: Path) -> None:
+def test_a_requested_data_set_overrides_detection(tmp_path: Path) -> None:
     config = write(tmp_path / "study.yaml", "set: {dataset: cifar10}\n")
     assert resolve({"data-dir": str(tmp_path)}, config).axes["dataset"] == ("cifar10",)
 
 
-def test_an_unreadable_data_directory_is_named(tmp_path: Path) -> None:
+def test_an_invalid_data_directory_is_named(tmp_path: Path) -> None:
     assert message({"data-dir": str(tmp_path / "none")}) == f"--data-dir: folder {tmp_path}/none does not exist"
     file = write(tmp_path / "file", "")
     assert message({"data-dir": file}) == f"--data-dir: {file} is not a folder"
     assert message({"data-dir": f"{file}/below"}) == f"--data-dir: folder {file}/below cannot be read: Not a directory"
-    told = message({"data-dir": str(tmp_path)})
-    assert told.startswith(f"--data-dir: {tmp_path} holds no data set that is known; ")
-    assert all(name in told for name in names_with(DATASETS, "needs_data_dir"))
+    error = message({"data-dir": str(tmp_path)})
+    assert error.startswith(f"--data-dir: {tmp_path} contains no known data set; ")
+    assert all(name in error for name in names_with(DATASETS, "needs_data_dir"))
     for entry in ("FashionMNIST", "cifar-10-batches-py"):
         (tmp_path / entry).mkdir()
-    told = message({"data-dir": str(tmp_path)})
-    assert (
-        told
-        == f"--data-dir: {tmp_path} holds several data sets; choose one: --set dataset=fashion_mnist or --set dataset=cifar10"
-    )
+    error = message({"data-dir": str(tmp_path)})
+    assert error.startswith(f"--data-dir: {tmp_path} contains several data sets; ")
+    assert error.endswith("--set dataset=fashion_mnist or --set dataset=cifar10")
 
 
-def test_a_workload_becomes_an_absolute_path_with_the_files_digest(
+def test_a_workload_becomes_an_absolute_path_with_a_digest_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "def mine(trial):\n    return None\n"
@@ -372,11 +373,11 @@ def test_a_workload_becomes_an_absolute_path_with_the_files_digest(
     "text",
     ["if True:\n    def mine(trial): ...\n", "from os import getcwd as mine\n", "mine = print\n", "from os import *\n"],
 )
-def test_a_name_may_be_bound_in_any_way(text: str, tmp_path: Path) -> None:
+def test_a_workload_can_be_bound_in_any_way(text: str, tmp_path: Path) -> None:
     resolve({"workload": f"{write(tmp_path / 'file.py', text)}:mine"})
 
 
-def test_a_workload_is_not_run_to_be_checked(tmp_path: Path) -> None:
+def test_a_workload_is_checked_without_running_it(tmp_path: Path) -> None:
     path = write(tmp_path / "file.py", "import no_such_module\ndef mine(trial): ...\nraise SystemExit\n")
     resolve({"workload": f"{path}:mine"})
 
@@ -384,18 +385,18 @@ def test_a_workload_is_not_run_to_be_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("file.py", "--workload 'file.py': give path/to/file.py:name"),
-        ("file.txt:mine", "--workload 'file.txt:mine': give path/to/file.py:name"),
+        ("file.py", "--workload 'file.py': expected path/to/file.py:name"),
+        ("file.txt:mine", "--workload 'file.txt:mine': expected path/to/file.py:name"),
         ("none.py:mine", "--workload: file {folder}/none.py does not exist"),
         (
             "file.py:mien",
-            "--workload: {folder}/file.py defines no 'mien'; did you mean 'mine'?; its functions: mine, other",
+            "--workload: {folder}/file.py does not define 'mien'; did you mean 'mine'?; functions: mine, other",
         ),
         ("broken.py:mine", "--workload: {folder}/broken.py line 2: '(' was never closed"),
         ("folder.py:mine", "--workload: {folder}/folder.py cannot be read: Is a directory"),
     ],
 )
-def test_a_workload_that_cannot_be_is_told(
+def test_an_invalid_workload_is_one_line(
     spec: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file.py").write_text("def mine(trial): ...\ndef other(trial): ...\n")
@@ -407,7 +408,7 @@ def test_a_workload_that_cannot_be_is_told(
 
 # --------------------------------------------------------------------------------------------------- never a traceback
 
-FIELDS = [name for name in Trial.model_fields if name not in OWN_OPTION]
+FIELDS = [name for name in Trial.model_fields if name not in OTHER_OPTION_OF_FIELD]
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.dates(), st.binary(max_size=5))
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=3), SCALARS, max_size=2))
 LISTS = st.one_of(
@@ -447,7 +448,7 @@ def plan_or_explain(options: dict[str, Any], config: str | None = None) -> None:
 @example({"workload": "\0.py:a"})
 @example({"data-dir": "\0"})
 @example({"batch-per-gpu": "9" * 30})
-def test_no_option_makes_a_traceback(options: dict[str, Any]) -> None:
+def test_no_option_causes_a_traceback(options: dict[str, Any]) -> None:
     plan_or_explain(options)
 
 
@@ -456,7 +457,7 @@ def test_no_option_makes_a_traceback(options: dict[str, Any]) -> None:
 @example({"set": {"batch_per_gpu": 2**70}})
 @example({"set": {1: 2}})
 @example({"out": "\0"})
-def test_no_yaml_mapping_makes_a_traceback(tmp_path: Path, content: dict[Any, Any]) -> None:
+def test_no_yaml_mapping_causes_a_traceback(tmp_path: Path, content: dict[Any, Any]) -> None:
     plan_or_explain({}, write(tmp_path / "study.yaml", yaml.safe_dump(content)))
 
 
@@ -468,7 +469,7 @@ def test_no_yaml_mapping_makes_a_traceback(tmp_path: Path, content: dict[Any, An
 @example(b"gpus: 0x" + b"f" * 5000)
 @example(b"gpus: 2020-13-45")
 @example(b"? {a: 1}\n: 2")
-def test_no_file_makes_a_traceback(tmp_path: Path, content: bytes) -> None:
+def test_no_file_causes_a_traceback(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "study.yaml"
     path.write_bytes(content)
     plan_or_explain({}, str(path))

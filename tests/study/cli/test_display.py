@@ -1,3 +1,5 @@
+"""Tables printed to a terminal."""
+
 import sys
 
 import pytest
@@ -19,7 +21,7 @@ def printed(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     return [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_table_that_fits_without_cutting_words_is_a_table(
+def test_a_table_that_fits_is_printed_as_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = printed(100, capsys, monkeypatch)
@@ -27,11 +29,11 @@ def test_a_table_that_fits_without_cutting_words_is_a_table(
     assert lines[0].split() == " ".join(COLUMNS).split()
 
 
-def test_a_table_too_wide_for_the_terminal_is_a_few_lines_for_each_row(
+def test_a_table_too_wide_for_the_terminal_becomes_a_few_lines_per_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert printed(40, capsys, monkeypatch) == [
-        "in every row: note: identifiable",
+        "all rows: note: identifiable",
         "- law: parts of the account; step time",
         "  (ms): T₁ + c · (host + wait)",
         "- law: all-reduce, α and β fitted; step",

@@ -1,4 +1,4 @@
-"""What a person who watches sees of a run: live on a terminal, lines in a log, nothing when quiet."""
+"""Progress of a run: live on a terminal, lines in a log, nothing if quiet."""
 
 import io
 import pickle
@@ -46,7 +46,7 @@ def watch(console: Console, clock: SimpleNamespace) -> Progress:
     return shown
 
 
-def test_a_log_gets_plain_lines_with_counts_time_left_and_logs(clock: SimpleNamespace) -> None:
+def test_a_log_gets_plain_lines_with_counts_time_left_and_error_logs(clock: SimpleNamespace) -> None:
     text = io.StringIO()
     watch(Console(file=text, markup=False, emoji=False, highlight=False), clock)
     assert text.getvalue().splitlines() == [
@@ -81,7 +81,7 @@ def test_quiet_shows_nothing(clock: SimpleNamespace) -> None:
     assert text.getvalue() == ""
 
 
-def test_time_left_is_not_guessed_before_a_trial_has_ended(clock: SimpleNamespace) -> None:
+def test_time_left_is_unknown_before_a_trial_has_ended(clock: SimpleNamespace) -> None:
     shown = Progress("weak", TRIALS, quiet=True)
     clock.s = 100.0
     assert "left" not in shown.render().plain
@@ -91,20 +91,20 @@ def test_the_display_can_be_pickled_with_the_callbacks_that_tune_keeps() -> None
     pickle.dumps(Progress("weak", TRIALS, quiet=True).on_event)
 
 
-def test_cpu_ranks_are_not_called_gpus_and_a_workload_goes_by_its_name() -> None:
+def test_descriptions_distinguish_cpu_ranks_from_gpus_and_name_the_workload() -> None:
     trial = Trial(workload="/home/me/mine.py:build", world_size=2, loader_workers=1, precision="bf16")
     assert describe(trial) == "build bf16, 2 CPU ranks, batch 32, 1 worker, repeat 1"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (3540, "59 min"), (3600, "1 h 0 min"), (9000, "2 h 30 min")],
 )
-def test_a_duration_is_said_as_people_say_it(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations_are_formatted_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
-def test_a_training_shows_its_epoch_and_accuracy_beside_the_others(clock: SimpleNamespace) -> None:
+def test_concurrent_trainings_show_their_epoch_and_accuracy(clock: SimpleNamespace) -> None:
     trials = [Trial(model="mlp", epochs=9, batch_per_gpu=256, seed=seed) for seed in (0, 1)]
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
     with Progress("large-batch", trials, quiet=False, console=screen) as shown:
@@ -113,12 +113,12 @@ def test_a_training_shows_its_epoch_and_accuracy_beside_the_others(clock: Simple
             shown.on_event(event("trial_started", trial))
         shown.on_event(event("epoch_ended", trials[0], summary={"epoch": 3, "validation_top1": 0.8712}))
         what = "mlp fp32, 1 CPU rank, global batch 256, sgd, seed"
-        assert str(shown.render()).splitlines()[1:] == [f"{what} 0: epoch 3/9, 87.1% right", f"{what} 1"]
+        assert str(shown.render()).splitlines()[1:] == [f"{what} 0: epoch 3/9, accuracy 87.1%", f"{what} 1"]
         shown.on_event(event("trial_ended", trials[0], status="done"))
         assert str(shown.render()).splitlines()[1:] == [f"{what} 1"]
 
 
-def test_a_log_tells_of_a_training_every_half_minute_and_what_it_came_to(clock: SimpleNamespace) -> None:
+def test_a_log_gets_a_line_per_half_minute_of_training_and_the_final_accuracy(clock: SimpleNamespace) -> None:
     text = io.StringIO()
     trial = Trial(model="mlp", epochs=9, lr_rule="linear")
     with Progress("large-batch", [trial], quiet=False, console=Console(file=text, width=200)) as shown:
@@ -130,8 +130,8 @@ def test_a_log_tells_of_a_training_every_half_minute_and_what_it_came_to(clock: 
         shown.on_event(event("trial_ended", trial, status="done", summary=summary))
     what = "mlp fp32, 1 CPU rank, global batch 32, sgd linear, seed 0"
     assert text.getvalue().splitlines() == [
-        f"{what}: epoch 3/9, 30.0% right",
-        f"{what}: epoch 6/9, 60.0% right",
-        f"{what}: epoch 9/9, 90.0% right",
-        f"[1/1] done: {what}, epoch 9/9, 90.0% right, 5,000 samples/s",
+        f"{what}: epoch 3/9, accuracy 30.0%",
+        f"{what}: epoch 6/9, accuracy 60.0%",
+        f"{what}: epoch 9/9, accuracy 90.0%",
+        f"[1/1] done: {what}, epoch 9/9, accuracy 90.0%, 5,000 samples/s",
     ]

@@ -1,4 +1,4 @@
-"""Checkpoints of trainings in a results folder: whole after any kill, the same on an object store, gone at the end."""
+"""Checkpoints in a results folder, local and in an object store: complete after any kill, removed at the end."""
 
 import multiprocessing
 import os
@@ -37,11 +37,11 @@ def test_the_latest_checkpoint_of_each_trial_is_read_back(store: Store) -> None:
     assert checkpoints.load(store, "two") == b"other"
 
 
-def test_trials_that_have_ended_lose_theirs_and_the_last_one_takes_the_folder_along(store: Store) -> None:
-    checkpoints.drop(store, ["never begun"])
+def test_dropped_checkpoints_are_removed_and_the_last_one_removes_the_folder(store: Store) -> None:
+    checkpoints.drop(store, ["never started"])
     for trial_id in ("one", "two"):
         checkpoints.save(store, trial_id, b"content")
-    checkpoints.drop(store, ["one", "never begun"])
+    checkpoints.drop(store, ["one", "never started"])
     assert checkpoints.load(store, "one") is None
     assert checkpoints.load(store, "two") == b"content"
     checkpoints.drop(store, ["two"])
@@ -49,7 +49,7 @@ def test_trials_that_have_ended_lose_theirs_and_the_last_one_takes_the_folder_al
     assert not [entry.base_name for entry in entries if entry.base_name == "checkpoints"]
 
 
-def test_on_disk_it_lies_under_its_trials_id_and_no_copy_stays(tmp_path: Path) -> None:
+def test_a_checkpoint_is_one_file_under_the_id_of_its_trial(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     checkpoints.save(store, "one", b"first")
     checkpoints.save(store, "one", b"second")
@@ -57,12 +57,12 @@ def test_on_disk_it_lies_under_its_trials_id_and_no_copy_stays(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("trial_id", ["../outside", "a/b", ".hidden"])
-def test_none_is_kept_outside_the_folder(tmp_path: Path, trial_id: str) -> None:
-    with pytest.raises(StoreError, match=f"^trial '{trial_id}' cannot be a folder's name$"):
+def test_no_checkpoint_is_saved_outside_the_folder(tmp_path: Path, trial_id: str) -> None:
+    with pytest.raises(StoreError, match=f"^trial '{trial_id}' cannot be a folder name$"):
         checkpoints.save(new_store(tmp_path), trial_id, b"content")
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_one_line_error(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(StoreError) as error:
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> 
     assert "\n" not in message
 
 
-def save_for_ever(out: str, ready: Any) -> None:
+def save_forever(out: str, ready: Any) -> None:
     store = new_store(Path(out))
     while True:
         for content in CONTENTS:
@@ -81,12 +81,12 @@ def save_for_ever(out: str, ready: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")  # starts in milliseconds, so that many kills can be tried
+def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")  # starts in milliseconds, which allows many kills
     random.seed(0)
     for _ in range(10):
         ready = context.Event()
-        writer = context.Process(target=save_for_ever, args=(str(tmp_path), ready))
+        writer = context.Process(target=save_forever, args=(str(tmp_path), ready))
         writer.start()
         assert ready.wait(30)
         time.sleep(random.uniform(0, 0.03))

@@ -1,4 +1,4 @@
-"""Evidence of what a number was measured on: what NVML says by which name, and nothing where it does not say."""
+"""Recorded environments: names and units of NVML's values, and None for values that it does not provide."""
 
 import os
 import time
@@ -60,43 +60,43 @@ def install(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def reopened() -> Iterator[None]:
-    nvml.trouble.cache_clear()
+    nvml.initialization_error.cache_clear()
     yield
-    nvml.trouble.cache_clear()
+    nvml.initialization_error.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------ without a GPU
 
 
-def test_a_cpu_rank_reads_its_host_and_nothing_of_a_gpu() -> None:
+def test_a_cpu_rank_reads_only_its_host() -> None:
     read = readings(CPU)
     assert {name: read.pop(name) for name in OF_GPU} == dict.fromkeys(OF_GPU)
     assert read.keys() == {"load_average_1min"}
     assert read["load_average_1min"] >= 0
 
 
-def test_a_rank_says_on_which_cpus_it_may_run() -> None:
+def test_rank_facts_include_the_allowed_cpus() -> None:
     facts = rank_facts(3, "a", CPU)
     assert facts["affinity"] == sorted(os.sched_getaffinity(0))
     assert (facts["rank"], facts["device"], facts["gpu_uuid"]) == (3, "cpu", None)
 
 
-def test_without_a_driver_everything_of_a_gpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_all_gpu_values_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, nvmlInit=not_supported)
     assert nvml.state(UUID) == dict.fromkeys(OF_GPU)
     assert node_facts("a")["gpus"] == []
     [check] = doctor.gpus()
-    assert (check.status, check.found) == ("ok", "none (Not Supported); studies use CPU ranks")
+    assert (check.status, check.message) == ("ok", "none (Not Supported); studies use CPU ranks")
 
 
 # -------------------------------------------------------------------------------------------------- with a GPU
 
 
-def test_a_gpus_state_has_units_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_gpu_is_in_documented_units(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    began_at = time.time()
+    started_at = time.time()
     found = nvml.state(UUID)
-    assert began_at <= found.pop("at") <= time.time()
+    assert started_at <= found.pop("at") <= time.time()
     assert found == {
         "sm_clock_mhz": 1980,
         "memory_clock_mhz": 3201,
@@ -107,17 +107,17 @@ def test_a_gpus_state_has_units_and_names(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_another_gpus_state_is_not_taken_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_an_unknown_uuid_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     assert nvml.state("GPU-of-another-host") == dict.fromkeys(OF_GPU)
 
 
-def test_energy_is_counted_in_joules_with_the_time_of_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_in_joules_with_the_time_of_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    began_at = time.time()
+    started_at = time.time()
     found = nvml.energy(UUID)
     assert found["energy_j"] == 86_400.125
-    assert found["at"] is not None and began_at <= found["at"] <= time.time()
+    assert found["at"] is not None and started_at <= found["at"] <= time.time()
     assert nvml.energy("GPU-of-another-host") == nvml.energy(None) == {"energy_j": None, "at": None}
 
 
@@ -131,7 +131,7 @@ def test_energy_is_counted_in_joules_with_the_time_of_its_reading(monkeypatch: p
         ("nvmlDeviceGetTemperature", {"temperature_c"}),
     ],
 )
-def test_what_a_gpu_does_not_know_is_none_and_the_rest_is_kept(
+def test_unsupported_values_are_none_and_the_others_are_kept(
     monkeypatch: pytest.MonkeyPatch, function: str, unknown: set[str]
 ) -> None:
     install(monkeypatch, **{function: not_supported})
@@ -144,7 +144,7 @@ def test_only_reasons_that_slow_a_working_gpu_count_as_throttling() -> None:
     assert nvml.throttle_reasons(0x4 | 0x40) == ["power limit", "temperature (hardware)"]
 
 
-def test_a_node_knows_its_gpus_links_at_their_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_facts_report_the_maximum_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     [gpu] = environment.node_facts("a")["gpus"]
     assert gpu == {
@@ -162,7 +162,7 @@ def test_a_node_knows_its_gpus_links_at_their_best(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("states", "nvlinks"), [(not_supported, None), (lambda handle, link: 0 if link < 18 else not_supported(), 0)]
 )
-def test_a_gpu_without_nvlink_is_told_from_one_whose_links_are_down(
+def test_no_nvlink_is_none_and_inactive_nvlinks_are_zero(
     monkeypatch: pytest.MonkeyPatch, states: Any, nvlinks: int | None
 ) -> None:
     install(monkeypatch, nvmlDeviceGetNvLinkState=states)
@@ -175,19 +175,19 @@ def test_a_gpu_without_nvlink_is_told_from_one_whose_links_are_down(
 
 
 @pytest.mark.parametrize(("code", "version"), [(6, "4.0"), (3, "2.2"), (0, None), (99, None), (None, None)])
-def test_nvmls_number_of_an_nvlink_version_is_not_the_version(code: int | None, version: str | None) -> None:
+def test_nvlink_version_codes_are_converted_to_versions(code: int | None, version: str | None) -> None:
     assert nvml.nvlink_version(code) == version
 
 
-def test_the_doctor_tells_throttling_and_narrow_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_warns_about_throttling_and_narrow_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    found = {check.name: check for check in doctor.gpus()}
-    assert found["GPU 0"].status == found["GPU 0 links"].status == "warn"
-    assert found["GPU 0"].found.endswith("free, throttled: power limit, temperature (hardware)")
-    assert found["GPU 0 links"].found == ("PCIe generation 1 of 5, x8 of x16, 17 NVLinks active (version 4.0)")
+    checks = {check.name: check for check in doctor.gpus()}
+    assert checks["GPU 0"].status == checks["GPU 0 links"].status == "warn"
+    assert checks["GPU 0"].message.endswith("free, throttled: power limit, temperature (hardware)")
+    assert checks["GPU 0 links"].message == ("PCIe generation 1 of 5, x8 of x16, 17 NVLinks active (version 4.0)")
 
 
-def test_comments_and_documentation_are_no_measuring_code(tmp_path: Path) -> None:
+def test_comments_and_docstrings_do_not_change_the_digest_of_the_code(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in "abc")
     code = 'STEPS = 10\n\n\ndef window(steps):\n    """Times steps."""\n    return 2 * steps\n'
     reworded = (
@@ -199,7 +199,7 @@ def test_comments_and_documentation_are_no_measuring_code(tmp_path: Path) -> Non
     assert measuring_code(first) == measuring_code(second) != measuring_code(third)
 
 
-def test_moving_modules_leaves_the_measuring_code_the_same(tmp_path: Path) -> None:
+def test_moving_modules_does_not_change_the_digest_of_the_code(tmp_path: Path) -> None:
     flat, packages, other = (tmp_path / name / "trainables" for name in "abc")
     timing = "def seconds(first, second):\n    return second - first\n"
     windows = (

@@ -1,4 +1,4 @@
-"""Packing a results folder and unpacking it again: nothing is lost, and every reader takes both forms."""
+"""Packing and unpacking a results folder: nothing is lost, and every reader accepts both forms."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """JSON values, tables and bytes of every file, by its path."""
+    """Return path -> JSON value, table or bytes of every file."""
     found: dict[str, Any] = {}
     for name in files_below(folder):
         path = folder / name
@@ -62,7 +62,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def write_stored_study(folder: Path) -> Path:
-    """A study as the store writes it: trials with all tables, with a log, with no result."""
+    """Write a study as the store does: trials with all tables, with a log, and without results."""
     store = Store.open(str(folder), **STUDY)
     number = {"rank": [0], "window": ["plain"], "step": [0], "samples": [8], "window_s": [1.0]}
     measured = pa.table(number | {"loss": [float("nan")]})
@@ -102,7 +102,7 @@ def test_a_study_is_packed_and_unpacked_in_place(tmp_path: Path) -> None:
     assert_same(folder, copy)
 
 
-def test_every_reader_takes_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_reader_accepts_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, packed = cpu_study(tmp_path / "a"), tmp_path / "b"
     without_unknown_columns(folder)
     pack(str(folder), str(packed))
@@ -134,7 +134,7 @@ def without_unknown_columns(folder: Path) -> None:
         path.write_bytes(parquet_bytes(path.stem, table.select(known)))
 
 
-def test_packed_steps_are_read_in_portions_of_whole_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_steps_are_read_in_portions_of_complete_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, packed = cpu_study(tmp_path / "a"), tmp_path / "b"
     without_unknown_columns(folder)
     monkeypatch.setattr(packing, "ROWS_AT_ONCE", 150)
@@ -147,7 +147,7 @@ def test_packed_steps_are_read_in_portions_of_whole_trials(tmp_path: Path, monke
     assert_same(folder, tmp_path / "c")
 
 
-def test_row_groups_that_divide_a_trial_are_refused(tmp_path: Path) -> None:
+def test_row_groups_that_split_a_trial_are_refused(tmp_path: Path) -> None:
     folder = write_stored_study(tmp_path / "a")
     pack(str(folder))
     path = folder / "steps.parquet"
@@ -171,9 +171,7 @@ def test_no_trial_can_be_added_to_a_packed_study(tmp_path: Path, capsys: pytest.
     assert Store.at(str(folder)).statuses() == Store.at(str(folder)).statuses()
 
 
-def test_traces_are_left_out_with_a_line_and_never_removed_unasked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_are_left_out_and_removed_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_stored_study(tmp_path / "a")
     trace = folder / "trials" / Trial().trial_id / "traces" / "rank0.json.gz"
     trace.parent.mkdir()
@@ -197,7 +195,7 @@ def test_other_files_of_a_trial_are_never_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["steps", "trials"])
-def test_what_is_not_read_back_as_written_removes_nothing(
+def test_nothing_is_removed_if_the_packed_files_differ(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_stored_study(tmp_path / "a")
@@ -213,7 +211,7 @@ def test_what_is_not_read_back_as_written_removes_nothing(
     assert (store.is_packed, len(store.records())) == (False, 4)
 
 
-def test_a_kill_before_the_last_file_leaves_the_study_as_it_was(
+def test_a_kill_before_the_last_file_leaves_the_study_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_stored_study(tmp_path / "a")
@@ -232,7 +230,7 @@ def test_a_kill_before_the_last_file_leaves_the_study_as_it_was(
 def test_damaged_trials_are_not_packed(tmp_path: Path) -> None:
     folder = write_stored_study(tmp_path / "a")
     (folder / "trials" / Trial().trial_id / "trial.json").write_text("{")
-    with pytest.raises(StoreError, match=f"damaged: {Trial().trial_id}"):
+    with pytest.raises(StoreError, match=f"damaged trials: {Trial().trial_id}"):
         pack(str(folder))
 
 
@@ -252,8 +250,8 @@ def test_a_folder_in_an_object_store_is_packed_and_unpacked(tmp_path: Path) -> N
     assert store.scan() == (before, [])
 
 
-def damaged_in(folder: Path) -> list[str]:
-    """What each reader says of a packed folder: one line each."""
+def errors_of_readers(folder: Path) -> list[str]:
+    """Return the one-line error of each reader about a damaged packed folder."""
     lines = []
     for read in (load, load_reduced):
         with pytest.raises(ResultsError) as caught:
@@ -268,15 +266,15 @@ def damaged_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kept_bytes", [0, 100])
 @pytest.mark.parametrize("name", ["trials", "steps"])
-def test_a_packed_file_that_is_cut_short_is_named(tmp_path: Path, name: str, kept_bytes: int) -> None:
+def test_a_truncated_packed_file_is_named(tmp_path: Path, name: str, kept_bytes: int) -> None:
     folder = write_stored_study(tmp_path / "a")
     pack(str(folder))
     path = folder / f"{name}.parquet"
     path.write_bytes(path.read_bytes()[:kept_bytes])
-    assert all(str(path) in line for line in damaged_in(folder)[:2])
+    assert all(str(path) in line for line in errors_of_readers(folder)[:2])
 
 
-def test_a_packed_table_that_is_gone_or_another_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_different_packed_table_is_named(tmp_path: Path) -> None:
     folder = write_stored_study(tmp_path / "a")
     pack(str(folder))
     path = folder / "sweep.parquet"
@@ -285,7 +283,7 @@ def test_a_packed_table_that_is_gone_or_another_is_named(tmp_path: Path) -> None
     with pytest.raises(ResultsError, match=rf"{path}: holds 2 rows, though trials.parquet lists 1"):
         load(folder)
     path.unlink()
-    assert all("restore it from a copy" in line for line in damaged_in(folder))
+    assert all("restore it from a copy" in line for line in errors_of_readers(folder))
 
 
 @pytest.mark.parametrize(
@@ -295,20 +293,22 @@ def test_a_packed_table_that_is_gone_or_another_is_named(tmp_path: Path) -> None
         lambda table: table.drop_columns(["rows.steps"]),
         lambda table: pa.concat_tables([table, table]),
         lambda table: table.append_column("x.y", pa.array([1] * len(table))),
-        lambda table: table.set_column(0, pa.field("trial_id", pa.string(), metadata={b"encoding": b"json"}), table["trial_id"]),
+        lambda table: table.set_column(
+            0, pa.field("trial_id", pa.string(), metadata={b"encoding": b"json"}), table["trial_id"]
+        ),
         lambda table: pa.table({"a": [1]}),
         lambda table: table.append_column("*", pa.array([1] * len(table))),
     ],
 )  # fmt: skip
-def test_a_trials_file_of_something_else_is_one_line(tmp_path: Path, change: Any) -> None:
+def test_a_malformed_trials_file_is_a_one_line_error(tmp_path: Path, change: Any) -> None:
     folder = write_stored_study(tmp_path / "a")
     pack(str(folder))
     path = folder / "trials.parquet"
     pq.write_table(change(pq.ParquetFile(path).read()), path)
-    assert all(str(path) in line for line in damaged_in(folder))
+    assert all(str(path) in line for line in errors_of_readers(folder))
 
 
-def test_a_trial_id_that_leads_elsewhere_is_not_unpacked(tmp_path: Path) -> None:
+def test_a_trial_id_with_a_path_is_not_unpacked(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "a")
     trial = record(FIELDS | {"steps": 3})
     write_trial(folder, trial | {"trial_id": "x"}, steps(FIELDS | {"steps": 3}, 0.1))
@@ -317,7 +317,7 @@ def test_a_trial_id_that_leads_elsewhere_is_not_unpacked(tmp_path: Path) -> None
     table = pq.ParquetFile(folder / "trials.parquet").read()
     place = table.column_names.index("trial_id")
     pq.write_table(table.set_column(place, "trial_id", pa.array(["../../x"])), folder / "trials.parquet")
-    with pytest.raises(StoreError, match="cannot be a folder's name"):
+    with pytest.raises(StoreError, match="cannot be a folder name"):
         unpack(str(folder), str(tmp_path / "b"))
 
 
@@ -340,13 +340,13 @@ ROWS = st.dictionaries(st.sampled_from(list(SCHEMAS)), st.integers(0, 2**40))
 
 
 def exact(value: Any) -> str:
-    """JSON text, which tells 1 from 1.0 and from true."""
+    """Return JSON text, in which 1, 1.0 and true differ."""
     return json.dumps(value, sort_keys=True)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(RECORDS, st.none() | st.binary(max_size=5), ROWS), max_size=4))
-def test_any_records_come_back_as_they_were(
+def test_any_records_survive_packing(
     given_trials: list[tuple[dict[str, Any], bytes | None, dict[str, int]]],
 ) -> None:
     trials = [
@@ -380,7 +380,7 @@ def table_of(name: str) -> st.SearchStrategy[pa.Table]:
     st.lists(st.fixed_dictionaries({}, optional={name: table_of(name) for name in SCHEMAS}), max_size=3),
     st.integers(1, 4),
 )
-def test_any_tables_come_back_as_they_were(tables: list[dict[str, pa.Table]], rows_at_once: int) -> None:
+def test_any_tables_survive_packing(tables: list[dict[str, pa.Table]], rows_at_once: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "ROWS_AT_ONCE", rows_at_once)
         folder = Path(name)

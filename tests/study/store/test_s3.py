@@ -1,4 +1,4 @@
-"""Results in an object store: a whole study's folder on a real S3 server, reached as every user's would be."""
+"""Results of a complete study on a real S3 server."""
 
 import json
 import os
@@ -38,7 +38,7 @@ CLIENT = {
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """Address of an S3 server in a process of its own, on a port that nobody else has."""
+    """Start an S3 server in a separate process on a free port, and return its address."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URI of an empty bucket, in an environment such as the AWS command line's."""
+    """Return the URI of an empty bucket, with the environment variables of the AWS command line."""
     for name, value in (CLIENT | {"AWS_ENDPOINT_URL": endpoint}).items():
         monkeypatch.setenv(name, value)
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"))
@@ -89,7 +89,7 @@ def opened(out: str) -> Store:
 
 
 def objects(out: str) -> set[str]:
-    """Keys of all objects below a URI, relative to it; markers of empty folders are none."""
+    """Return the keys of all objects below a URI, relative to it, without markers of empty folders."""
     system, root = fs.FileSystem.from_uri(out)
     found = system.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
     return {entry.path.removeprefix(f"{root}/") for entry in found if entry.type == fs.FileType.File}
@@ -128,7 +128,7 @@ def test_a_study_in_a_bucket_is_planned_saved_resumed_and_reported(
         assert STUDIES["smoke"](HOST).question in file.read().decode()
 
 
-def test_a_report_on_this_machine_is_made_from_results_in_a_bucket(
+def test_results_in_a_bucket_are_reported_to_a_local_folder(
     bucket: str, capsys: pytest.CaptureFixture[str], no_figures: None, results_folder: str
 ) -> None:
     store = opened(f"{bucket}/smoke")
@@ -140,14 +140,14 @@ def test_a_report_on_this_machine_is_made_from_results_in_a_bucket(
     assert objects(f"{bucket}/smoke") == before
 
 
-def test_a_bucket_that_is_not_there_is_one_line_with_its_name(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_bucket_is_a_one_line_error_with_its_name(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "smoke", "--out", "s3://no-such-bucket/smoke"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: s3://no-such-bucket/smoke cannot be used: ")
     assert "no-such-bucket" in line.partition("used: ")[2]
 
 
-def test_credentials_are_not_in_the_results(bucket: str) -> None:
+def test_results_contain_no_credentials(bucket: str) -> None:
     store = opened(f"{bucket}/smoke")
     store.save(measured(smoke_trials()[0]))
     system, root = fs.FileSystem.from_uri(f"{bucket}/smoke")

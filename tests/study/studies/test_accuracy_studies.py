@@ -8,7 +8,7 @@ import pytest
 
 from study.capacity import NodeCapacity
 from study.cli.configuration import resolve, to_yaml
-from study.cli.prepared import side_by_side, warnings
+from study.cli.prepared import concurrent_trainings, warnings
 from study.plan.estimate import estimate
 from study.plan.placement import concurrent_slots
 from study.plan.trials import PlannedTrial, plan_trials
@@ -195,12 +195,12 @@ TRAINING = Trial(model="mlp", device="cuda", epochs=3, cpus_per_rank=8)
 
 def test_concurrent_trainings_are_limited_by_the_request_and_by_what_fits() -> None:
     trials = [TRAINING, TRAINING.but(seed=1)]
-    assert side_by_side(1, trials, GPU_HOST) == 1
-    assert side_by_side(2, trials, GPU_HOST) == 2
-    assert side_by_side(9, trials, GPU_HOST) == 4
-    assert side_by_side(9, trials, TWO_GPU_HOSTS) == 8
-    assert side_by_side(9, [TRAINING.but(cpus_per_rank=16)], GPU_HOST) == 2, "each has its own cores"
-    assert side_by_side(9, [TRAINING.but(epochs=0), TRAINING.but(world_size=2)], GPU_HOST) == 1
+    assert concurrent_trainings(1, trials, GPU_HOST) == 1
+    assert concurrent_trainings(2, trials, GPU_HOST) == 2
+    assert concurrent_trainings(9, trials, GPU_HOST) == 4
+    assert concurrent_trainings(9, trials, TWO_GPU_HOSTS) == 8
+    assert concurrent_trainings(9, [TRAINING.but(cpus_per_rank=16)], GPU_HOST) == 2, "each has its cores to itself"
+    assert concurrent_trainings(9, [TRAINING.but(epochs=0), TRAINING.but(world_size=2)], GPU_HOST) == 1
     assert concurrent_slots(trials, TWO_GPU_HOSTS) == ["a"] * 4 + ["b"] * 4
 
 
