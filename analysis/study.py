@@ -15,7 +15,7 @@ from analysis.compare.communication import Communication, communication
 from analysis.compare.ladder import ladder_rows
 from analysis.compare.scaling import scaling_rows, speed_up_rows
 from analysis.compare.steps import loss_rows, timeline_rows
-from analysis.load.environment import by_environment, comparable, difference
+from analysis.load.environment import by_environment, comparable_fingerprints, difference
 from analysis.load.fields import Fields
 from analysis.load.results import Results
 from analysis.load.study_record import StudyRecord
@@ -99,7 +99,7 @@ def analyse(results: Results) -> Analysis:
     """
     rows = summaries(results.trials, results.windows)
     rows = rows.drop(columns=derived_lengths(rows))
-    seen = list(comparable(rows).values())
+    seen = list(comparable_fingerprints(rows).values())
     environment = seen[0] if seen else {}
     if unlike := next((other for other in seen if other != environment), None):
         raise ValueError(f"these trials ran under unlike environments: {difference(unlike, environment)}")

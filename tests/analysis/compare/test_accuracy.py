@@ -325,7 +325,7 @@ def test_an_epochs_file_without_its_accuracy_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResultsError) as caught:
         load(directory)
     assert str(caught.value) == (
-        f"{place}/epochs.parquet: lacks validation_top1; remove that trial's folder and run the study again"
+        f"{place}/epochs.parquet: missing columns validation_top1; remove that trial's folder and run the study again"
     )
 
 

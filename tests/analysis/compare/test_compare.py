@@ -163,7 +163,7 @@ def test_a_folder_without_a_done_trial_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_trainings_is_refused_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = write_study(tmp_path / "a")
     write_training(place, TRAINING, epochs(TRAINING, 0.9))
-    why = "its only done trial is a training to an accuracy, and none is timed; give the folder of a timed study, such as `run default`"
+    why = "the only done trial trains to an accuracy, so no step is timed; give the folder of a timed study, such as `run default`"
     assert main(["compare", str(place), str(place)]) == USAGE
     assert main(["predict", str(place), "--gpus", "8"]) == USAGE
     assert capsys.readouterr().err.splitlines() == [
