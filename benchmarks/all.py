@@ -1,9 +1,9 @@
-"""Every benchmark, one after the other: the whole of `benchmarks/`, or each in its small form on two cores.
+"""Run every benchmark, one after the other, in full or in a small form that needs two cores.
 
-    python -m benchmarks.all --small                 # no GPU needed; results go to a folder that is thrown away
+    python -m benchmarks.all --small                 # no GPU needed; results go to a temporary folder
     python -m benchmarks.all --only truth.stopping,cost.clock   # in full, under benchmarks/results
 
-Small forms show that a benchmark runs and measures nothing worth keeping. Ends with status 1 where one of them failed.
+The small forms only show that a benchmark runs; their figures are meaningless. Exits with status 1 if one of them fails.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def ran(name: str, small: bool) -> bool:
-    """Runs a benchmark in a process of its own and says how long it took; whether it ended well."""
+    """Run a benchmark in a subprocess and print its duration. Return whether it exited with status 0."""
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         arguments = shlex.split(SMALL[name].format(results=folder)) if small else []
         environment = os.environ | ({"BENCHMARK_RESULTS": folder} if small else {})

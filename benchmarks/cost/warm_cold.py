@@ -1,10 +1,10 @@
-"""Does a warm worker group measure what a fresh one does? Step time of the same trial, warm and isolated.
+"""Does a warm worker group measure the same step time as a fresh one?
 
-    python -m benchmarks.cost.warm_cold             # one GPU where there is one, else one CPU rank
+    python -m benchmarks.cost.warm_cold             # one GPU if there is one, else one CPU rank
 
-Each pair: in a warm group the trial after trials unlike it (other precision, batch, loader workers), and the same trial
-in a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial
-leaves GPU memory behind.
+Each pair runs a trial in a warm group, after trials with other precision, batch and loader workers, and the same trial in
+a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial leaves
+GPU memory allocated.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def _ratio(subject: Trial, taken: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _memory(store: Store) -> list[dict[str, Any]]:
-    """GPU memory after a trial less that before it, the most over trials and ranks; nothing on a CPU."""
+    """Return GPU memory after a trial minus that before it, the maximum over trials and ranks. Nothing on a CPU."""
     grown = [
         rank["memory"]["after_bytes"] - rank["memory"]["before_bytes"]
         for record in store.records()

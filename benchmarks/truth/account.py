@@ -1,14 +1,17 @@
-"""Is the account of communication true? Held against a profiler, a bare all-reduce sweep, and faults put in on purpose.
+"""Is the communication breakdown correct? Compare it with a profiler, a bare all-reduce sweep, and injected faults.
 
-    python -m benchmarks.truth.account                    # ResNet-50 and VGG-19, batch 32 and 256, on all GPUs, each interconnect
+    python -m benchmarks.truth.account                    # ResNet-50 and VGG-19, batch 32 and 256, all GPUs
     python -m benchmarks.truth.account --gpus 2,4 --interconnects auto,socket
-    python -m benchmarks.truth.account --device cpu       # a small form: gloo, no trace, no other interconnect
+    python -m benchmarks.truth.account --device cpu       # a small form: gloo, no trace, one interconnect
 
-Everything runs through the product, into one results folder, which `--out` names; asked again it runs what is missing.
-Goals: exposed time, live, on every rank within 5 % or 0.1 ms of the trace's; bus bandwidth of the study's sweep at least
-0.97 of a bare sweep's from 16 MiB on (smaller messages are bound by their launch, which on 2 H200 took 35 us in one process
-and 48 in the next), and at least 350 GB/s at 1 GiB on 4 GPUs; and each fault is found: at least 80 % of
-what it costs a step is reported as wait for the late rank, as load wait, or as wire, where it costs 10 % of the step or more.
+All trials run through the product into one results folder, given by `--out`; a rerun measures only what is missing.
+Goals:
+- Live exposed time on every rank is within 5 % or 0.1 ms of the trace's.
+- Bus bandwidth of the study's sweep is at least 0.97 of a bare sweep's from 16 MiB on. Smaller messages are
+  launch-bound: on 2 H200 a launch took 35 us in one process and 48 us in the next.
+- Bus bandwidth at 1 GiB on 4 GPUs is at least 350 GB/s.
+- Each fault is found: at least 80 % of its cost per step is reported as wait for the late rank, as load wait, or as
+  transfer time, if the fault costs at least 10 % of the step.
 """
 
 import argparse
@@ -64,7 +67,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Proof:
-    """What a run of this benchmark knows: what was asked, where results lie, and what was found so far."""
+    """The state of this benchmark: options, results folder, and the figures and samples so far."""
 
     options: argparse.Namespace
     folder: Path
@@ -82,7 +85,7 @@ class Proof:
         return sorted(int(size) for size in str(self.options.gpus).split(","))
 
     def save(self) -> None:
-        """Writes all figures and samples so far; whatever ends the run later, they are kept."""
+        """Write all figures and samples so far, so that they survive if the run ends early."""
         write_summary(str(self.folder), self.figures, self.samples)
 
     def results(self) -> Results:
@@ -164,32 +167,32 @@ def _base(proof: Proof) -> Trial:
 
 
 def _cases(proof: Proof) -> list[Trial]:
-    """Every model with every batch, on all ranks."""
+    """Return every model with every batch, on all ranks."""
     models, batches = proof.options.models.split(","), proof.options.batches.split(",")
     base = _base(proof)
     return [base.but(model=model, batch_per_gpu=int(batch)) for model in models for batch in batches]
 
 
 def plain_trials(proof: Proof) -> list[Trial]:
-    """Trials without a profiler, on one rank and on all."""
+    """Return trials without a profiler, on one rank and on several."""
     return [trial.but(world_size=size) for trial in _cases(proof) for size in (1, *proof.sizes)]
 
 
 def fault_trials(proof: Proof) -> list[Trial]:
-    """A late rank where the device is the slower one, a slow loader where the host is: neither can hide there."""
+    """Return a late-rank trial that is device-bound and a slow-loader trial that is host-bound, so neither fault is hidden."""
     cases = _cases(proof)
     smallest, largest = (choose(cases, key=lambda trial: trial.batch_per_gpu) for choose in (min, max))
     return [largest.but(workload=f"{FAULTS}:late_rank"), smallest.but(workload=f"{FAULTS}:slow_loader")]
 
 
 def traced_trials(proof: Proof, interconnect: str) -> list[Trial]:
-    """Trials whose every rank keeps a trace."""
+    """Return trials in which every rank keeps a trace."""
     traced = {"profile_ranks": "all", "interconnect": interconnect}
     return [trial.but(world_size=size, **traced) for trial in _cases(proof) for size in proof.sizes]
 
 
 def run(proof: Proof, cluster: Cluster, trials: Sequence[Trial]) -> None:
-    """Runs those that are not done yet, in one worker group for each kind of process."""
+    """Run the trials that are not done yet, with one worker group per process configuration."""
     done = proof.store.statuses()
     missing = [trial for trial in trials if done.get(trial.trial_id) != "done"]
     if missing:
@@ -202,7 +205,7 @@ def _tell(event: Event) -> None:
 
 
 def bare_sweeps(proof: Proof) -> list[dict[str, Any]]:
-    """The rows of `bare_sweep.py` under torchrun for every world size, which they name."""
+    """Return the rows of `bare_sweep.py` under torchrun for every world size, with a column world_size."""
     messages = sweep_sizes(_base(proof).sweep_bytes, [])
     return [
         {"world_size": size, **row} for size in proof.sizes for row in bare_sweep(proof.options.device, size, messages)
@@ -210,7 +213,7 @@ def bare_sweeps(proof: Proof) -> list[dict[str, Any]]:
 
 
 def bare_sweep(device: str, world_size: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of `bare_sweep.py` under torchrun on so many ranks."""
+    """Return the rows of `bare_sweep.py` under torchrun on `world_size` ranks."""
     with tempfile.TemporaryDirectory(prefix="bare-sweep-") as folder:
         out = Path(folder) / "sweep.json"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
@@ -228,7 +231,7 @@ def _name(trial: Trial) -> str:
 
 
 def _measured(proof: Proof) -> pd.DataFrame:
-    """Summary and account of every done trial, by trial_id."""
+    """Return summary and communication breakdown per done trial, indexed by trial_id."""
     results = proof.results()
     rows = summaries(results.trials, results.windows).set_index("trial_id")
     told = account(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
@@ -238,7 +241,7 @@ def _measured(proof: Proof) -> pd.DataFrame:
 
 
 def instrument_figures(proof: Proof) -> list[dict[str, Any]]:
-    """What the windows with instruments cost against the plain one."""
+    """Return the measurement overhead: step time of the instrumented windows relative to the plain window."""
     found = _measured(proof)
     figures = []
     for trial in plain_trials(proof):
@@ -252,7 +255,7 @@ def instrument_figures(proof: Proof) -> list[dict[str, Any]]:
 
 
 def fault_figures(proof: Proof) -> list[dict[str, Any]]:
-    """The share of what each fault costs a step that is reported under its own name."""
+    """Return the share of each fault's cost per step that is reported as its true cause."""
     found = _measured(proof)
     late, slow = fault_trials(proof)
     figures = []
@@ -270,7 +273,7 @@ def fault_figures(proof: Proof) -> list[dict[str, Any]]:
 
 
 def slow_wire_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
-    """The share of what leaving only sockets costs a step that is reported as exposed wire."""
+    """Return the share of the cost of a socket-only interconnect that is reported as exposed communication."""
     if interconnect != "socket":
         return []
     found = _measured(proof)
@@ -283,7 +286,10 @@ def slow_wire_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
 
 
 def _share(found: pd.DataFrame, sound: Trial, faulty: Trial, column: str) -> tuple[float, float, float] | None:
-    """Growth of the column / growth of the plain step, the latter in seconds and as a share; None where a trial is missing."""
+    """Return (growth of the column / growth of the step time, that growth in seconds, and as a share of the step).
+
+    None if a trial is missing.
+    """
     if not {sound.trial_id, faulty.trial_id} <= set(found.index):
         return None
     part_s, cost_s = (
@@ -302,7 +308,7 @@ def _found(name: str, share: tuple[float, float, float], right: bool = True) -> 
 
 
 def sweep_figures(proof: Proof) -> list[dict[str, Any]]:
-    """The study's sweeps against the bare ones: the least ratio of bandwidths from 1 MiB on, and the largest message."""
+    """Compare the study's sweeps with the bare ones: the lowest bandwidth ratio, and the bandwidth of the largest message."""
     results = proof.results()
     bare = pd.DataFrame([sample for sample in proof.samples if sample["kind"] == "bare sweep"])
     figures = []
@@ -347,7 +353,7 @@ def sweep_figures(proof: Proof) -> list[dict[str, Any]]:
 
 
 def trace_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
-    """Exposed time of the live account against the traces, of the rank on which they differ most."""
+    """Compare exposed time, live vs. trace, on the rank with the largest difference."""
     results = proof.results()
     known = {sample["trial_id"] for sample in proof.samples if sample["kind"] == "trace"}
     trials = results.trials[~results.trials["trial_id"].isin(known)]
