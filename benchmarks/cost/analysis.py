@@ -2,10 +2,10 @@
 
     python -m benchmarks.cost.analysis
 
-Generates two results folders in a temporary directory: 200 trials with 2 million rows of steps, and 2,000 trials with 20
-million. Step times follow a law with noise (`tests/support/frames.py`); no training is measured. Then runs
-`python -m study.scaling report` on each in a subprocess. Goals: at most 60 s and 2 GB for the larger folder, and at most
-11 times the time for ten times the rows.
+Generates two results folders in a temporary directory: 200 trials with 2 million rows of steps, and 2,000 trials with
+20 million. Step times follow a law with noise (`tests/support/frames.py`); no training is measured. Then runs `python
+-m study.scaling report` on each in a subprocess. Goals: at most 60 s and 2 GB for the larger folder, and at most 11
+times the time for ten times the rows.
 """
 
 import argparse

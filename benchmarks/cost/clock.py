@@ -3,11 +3,11 @@
     python -m benchmarks.cost.clock                     # up to 4 GPUs, or CPU ranks without a GPU
     python -m benchmarks.cost.clock --small             # 4 trials on CPU ranks
 
-The grid has 3 GPU counts x 3 batches x 2 precisions x 2 loader-worker counts = 36 trials, with one repeat and one worker
-group. Each trial is measured for about `--window-s` seconds; an uncounted first pass of few steps determines how many
-steps that takes. With fewer GPUs there are fewer counts, and the figures say so. The windows of a trial are everything
-that it times, from warm-up to the all-reduce limit. Goals on 4 H200: wall time at most 1.15 x the sum of windows,
-including Ray's start, which is reported separately; and under 25 s from the command to the first warm-up step.
+The grid has 3 GPU counts x 3 batches x 2 precisions x 2 loader-worker counts = 36 trials, with one repeat and one
+worker group. Each trial is measured for about `--window-s` seconds; an uncounted first pass of few steps determines how
+many steps that takes. With fewer GPUs there are fewer counts, and the figures say so. The windows of a trial are
+everything that it times, from warm-up to the all-reduce limit. Goals on 4 H200: wall time at most 1.15 x the sum of
+windows, including Ray's start, which is reported separately; and under 25 s from the command to the first warm-up step.
 """
 
 import argparse

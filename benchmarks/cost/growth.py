@@ -2,10 +2,10 @@
 
     python -m benchmarks.cost.growth
 
-Real: the plan, the store, its check of existing results, and everything that follows a measurement (the function of a Tune
-trial: rows to tables to measures to Parquet) for 10 trials spread over each study. The other trials are only saved.
-Smaller studies also run under Ray Tune on a local Ray. Fake: the measurement, whose rows (two ranks) exist beforehand.
-See `benchmarks/cost/scaling_out.py` for growth with ranks and `benchmarks/cost/analysis.py` for the report.
+Real: the plan, the store, its check of existing results, and everything that follows a measurement (the function of a
+Tune trial: rows to tables to measures to Parquet) for 10 trials spread over each study. The other trials are only
+saved. Smaller studies also run under Ray Tune on a local Ray. Fake: the measurement, whose rows (two ranks) exist
+beforehand. See `benchmarks/cost/scaling_out.py` for growth with ranks and `benchmarks/cost/analysis.py` for the report.
 
 Times are CPU seconds of this process, so other work on the machine does not count; those under Tune are wall seconds.
 

@@ -2,19 +2,19 @@
 
     python -m benchmarks.cost.overhead --world-sizes 1,4 --cases resnet50:256:bf16,resnet50:32:bf16,resnet18:512:bf16
 
-Both sides stay up on the same GPUs and run alternately (ABBA), each time with a new model and its own warm-up; the other
-side sleeps. Goal: the lower end of the interval of plain / bare is at least 0.99.
+Both sides stay up on the same GPUs and run alternately (ABBA), each time with a new model and its own warm-up; the
+other side sleeps. Goal: the lower end of the interval of plain / bare is at least 0.99.
 
 If a step is host-bound, two processes of the same program can differ by more than that for their whole life. With
 `--restarts` both sides are restarted that many times. All quadruples of one start are then one sample, and the interval
 is over starts: `--cases resnet50:32:bf16 --restarts 8 --quadruples 2`.
 
-The speed of the host can also change by 10 % within seconds (one H200, ResNet-50, batch 32: a busy core needs 16 to 22 ms
-for the same step, pinned or not). With `--in-turn` both sides keep their models and alternate every `--steps` steps, the
-study within one trial's plain window and then its phases window: `--in-turn --steps 5 --quadruples 100`.
-`--in-turn same-process` runs the bare loop's blocks between the study's, in the study's process; only the cost of the
-study's code remains. `--in-turn control` replaces the study by a second bare loop, to show how much two processes of one
-program differ.
+The speed of the host can also change by 10 % within seconds (one H200, ResNet-50, batch 32: a busy core needs 16 to 22
+ms for the same step, pinned or not). With `--in-turn` both sides keep their models and alternate every `--steps` steps,
+the study within one trial's plain window and then its phases window: `--in-turn --steps 5 --quadruples 100`. `--in-turn
+same-process` runs the bare loop's blocks between the study's, in the study's process; only the cost of the study's code
+remains. `--in-turn control` replaces the study by a second bare loop, to show how much two processes of one program
+differ.
 """
 
 import argparse
@@ -173,8 +173,8 @@ def _blocks(
 ) -> Iterator[Rows]:
     """The same of blocks of the trial's steps, first in its plain window and then in its phases window, all at once.
 
-    `first` runs the study's side, and without `bare` both. "phases" of a bare block is of another one, beside the phases
-    window.
+    `first` runs the study's side, and without `bare` both. "phases" of a bare block is of another one, beside the
+    phases window.
     """
     with tempfile.TemporaryDirectory(prefix="turns-") as name, ThreadPoolExecutor(1) as pool:
         folder = Path(name)

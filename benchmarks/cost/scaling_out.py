@@ -5,8 +5,8 @@
 A simulation on one machine, in two forms. Real in both: the keeper and its worker group
 (`study/orchestrate/worker_group.py`), the trial's driver (`study/orchestrate/driver.py`), what a rank does besides
 measuring (`study/orchestrate/rank.py`), and the store. Fake in both: GPUs and nodes; the measurement, which returns its
-rows at once; the loader server of each rank; and Ray, whose calls become calls within this process. The figures therefore
-exclude the cost of Ray calls and of starting Ray workers.
+rows at once; the loader server of each rank; and Ray, whose calls become calls within this process. The figures
+therefore exclude the cost of Ray calls and of starting Ray workers.
 - processes: every rank is a process with a gloo connection to every other, and rehearses a step. These ranks share two
   cores, unlike those of a cluster, so times are upper bounds. Limited to as many ranks as the machine can hold.
 - threads: every rank is a thread, and messages are pickled but pass through memory. What remains is the work of driver

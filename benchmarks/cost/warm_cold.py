@@ -2,9 +2,9 @@
 
     python -m benchmarks.cost.warm_cold             # one GPU if there is one, else one CPU rank
 
-Each pair runs a trial in a warm group, after trials with other precision, batch and loader workers, and the same trial in
-a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial leaves
-GPU memory allocated.
+Each pair runs a trial in a warm group, after trials with other precision, batch and loader workers, and the same trial
+in a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial
+leaves GPU memory allocated.
 """
 
 import argparse

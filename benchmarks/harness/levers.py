@@ -1,4 +1,4 @@
-"""Options of the compiler, the rewritten stem, images as bytes, and options of DDP, that benchmarks try one at a time or together."""
+"""Optimizations that benchmarks try alone or together: compiler options, the rewritten stem, uint8 images, DDP options."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ LEVERS: dict[str, dict[str, Any]] = {
 }
 """options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
 autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
-generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest of a
+generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest
+of a
 few block sizes; triton_conv: convolutions without cuDNN"""
 
 STEM = "stem"
@@ -47,7 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def compiler(levers: str) -> Iterator[None]:
-    """The compiler's options of these levers, joined by +."""
+    """Set the compiler options of these levers, joined by +, within the context."""
     names = [name for name in levers.split("+") if name not in ("", STEM, UINT8)]
     if not names:
         yield
@@ -59,7 +60,7 @@ def compiler(levers: str) -> Iterator[None]:
 
 
 def resident_bytes(trial: Trial) -> Workload:
-    """The trial's own workload on resident synthetic images as uint8: its step also makes numbers of them."""
+    """Return the trial's workload on resident synthetic images as uint8, which its step also converts to numbers."""
     workload = build_workload(trial.but(workload=""), device_of(trial))
     images, labels = workload.dataset.tensors  # type: ignore[attr-defined]
     return replace(workload, dataset=TensorDataset(((images + 4) * 32).clamp(0, 255).to(torch.uint8), labels))

@@ -1,6 +1,6 @@
-"""Two sides that keep their models and time blocks of steps in turn, A B B A: for hosts whose speed moves within seconds.
+"""Alternate blocks of steps (A B B A) between two programs that keep their models, on hosts whose speed drifts in seconds.
 
-Two programs, each of one or more ranks, tell each other through a file of counters that all of them map.
+Each program has one or more ranks. All ranks map one file of counters, through which they take turns.
 """
 
 import time
@@ -20,14 +20,14 @@ PATIENCE_S = 300.0
 
 
 def new_turns(folder: Path, ranks: int) -> Path:
-    """A file of counters for two sides of so many ranks each."""
+    """Create a file of counters for two sides of `ranks` ranks each."""
     file = folder / "turns"
     np.full((2, ranks), -1, dtype=np.int64).tofile(file)
     return file
 
 
 class Turns:
-    """One rank's view of whose turn it is."""
+    """One rank's view of the turns."""
 
     def __init__(self, file: Path, side: str, rank: int):
         self.finished = np.memmap(file, dtype=np.int64, mode="r+").reshape(2, -1)
@@ -37,7 +37,7 @@ class Turns:
         self.mine[0] = 0
 
     def begin(self) -> None:
-        """Returns when all ranks of whoever comes before have ended their block. Raises TimeoutError."""
+        """Wait until all ranks of the preceding block have ended it. Raises TimeoutError."""
         self.place = next(self.places)
         before = self.finished["AB".index(ORDER[(self.place - 1) % 4])]
         ends_at = time.monotonic() + PATIENCE_S

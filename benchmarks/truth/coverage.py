@@ -3,8 +3,8 @@
     python -m benchmarks.truth.coverage
 
 Studies are generated, then analysed by the product's own functions from trials to the scaling table: 1 and 4 ranks,
-log-normal repeats with a standard deviation of 1 %, and a true speed-up of 3.8. In some cases worker groups also differ.
-No training is measured. Goal: 94 to 96 % with 5 repeats in one group.
+log-normal repeats with a standard deviation of 1 %, and a true speed-up of 3.8. In some cases worker groups also
+differ. No training is measured. Goal: 94 to 96 % with 5 repeats in one group.
 """
 
 import argparse

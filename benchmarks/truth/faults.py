@@ -2,10 +2,10 @@
 
     python -m benchmarks.truth.faults
 
-The hosts are sets of network namespaces on this machine (`tests/support/hosts.py`; needs root). The faults, and what must
-hold after each, are defined in `tests/support/faults.py`. Moments are seeded. One study with all faults takes minutes;
-earlier counts are kept, and the same command resumes. Writes benchmarks/results/faults and the table in README.md.
-Goal: every fault is survived every time.
+The hosts are sets of network namespaces on this machine (`tests/support/hosts.py`; needs root). The faults, and what
+must hold after each, are defined in `tests/support/faults.py`. Moments are seeded. One study with all faults takes
+minutes; earlier counts are kept, and the same command resumes. Writes benchmarks/results/faults and the table in
+README.md. Goal: every fault is survived every time.
 """
 
 import argparse

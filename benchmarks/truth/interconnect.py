@@ -3,13 +3,14 @@
     python -m benchmarks.truth.interconnect                          # unlimited, 1 Gbit/s, 200 Mbit/s; 3 repeats
     python -m benchmarks.truth.interconnect --rates none,200mbit --repeats 1
 
-Two hosts in network namespaces (tests/support/hosts.py), one CPU rank on each, links shaped by tc in both directions; the study
-`interconnect` runs on them through the product, once for each rate, into results/interconnect/RATE. The hosts share this
-machine's cores: what is compared is the network, and how two models feel it.
+Two hosts in network namespaces (tests/support/hosts.py), one CPU rank on each, links shaped by tc in both directions;
+the study `interconnect` runs on them through the product, once for each rate, into results/interconnect/RATE. The hosts
+share this machine's cores: what is compared is the network, and how two models feel it.
 
-Goals: the bandwidth that is fitted to the all-reduce sweep within 15 % of the rate that was set (of which Ethernet, IP and
-TCP take 4.4 %); a step's wire time within 25 % of gradient bytes / rate where the wire is the bottleneck, for the larger
-model; and at each shaped rate, weak and strong, the model with more operations for each byte is the more efficient.
+Goals: the bandwidth that is fitted to the all-reduce sweep within 15 % of the rate that was set (of which Ethernet, IP
+and TCP take 4.4 %); a step's wire time within 25 % of gradient bytes / rate where the wire is the bottleneck, for the
+larger model; and at each shaped rate, weak and strong, the model with more operations for each byte is the more
+efficient.
 """
 
 import argparse

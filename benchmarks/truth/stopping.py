@@ -4,17 +4,17 @@
     python -m benchmarks.truth.stopping --of results/default --width 0.02
 
 Recorded: step times of phases windows in results folders, without the first step, which starts on an idle device. The
-cost of that start to a plain window is reported separately: the duration of the window in median steps, minus its number
-of steps. Blocks do not pay it, because an untimed step precedes them. A long series is drawn from each window by a
-moving-block bootstrap (Künsch 1989), which preserves the dependence between neighbours. Its true step time is the mean
-of the recorded steps.
+cost of that start to a plain window is reported separately: the duration of the window in median steps, minus its
+number of steps. Blocks do not pay it, because an untimed step precedes them. A long series is drawn from each window by
+a moving-block bootstrap (Künsch 1989), which preserves the dependence between neighbours. Its true step time is the
+mean of the recorded steps.
 
 Generated: log-normal step times of known median and first-order autocorrelation.
 
-Each series is replayed by the product's rule (`trainables.measure.stopping`), by the rule without its corrections, and by
-fixed counts. Reported: the share of steps that the rule runs, including those before blocks; the coverage of the interval
-at which it stops (goal: at least 0.95); and its error relative to a fixed count with the same average number of steps
-(goal: at most 1.1).
+Each series is replayed by the product's rule (`trainables.measure.stopping`), by the rule without its corrections, and
+by fixed counts. Reported: the share of steps that the rule runs, including those before blocks; the coverage of the
+interval at which it stops (goal: at least 0.95); and its error relative to a fixed count with the same average number
+of steps (goal: at most 1.1).
 """
 
 import argparse
@@ -93,8 +93,8 @@ def resampled(rng: np.random.Generator, logs: Series, series: int, steps: int) -
 def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, float]]:
     """Yield, for the first rank of each done trial: name, logarithms of step times, and start cost in steps.
 
-    Step times are those of the phases window from the second step on. The start cost is the duration of the plain window in
-    median steps, minus its number of steps.
+    Step times are those of the phases window from the second step on. The start cost is the duration of the plain
+    window in median steps, minus its number of steps.
     """
     for folder in folders:
         results = load(folder)
