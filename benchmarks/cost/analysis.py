@@ -28,7 +28,7 @@ from tests.support.frames import account, gpu_law, grid, record, steps, write_st
 ROWS_PER_TRIAL = 10_000
 GOAL_S, GOAL_GB, GOAL_RATIO = 60.0, 2.0, 11.0
 OF_EACH_RANK = 3 + 5 + 5 + 10 + 3 * 10
-"""Steps of a rank besides those of its two timed windows: warm-up, issue, busy, transfer_synced, the account's three."""
+"""Steps of a rank outside its two timed windows: warm-up, issue, busy, transfer_synced, and three of communication."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def generate(directory: Path, count: int) -> int:
-    """Write a results folder of `count` trials on 1 to 8 GPUs with five repeats each. Return the number of rows of its steps."""
+    """Write a results folder of `count` trials on 1 to 8 GPUs, five repeats each. Return its number of step rows."""
     base = {"device": "cuda", "image_size": 224, "cpus_per_rank": 8, "account_steps": 10, "sweep_bytes": 2**28}
     trials = grid(
         base,

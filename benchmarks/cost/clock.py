@@ -42,7 +42,7 @@ PARTS = (
     ("ranks: first step of each group (NCCL)", "grouped", "rehearsed"),
     ("to the first trial's warm-up: workload, model", "rehearsed", "first_warmup_at"),
 )
-"""the parts of the start, in order, by the times at which they begin and end"""
+"""Parts of the start in order, by the times at which they start and end."""
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from study.studies.study import Study
 
 GOAL = 1.1
 WHOLE = 10
-"""trials of a study that go the whole way"""
+"""Trials of a study that go through everything."""
 
 RANKS = 2
 
@@ -100,7 +100,7 @@ def of_trials(count: int) -> dict[str, Any]:
 
 
 def least_of_several(made: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of a function, and the least CPU seconds of three calls, because background threads add noise."""
+    """Return the result of a function, and the least CPU seconds of three calls, because threads add noise."""
     seconds = []
     for _ in range(3):
         began_s = time.process_time()

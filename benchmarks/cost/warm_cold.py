@@ -52,7 +52,7 @@ def main() -> None:
         for pair in range(options.pairs):
             warm, cold = subject.but(repeat=2 * pair), subject.but(repeat=2 * pair + 1)
             groups = [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm], [cold]]
-            # every other pair the other way round, so that drift cancels
+            # reverse every other pair, so that drift cancels
             run_trials("warm-cold", groups if pair % 2 == 0 else groups[::-1], store, cluster)
             results = load(out)
             step_s = summaries(results.trials, results.windows).set_index("trial_id")["step_s"]

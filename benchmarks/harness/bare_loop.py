@@ -35,7 +35,7 @@ def measure(job: dict[str, Any], device: torch.device) -> float:
 
 
 def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.device) -> float:
-    """Time blocks of steps whenever it is this side's turn. Write their seconds to this rank's file and return the sum."""
+    """Time a block of steps at each turn of this side. Write the seconds to this rank's file and return their sum."""
     seconds = []
     folder, side = Path(job["turns"]), job["side"]
     turns = Turns(folder / "turns", side, dist.get_rank())
@@ -50,7 +50,10 @@ def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.devic
 
 
 def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: Any = None) -> float:
-    """Return the wall seconds of `steps` steps on this rank. The device is synchronised at both ends; `group` starts together."""
+    """Return the wall seconds of `steps` steps on this rank.
+
+    The device is synchronised at both ends, and the ranks of `group` start together.
+    """
 
     def synchronize() -> None:
         if device.type == "cuda":
@@ -106,7 +109,7 @@ def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[]
 
 
 SETTLING_STEPS = 11
-"""before a capture; PyTorch, "CUDA semantics", asks for so many under DDP"""
+"""Steps before a capture, as PyTorch's "CUDA semantics" requires under DDP."""
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
@@ -114,7 +117,7 @@ def _captured(step: Callable[[], None]) -> Callable[[], None]:
     for _ in range(SETTLING_STEPS):
         step()
     torch.cuda.synchronize()
-    gc.collect()  # an event or graph that is freed while another is captured would end the capture
+    gc.collect()  # freeing an event or graph during a capture would abort it
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
         step()

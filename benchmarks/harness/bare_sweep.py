@@ -20,7 +20,7 @@ WARMUP = 5
 REPETITIONS = 5
 ITERATIONS = 20
 ROUND_S = 0.1
-"""a round of slow all-reduces has fewer"""
+"""Target duration of a round: slow all-reduces get fewer iterations."""
 
 
 def sweep(sizes: list[int], device: torch.device) -> list[dict[str, Any]]:

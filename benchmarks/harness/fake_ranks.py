@@ -68,7 +68,7 @@ class ThreadRanks:
 
 
 class Meeting:
-    """Replace `torch.distributed` between threads, for the calls that `study.orchestrate.rank` makes. Objects are pickled too.
+    """Replace the calls of `study.orchestrate.rank` to `torch.distributed` between threads. Objects are pickled too.
 
     Every group contains all ranks, because trials of these benchmarks use the complete layout.
     """

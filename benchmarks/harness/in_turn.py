@@ -1,4 +1,6 @@
-"""The study's side of an interleaved comparison: a trial whose plain and phases windows run in blocks, in its own warm group.
+"""The study's side of an interleaved comparison: a trial in its own warm group whose windows run in blocks.
+
+The blocks are parts of its plain and phases windows.
 
 Its workload has the trial's own model and images. At the start of each step it checks whether a block ends. The bare
 loop runs between blocks, in another process that takes turns (`turns.py`), or in the study's process.
@@ -50,7 +52,10 @@ def in_turn(folder: str, steps: int, same_process: bool, trial: Trial) -> Worklo
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Workload):
-    """A workload that reports the start of each step, outside autocast, whose weight cache would also serve the bare loop."""
+    """A workload that reports the start of each step.
+
+    It does so outside autocast, whose weight cache would also serve the bare loop.
+    """
 
     at_begin: Callable[[], None]
 
@@ -109,14 +114,14 @@ class Blocks:
     folder: Path
     rank: int
     steps: int
-    """of a block"""
+    """Steps per block."""
     settling: int
-    """steps of the trial before its plain window"""
+    """Steps of the trial before its plain window."""
     window: int
-    """steps of each of the two windows, one more than their blocks have: the last block ends at the begin of a step"""
+    """Steps per window, one more than its blocks have, because the last block ends at the start of a step."""
     synchronize: Callable[[], None]
     make_others: Callable[[], Others]
-    """called at the begin of the plain window"""
+    """Called at the start of the plain window."""
 
     others: Others | None = None
     seen: int = 0

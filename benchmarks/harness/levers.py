@@ -1,4 +1,4 @@
-"""Optimizations that benchmarks try alone or together: compiler options, the rewritten stem, uint8 images, DDP options."""
+"""Optimizations to try alone or together: compiler options, the rewritten stem, uint8 images, DDP options."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,11 +21,12 @@ LEVERS: dict[str, dict[str, Any]] = {
     "pointwise": {"max_autotune_pointwise": True},
     "triton_conv": {"max_autotune": True, "max_autotune_conv_backends": "TRITON"},
 }
-"""options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
-autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
-generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest
-of a
-few block sizes; triton_conv: convolutions without cuDNN"""
+"""Options of torch._inductor.config.
+
+autotune: the fastest back end for each matrix product and convolution. autotune_gemm: 1x1 convolutions as matrix
+products, with the following operations fused as epilogues. coordinate: search for block sizes of generated kernels.
+combo: several small kernels in one. pointwise: the fastest of a few block sizes for generated kernels. triton_conv:
+convolutions without cuDNN."""
 
 STEM = "stem"
 
@@ -43,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "buffers not broadcast": {"broadcast_buffers": False},
     "static graph + bf16 gradients": {"static_graph": True, "parallel": "ddp_bf16"},
 }
-"""options of DDP, each a change of the default trial"""
+"""Variants of DDP options: changes to the default trial."""
 
 
 @contextlib.contextmanager

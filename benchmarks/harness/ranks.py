@@ -1,4 +1,4 @@
-"""Ranks that a benchmark starts itself: one process per rank, connected, without Ray. They measure and rank 0 writes."""
+"""Ranks that a benchmark starts without Ray: one connected process per rank. All measure, and rank 0 writes."""
 
 import argparse
 import os
@@ -15,11 +15,11 @@ import torch.distributed as dist
 def options_of(
     description: str | None, *, name: str, small: str, seconds: float, quadruples: int = 5, image_size: int = 224
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks on such ranks share. small: effect of --small, for the help."""
+    """Return a parser with the options of all benchmarks on such ranks. small: effect of --small, for the help."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image-size", type=int, default=image_size)
-    parser.add_argument("--quadruples", type=int, default=quadruples, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=seconds, help="cases begin and go on only within these")
+    parser.add_argument("--quadruples", type=int, default=quadruples, help="ABBA rounds per case, at least 2")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time limit for all cases")
     parser.add_argument("--small", action="store_true", help=small)
     parser.add_argument("--name", default=name, help="folder under benchmarks/results")
     return parser
@@ -53,9 +53,10 @@ class Place:
 
 
 def launch(function: Callable[..., None], device: str, sizes: Sequence[int], *arguments: Any) -> None:
-    """Run `function(place, *arguments)` on as many ranks as the largest of `sizes`, with groups for every size.
+    """Run `function(place, *arguments)` on max(sizes) ranks, with groups for every size.
 
-    The function must be defined at module level. Raises the error of torch.multiprocessing if a rank fails; the others end.
+    The function must be defined at module level. If a rank fails, the others end and the error of torch.multiprocessing
+    is raised.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torch.multiprocessing.spawn(
@@ -66,7 +67,7 @@ def launch(function: Callable[..., None], device: str, sizes: Sequence[int], *ar
 def _rank(
     rank: int, function: Callable[..., None], device_type: str, sizes: list[int], port: int, arguments: tuple[Any, ...]
 ) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # these ranks are of one host, whatever its name resolves to
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks run on this host, whatever its name resolves to
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -81,7 +82,7 @@ def _rank(
     if on_gpu:
         torch.cuda.synchronize()
     sys.stdout.flush()
-    os._exit(0)  # a process group whose collectives are in CUDA graphs cannot be destroyed in order
+    os._exit(0)  # process groups with collectives in CUDA graphs cannot be destroyed cleanly
 
 
 class Clock:

@@ -27,15 +27,15 @@ from trainables.step.timing import Step, clock_for, no_mark, without_garbage_col
 from trainables.trial import Trial
 
 Timed = Callable[[int], float]
-"""(steps) -> wall seconds of this rank"""
+"""Function of the number of steps that returns wall seconds of this rank."""
 
 LEG_S = 0.8
-"""about how long one side runs before the other"""
+"""Approximate seconds of one block of a side."""
 
 LEAST_STEPS = 5
 
 GRADIENT_TOLERANCE = 1.5
-"""a gradient may be so many times as far from the eager one in fp32 as that which it is judged by"""
+"""Largest allowed distance from the eager fp32 gradient, relative to the distance of the eager gradient."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
 
 
 def bare(trial: Trial, place: Place) -> Timed:
-    """Return the bare loop's step of the same model, batch, execution and DDP options. Call it within the trial's settings."""
+    """Return the bare loop's step for the trial. Call it within the trial's settings."""
     group, control = place.groups[trial.processes]
     job = {
         "model": trial.model,
@@ -133,14 +133,14 @@ class Legs:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of `abba`. timed: times it on this rank; None if the rank only waits. samples: per step, over all ranks."""
+    """One side of `abba`. timed: times it on this rank; None if it only waits. samples: per step, over all ranks."""
 
     timed: Timed | None
     samples: int
 
 
 def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock: Clock) -> Legs:
-    """Alternate the sides as A B B A, `quadruples` times or until time runs out. Collective over the first `size` ranks."""
+    """Alternate the sides (ABBA) `quadruples` times, or until time runs out. Collective over the first `size` ranks."""
     control = place.groups[size][1]
 
     def slowest_s(side: Side, steps: int) -> float:
@@ -163,11 +163,11 @@ def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock
 def gradient(trial: Trial, place: Place) -> torch.Tensor:
     """Return the gradient of one product step from the trial's initial weights, in fp32, all weights flattened.
 
-    It is the change that plain SGD with learning rate 1 makes. This also works through a CUDA graph, which keeps no gradients.
+    It is the change that plain SGD with learning rate 1 makes. This also works with CUDA graphs, which keep none.
     """
     trial = trial.but(learning_rate=1.0, momentum=0.0, weight_decay=0.0)
     with settings_for(trial, load(PRECISIONS[trial.precision])), stream_for(trial, place.device):
-        torch.manual_seed(trial.seed + place.rank)  # each rank's own images; weights are rank 0's
+        torch.manual_seed(trial.seed + place.rank)  # different images per rank; weights come from rank 0
         side = ours(trial, place)
         held = [*side.model.parameters(), *side.model.buffers()]
         with torch.no_grad():

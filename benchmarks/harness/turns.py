@@ -1,6 +1,6 @@
-"""Alternate blocks of steps (A B B A) between two programs that keep their models, on hosts whose speed drifts in seconds.
+"""Alternate blocks of steps (ABBA) between two programs, on hosts whose speed drifts in seconds.
 
-Each program has one or more ranks. All ranks map one file of counters, through which they take turns.
+Each program keeps its model and has one or more ranks. All ranks map one file of counters to take turns.
 """
 
 import time
@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 ORDER = "ABBA"
-"""A is the study"""
+"""A is the study, B the bare loop."""
 
 LEAD_STEPS = 2
-"""steps at the begin of a block that are not timed: a process that has slept finds cold caches"""
+"""Untimed steps at the start of a block, because a process that slept has cold caches."""
 
 PATIENCE_S = 300.0
 
@@ -31,7 +31,7 @@ class Turns:
 
     def __init__(self, file: Path, side: str, rank: int):
         self.finished = np.memmap(file, dtype=np.int64, mode="r+").reshape(2, -1)
-        """blocks of both sides after which a rank last ended one of its own; -1: it is not ready"""
+        """Number of blocks of both sides up to the last one that each rank ended; -1: the rank is not ready."""
         self.mine = self.finished["AB".index(side), rank : rank + 1]
         self.places: Iterator[int] = (place for place in count() if ORDER[place % 4] == side)
         self.mine[0] = 0

@@ -1,4 +1,4 @@
-"""Do two gloo ranks on two cores reach the limit of the cores? Compare with two independent one-rank runs at the same time.
+"""Do two gloo ranks reach the limit of two cores? Compare with two independent one-rank runs at once.
 
     python -m benchmarks.speed.cpu_ranks --seconds 240
     python -m benchmarks.speed.cpu_ranks --small

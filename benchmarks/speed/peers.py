@@ -109,7 +109,7 @@ def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
                 precision=options["precision"],
                 memory_format="channels_last",
                 warmup_steps=5,
-                # neither timm's train.py nor Ray's prepare_model has DDP on one GPU; on more both have its own defaults
+                # neither timm's train.py nor Ray's prepare_model uses DDP on one GPU; on more, both use DDP's defaults
                 **{"parallel": "none"} if size == 1 else {"gradient_as_bucket_view": False},
             )
             if clock.left_s() < longest_s:

@@ -69,9 +69,7 @@ def main() -> None:
         options.model, options.image_size, options.precision = "resnet18", 32, "fp32"
         options.cases, options.quadruples = "eager:2,eager:4", 2
     if options.beside and options.beside.partition(":")[0] not in ("eager", "graph", "compile_graph"):
-        parser.error(
-            "--beside: each case makes the compiler forget what it compiled before; allowed: eager, graph, compile_graph"
-        )
+        parser.error("--beside: each case resets the compiler's cache; allowed: eager, graph, compile_graph")
     launch(measure, options.device, [1], vars(options))
 
 
@@ -107,7 +105,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
 def side_by_side(
     case: str, place: Place, options: dict[str, Any], clock: Clock, other: tuple[str, Side] | None
 ) -> tuple[Legs | None, dict[str, Any] | None, str]:
-    """Alternate both sides. Return also the roofline if requested, and the reason if a part is missing. other: see `--beside`."""
+    """Alternate both sides. Also return the roofline if requested, and why a part is missing. other: see `--beside`."""
     legs = table = None
     try:
         with ready(case, place, options) as trial:
@@ -128,7 +126,7 @@ def side_by_side(
 
 
 def one_by_one(case: str, place: Place, options: dict[str, Any], clock: Clock) -> Legs:
-    """Run one side after the other, if both together do not fit in memory. A side that does not fit alone has no blocks."""
+    """Run one side after the other, if both do not fit in memory. A side that does not fit alone has no blocks."""
     both = Legs({"ours": [], "bare": []})
     for name, make in (("ours", lambda trial: ours(trial, place).timed), ("bare", lambda trial: bare(trial, place))):
         with contextlib.suppress(torch.OutOfMemoryError), ready(case, place, options) as trial:
@@ -161,7 +159,7 @@ def ready(case: str, place: Place, options: dict[str, Any]) -> Iterator[Trial]:
 
 
 def errors_of_gradients(place: Place, options: dict[str, Any]) -> dict[str, float]:
-    """Return relative distances of compiled gradients, with the plain and the rewritten stem, from the eager fp32 gradient."""
+    """Return relative distances of compiled gradients, with plain and rewritten stem, from the eager fp32 gradient."""
     trial = Trial(
         model="resnet18",
         dataset="synthetic",

@@ -46,7 +46,7 @@ def profiled(side: Ours) -> list[Event]:
 
 
 def roofline(events: list[Event], device: torch.device, trial: Trial) -> dict[str, Any]:
-    """Return rows by kernel and by class of kernels: seconds per step, and the least time that the device's peaks allow.
+    """Return rows by kernel and by class of kernels: seconds per step, and the least time at the device's peaks.
 
     A row: kernel, class, calls (per step), seconds, flops, bytes, floor_s, and of_floor = floor_s / seconds. Floors are
     None if the device's peaks are unknown (`analysis.measure.hardware`).
@@ -119,7 +119,7 @@ def needs(operator: Event) -> tuple[float, float]:
 
 
 def _tensors(dims: list[Any], types: list[str]) -> list[tuple[list[int], int]]:
-    """Return shape and bytes per element of each tensor argument. Tensors in lists count as fp32, as weights are here."""
+    """Return shape and bytes per element of each tensor argument. Tensors in lists count as fp32, like the weights."""
     found = []
     for dim, kind in zip(dims, types, strict=False):
         if kind == "TensorList":
@@ -203,7 +203,8 @@ def as_markdown(case: str, table: dict[str, Any], most: int = 25) -> str:
             floor = ("", "") if row["floor_s"] is None else (f"{1e3 * row['floor_s']:.3f}", f"{row['of_floor']:.2f}")
             lines.append(
                 f"| {name} | {row['calls']:.0f} | {1e3 * seconds:.3f} | {100 * seconds / total['seconds']:.1f} "
-                f"| {row['flops'] / seconds / 1e12:.0f} | {row['bytes'] / seconds / 1e12:.2f} | {floor[0]} | {floor[1]} |"
+                f"| {row['flops'] / seconds / 1e12:.0f} | {row['bytes'] / seconds / 1e12:.2f} "
+                f"| {floor[0]} | {floor[1]} |"
             )
         lines.append("")
     return "\n".join(lines)

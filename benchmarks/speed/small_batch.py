@@ -34,7 +34,7 @@ GOAL_DEVICE = "NVIDIA H200"
 EFFICIENCY_GOAL = 0.95
 
 COMPARED = {"model": "resnet18", "image_size": 32, "rewritten_stem": False}
-"""whose gradients are compared"""
+"""Model whose gradients are compared."""
 
 
 def main() -> None:
@@ -127,7 +127,7 @@ def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
 
 
 def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, int], Any]) -> float:
-    """Return the relative distance of the mode's gradient from the eager fp32 gradient of the same weights and batches."""
+    """Return the relative distance of the mode's gradient from the eager fp32 one of the same weights and batches."""
     trial = trial.but(**COMPARED)
     key = (trial.parallel, trial.world_size)
     if key not in references:

@@ -52,7 +52,7 @@ in their own ways"""
 SYNTHETIC = "synthetic"
 COPIED_AHEAD = "copied ahead"
 COPIED = ("arrow_raw", "jpeg pil", "jpeg torchvision")
-"""paths that are also measured with batches copied ahead of the step"""
+"""Paths that are also measured with batches copied ahead of the step."""
 
 Rows = list[dict[str, Any]]
 
@@ -86,7 +86,8 @@ def main() -> None:
             samples += taken
             longest_s = max(longest_s, time.monotonic() - began_s)
             print(
-                f"round {number}, {name}: {taken[0]['samples_per_s']:.0f} samples/s after {time.monotonic() - began_s:.0f} s",
+                f"round {number}, {name}: {taken[0]['samples_per_s']:.0f} samples/s "
+                f"after {time.monotonic() - began_s:.0f} s",
                 flush=True,
             )
             with contextlib.redirect_stdout(None):  # figures print themselves, and these are not the last
@@ -193,7 +194,7 @@ def measure(trial: Trial, device: torch.device) -> Rows:
 
 
 def parts_alone(trial: Trial, device: torch.device) -> Rows:
-    """Measure the loader without training, and the copy with the device's work on images before the network."""
+    """Measure the loader alone, and the copy with the device's work on images before the network."""
     workload = build_workload(trial, device)
     batches = endless_batches(trial, workload, rank=0)
     ready = trial.loader_workers * (trial.prefetch_batches + 1)
@@ -270,7 +271,7 @@ def figures(samples: Rows, cases: list[str], small: bool) -> Rows:
 
 
 def _log_ratios(samples: Rows, case: str) -> list[float]:
-    """Return log(path / synthetic) per round. Synthetic is the mean of the trainings before and after, in the same session."""
+    """Return log(path / synthetic) per round. Synthetic is the mean of the trainings around it in the same session."""
     taken = [sample for sample in samples if sample["kind"] == "training"]
     found = []
     for sample in taken:

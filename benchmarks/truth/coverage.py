@@ -26,7 +26,7 @@ LOW, HIGH = 0.94, 0.96
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=20_000, help="studies of each case")
+    parser.add_argument("--studies", type=int, default=20_000, help="studies per case")
     parser.add_argument("--name", default="coverage", help="folder under benchmarks/results")
     options = parser.parse_args()
     figures, samples = [], []

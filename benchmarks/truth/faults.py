@@ -26,10 +26,10 @@ BEGIN, END = "<!-- by python -m benchmarks.truth.faults -->\n", "<!-- end -->"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10, help="of each fault")
+    parser.add_argument("--repeats", type=int, default=10, help="repeats per fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default=NAME, help="folder under benchmarks/results")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin none after so many seconds")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no study after this many seconds")
     options = parser.parse_args()
     samples = kept_samples(options.name)
     counted = {(sample["repeat"], sample["fault"]) for sample in samples}

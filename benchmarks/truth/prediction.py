@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of all series, of series that are not host-bound, and of those with the default interconnect."""
+    """Return figures of all series, of those that are not host-bound, and of those with the default interconnect."""
     found = []
     kinds = {
         "": samples,

@@ -36,10 +36,10 @@ COVERAGE_GOAL = 0.95
 ERROR_GOAL = 1.1
 QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MOST_BLOCKS + 1)}
 OFTEN = 0.25
-"""share of its replays from which a window counts as one that stops early"""
+"""Windows that stop early in at least this share of replays count as stopping early."""
 
 PIECE = 5
-"""recorded steps that stay together"""
+"""Length of the pieces of the bootstrap, in recorded steps."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         "--of", default=f"{RESULTS / 'default-1gpu'},{RESULTS / 'default-4gpu'}", help="results folders"
     )
     parser.add_argument("--width", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=200, help="most steps of a window")
+    parser.add_argument("--steps", type=int, default=200, help="maximum steps per window")
     parser.add_argument(
         "--series", type=int, default=1000, help="replays of each generated case; a recorded window has a fifth"
     )
