@@ -181,7 +181,7 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
 
 
 def measure(trial: Trial, device: torch.device) -> Rows:
-    """Return samples/s of training and of the path's parts alone, with the median phase times of the step in seconds."""
+    """Return samples/s of training and of the parts of the path alone, with the median phase times in seconds."""
     measured = run(trial, RankSetup(rank=0, device=device))
     summary = summarise(unpacked([packed("steps", measured.tables["steps"])]).to_pandas())
     names = ("load_wait_s", "host_to_device_s", "forward_s", "backward_s", "step_s", "host_to_device_bytes_per_s")
