@@ -159,7 +159,7 @@ def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare) -> Iterat
 
 
 def _window(ours: Ours, trial: Trial, quadruples: int, folder: Path, same_process: bool = False) -> None:
-    """The study's blocks: one trial of them."""
+    """Run one trial with the study's blocks."""
     steps = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
     ours(trial.but(workload=workload_file(folder, trial.steps, same_process), steps=steps, account_steps=0))
 
@@ -171,10 +171,10 @@ def _bare_blocks(bare: Bare, trial: Trial, quadruples: int, folder: Path, side: 
 def _blocks(
     trial: Trial, quadruples: int, first: Callable[[Trial, int, Path], None], bare: Bare | None = None
 ) -> Iterator[Rows]:
-    """The same of blocks of the trial's steps, first in its plain window and then in its phases window, all at once.
+    """Yield the throughputs of blocks of steps, first in the plain window and then in the phases window.
 
-    `first` runs the study's side, and without `bare` both. "phases" of a bare block is of another one, beside the
-    phases window.
+    first: runs the study's side, or both sides if `bare` is None. The "phases" blocks of the bare loop are further bare
+    blocks, which run alternately with those of the phases window.
     """
     with tempfile.TemporaryDirectory(prefix="turns-") as name, ThreadPoolExecutor(1) as pool:
         folder = Path(name)
