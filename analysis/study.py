@@ -15,7 +15,7 @@ from analysis.compare.communication import Communication, communication
 from analysis.compare.ladder import ladder_rows
 from analysis.compare.scaling import scaling_rows, speed_up_rows
 from analysis.compare.steps import loss_rows, timeline_rows
-from analysis.load.environment import by_environment, comparable, difference
+from analysis.load.environment import by_environment, comparable_fingerprints, difference
 from analysis.load.fields import Fields
 from analysis.load.results import Results
 from analysis.load.study_record import StudyRecord
@@ -107,7 +107,7 @@ def analyse(results: Results) -> Analysis:
     """
     measured = summaries(results.trials, results.windows)
     measured = measured.drop(columns=derived_lengths(measured))
-    environments = list(comparable(measured).values())
+    environments = list(comparable_fingerprints(measured).values())
     environment = environments[0] if environments else {}
     if other := next((other for other in environments if other != environment), None):
         raise ValueError(f"these trials ran under different environments: {difference(other, environment)}")

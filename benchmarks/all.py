@@ -1,9 +1,10 @@
-"""Every benchmark, one after the other: the whole of `benchmarks/`, or each in its small form on two cores.
+"""Run every benchmark, one after the other, in full or in a small form that needs two cores.
 
-    python -m benchmarks.all --small                 # no GPU needed; results go to a folder that is thrown away
-    python -m benchmarks.all --only truth.stopping,cost.clock   # in full, under benchmarks/results
+    python -m benchmarks.all --small                 # no GPU needed; results go to a temporary folder
+    python -m benchmarks.all --only truth.stopping   # in full, under benchmarks/results
 
-Small forms show that a benchmark runs and measures nothing worth keeping. Ends with status 1 where one of them failed.
+The small forms only show that a benchmark runs; their figures are meaningless. Exits with status 1
+if one of them fails.
 """
 
 import argparse
@@ -38,16 +39,16 @@ SMALL: dict[str, str] = {
     "cost.warm_cold": "--pairs 2",
     "speed.weak_scaling": "--device cpu --small --seconds 60",
 }
-"""each benchmark's small form: its arguments"""
+"""Arguments of the small form, by benchmark."""
 
 NEED_ROOT = ("truth.faults", "truth.interconnect")
-"""on hosts in network namespaces; they have no small form"""
+"""Benchmarks on hosts in network namespaces, which have no small form."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--only", help="a comma list of " + ", ".join(SMALL))
+    parser.add_argument("--only", help="comma-separated list of " + ", ".join(SMALL))
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(SMALL)
     if unknown := [name for name in names if name not in SMALL]:
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def ran(name: str, small: bool) -> bool:
-    """Runs a benchmark in a process of its own and says how long it took; whether it ended well."""
+    """Run a benchmark in a subprocess and print its duration. Return whether it exited with status 0."""
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         arguments = shlex.split(SMALL[name].format(results=folder)) if small else []
         environment = os.environ | ({"BENCHMARK_RESULTS": folder} if small else {})

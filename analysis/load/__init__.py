@@ -1,4 +1,4 @@
 """Read a results folder.
 
-In: a path or URI. Out: `Results`, the raw frames and what is reduced while reading. No comparison.
+In: a path or URI. Out: `Results`, with the raw frames and those reduced while reading. Nothing is compared here.
 """

@@ -1,8 +1,9 @@
-"""Which trials ran under the same environment: only those may share a table.
+"""Group trials by environment. Only trials of the same environment may share a table.
 
-A fingerprint is what a trial's numbers depend on besides its own fields: the device, its driver, the CPU model, versions,
-environment variables and the code that measures (`study.store.environment.measuring_code`). Hosts of equal kind have the same
-fingerprint. The commit is told, and no part of it: a study goes on after a change of its documents, tests or tables.
+The fingerprint of an environment holds what a trial's numbers depend on besides its fields: device, driver, CPU model,
+versions, environment variables and the measuring code (`study.store.environment.measuring_code`). Hosts of the same
+type have the same fingerprint. The commit is reported but not part of the fingerprint, so a study can continue after a
+change to its documents, tests or tables.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from analysis.load.results import Results, device_name
 from analysis.text import join
 
 WHEN = ("before", "after")
-"""When ranks read the state of their host and GPU: before their windows, and after them."""
+"""When ranks read the state of their host and GPU: before and after the measuring windows."""
 
 NONE = "none"
 
@@ -23,10 +24,10 @@ MEASURING_CODE = "measuring code"
 
 
 def fingerprint(trial: Mapping[str, Any] | pd.Series) -> dict[str, str]:
-    """The environment of one trial (a row of `Results.trials`): names and values as people read them.
+    """Return the environment of one trial (a row of `Results.trials`) as display names and values.
 
-    Variables that the trial's own fields set are left out: those listed in `set_by_study`, and OMP_NUM_THREADS where Ray
-    made it the number of the rank's CPUs.
+    Variables set by the trial's fields are left out: those in `set_by_study`, and OMP_NUM_THREADS if it equals the
+    number of CPUs per rank, which is Ray's default.
     """
     environment = trial["environment"] or {}
     set_by_fields = set(environment.get("set_by_study") or ())
@@ -46,66 +47,66 @@ def fingerprint(trial: Mapping[str, Any] | pd.Series) -> dict[str, str]:
 
 
 def commit(environment: Mapping[str, Any]) -> str | None:
-    """The commit that a trial ran, and whether files had changes; None outside a checkout."""
+    """Return the commit of a trial and whether it had local changes. None outside a git checkout."""
     git = environment.get("git") or {}
     name = git.get("commit")
     return f"{name[:10]}{' with local changes' if git.get('dirty') else ''}" if name else None
 
 
 def used_nodes(environment: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of trial.json's environment that held a rank of the trial."""
+    """Return the nodes of trial.json's environment that ran a rank of the trial."""
     used = {rank.get("node_id") for rank in environment.get("ranks") or ()}
     return [node for node in environment.get("nodes") or () if node.get("node_id") in used]
 
 
 def used_gpus(environment: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each rank that held a GPU, with the facts of that GPU, found by its UUID (empty where they are not known)."""
+    """Return (rank, GPU) for each rank with a GPU, matched by UUID. The GPU's facts are empty if unknown."""
     known = {gpu.get("uuid"): gpu for node in used_nodes(environment) for gpu in node.get("gpus") or ()}
     return [(rank, known.get(rank["gpu_uuid"], {})) for rank in environment.get("ranks") or () if rank.get("gpu_uuid")]
 
 
 def by_environment(results: Results) -> list[Results]:
-    """The results of each environment that has a done trial, the one with most done trials first (then the earliest).
+    """Split results by environment: most done trials first, ties by the earliest start.
 
-    Trials without a result have no number to mix: they are all in the first.
+    Trials without a result have no numbers to mix, so they all go to the first environment.
     """
     done = results.trials[results.trials["status"] == "done"]
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for trial_id, found in comparable(done).items():
-        groups.setdefault(tuple(sorted(found.items())), []).append(trial_id)
+    for trial_id, values in comparable_fingerprints(done).items():
+        groups.setdefault(tuple(sorted(values.items())), []).append(trial_id)
     if len(groups) < 2:
         return [results]
-    began = done.set_index("trial_id")["started_at"]
-    members = sorted(groups.values(), key=lambda ids: (-len(ids), began[ids].min()))
-    without = set(results.trials["trial_id"]) - set(done["trial_id"])
-    return [_restricted(results, {*members[0], *without}), *(_restricted(results, set(ids)) for ids in members[1:])]
+    started_at = done.set_index("trial_id")["started_at"]
+    members = sorted(groups.values(), key=lambda ids: (-len(ids), started_at[ids].min()))
+    not_done = set(results.trials["trial_id"]) - set(done["trial_id"])
+    return [_restricted(results, {*members[0], *not_done}), *(_restricted(results, set(ids)) for ids in members[1:])]
 
 
-def comparable(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
-    """The fingerprint of each trial, by its id.
+def comparable_fingerprints(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Return fingerprints by trial id, with gaps filled so that equal environments compare equal.
 
-    A variable that some trials' fields set, and that has one value in all others, is no difference between the two. Nor is the
-    measuring code, where trials older than its digest have none and all others the same.
+    If the fields of some trials set a variable and all other trials share one value, that value counts for all. The
+    digest of the measuring code is filled in likewise: older trials lack it.
     """
-    found = {trial["trial_id"]: fingerprint(trial) for _, trial in trials.iterrows()}
-    own = {
+    fingerprints = {trial["trial_id"]: fingerprint(trial) for _, trial in trials.iterrows()}
+    set_by_study = {
         trial_id: set((environment or {}).get("set_by_study") or ())
         for trial_id, environment in zip(trials["trial_id"], trials["environment"], strict=True)
     }
-    for name in set().union(*own.values()):
-        elsewhere = {found[trial_id].get(name) for trial_id, names in own.items() if name not in names}
-        if len(elsewhere) == 1 and (value := elsewhere.pop()) is not None:
-            for trial_id, names in own.items():
+    for name in set().union(*set_by_study.values()):
+        others = {fingerprints[trial_id].get(name) for trial_id, names in set_by_study.items() if name not in names}
+        if len(others) == 1 and (value := others.pop()) is not None:
+            for trial_id, names in set_by_study.items():
                 if name in names:
-                    found[trial_id][name] = value
-    known = {values[MEASURING_CODE] for values in found.values() if MEASURING_CODE in values}
-    if len(known) == 1:
-        found = {trial_id: values | {MEASURING_CODE: min(known)} for trial_id, values in found.items()}
-    return found
+                    fingerprints[trial_id][name] = value
+    digests = {values[MEASURING_CODE] for values in fingerprints.values() if MEASURING_CODE in values}
+    if len(digests) == 1:
+        fingerprints = {key: values | {MEASURING_CODE: min(digests)} for key, values in fingerprints.items()}
+    return fingerprints
 
 
 def _restricted(results: Results, trial_ids: set[str]) -> Results:
-    """`results` with only these trials, in every frame."""
+    """Return `results` with every frame limited to these trials."""
     parts = {field.name: getattr(results, field.name) for field in fields(results)}
     frames: dict[str, Any] = {
         name: frame[frame["trial_id"].isin(trial_ids)].reset_index(drop=True)
@@ -115,13 +116,13 @@ def _restricted(results: Results, trial_ids: set[str]) -> Results:
     return replace(results, **frames)
 
 
-def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """What is unlike in two fingerprints: "torch 2.12.0 instead of 2.11.0 and driver 580 instead of 570"."""
+def difference(actual: Mapping[str, str], reference: Mapping[str, str]) -> str:
+    """Describe how two fingerprints differ: "torch 2.12.0 instead of 2.11.0 and driver 580 instead of 570"."""
     return join(
         [
-            f"{name} {own.get(name, NONE)} instead of {other.get(name, NONE)}"
-            for name in dict.fromkeys([*other, *own])
-            if own.get(name) != other.get(name)
+            f"{name} {actual.get(name, NONE)} instead of {reference.get(name, NONE)}"
+            for name in dict.fromkeys([*reference, *actual])
+            if actual.get(name) != reference.get(name)
         ]
     )
 
@@ -131,17 +132,17 @@ def _joined(values: Any) -> str | None:
 
 
 def done_environments(trials: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
-    """Trial and environment of each trial with a result."""
+    """Return (trial id, environment) of each done trial."""
     done = trials[trials["status"] == "done"]
     return list(zip(done["trial_id"], done["environment"], strict=True))
 
 
 def reading(rank: dict[str, Any], when: str, name: str) -> Any:
-    """What a rank read before or after its windows; None where it did not, as in results older than such readings."""
+    """Return what a rank read before or after its windows. None if it did not, as in older results."""
     return (rank.get(when) or {}).get(name)
 
 
 def slowed_by(rank: dict[str, Any]) -> list[str] | None:
-    """What slowed the rank's GPU down when it was looked at; None where nobody could look."""
-    seen = [reasons for when in WHEN if (reasons := reading(rank, when, "throttle_reasons")) is not None]
-    return sorted({str(reason) for reasons in seen for reason in reasons}) if seen else None
+    """Return the throttle reasons of the rank's GPU before and after its windows. None if they could not be read."""
+    readings = [reasons for when in WHEN if (reasons := reading(rank, when, "throttle_reasons")) is not None]
+    return sorted({str(reason) for reasons in readings for reason in reasons}) if readings else None

@@ -1,18 +1,22 @@
-"""A results folder may come from somebody else: nothing in it may lead a reader, or the report's writer, out of it."""
+"""Find symbolic links that lead out of a results folder.
+
+A results folder may come from somebody else. Neither reading it nor writing its report may touch files outside it.
+"""
 
 import os
 from collections.abc import Iterator
 
 from analysis.load.schema import SCHEMAS
 
-OURS = (
-    "study.json", "trials", "report", "checkpoints", ".partial", "trials.parquet", *(f"{name}.parquet" for name in SCHEMAS),
+ENTRIES = (
+    "study.json", "trials", "report", "checkpoints", ".partial", "trials.parquet",
+    *(f"{name}.parquet" for name in SCHEMAS),
 )  # fmt: skip
-"""entries of a results folder that are read or written; others are left alone, wherever they lead"""
+"""Entries of a results folder that are read or written. Links elsewhere in the folder are harmless."""
 
 
-def leads_outside(root: str) -> str | None:
-    """The first link in the local results folder `root` whose target is not in it; None where there is none."""
+def symlink_outside(root: str) -> str | None:
+    """Return the first link in the local results folder `root` whose target is outside it. None if there is none."""
     real = os.path.join(os.path.realpath(root), "")
     for link in _links(root):
         if not os.path.realpath(link).startswith(real):
@@ -21,8 +25,8 @@ def leads_outside(root: str) -> str | None:
 
 
 def _links(root: str) -> Iterator[str]:
-    """Symbolic links among what is ours, none of which is followed."""
-    for name in OURS:
+    """Yield the symbolic links below `ENTRIES`, without following any."""
+    for name in ENTRIES:
         path = os.path.join(root, name)
         if os.path.islink(path):
             yield path

@@ -1,12 +1,13 @@
-"""A packed results folder: at most six files for a study of any size, which `load` reads like a folder per trial.
+"""The packed form of a results folder: at most six files for a study of any size. `load` reads both forms.
 
     DIR/study.json         as in any results folder
-    DIR/trials.parquet     one row per trial: what trial.json and error.log hold, and how many rows each table has
-    DIR/NAME.parquet       steps, buckets, sweep and epochs of all trials, with a column trial_id, whole trials per row group
+    DIR/trials.parquet     one row per trial: its trial.json, its error.log, and the number of rows of each table
+    DIR/NAME.parquet       steps, buckets, sweep or epochs of all trials, with a column trial_id; no row group
+                           splits a trial
 
-A folder with trials.parquet is packed. That file is written last, so that the others count only once they are complete.
-A column of trials.parquet whose values are all of one scalar type has that type. Any other one holds JSON text, and null
-if a trial lacks the key. Parquet stores equal texts once, so that an environment that trials share takes no more room.
+A folder with trials.parquet is packed. That file is written last, so its presence means that the others are complete.
+A column of trials.parquet whose values share one scalar type has that type. All other columns hold JSON text, and null
+if a trial lacks the key. Parquet stores equal texts once, so an environment shared by many trials takes no extra space.
 """
 
 import json
@@ -25,10 +26,10 @@ from analysis.load.schema import SCHEMAS
 TRIALS = "trials.parquet"
 
 _NESTED = ("trial", "environment")
-"""Keys of trial.json whose mappings have a column per key: `trial.model`, `environment.nodes`."""
+"""Keys of trial.json whose mappings become one column per key: `trial.model`, `environment.nodes`."""
 
 _REST = "*"
-"""End of the column with all keys that are no plain names, as one JSON mapping."""
+"""Last part of the name of the column with all keys that are not identifiers, as one JSON mapping."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AS_JSON = {b"encoding": b"json"}
@@ -39,7 +40,10 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class PackedTrial:
-    """record: the content of trial.json. log: that of error.log, None if there is none. rows: rows by table name."""
+    """One packed trial.
+
+    record: content of trial.json. log: content of error.log; None without one. rows: number of rows by table name.
+    """
 
     record: dict[str, Any]
     log: bytes | None
@@ -51,9 +55,9 @@ def is_packed(system: pafs.FileSystem, root: str) -> bool:
 
 
 def trials_table(trials: Sequence[PackedTrial]) -> pa.Table:
-    """Return trials.parquet as a table. `trials_in` is its inverse.
+    """Return trials.parquet as a table. `trials_from_table` is its inverse.
 
-    Raises TypeError if a record's trial or environment is no mapping.
+    Raises TypeError if a record's trial or environment is not a mapping.
     """
     flat = [_flat(trial.record) for trial in trials]
     columns: dict[str, pa.Array] = {}
@@ -75,27 +79,29 @@ def trials_table(trials: Sequence[PackedTrial]) -> pa.Table:
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
-def trials_in(table: pa.Table) -> list[PackedTrial]:
-    """Return the trials of a table made by `trials_table`. Raises ValueError with what is wrong with it."""
-    if lacking := [name for name in ("trial_id", "status", _LOG, *_ROWS.values()) if name not in table.column_names]:
-        raise ValueError(f"lacks {', '.join(lacking)}")
-    own = {_LOG, *_ROWS.values()}
-    columns = {field.name: _values(field, table[field.name]) for field in table.schema if field.name not in own}
+def trials_from_table(table: pa.Table) -> list[PackedTrial]:
+    """Return the trials of a table made by `trials_table`. Raises ValueError if the table is damaged."""
+    if missing := [name for name in ("trial_id", "status", _LOG, *_ROWS.values()) if name not in table.column_names]:
+        raise ValueError(f"missing columns {', '.join(missing)}")
+    not_in_record = {_LOG, *_ROWS.values()}
+    columns = {
+        field.name: _values(field, table[field.name]) for field in table.schema if field.name not in not_in_record
+    }
     logs = table[_LOG].to_pylist()
     rows = {name: table[column].to_pylist() for name, column in _ROWS.items()}
-    found = []
+    trials = []
     for i in range(table.num_rows):
         record = _nested({name: values[i] for name, values in columns.items() if values[i] is not _MISSING})
         counts = {name: count[i] for name, count in rows.items() if count[i] is not None}
         if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
-            raise ValueError("a number of rows is no natural number")
+            raise ValueError("a row count is not a non-negative integer")
         if not (logs[i] is None or isinstance(logs[i], bytes)):
             raise ValueError(f"{_LOG} is not binary")
-        found.append(PackedTrial(record, logs[i], counts))
-    ids = [trial.record.get("trial_id") for trial in found]
+        trials.append(PackedTrial(record, logs[i], counts))
+    ids = [trial.record.get("trial_id") for trial in trials]
     if not all(isinstance(trial_id, str) for trial_id in ids) or len(set(ids)) < len(ids):
-        raise ValueError("a trial_id is missing, or there twice")
-    return found
+        raise ValueError("a trial_id is missing or duplicated")
+    return trials
 
 
 def read_trials(system: pafs.FileSystem, root: str) -> list[PackedTrial]:
@@ -106,7 +112,7 @@ def read_trials(system: pafs.FileSystem, root: str) -> list[PackedTrial]:
     try:
         with system.open_input_file(path) as file:
             table = pq.read_table(file)
-        return trials_in(table)
+        return trials_from_table(table)
     except (pa.ArrowException, OSError) as error:
         raise ResultsError(f"{path}: not readable as Parquet ({line(error)}); {RESTORE}") from None
     except (ValueError, TypeError, RecursionError) as error:
@@ -114,11 +120,11 @@ def read_trials(system: pafs.FileSystem, root: str) -> list[PackedTrial]:
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with a key per column."""
+    """Return a record as one value per column of trials.parquet."""
     flat: dict[str, Any] = {}
     for key in _NESTED:
         if not isinstance(record.get(key), dict):
-            raise TypeError(f"{key} is no mapping")
+            raise TypeError(f"{key} is not a mapping")
     parts = {"": {key: value for key, value in record.items() if key not in _NESTED}}
     for prefix, part in (parts | {f"{key}.": record[key] for key in _NESTED}).items():
         plain = {key: value for key, value in part.items() if _PLAIN.fullmatch(key)}
@@ -129,7 +135,7 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of which `_flat` made this."""
+    """Invert `_flat`."""
     record: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {"": record, **{key: {} for key in _NESTED}}
     for column, value in flat.items():
@@ -138,7 +144,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"has an unknown column {column!r}")
         if key == _REST:
             if not isinstance(value, dict):
-                raise ValueError(f"{column} is no mapping")
+                raise ValueError(f"{column} is not a mapping")
             parts[group].update(value)
         else:
             parts[group][key] = value
@@ -146,7 +152,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """The type of a column that holds these values exactly; None if only JSON does."""
+    """Return the column type that represents these values exactly. None if only JSON does."""
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) > 1 or any(value is _MISSING for value in values):
         return None
@@ -166,7 +172,7 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can represent
         return False
     return True
 
@@ -178,14 +184,14 @@ def _values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
     return [_MISSING if value is None else json.loads(value) for value in values]
 
 
-def listed_rows(trials: Sequence[PackedTrial], name: str) -> int | None:
-    """Rows that a table has in all trials together; None if no trial has the table."""
+def total_rows(trials: Sequence[PackedTrial], name: str) -> int | None:
+    """Return the number of rows of a table over all trials. None if no trial has the table."""
     counts = [trial.rows[name] for trial in trials if name in trial.rows]
     return sum(counts) if counts else None
 
 
-def whole_trials(trials: Sequence[PackedTrial], name: str, rows_at_once: int) -> Iterator[list[PackedTrial]]:
-    """Yield the trials that have a table, in portions of at least so many rows: the row groups of the packed table."""
+def trial_portions(trials: Sequence[PackedTrial], name: str, rows_at_once: int) -> Iterator[list[PackedTrial]]:
+    """Yield the trials that have a table in portions of at least `rows_at_once` rows, one portion per row group."""
     portion: list[PackedTrial] = []
     rows = 0
     for trial in trials:

@@ -1,4 +1,4 @@
-"""The Parquet tables of a results folder: what is read of them, and how, whole or in portions."""
+"""Read the Parquet tables of a results folder, all at once or in portions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,14 +11,17 @@ import pyarrow.fs as pafs
 from analysis.load.errors import RESTORE, RUN_AGAIN, ResultsError, line
 
 ROWS_AT_ONCE = 250_000
-"""Rows of steps that one reader has in memory; 22 columns of 8 bytes and as much again while they are reduced."""
+"""Rows of steps that one reader holds in memory: 22 columns of 8 bytes, and as much again while they are reduced."""
 
 
 def dataset_of(
     system: pafs.FileSystem, base: str | None, paths: Sequence[str], schema: pa.Schema, required: Sequence[str]
 ) -> ds.Dataset:
-    """All these files as one; the trial's id comes from the name of its folder in `base`, or, if base is None, from the
-    column trial_id of a packed file. Raises ResultsError if a file lacks a column."""
+    """Open these files as one data set.
+
+    The trial id comes from the name of a file's folder in `base`. If `base` is None, the files are packed and have a
+    column trial_id. Raises ResultsError if a file lacks a required column.
+    """
     if base is None:
         required = ("trial_id", *required)
         dataset = ds.dataset(list(paths), schema=schema, filesystem=system, format="parquet")
@@ -37,14 +40,13 @@ def dataset_of(
             present = fragment.physical_schema.names
         except (pa.ArrowException, OSError) as error:
             raise _corrupt(fragment, error) from None
-        lacking = [name for name in required if name not in present]
-        if lacking:
-            raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {_fix(fragment)}")
+        if missing := [name for name in required if name not in present]:
+            raise ResultsError(f"{fragment.path}: missing columns {', '.join(missing)}; {_fix(fragment)}")
     return dataset
 
 
 def frame_of(dataset: ds.Dataset | None, schema: pa.Schema) -> pd.DataFrame:
-    """Everything in memory; no row where there is no file."""
+    """Read everything into memory. An empty frame if there is no data set. Raises ResultsError for a damaged file."""
     if dataset is None:
         return schema.empty_table().to_pandas()
     try:
@@ -56,7 +58,7 @@ def frame_of(dataset: ds.Dataset | None, schema: pa.Schema) -> pd.DataFrame:
 
 
 def _read_fragment(fragment: ds.Fragment, schema: pa.Schema) -> pa.Table:
-    """One file, with the trial's id. Raises ResultsError where it is damaged."""
+    """Read one file and add the trial id. Raises ResultsError if it is damaged."""
     try:
         table = fragment.to_table(schema=schema, use_threads=False)
     except (pa.ArrowException, OSError) as error:
@@ -69,7 +71,7 @@ def _read_fragment(fragment: ds.Fragment, schema: pa.Schema) -> pa.Table:
 
 
 def portions(dataset: ds.Dataset | None) -> Iterator[list[ds.Fragment]]:
-    """Files of whole trials with about `ROWS_AT_ONCE` rows together."""
+    """Yield groups of files of about `ROWS_AT_ONCE` rows. No group splits a trial."""
     portion: list[ds.Fragment] = []
     rows = 0
     for fragment in _row_groups(dataset) if dataset else ():
@@ -83,7 +85,7 @@ def portions(dataset: ds.Dataset | None) -> Iterator[list[ds.Fragment]]:
 
 
 def read_portion(fragments: Sequence[ds.Fragment], schema: pa.Schema) -> pd.DataFrame:
-    """These files in memory, in columns that are quick to group by: trial_id and window are categories, bool is float."""
+    """Read these files into columns that are fast to group by: strings become categories, booleans become numbers."""
     table = pa.concat_tables([_read_fragment(fragment, schema) for fragment in fragments]).unify_dictionaries()
     for i, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
@@ -94,7 +96,7 @@ def read_portion(fragments: Sequence[ds.Fragment], schema: pa.Schema) -> pd.Data
 
 
 def _row_groups(dataset: ds.Dataset) -> Iterator[ds.Fragment]:
-    """The files of trials, or the row groups of a packed file. Raises ResultsError if those divide a trial."""
+    """Yield the files of trials, or the row groups of a packed file. Raises ResultsError if those split a trial."""
     for fragment in dataset.get_fragments():
         if _trial_id(fragment) is not None:
             yield fragment
@@ -103,13 +105,13 @@ def _row_groups(dataset: ds.Dataset) -> Iterator[ds.Fragment]:
         for group in fragment.split_by_row_group():
             ids = (group.row_groups[0].statistics or {}).get("trial_id")
             if group.count_rows() and (ids is None or ids["min"] <= last):
-                raise ResultsError(f"{fragment.path}: its row groups do not hold whole trials in order; {RESTORE}")
+                raise ResultsError(f"{fragment.path}: row groups split a trial or are out of order; {RESTORE}")
             last = ids["max"] if ids else last
             yield group
 
 
 def _trial_id(fragment: ds.Fragment) -> str | None:
-    """The trial that a file is of; None for a packed one."""
+    """Return the trial id of a file. None for a packed file."""
     return ds.get_partition_keys(fragment.partition_expression).get("trial_id")
 
 

@@ -1,7 +1,7 @@
-"""Reads a results folder, packed or with a folder per trial, into data frames: one row per trial; one row per rank, window
-and step; and what was measured of communication.
+"""Read a results folder, packed or with a folder per trial, into data frames.
 
-The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI such as `s3://bucket/study`.
+The frames have one row per trial, one row per rank, window and step, and the measurements of communication. The folder
+may be a local path or any URI that `pyarrow.fs` supports, such as `s3://bucket/study`.
 """
 
 import json
@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from analysis.load.errors import RESTORE, RUN_AGAIN, ResultsError, line
 from analysis.load.fields import Fields, fields_of
-from analysis.load.links import leads_outside
-from analysis.load.packed import TRIALS, PackedTrial, is_packed, listed_rows, read_trials
+from analysis.load.links import symlink_outside
+from analysis.load.packed import TRIALS, PackedTrial, is_packed, read_trials, total_rows
 from analysis.load.parquet import dataset_of, frame_of, portions, read_portion
 from analysis.load.reduce import windows
 from analysis.load.schema import REQUIRED, SCHEMA_VERSION, frame_schema
@@ -31,24 +31,23 @@ from analysis.load.step_losses import step_losses
 from analysis.load.step_shape import step_shapes
 
 OUTCOME_COLUMNS = (
-    "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment", "log",
-    "trace_paths",
+    "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment",
+    "log", "trace_paths",
 )  # fmt: skip
-"""Columns of `Results.trials` that say how a trial went; every other column is a field of the trial."""
+"""Columns of `Results.trials` that describe the outcome of a trial. All other columns are fields of the trial."""
 
 _TRACE = re.compile(r"(.*)/traces/rank(\d+)\.json\.gz")
 
 
 @dataclass(frozen=True)
 class Results:
-    """A study as measured.
+    """The measurements of a study.
 
-    `study` is study.json, and `fields` what it says of the fields of its trials. `trials` has one row per trial: its fields
-    and `OUTCOME_COLUMNS`. `steps` has the columns of `schema.frame_schema("steps")` and one row per rank, window and step.
-    `buckets`, `sweep` and `epochs` have the columns of their own frame schemas; none has a row of a trial that has no such file.
-
-    `windows`, `shapes` and `losses` are made from all steps: see the functions `windows`, `step_shapes` and `step_losses`
-    of the modules windows, step_shape and step_losses. `load_reduced` makes them while it reads, and keeps only steps that have a `last_gradient_s`.
+    study: content of study.json. fields: its description of the fields of trials.
+    trials: one row per trial, with the trial's fields and `OUTCOME_COLUMNS`.
+    steps, buckets, sweep, epochs: columns of `schema.frame_schema(name)`. Trials without such a file have no rows.
+    windows, shapes, losses: reduced from all steps by `reduce.windows`, `step_shape.step_shapes` and
+    `step_losses.step_losses`. `load_reduced` computes them while reading and keeps only steps with a `last_gradient_s`.
     """
 
     study: dict[str, Any]
@@ -83,7 +82,7 @@ class _Part(BaseModel):
 
 
 class _Fields(_Part):
-    """Fields of a trial that the analysis cannot do without; it takes any other as it is."""
+    """Fields of a trial that the analysis requires. All other fields are passed through."""
 
     world_size: PositiveInt
     nodes: PositiveInt
@@ -112,7 +111,7 @@ class _Environment(_Part):
 
 
 class _TrialFile(BaseModel):
-    """What trial.json must hold, as far as the analysis reads it."""
+    """The part of trial.json that the analysis reads."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -129,7 +128,7 @@ class _TrialFile(BaseModel):
 
 
 def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]:
-    """The file system that a path or URI names, and the path in it."""
+    """Return the file system of a path or URI, and the path in it. Raises ResultsError if the address is invalid."""
     text = os.fspath(directory)
     if not text.strip():
         raise ResultsError(f"{text!r} is not a path; give a folder or a URI")
@@ -139,24 +138,24 @@ def filesystem(directory: str | os.PathLike[str]) -> tuple[pafs.FileSystem, str]
         return pafs.FileSystem.from_uri(text)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ResultsError(
-            f"{text}: no file system answers for this address ({line(error)}); give a folder or a URI"
+            f"{text}: no file system supports this address ({line(error)}); give a folder or a URI"
         ) from None
 
 
 def nothing_timed(trials: pd.DataFrame) -> str:
-    """Why these trials hold no step time, and what to do."""
+    """Return why these trials have no step times, and the fix."""
     done = int((trials["status"] == "done").sum())
     if not done:
         return "no trial is done; run the study first"
-    trained = f"its {done} done trials are trainings" if done > 1 else "its only done trial is a training"
-    return f"{trained} to an accuracy, and none is timed; give the folder of a timed study, such as `run default`"
+    subject = f"all {done} done trials train" if done > 1 else "the only done trial trains"
+    return f"{subject} to an accuracy, so no step is timed; give the folder of a timed study, such as `run default`"
 
 
 def load(directory: str | os.PathLike[str]) -> Results:
-    """Reads study.json and every finished trial below `directory`.
+    """Read study.json and all finished trials below `directory`.
 
-    A trial's folder without trial.json is half written and left out. Raises ResultsError where study.json is missing
-    or a file is corrupt.
+    Trial folders without trial.json are incomplete and skipped. Raises ResultsError if study.json is missing or a file
+    is corrupt.
     """
     folder = _open(directory)
     steps, buckets, sweep, epochs = (folder.frame(name) for name in ("steps", "buckets", "sweep", "epochs"))
@@ -164,43 +163,44 @@ def load(directory: str | os.PathLike[str]) -> Results:
 
 
 def load_reduced(directory: str | os.PathLike[str]) -> Results:
-    """As `load`, for what a report needs: all but the steps that only `windows` and `shapes` are made from.
+    """Read what a report needs: as `load`, but keep only the steps with a `last_gradient_s`.
 
-    Steps are read in portions (`parquet.ROWS_AT_ONCE`), so a study may be larger than memory.
+    Steps are read and reduced in portions of `parquet.ROWS_AT_ONCE` rows, so a study may be larger than memory.
     """
     folder = _open(directory)
     steps = folder.dataset("steps", _REDUCED_SCHEMA)
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
-    stamped, windows_of, shapes, losses = (_joined(frames) for frames in zip(*parts, strict=True))
+    gradient_steps, window_rows, shapes, losses = (_joined(frames) for frames in zip(*parts, strict=True))
     buckets, sweep, epochs = (folder.frame(name) for name in ("buckets", "sweep", "epochs"))
-    return Results(folder.study, folder.trials, stamped, buckets, sweep, windows_of, shapes, losses, epochs)
+    return Results(folder.study, folder.trials, gradient_steps, buckets, sweep, window_rows, shapes, losses, epochs)
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
-    """Steps with a `last_gradient_s`, windows, shapes and losses of some trials."""
+    """Return the steps with a `last_gradient_s`, the windows, shapes and losses of the trials in these files."""
     steps = read_portion(files, _REDUCED_SCHEMA) if files else _REDUCED_SCHEMA.empty_table().to_pandas()
-    stamped = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "step_s", "last_gradient_s"]]
-    return stamped.astype({"trial_id": "str", "window": "str"}), windows(steps), step_shapes(steps), step_losses(steps)
+    gradient_steps = steps.loc[steps["last_gradient_s"].notna(), [*_STEP, "step_s", "last_gradient_s"]]
+    gradient_steps = gradient_steps.astype({"trial_id": "str", "window": "str"})
+    return gradient_steps, windows(steps), step_shapes(steps), step_losses(steps)
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Frames of unlike trials as one, in which a trial_id that is a category stays one."""
+    """Concatenate frames of different trials. A categorical trial_id stays categorical."""
     if isinstance(frames[0]["trial_id"].dtype, pd.CategoricalDtype):
-        every = union_categoricals([frame["trial_id"] for frame in frames]).categories
-        frames = [frame.assign(trial_id=frame["trial_id"].cat.set_categories(every)) for frame in frames]
+        categories = union_categoricals([frame["trial_id"] for frame in frames]).categories
+        frames = [frame.assign(trial_id=frame["trial_id"].cat.set_categories(categories)) for frame in frames]
     return pd.concat(frames, ignore_index=True)
 
 
 _READERS = 2
 _STEP = ("trial_id", "rank", "window", "step")
 _REDUCED_SCHEMA = pa.schema([column for column in frame_schema("steps") if column.name != "host_load_s"])
-"""Columns of steps that windows, shapes, losses and the account of communication are made from."""
+"""Columns of steps from which windows, shapes, losses and the communication breakdown are computed."""
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """A results folder whose JSON is read: its done and other trials, and where their tables are."""
+    """A results folder whose JSON has been read: the trials, and the locations of their tables."""
 
     system: pafs.FileSystem
     root: str
@@ -211,9 +211,9 @@ class _Folder:
     packed: Sequence[PackedTrial] | None = None
 
     def dataset(self, name: str, schema: pa.Schema) -> ds.Dataset | None:
-        """Every trial's table of that name; None if no trial has one. Raises ResultsError for a damaged one."""
+        """Open a table of all trials. None if no trial has it. Raises ResultsError if a file is damaged."""
         if self.packed is not None:
-            return self._packed_dataset(name, schema, listed_rows(self.packed, name))
+            return self._packed_dataset(name, schema, total_rows(self.packed, name))
         present = [path for folder in self.folders if (path := f"{folder}/{name}.parquet") in self.paths]
         return dataset_of(self.system, f"{self.root}/trials", present, schema, REQUIRED[name]) if present else None
 
@@ -222,14 +222,14 @@ class _Folder:
         if rows is None:
             return None
         if self.system.get_file_info(path).type != pafs.FileType.File:
-            raise ResultsError(f"{path}: missing, though {TRIALS} lists {rows} rows of it; {RESTORE}")
+            raise ResultsError(f"{path}: missing, though {TRIALS} lists {rows} rows; {RESTORE}")
         dataset = dataset_of(self.system, None, [path], schema, REQUIRED[name])
-        if (held := dataset.count_rows()) != rows:
-            raise ResultsError(f"{path}: holds {held} rows, though {TRIALS} lists {rows}; {RESTORE}")
+        if (actual := dataset.count_rows()) != rows:
+            raise ResultsError(f"{path}: holds {actual} rows, though {TRIALS} lists {rows}; {RESTORE}")
         return dataset
 
     def frame(self, name: str) -> pd.DataFrame:
-        """The rows of every trial's table of that name, with the columns of its frame schema."""
+        """Read a table of all trials, with the columns of its frame schema."""
         schema = frame_schema(name)
         return frame_of(self.dataset(name, schema), schema)
 
@@ -237,8 +237,8 @@ class _Folder:
 def _open(directory: str | os.PathLike[str]) -> _Folder:
     system, root = filesystem(directory)
     try:
-        if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
-            raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
+        if isinstance(system, pafs.LocalFileSystem) and (link := symlink_outside(root)):
+            raise ResultsError(f"{link}: leads outside of {root}; replace the link with a copy of its target")
         study = _read_study(system, root)
         if is_packed(system, root):
             return _open_packed(system, root, study)
@@ -247,12 +247,12 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
         raise ResultsError(f"{root}: cannot be read ({line(error)})") from None
     paths = {info.path for info in listing if info.type == pafs.FileType.File}
     markers = sorted(path for path in paths if path.endswith("/trial.json"))
-    with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, and many at once
+    with ThreadPoolExecutor(16) as pool:  # remote stores have a high latency but serve many requests at once
         files = list(pool.map(lambda path: _read_trial(system, path), markers))
     folders = [marker.removesuffix("/trial.json") for marker in markers]
     for file, folder in zip(files, folders, strict=True):
         if file.status == "done" and f"{folder}/steps.parquet" not in paths:
-            raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json beside it says done; {RUN_AGAIN}")
+            raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json has status done; {RUN_AGAIN}")
     address = os.fspath(directory)
     traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
     return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
@@ -267,31 +267,31 @@ def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _
         _refuse_other_version(trial.record, where)
         file = _validated(trial.record, where, RESTORE)
         if file.status == "done" and "steps" not in trial.rows:
-            raise ResultsError(f"{where}: done, but without steps; {RESTORE}")
+            raise ResultsError(f"{where}: status is done, but there are no steps; {RESTORE}")
         files.append(file)
     return _Folder(system, root, study, _trials(files, [()] * len(files)), (), (), packed)
 
 
 def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
-    """Profiler traces by their trial's folder, in the order of their ranks, as addresses that `filesystem` opens."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    """Return the profiler traces by trial folder, in rank order, as addresses that `filesystem` accepts."""
+    ranked: dict[str, list[tuple[int, str]]] = {}
     for path in paths:
         if match := _TRACE.fullmatch(path):
-            found.setdefault(match[1], []).append((int(match[2]), address(path)))
-    return {folder: tuple(path for _, path in sorted(traces)) for folder, traces in found.items()}
+            ranked.setdefault(match[1], []).append((int(match[2]), address(path)))
+    return {folder: tuple(path for _, path in sorted(traces)) for folder, traces in ranked.items()}
 
 
-def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
-    """A JSON file that holds a mapping, of a version that is known; `mend` says what to do where it does not."""
+def _read_json(system: pafs.FileSystem, path: str, fix: str) -> dict[str, Any]:
+    """Read a JSON mapping of the supported schema version. Raises ResultsError, with `fix` if it is damaged."""
     try:
         with system.open_input_stream(path) as stream:
             value = json.loads(stream.read())
     except (ValueError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: not valid JSON ({line(error)}); {mend}") from None
+        raise ResultsError(f"{path}: not valid JSON ({line(error)}); {fix}") from None
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read ({line(error)})") from None
     if not isinstance(value, dict):
-        raise ResultsError(f"{path}: holds {type(value).__name__} where a mapping belongs; {mend}")
+        raise ResultsError(f"{path}: must be a mapping, got {type(value).__name__}; {fix}")
     _refuse_other_version(value, path)
     return value
 
@@ -299,9 +299,9 @@ def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
 def _refuse_other_version(value: Mapping[str, Any], where: str) -> None:
     version = value.get("schema_version")
     if isinstance(version, int) and version != SCHEMA_VERSION:
-        age, fix = ("newer", "update it") if version > SCHEMA_VERSION else ("older", "run the study again")
+        age, fix = ("newer", "update the program") if version > SCHEMA_VERSION else ("older", "run the study again")
         raise ResultsError(
-            f"{where}: schema version {version} is {age} than {SCHEMA_VERSION}, the one that this program reads; {fix}"
+            f"{where}: schema version {version} is {age} than {SCHEMA_VERSION}, which this program reads; {fix}"
         )
 
 
@@ -319,7 +319,7 @@ def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
     folder = path.split("/")[-2]
     if file.trial_id != folder:
         raise ResultsError(
-            f"{path}: says trial_id {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
+            f"{path}: trial_id is {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
         )
     return file
 
@@ -337,8 +337,8 @@ def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]])
     rows = []
     for file, traces in zip(files, trace_paths, strict=True):
         outcome = file.model_dump(exclude={"trial", "schema_version"})
-        places = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
-        rows.append(file.trial.model_dump() | outcome | places | {"trace_paths": traces})
+        hardware = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
+        rows.append(file.trial.model_dump() | outcome | hardware | {"trace_paths": traces})
     if not rows:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
     frame = pd.DataFrame(rows)
@@ -346,7 +346,7 @@ def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]])
 
 
 def device_name(environment: dict[str, Any]) -> str | None:
-    """What the ranks computed on: GPU names, or CPU models for ranks without one; unlike ones joined by " + "."""
+    """Return the device of the ranks: GPU names, or CPU models for ranks without a GPU; several joined by " + "."""
     nodes = {node.get("node_id"): node for node in environment.get("nodes", [])}
     gpus = {gpu.get("uuid"): gpu.get("name") for node in nodes.values() for gpu in node.get("gpus") or []}
     names = {
@@ -359,7 +359,7 @@ def device_name(environment: dict[str, Any]) -> str | None:
 
 
 def host_names(environment: dict[str, Any]) -> str | None:
-    """Hosts that held a rank, sorted and joined by commas."""
+    """Return the hosts that ran a rank, sorted and joined by commas."""
     used = {rank.get("node_id") for rank in environment.get("ranks", [])}
     hosts = {
         str(node["host"]) for node in environment.get("nodes", []) if node.get("host") and node.get("node_id") in used

@@ -1,7 +1,7 @@
-"""The one list of what a results folder holds: schema version, statuses, phases, and the columns of its Parquet tables.
+"""The format of a results folder: schema version, statuses, phases, and the columns of its Parquet tables.
 
-Ranks measure these columns, the store writes them, and the analysis reads them. Seconds end in `_s`; what was not
-measured is null.
+Ranks measure these columns, the store writes them, and the analysis reads them. Columns in seconds end in `_s`. Values
+that were not measured are null.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,17 @@ SCHEMA_VERSION = 2
 """Version of study.json, trial.json and the tables."""
 
 STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
-"""What can become of a trial."""
+"""Possible outcomes of a trial."""
 
 PHASES = (
-    "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s", "reduce_s",
-    "graph_s", "optimizer_s",
+    "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
+    "reduce_s", "graph_s", "optimizer_s",
 )  # fmt: skip
-"""Parts of a step in order; those that a step has add up to step_s. The backward pass contains DDP's overlapped all-reduce.
-`scatter_s`, `replicate_s` and `gather_s` exist if one process drives several GPUs, `reduce_s` if gradients are reduced after
-the backward pass, and `graph_s` if everything after the copy is one CUDA graph."""
+"""Parts of a step in order; the parts that a step has add up to step_s.
+
+The backward pass contains DDP's overlapped all-reduce. `scatter_s`, `replicate_s` and `gather_s` exist if one process
+drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, and `graph_s` if everything after the
+copy is one CUDA graph."""
 
 _LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in PHASES[2:])
 
@@ -49,9 +51,11 @@ STEPS_SCHEMA = pa.schema(
         ("learning_rate", pa.float64()),
     ]
 )
-"""One row per rank, window and step. `last_gradient_s` counts from the start of the step. `block_s` is the span of the
-block of steps that contains the step, if the window could end early. A training to an accuracy is one window "train" of
-rank 0; only that window has `epoch` and `learning_rate`."""
+"""One row per rank, window and step.
+
+`last_gradient_s` counts from the start of the step. `block_s` is the duration of the block of steps that contains the
+step, if the window could end early. Training to an accuracy is one window "train" of rank 0; only that window has
+`epoch` and `learning_rate`."""
 
 BUCKETS_SCHEMA = pa.schema(
     [
@@ -64,7 +68,8 @@ BUCKETS_SCHEMA = pa.schema(
         pa.field("end_s", pa.float64(), nullable=False),
     ]
 )
-"""One row per rank, window, step and gradient bucket, in the order in which the rank passed the buckets to the all-reduce.
+"""One row per rank, window, step and gradient bucket, in the order in which the rank passed buckets to the all-reduce.
+
 Seconds count from the start of that rank's step; `step` and `window` refer to the steps table."""
 
 SWEEP_SCHEMA = pa.schema(
@@ -75,7 +80,7 @@ SWEEP_SCHEMA = pa.schema(
         pa.field("seconds", pa.float64(), nullable=False),
     ]
 )
-"""One row per rank, message size and repetition: mean seconds of one all-reduce of `bytes`, of several run back to back."""
+"""One row per rank, message size and repetition: mean seconds per all-reduce of `bytes`, over several back to back."""
 
 EPOCHS_SCHEMA = pa.schema(
     [
@@ -92,8 +97,10 @@ EPOCHS_SCHEMA = pa.schema(
         ("non_finite_steps", pa.int64()),
     ]
 )  # fmt: skip
-"""One row per epoch, over all ranks. `step`, `samples` and `train_s` count from the start of training, without validation;
-`validation_s` is of this epoch; shares lie in 0..1."""
+"""One row per epoch, over all ranks.
+
+`step`, `samples` and `train_s` count from the start of training, without validation. `validation_s` is of this epoch.
+Accuracies are shares in 0..1."""
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "steps": STEPS_SCHEMA,
@@ -111,14 +118,16 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 }
 """Columns by table name without which the analysis refuses a file; it reads any other missing column as null."""
 
-_NOT_READ = ("block_s", "scatter_launch_s", "replicate_launch_s", "gather_launch_s", "reduce_launch_s", "graph_launch_s",
-             "epoch", "learning_rate")  # fmt: skip
+_NOT_READ = (
+    "block_s", "scatter_launch_s", "replicate_launch_s", "gather_launch_s", "reduce_launch_s", "graph_launch_s",
+    "epoch", "learning_rate",
+)  # fmt: skip
 
 
 def frame_schema(name: str) -> pa.Schema:
-    """Return the columns that the analysis reads of a table: `trial_id`, then those of its schema.
+    """Return the columns that the analysis reads from a table: `trial_id`, then those of its schema.
 
-    Left out of the steps are columns from which nothing is computed: a large study has gigabytes of steps.
+    Unused columns of the steps are left out, because a large study has gigabytes of steps.
     """
     columns = [column for column in SCHEMAS[name] if name != "steps" or column.name not in _NOT_READ]
     return pa.schema([("trial_id", pa.string()), *((column.name, column.type) for column in columns)])

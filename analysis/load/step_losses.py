@@ -1,4 +1,4 @@
-"""From steps to losses: a row for each step of a trial, over its ranks."""
+"""Reduce steps to losses: one row per trial and step, over all ranks."""
 
 import numpy as np
 import pandas as pd
@@ -11,15 +11,17 @@ _WINDOWS = ["warmup", "plain", "phases"]
 
 
 def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
-    """A row for each step of the warm-up, plain and phases windows, with `LOSS_COLUMNS`, in the order of steps.
+    """Return one row per step of the warm-up, plain and phases windows, with `LOSS_COLUMNS`, in step order.
 
-    steps: in the layout of steps.parquet; a column that it lacks counts as null. loss: mean over the ranks, null where
-    one's is (a loss that is not finite is kept as null). unfinite_losses: ranks without one. loss_scale: the scale after
-    the step, which all ranks share; null without loss scaling.
+    steps: in the layout of steps.parquet; missing columns count as null.
+
+    Columns of the result: loss is the mean over ranks, null if any rank's is null (non-finite losses are stored as
+    null). unfinite_losses counts the ranks whose loss is null. loss_scale is the scale after the step, which all ranks
+    share; null without loss scaling.
     """
     steps = steps.assign(**{name: np.nan for name in ("loss", "loss_scale") if name not in steps})
-    noted = steps.loc[steps["window"].isin(_WINDOWS), [*_KEYS, "loss", "loss_scale"]]
-    grouped = noted.groupby(_KEYS, sort=False, observed=True)
+    in_windows = steps.loc[steps["window"].isin(_WINDOWS), [*_KEYS, "loss", "loss_scale"]]
+    grouped = in_windows.groupby(_KEYS, sort=False, observed=True)
     size, count = grouped.size(), grouped["loss"].count()
     result = pd.DataFrame(
         {
@@ -28,7 +30,8 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
             "loss_scale": grouped["loss_scale"].max(),
         }
     ).reset_index()
-    # Small types: this is the only frame of a report with a row for each step. Loss scales are powers of two, exact in float32.
+    # Small types, because no other frame of a report has one row per step. Loss scales are powers of two, so float32 is
+    # exact.
     result["trial_id"] = result["trial_id"].astype("category").cat.remove_unused_categories()
     result["window"] = result["window"].astype(pd.CategoricalDtype(_WINDOWS))
     result[["step", "unfinite_losses"]] = result[["step", "unfinite_losses"]].astype(np.int32)

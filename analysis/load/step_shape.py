@@ -1,6 +1,6 @@
-"""What the steps of one window look like: one row a trial, from which `analysis.checks.steps` tells whether something is odd.
+"""Describe the distribution of step times: one row per trial, in which `analysis.checks.steps` looks for anomalies.
 
-Like `analysis.load.reduce` this is made while steps are read, so that they need not all be in memory.
+As in `analysis.load.reduce`, steps are reduced while they are read, so they need not all fit in memory.
 """
 
 from typing import Any
@@ -12,17 +12,17 @@ from diptest import diptest
 from analysis.load.reduce import require
 
 WINDOW = "phases"
-"""The window whose steps are timed one by one, all in free running."""
+"""The window whose steps are timed one by one, without synchronisation between them."""
 
 FEWEST_STEPS = 8
-"""Below this nothing is said of how the steps of a window look."""
+"""Trials with fewer steps in the window get no row."""
 
 OUTLIER_DEVIATIONS = 5.0
-"""A step is an outlier above the median by so many standard deviations, estimated as 1.4826 times the median deviation
-(Rousseeuw and Croux, Journal of the American Statistical Association 88, 1993)..."""
+"""A step is an outlier if it exceeds the median by this many standard deviations, estimated as 1.4826 times the median
+absolute deviation (Rousseeuw and Croux, Journal of the American Statistical Association 88, 1993)..."""
 
 OUTLIER_EXCESS = 0.05
-"""...and by this part of the median, so that steps that are equal to rounding have none."""
+"""...and by this share of the median, so that nearly constant step times have no outliers."""
 
 SHAPE_COLUMNS = (
     "trial_id", "steps", "median_s", "first_s", "first_is_slowest", "early_s", "late_s", "early_u", "early_u_mean",
@@ -31,26 +31,29 @@ SHAPE_COLUMNS = (
 
 
 def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
-    """A row for each trial with at least `FEWEST_STEPS` steps in its window with phases, with `SHAPE_COLUMNS`.
+    """Return one row per trial with at least `FEWEST_STEPS` steps in the window with phases, with `SHAPE_COLUMNS`.
 
-    steps: in the layout of steps.parquet. A step's time is the median over its ranks, which wait for each other anyway.
-    Raises ValueError naming missing columns.
+    The argument has the layout of steps.parquet. The time of a step is the median over ranks, which wait for each other
+    anyway. Raises ValueError for missing columns.
 
-    steps: how many. median_s: of all but the first. first_s: the first, first_is_slowest: no other takes longer.
-    early_s, late_s: medians of the first quarter after the first step and of the last half. early_u: how many pairs of an
-    early and a late step have the early one slower (Mann and Whitney's U, ties half), with its mean and variance where
-    order says nothing. outliers: positions of steps, after the first, far above the median; outliers_s: what they
-    take beyond the median, together. dip_p: Hartigan's dip test (Annals of Statistics 13, 1985): how likely a sample of one
-    mode is as unlike one as this. low_s, high_s, high_share: medians of the two classes that divide the logarithms with
-    least variance within (Otsu, 1979), and the share of the slower.
+    Columns of the result:
+    steps: number of steps. first_s: time of the first step. median_s: median of the others.
+    first_is_slowest: whether the first step is slower than all others.
+    early_s, late_s: medians of the first quarter, without the first step, and of the last half.
+    early_u: Mann-Whitney U, the number of (early, late) pairs in which the early step is slower; ties count half.
+    early_u_mean, early_u_variance: mean and variance of U if the order has no influence.
+    outliers: positions of the steps after the first that are far above the median. outliers_s: their total excess.
+    dip_p: p-value of Hartigan's dip test for one mode (Annals of Statistics 13, 1985).
+    low_s, high_s: medians of the two classes with the least variance of log time within classes (Otsu, 1979).
+    high_share: share of the slower class.
     """
     require(steps, ("trial_id", "window", "step", "step_s"), "the frame of steps")
     timed = steps.loc[steps["window"] == WINDOW, ["trial_id", "step", "step_s"]]
     timed = timed[timed["step_s"] > 0]
-    each = timed.groupby(["trial_id", "step"], observed=True)["step_s"].median()
+    step_times_s = timed.groupby(["trial_id", "step"], observed=True)["step_s"].median()
     rows = [
         {"trial_id": trial_id} | _shape(step_s.to_numpy())
-        for trial_id, step_s in each.groupby(level="trial_id", observed=True)
+        for trial_id, step_s in step_times_s.groupby(level="trial_id", observed=True)
         if len(step_s) >= FEWEST_STEPS
     ]
     return pd.DataFrame(rows, columns=list(SHAPE_COLUMNS))
@@ -87,7 +90,7 @@ def _shape(step_s: np.ndarray) -> dict[str, Any]:
 
 
 def _two_classes(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The cut of a sorted sample into two that leaves the least variance within them."""
+    """Split a sorted sample into the two classes with the least variance within classes."""
     count = np.arange(1, len(ordered))
     left = np.cumsum(ordered)[:-1]
     right = ordered.sum() - left

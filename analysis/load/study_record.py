@@ -1,4 +1,4 @@
-"""study.json as one typed value: what the study was asked for, and what else it wants in its report."""
+"""study.json as one typed value: what the study was asked, and what it adds to its report."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from typing import Any, Self
 class ReferenceLadder:
     """An acceleration ladder measured elsewhere, for comparison.
 
-    machine: its name in the report. samples: per step. batches_s: seconds per 300 steps, one value per rung. source: who
-    measured it, and on what.
+    machine: its name in the report. samples: per step. batches_s: seconds per 300 steps, one value per step of the
+    ladder. source: who measured it, and on what.
     """
 
     machine: str
@@ -23,10 +23,11 @@ class ReferenceLadder:
 class StudyRecord:
     """The entries of study.json that the report reads. A missing or malformed entry is None or empty.
 
-    goal: one of `goals.GOALS`. price_per_gpu_hour: in the user's currency. planned_trials: ids; None if unknown. rungs:
-    name and trial ids of each step of an acceleration ladder, in order. reference_ladders: ladders from elsewhere.
-    report_epoch: the epoch at which the largest batch is compared with the reference batch. notes: sentences on what the
-    data hold that no number shows.
+    goal: one of `GOALS`. price_per_gpu_hour: in the user's currency. planned_trials: ids; None if unknown.
+    rungs: name and trial ids of each step of an acceleration ladder, in order.
+    reference_ladders: ladders measured elsewhere.
+    report_epoch: epoch at which the largest batch is compared with the reference batch.
+    notes: sentences about the data that no number shows.
     """
 
     name: str
@@ -90,4 +91,4 @@ def _number(value: Any) -> float | None:
 
 
 GOALS = ("throughput", "time-to-accuracy", "cost")
-"""samples a second; seconds until the target accuracy; samples a GPU-hour"""
+"""Units: samples per second; seconds until the target accuracy; samples per GPU-hour."""

@@ -1,9 +1,11 @@
-"""How long the report of a large study takes, and how much memory:  python -m benchmarks.cost.analysis
+"""How long does the report of a large study take, and how much memory?
 
-Writes two generated results folders into a temporary place, in the schema of real ones: 200 trials with 2 million rows of
-steps, and 2,000 with 20 million. Their step times follow a law with noise (`tests/support/frames.py`); nothing is measured of
-training. Then `python -m study.scaling report` runs on each in a process of its own. Goals: at most 60 s and 2 GB for the
-larger one, and ten times the rows in at most 11 times the time.
+    python -m benchmarks.cost.analysis
+
+Generates two results folders in a temporary directory: 200 trials with 2 million rows of steps, and 2,000 trials with
+20 million. Step times follow a law with noise (`tests/support/frames.py`); no training is measured. Then runs `python
+-m study.scaling report` on each in a subprocess. Goals: at most 60 s and 2 GB for the larger folder, and at most 11
+times the time for ten times the rows.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from tests.support.frames import account, gpu_law, grid, record, steps, write_st
 ROWS_PER_TRIAL = 10_000
 GOAL_S, GOAL_GB, GOAL_RATIO = 60.0, 2.0, 11.0
 OF_EACH_RANK = 3 + 5 + 5 + 10 + 3 * 10
-"""Steps of a rank besides those of its two timed windows: warm-up, issue, busy, transfer_synced, the account's three."""
+"""Steps of a rank outside its two timed windows: warm-up, issue, busy, transfer_synced, and three of communication."""
 
 
 def main() -> None:
@@ -45,7 +47,7 @@ def main() -> None:
 
 
 def generate(directory: Path, count: int) -> int:
-    """A results folder of `count` trials on 1 to 8 GPUs with five repeats each; gives how many rows its steps have."""
+    """Write a results folder of `count` trials on 1 to 8 GPUs, five repeats each. Return its number of step rows."""
     base = {"device": "cuda", "image_size": 224, "cpus_per_rank": 8, "account_steps": 10, "sweep_bytes": 2**28}
     trials = grid(
         base,
@@ -79,7 +81,7 @@ def generate(directory: Path, count: int) -> int:
 
 
 def report(directory: Path) -> dict[str, Any]:
-    """Runs the command on the folder; wall seconds and the most memory that its process held."""
+    """Run the command on the folder. Return wall seconds and the peak memory of its process."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "study.scaling", "report", str(directory)], stdout=subprocess.DEVNULL

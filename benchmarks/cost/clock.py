@@ -1,13 +1,13 @@
-"""The study's own clock: what a grid takes besides its windows, and where the time until its first step goes.
+"""How long does a study take beyond its measuring windows, and where does the time until its first step go?
 
-    python -m benchmarks.cost.clock                     # all GPUs that there are, up to 4; else CPU ranks
+    python -m benchmarks.cost.clock                     # up to 4 GPUs, or CPU ranks without a GPU
     python -m benchmarks.cost.clock --small             # 4 trials on CPU ranks
 
-The grid: 3 GPU counts x 3 batches x 2 precisions x 2 loader-worker counts = 36 trials, one repeat, one worker group,
-each measured for about `--window-s` seconds (a first pass of few steps finds how many steps that is; it is not counted).
-With fewer GPUs there are fewer counts, and the figures say so. A trial's windows are all that it times: from its warm-up
-to its ceiling. Goals on 4 H200: wall-clock at most 1.15 x the sum of windows, Ray's start within it and shown apart;
-from the command to the first warm-up step under 25 s.
+The grid has 3 GPU counts x 3 batches x 2 precisions x 2 loader-worker counts = 36 trials, with one repeat and one
+worker group. Each trial is measured for about `--window-s` seconds; an uncounted first pass of few steps determines how
+many steps that takes. With fewer GPUs there are fewer counts, and the figures say so. The windows of a trial are
+everything that it times, from warm-up to the all-reduce limit. Goals on 4 H200: wall time at most 1.15 x the sum of
+windows, including Ray's start, which is reported separately; and under 25 s from the command to the first warm-up step.
 """
 
 import argparse
@@ -42,7 +42,7 @@ PARTS = (
     ("ranks: first step of each group (NCCL)", "grouped", "rehearsed"),
     ("to the first trial's warm-up: workload, model", "rehearsed", "first_warmup_at"),
 )
-"""the parts of the start, in order, by the times at which they begin and end"""
+"""Parts of the start in order, by the times at which they start and end."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def grid(options: argparse.Namespace) -> list[Trial]:
-    """Every combination, in the order of running: neighbours differ in their GPUs."""
+    """Return every combination in running order. Neighbours differ in their number of GPUs."""
     on_gpus = options.gpus > 0
     sizes = [size for size in (1, 2, 4) if size <= (options.gpus or 2)]
     batches = [256, 128, 64] if on_gpus else [16, 8, 4]
@@ -96,7 +96,7 @@ def grid(options: argparse.Namespace) -> list[Trial]:
 
 
 def records(cluster: Cluster, trials: list[Trial]) -> list[dict[str, Any]]:
-    """The records of the trials, measured in one worker group, in the order of running."""
+    """Measure the trials in one worker group. Return their records in running order."""
     with tempfile.TemporaryDirectory(prefix="clock-") as out:
         question = "What does a grid take besides its windows?"
         store = Store.open(out, name="clock", question=question, configuration={}, versions={}, command="")
@@ -109,7 +109,7 @@ def records(cluster: Cluster, trials: list[Trial]) -> list[dict[str, Any]]:
 
 
 def for_seconds(record: dict[str, Any], seconds: float) -> Trial:
-    """The trial with as many steps of its windows as make it last about so long; its windows are proportional to them."""
+    """Return the trial with enough steps to last about `window_s` seconds. All its windows scale with its steps."""
     trial = Trial.model_validate(record["trial"])
     return trial.but(steps=max(PROBED_STEPS, math.ceil(PROBED_STEPS * seconds / record["duration_s"])))
 
@@ -121,7 +121,7 @@ def figures(
     timed: list[dict[str, Any]],
     wall_s: float,
 ) -> list[dict[str, Any]]:
-    """Wall-clock over windows, and the start part by part."""
+    """Return wall time over window time, and each part of the start."""
     windows_s = sum(record["duration_s"] for record in timed)
     opened_s = timed[0]["environment"]["group"]["opened_at"] - timed[0]["environment"]["group"]["asked_at"]
     where = f"{len(timed)} trials on up to {options.gpus or 2} {'cuda' if options.gpus else 'cpu'}"
@@ -147,7 +147,7 @@ def figures(
 
 
 def start_times(times: dict[str, float], first: dict[str, Any]) -> dict[str, float]:
-    """When each part of the start was over, on its slowest rank; `first` is the record of the first trial."""
+    """Return the end time of each part of the start on its slowest rank. `first` is the record of the first trial."""
     ranks = first["environment"]["startup"]
     names = ("process_began", "loop_began", "imported", "context", "grouped", "rehearsed")
     slowest = {name: max(rank[f"{name}_at"] for rank in ranks) for name in names}
@@ -159,7 +159,7 @@ def start_times(times: dict[str, float], first: dict[str, Any]) -> dict[str, flo
 
 
 def samples(timed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """When each trial's windows lay."""
+    """Return the times of each trial's windows."""
     return [
         {name: record[name] for name in ("trial_id", "started_at", "duration_s")} | {"steps": record["trial"]["steps"]}
         for record in timed

@@ -1,13 +1,15 @@
-"""How the cost of a study grows with its trials and their steps, without measuring:  python -m benchmarks.cost.growth
+"""How does the cost of a study grow with its number of trials and steps? Nothing is measured.
 
-Real: the plan, the store, its look at what it holds, and for 10 trials of each study, spread from its first to its last, all
-that follows a measurement (each Tune trial's function: rows to tables to measures to Parquet); the others are only saved.
-For the smaller numbers of trials also Ray Tune itself, on a local Ray. Fake: the measurement, whose rows are there at once
-(two ranks). Growth with ranks: `benchmarks/cost/scaling_out.py`; of the report: `benchmarks/cost/analysis.py`.
+    python -m benchmarks.cost.growth
 
-Seconds are those of this process on a CPU, so that other work on the machine does not count; those under Tune are of the clock.
+Real: the plan, the store, its check of existing results, and everything that follows a measurement (the function of a
+Tune trial: rows to tables to measures to Parquet) for 10 trials spread over each study. The other trials are only
+saved. Smaller studies also run under Ray Tune on a local Ray. Fake: the measurement, whose rows (two ranks) exist
+beforehand. See `benchmarks/cost/scaling_out.py` for growth with ranks and `benchmarks/cost/analysis.py` for the report.
 
-Goals: no cost grows faster than what it is for: the exponent of a power law through the sizes is at most 1.1.
+Times are CPU seconds of this process, so other work on the machine does not count; those under Tune are wall seconds.
+
+Goal: every cost grows linearly: the exponent of a power law over the sizes is at most 1.1.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from study.studies.study import Study
 
 GOAL = 1.1
 WHOLE = 10
-"""trials of a study that go the whole way"""
+"""Trials of a study that go through everything."""
 
 RANKS = 2
 
@@ -66,7 +68,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def of_trials(count: int) -> dict[str, Any]:
-    """CPU seconds of each part of a study of `count` trials, and the memory of its driver at the end."""
+    """Return CPU seconds of each part of a study of `count` trials, and the memory of its driver at the end."""
     study = a_study(count)
     row: dict[str, Any] = {"kind": "trials", "size": count}
     with tempfile.TemporaryDirectory(prefix="benchmark-growth-") as place:
@@ -98,7 +100,7 @@ def of_trials(count: int) -> dict[str, Any]:
 
 
 def least_of_several(made: Callable[[], Any]) -> tuple[Any, float]:
-    """What this makes, and the least CPU seconds of three times: its threads may take turns at more than is theirs."""
+    """Return the result of a function, and the least CPU seconds of three calls, because threads add noise."""
     seconds = []
     for _ in range(3):
         began_s = time.process_time()
@@ -108,7 +110,7 @@ def least_of_several(made: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def of_steps(steps: int) -> dict[str, Any]:
-    """CPU seconds and stored bytes of one trial of so many steps, its rows being there."""
+    """Return CPU seconds and stored bytes of one trial with this many steps, given its rows."""
     trial = fake_trial(RANKS, steps=steps)
     with tempfile.TemporaryDirectory(prefix="benchmark-growth-") as place:
         store = open_store(place)
@@ -124,7 +126,7 @@ def of_steps(steps: int) -> dict[str, Any]:
 
 
 def through_tune(sizes: list[int]) -> list[dict[str, Any]]:
-    """Seconds of studies of so many trials under Ray Tune, on a local Ray."""
+    """Return the seconds that studies of these sizes take under Ray Tune, on a local Ray."""
     if not sizes:
         return []
     from study.orchestrate.tune import tune_grid
@@ -157,7 +159,7 @@ def open_store(place: str) -> Store:
 
 @contextlib.contextmanager
 def measuring(store: Store, trials: list[Any]) -> Any:
-    """A function that takes a trial through all that follows its measurement."""
+    """Return a function that takes a trial through everything that follows its measurement."""
     reported: list[dict[str, Any]] = []
     nodes = fake_nodes(RANKS)
     driver = TrialDriver.of(trials, nodes, InstantKeeper(), store, RunOptions(), lambda: nodes)
@@ -170,7 +172,7 @@ def measuring(store: Store, trials: list[Any]) -> Any:
 
 
 def a_study(count: int) -> Study:
-    """`count` trials: 10 batch sizes, or one, and the rest repeats."""
+    """Return `count` trials: 10 batch sizes, or one, times repeats."""
     batches = 10 if count >= 10 else 1
     base = {name: value for name, value in fake_trial(RANKS).model_dump().items() if name != "repeat"}
     return Study(
@@ -183,7 +185,7 @@ def a_study(count: int) -> Study:
 
 
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every cost at each size, and how it grows: the exponent of a power law through all sizes but the smallest."""
+    """Return every cost at each size, and the exponent of a power law through all sizes but the smallest."""
     made = []
     named = {
         "trials": ("plan_s", "trial_s", "look_s", "plan_again_s", "memory_bytes"),

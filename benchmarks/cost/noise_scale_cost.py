@@ -1,10 +1,11 @@
-"""What the gradient noise scale costs a step of training: steps with it against steps without it, in turn (ABBA).
+"""How much does the gradient noise scale slow down a training step? Steps with and without it alternate (ABBA).
 
     python -m benchmarks.cost.noise_scale_cost --ranks 1,2,4
     python -m benchmarks.cost.noise_scale_cost --device cpu --small
 
-Both trainings stay ready in the same processes. One rank takes the noise scale from two accumulated batches, several ranks
-from their own gradients under DDP. Goal: a step is at most 1.02 times as long. See `trainables.step.noise_scale`.
+Both trainings stay ready in the same processes. One rank computes the noise scale from two accumulated batches, several
+ranks from their local gradients under DDP. Goal: a step takes at most 1.02 times as long. See
+`trainables.step.noise_scale`.
 """
 
 import os

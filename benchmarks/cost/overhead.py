@@ -1,20 +1,20 @@
-"""What the study costs the training that it measures: throughput of its windows against a bare torchrun loop.
+"""How much does the study slow down the training that it measures? Compare its windows with a bare torchrun loop.
 
     python -m benchmarks.cost.overhead --world-sizes 1,4 --cases resnet50:256:bf16,resnet50:32:bf16,resnet18:512:bf16
 
-Both sides stay up, on the same GPUs, and are asked in turn (ABBA), each time with a new model and a warm-up of its own; the
-side that is not asked sleeps. Goal: the lower end of plain / bare at least 0.99.
+Both sides stay up on the same GPUs and run alternately (ABBA), each time with a new model and its own warm-up; the
+other side sleeps. Goal: the lower end of the interval of plain / bare is at least 0.99.
 
-Where the host bounds a step, two processes of the same program may differ by more than that for as long as they live. With
-`--restarts` both sides are started anew so many times, all quadruples of one start are one sample, and the interval is
-that of starts: `--cases resnet50:32:bf16 --restarts 8 --quadruples 2`.
+If a step is host-bound, two processes of the same program can differ by more than that for their whole life. With
+`--restarts` both sides are restarted that many times. All quadruples of one start are then one sample, and the interval
+is over starts: `--cases resnet50:32:bf16 --restarts 8 --quadruples 2`.
 
-Its speed may also move by 10 % within seconds (one H200, ResNet-50, batch 32: a core that is never idle needs 16 to 22 ms for
-the same step, pinned or not). With `--in-turn` both sides keep their models and take turns every `--steps` steps, the
-study within one trial's own plain window, and then its phases window: `--in-turn --steps 5 --quadruples 100`.
-`--in-turn same-process` runs the bare loop's blocks between the study's own, in its process: what is left is what the
-study's code costs. `--in-turn control` puts a second bare loop in the study's place: by how much two processes of one
-program differ.
+The speed of the host can also change by 10 % within seconds (one H200, ResNet-50, batch 32: a busy core needs 16 to 22
+ms for the same step, pinned or not). With `--in-turn` both sides keep their models and alternate every `--steps` steps,
+the study within one trial's plain window and then its phases window: `--in-turn --steps 5 --quadruples 100`. `--in-turn
+same-process` runs the bare loop's blocks between the study's, in the study's process; only the cost of the study's code
+remains. `--in-turn control` replaces the study by a second bare loop, to show how much two processes of one program
+differ.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def _measuring(
 
 
 def _write(name: str, taken: dict[Trial, Rows], in_turn: str | None) -> None:
-    """Everything so far, and the figures of which there are enough samples for an interval."""
+    """Write everything so far, and the figures with enough samples for an interval."""
     figures = [found for trial, rows in taken.items() for found in _figures(trial, rows, in_turn)]
     write_summary(name, figures, [row for rows in taken.values() for row in rows])
 
@@ -143,7 +143,7 @@ def _trial(case: str, world_size: int, options: argparse.Namespace) -> Trial:
 
 
 def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare) -> Iterator[Rows]:
-    """Throughputs in samples/s, in the order of running: ours, bare, bare, ours; each with a new model."""
+    """Return throughputs in samples/s in running order: ours, bare, bare, ours; each with a new model."""
     bare(trial), ours(trial)  # thrown away: autotuning, allocator
     for _ in range(quadruples):
         taken: Rows = []
@@ -159,7 +159,7 @@ def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare) -> Iterat
 
 
 def _window(ours: Ours, trial: Trial, quadruples: int, folder: Path, same_process: bool = False) -> None:
-    """The study's blocks: one trial of them."""
+    """Run one trial with the study's blocks."""
     steps = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
     ours(trial.but(workload=workload_file(folder, trial.steps, same_process), steps=steps, account_steps=0))
 
@@ -171,10 +171,10 @@ def _bare_blocks(bare: Bare, trial: Trial, quadruples: int, folder: Path, side: 
 def _blocks(
     trial: Trial, quadruples: int, first: Callable[[Trial, int, Path], None], bare: Bare | None = None
 ) -> Iterator[Rows]:
-    """The same of blocks of the trial's steps, first in its plain window and then in its phases window, all at once.
+    """Yield the throughputs of blocks of steps, first in the plain window and then in the phases window.
 
-    `first` runs the study's side, and without `bare` both. "phases" of a bare block is of another one, beside the phases
-    window.
+    first: runs the study's side, or both sides if `bare` is None. The "phases" blocks of the bare loop are further bare
+    blocks, which run alternately with those of the phases window.
     """
     with tempfile.TemporaryDirectory(prefix="turns-") as name, ThreadPoolExecutor(1) as pool:
         folder = Path(name)
@@ -204,7 +204,10 @@ def _what(trial: Trial) -> dict[str, Any]:
 
 
 def _figures(trial: Trial, taken: Rows, in_turn: str | None) -> list[dict[str, Any]]:
-    """The ratios of a case, an interval over the quadruples of its only start or over whole starts; none of fewer than two."""
+    """Return the ratios of a case, none with fewer than two samples.
+
+    The interval is over the quadruples of a single start, or over starts.
+    """
     name = f"{trial.model} batch {trial.batch_per_gpu} {trial.precision} on {trial.world_size} {trial.device}"
     sizes = list(Counter(row["restart"] for row in taken).values())
     starts = [size for size in sizes if size == sizes[0]]  # the last one may be under way

@@ -1,16 +1,19 @@
-"""What the orchestration of a trial costs on 2 to 256 ranks, without GPUs:  python -m benchmarks.cost.scaling_out
+"""How much time does the orchestration of a trial cost on 2 to 256 ranks? Needs no GPUs.
 
-A simulation on one machine, in two forms. Real in both: the keeper and its worker group (`study/orchestrate/worker_group.py`), the
-trial's driver (`study/orchestrate/driver.py`), what a rank does besides measuring (`study/orchestrate/rank.py`), and the store. Fake in both: the
-GPUs and nodes; the measurement, which gives its rows at once; the loaders' server of each rank; Ray, whose calls become
-calls within this process, so that neither their cost nor the start of Ray's workers is in these figures.
-- processes: every rank is a process with a gloo connection to every other, and rehearses a step. A cluster's ranks do not
-  share two cores as these do, so that times are upper bounds. This is for as many ranks as the machine can hold.
-- threads: every rank is a thread, and what they say to each other is pickled as there but goes through memory: what is left
-  is what the driver and the keeper do, which does not get faster on a cluster.
+    python -m benchmarks.cost.scaling_out
 
-Figures: seconds to open a worker group; seconds of a trial from its start to its saved folder, and how they divide (the
-part of the tables is measured by making them a second time); the size of the trial's Parquet files; memory of the driver.
+A simulation on one machine, in two forms. Real in both: the keeper and its worker group
+(`study/orchestrate/worker_group.py`), the trial's driver (`study/orchestrate/driver.py`), what a rank does besides
+measuring (`study/orchestrate/rank.py`), and the store. Fake in both: GPUs and nodes; the measurement, which returns its
+rows at once; the loader server of each rank; and Ray, whose calls become calls within this process. The figures
+therefore exclude the cost of Ray calls and of starting Ray workers.
+- processes: every rank is a process with a gloo connection to every other, and rehearses a step. These ranks share two
+  cores, unlike those of a cluster, so times are upper bounds. Limited to as many ranks as the machine can hold.
+- threads: every rank is a thread, and messages are pickled but pass through memory. What remains is the work of driver
+  and keeper, which does not get faster on a cluster.
+
+Figures: seconds to open a worker group; seconds of a trial from its start to its saved folder, by part (the part of the
+tables is measured by building them a second time); size of the trial's Parquet files; memory of the driver.
 """
 
 import argparse

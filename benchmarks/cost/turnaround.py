@@ -1,10 +1,10 @@
-"""Time between trials: from the end of one trial's last window to the start of the next one's warm-up.
+"""How much time passes between trials, from the end of one trial's last window to the start of the next warm-up?
 
-    python -m benchmarks.cost.turnaround                        # GPUs where there are any, else CPU ranks
-    python -m benchmarks.cost.turnaround --of results/default   # of a study that has run already; nothing is measured
+    python -m benchmarks.cost.turnaround                        # GPUs if there are any, else CPU ranks
+    python -m benchmarks.cost.turnaround --of results/default   # of an existing study; nothing is measured
 
-The same grid twice: with warm worker groups, and with a fresh group for every trial (`--isolate`). Goal: within one
-warm group at most 1 s. It is read from the results folders that the study itself writes.
+The same grid runs twice: with warm worker groups, and with a fresh group per trial (`--isolate`). Times come from the
+results folders of the study. Goal: at most 1 s within one warm group.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _warm_figures(warm: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def grid(gpus: int, cpus: int) -> list[Trial]:
-    """Unlike trials in turn: world size, batch, loader workers and precision change from one to the next."""
+    """Return trials whose neighbours differ in world size, batch, loader workers and precision."""
     device = "cuda" if gpus else "cpu"
     base = Trial(
         model="resnet18_small" if gpus else "resnet18",
@@ -91,7 +91,7 @@ def grid(gpus: int, cpus: int) -> list[Trial]:
 
 
 def gaps(cluster: Cluster, trials: list[Trial], isolate: bool) -> list[dict[str, Any]]:
-    """Runs the trials in this order and gives what lay between them, as `_gaps` does."""
+    """Run the trials in this order and return the times between them, as `_gaps` does."""
     with tempfile.TemporaryDirectory(prefix="turnaround-") as out:
         store = Store.open(
             out, name="turnaround", question="How long is it between trials?", configuration={}, versions={}, command=""
@@ -105,7 +105,7 @@ def gaps(cluster: Cluster, trials: list[Trial], isolate: bool) -> list[dict[str,
 
 
 def _gaps(records: list[dict[str, Any]], isolate: bool) -> list[dict[str, Any]]:
-    """The time before each trial but the first; without `isolate` only within a worker group, not where one begins."""
+    """Return the time before each trial but the first; without `isolate` only within a worker group."""
     return [
         {
             "trial_id": record["trial_id"],

@@ -1,10 +1,10 @@
-"""Does a warm worker group measure what a fresh one does? Step time of the same trial, warm and isolated.
+"""Does a warm worker group measure the same step time as a fresh one?
 
-    python -m benchmarks.cost.warm_cold             # one GPU where there is one, else one CPU rank
+    python -m benchmarks.cost.warm_cold             # one GPU if there is one, else one CPU rank
 
-Each pair: in a warm group the trial after trials unlike it (other precision, batch, loader workers), and the same trial
+Each pair runs a trial in a warm group, after trials with other precision, batch and loader workers, and the same trial
 in a group of its own. Goals: the interval of the step-time ratio warm / cold lies within 0.98 to 1.02, and no trial
-leaves GPU memory behind.
+leaves GPU memory allocated.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
         for pair in range(options.pairs):
             warm, cold = subject.but(repeat=2 * pair), subject.but(repeat=2 * pair + 1)
             groups = [[unlike.but(repeat=pair), loaded.but(repeat=pair), warm], [cold]]
-            # every other pair the other way round, so that drift cancels
+            # reverse every other pair, so that drift cancels
             run_trials("warm-cold", groups if pair % 2 == 0 else groups[::-1], store, cluster)
             results = load(out)
             step_s = summaries(results.trials, results.windows).set_index("trial_id")["step_s"]
@@ -77,7 +77,7 @@ def _ratio(subject: Trial, taken: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _memory(store: Store) -> list[dict[str, Any]]:
-    """GPU memory after a trial less that before it, the most over trials and ranks; nothing on a CPU."""
+    """Return GPU memory after a trial minus that before it, the maximum over trials and ranks. Nothing on a CPU."""
     grown = [
         rank["memory"]["after_bytes"] - rank["memory"]["before_bytes"]
         for record in store.records()

@@ -1,1 +1,1 @@
-"""Shared parts of the benchmarks: bare loops, interleaving, and how a result is written."""
+"""Shared parts of the benchmarks: bare loops, interleaved runs, and writing results."""

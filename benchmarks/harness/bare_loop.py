@@ -1,9 +1,9 @@
-"""The peer of `overhead.py`: a bare training loop, as one writes it for torchrun. No Ray, nothing of the study.
+"""The reference of `overhead.py`: a plain training loop for torchrun, without Ray or any code of the study.
 
-Started once by torchrun, it waits for `DIR/go-<k>.json` ({"model", "batch", "precision", "image_size", "ddp",
-"warmup_steps", "steps"}; {} ends it), builds the model anew, warms up, times, and rank 0 writes `DIR/done-<k>.json` with
-the slowest rank's wall seconds. While it waits it sleeps. A job with "blocks" times so many of
-them as one "side" of the turns in the folder "turns" (`turns.py`), "A" in the place of the study.
+Torchrun starts it once. It sleeps until `DIR/go-<k>.json` exists ({"model", "batch", "precision", "image_size", "ddp",
+"warmup_steps", "steps"}; {} stops it). Then it builds a new model, warms up and times the steps. Rank 0 writes the
+slowest rank's wall seconds to `DIR/done-<k>.json`. A job with "blocks" times that many blocks as one "side" of the
+turns in the folder "turns" (`turns.py`); side "A" takes the place of the study.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from benchmarks.harness.turns import LEAD_STEPS, Turns
 
 
 def measure(job: dict[str, Any], device: torch.device) -> float:
-    """Wall seconds of the timed steps on this rank, the device synchronised at both ends."""
+    """Return the wall seconds of the timed steps on this rank, with the device synchronised at both ends."""
     step = training(job, device)
     for _ in range(job["warmup_steps"]):
         step()
@@ -35,7 +35,7 @@ def measure(job: dict[str, Any], device: torch.device) -> float:
 
 
 def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.device) -> float:
-    """Times blocks of steps when it is this side's turn; their seconds go to a file of this rank's, the sum is given."""
+    """Time a block of steps at each turn of this side. Write the seconds to this rank's file and return their sum."""
     seconds = []
     folder, side = Path(job["turns"]), job["side"]
     turns = Turns(folder / "turns", side, dist.get_rank())
@@ -50,7 +50,10 @@ def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.devic
 
 
 def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: Any = None) -> float:
-    """Wall seconds of so many steps on this rank, the device synchronised at both ends; `group` begins together."""
+    """Return the wall seconds of `steps` steps on this rank.
+
+    The device is synchronised at both ends, and the ranks of `group` start together.
+    """
 
     def synchronize() -> None:
         if device.type == "cuda":
@@ -67,9 +70,9 @@ def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: A
 
 
 def training(job: dict[str, Any], device: torch.device, group: Any = None) -> Callable[[], None]:
-    """A step of a new model under DDP, with the options in "ddp"; without it where that is None.
+    """Return a step of a new model, under DDP with the options in "ddp", or without DDP if they are None.
 
-    "execution" (eager where it is not named): compile, graph or compile_graph, as PyTorch's documentation has them.
+    "execution" is eager (the default), compile, graph or compile_graph, as in PyTorch's documentation.
     """
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
@@ -106,15 +109,15 @@ def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[]
 
 
 SETTLING_STEPS = 11
-"""before a capture; PyTorch, "CUDA semantics", asks for so many under DDP"""
+"""Steps before a capture, as PyTorch's "CUDA semantics" requires under DDP."""
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph of the current stream, on which its model was made and which is not the default one."""
+    """Capture the step as a CUDA graph. The current stream must be the one of its model, and not the default stream."""
     for _ in range(SETTLING_STEPS):
         step()
     torch.cuda.synchronize()
-    gc.collect()  # an event or graph that is freed while another is captured would end the capture
+    gc.collect()  # freeing an event or graph during a capture would abort it
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
         step()
@@ -122,7 +125,7 @@ def _captured(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, writes_to: Callable[[], None]) -> None:
-    """`writes_to` holds the optimizer's memory, which is the graph's too."""
+    """Replay the graph. `writes_to` keeps the optimizer's memory alive, which the graph uses."""
     graph.replay()
 
 

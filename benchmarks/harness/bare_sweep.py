@@ -1,9 +1,9 @@
-"""The peer of a study's all-reduce sweep: a bare one, as one writes it for torchrun. No Ray, none of this project.
+"""The reference of a study's all-reduce sweep: a plain one for torchrun, without Ray or any code of this project.
 
     torchrun --standalone --nproc-per-node 4 benchmarks/harness/bare_sweep.py cuda 1048576,1073741824 sweep.json
 
-Sizes are bytes of fp32. As nccl-tests does: a warm-up, then rounds of all-reduces back to back, each timed as a whole.
-Rank 0 writes a list of {"rank", "bytes", "repetition", "seconds"}, the seconds of one all-reduce.
+Sizes are bytes of fp32. As in nccl-tests, a warm-up precedes rounds of all-reduces back to back, each timed as a whole.
+Rank 0 writes a list of {"rank", "bytes", "repetition", "seconds"}, where seconds are per all-reduce.
 """
 
 import json
@@ -20,11 +20,11 @@ WARMUP = 5
 REPETITIONS = 5
 ITERATIONS = 20
 ROUND_S = 0.1
-"""a round of slow all-reduces has fewer"""
+"""Target duration of a round: slow all-reduces get fewer iterations."""
 
 
 def sweep(sizes: list[int], device: torch.device) -> list[dict[str, Any]]:
-    """This rank's rows."""
+    """Return the rows of this rank."""
     buffer = torch.zeros(max(sizes) // 4, device=device)
     rows = []
     for size in sizes:
@@ -41,7 +41,7 @@ def sweep(sizes: list[int], device: torch.device) -> list[dict[str, Any]]:
 
 
 def round_s(message: torch.Tensor, count: int) -> float:
-    """Seconds of one of `count` all-reduces."""
+    """Return the mean seconds per all-reduce over `count` of them."""
     dist.barrier()
     if message.device.type == "cpu":
         begin_s = time.perf_counter()

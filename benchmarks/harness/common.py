@@ -1,4 +1,4 @@
-"""What all benchmarks share: the interval of a ratio from interleaved runs, and how a result is written."""
+"""Functions that all benchmarks share: the interval of a ratio from interleaved runs, and writing results."""
 
 import json
 import math
@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 
 def ratio_interval(log_ratios: Sequence[float], confidence: float = 0.95) -> tuple[float, Interval]:
-    """Geometric mean of ratios given as logarithms, and its Student-t interval. Needs two or more."""
+    """Return the geometric mean of ratios, given as logarithms, and its Student-t interval. Needs two or more."""
     mean = statistics.fmean(log_ratios)
     half = (
         stats.t.ppf(0.5 + confidence / 2, len(log_ratios) - 1)
@@ -30,10 +30,10 @@ def ratio_interval(log_ratios: Sequence[float], confidence: float = 0.95) -> tup
 
 
 def abba_ratio(ours: Sequence[float], theirs: Sequence[float], together: int = 1) -> tuple[float, Interval]:
-    """Ratio ours / theirs of runs interleaved as ABBA ABBA ...: drift that is linear in time cancels in each quadruple.
+    """Return the ratio ours / theirs of runs interleaved as ABBA ABBA ... Linear drift cancels within each quadruple.
 
-    `ours` and `theirs` hold two values a quadruple, in the order of running. So many quadruples `together` are one sample:
-    those of the same processes, where processes differ (by where they lie in memory, and on which cores).
+    ours, theirs: two values per quadruple, in running order. together: quadruples per sample. Quadruples of the same
+    processes should form one sample if processes differ, for example in their memory layout or cores.
     """
     logs = [
         (math.log(ours[i]) + math.log(ours[i + 1]) - math.log(theirs[i]) - math.log(theirs[i + 1])) / 2
@@ -45,7 +45,7 @@ def abba_ratio(ours: Sequence[float], theirs: Sequence[float], together: int = 1
 def figure(
     name: str, value: float, interval: Interval | None, unit: str, goal: str, holds: bool | None
 ) -> dict[str, Any]:
-    """One figure of a summary; `holds` None where there was nothing to judge."""
+    """Print one figure and return it for the summary. `holds` is None if the figure has no goal."""
     print(
         f"{name}: {value:.4g} {unit}"
         + (f" [{interval[0]:.4g}, {interval[1]:.4g}]" if interval else "")
@@ -55,14 +55,14 @@ def figure(
 
 
 def command() -> str:
-    """What was typed to run this benchmark."""
+    """Return the command line of this benchmark."""
     return shlex.join(
         ["python", "-m", f"benchmarks.{Path(sys.argv[0]).parent.name}.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
     )
 
 
 def kept_samples(name: str) -> list[dict[str, Any]]:
-    """The raw samples that `write_summary` left in `results/<name>`; none where it never ran."""
+    """Return the raw samples that `write_summary` wrote to `results/<name>`. Empty if it never ran."""
     file = RESULTS / name / "samples.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -73,9 +73,9 @@ def write_summary(
     samples: Sequence[dict[str, Any]],
     environment: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes `results/<name>/summary.json` and the raw samples beside it; gives the folder.
+    """Write `results/<name>/summary.json` and samples.jsonl. Return the folder.
 
-    `environment` is that of the measurement; None: it was made here and now.
+    environment: that of the measurement; None for the current machine.
     """
     folder = RESULTS / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,7 @@
-"""Ranks on GPUs that nobody has, which run `study.orchestrate.rank` with a simulated measurement: a process each, connected over gloo
-(`study.orchestrate.twin.local_ranks`), or, for more of them than a machine can hold, a thread each.
+"""Ranks on simulated GPUs, which run `study.orchestrate.rank` with a simulated measurement.
+
+Each rank is a process, connected over gloo (`study.orchestrate.twin.local_ranks`), or a thread, if there are more ranks
+than processes fit on a machine.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ def process_ranks() -> LocalProcesses:
 
 
 class ThreadRanks:
-    """Ranks that are threads. A `RankBackend`; no rank of these fails."""
+    """Ranks that are threads. A `RankBackend` whose ranks never fail."""
 
     def prepare(self) -> None:
         pass
@@ -66,9 +68,9 @@ class ThreadRanks:
 
 
 class Meeting:
-    """In the place of `torch.distributed` between threads: the calls that `study.orchestrate.rank` makes, objects pickled as there.
+    """Replace the calls of `study.orchestrate.rank` to `torch.distributed` between threads. Objects are pickled too.
 
-    Every group is of all ranks: trials of these benchmarks use the whole layout.
+    Every group contains all ranks, because trials of these benchmarks use the complete layout.
     """
 
     def __init__(self, size: int) -> None:

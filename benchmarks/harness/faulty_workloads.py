@@ -1,6 +1,7 @@
-"""Workloads with a fault in them, which the measurements must find: a late rank, and a slow loader.
+"""Workloads with an injected fault that the measurements must find: a late rank, and a slow loader.
 
-Model, image size and batch are the trial's; images are random. Give one as `--workload benchmarks/harness/faulty_workloads.py:late_rank`.
+Model, image size and batch are those of the trial; images are random. Use one with
+`--workload benchmarks/harness/faulty_workloads.py:late_rank`.
 """
 
 import time
@@ -25,14 +26,14 @@ LOAD_S = 0.05
 
 
 def resident_batch(trial: Trial) -> tuple[torch.Tensor, ...]:
-    """Images [batch_per_gpu, 3, image_size, image_size] and labels [batch_per_gpu] on the trial's device."""
+    """Return images [batch_per_gpu, 3, image_size, image_size] and labels [batch_per_gpu] on the trial's device."""
     dataset = resident(trial).dataset
     assert isinstance(dataset, TensorDataset)
     return dataset.tensors
 
 
 def sound(trial: Trial) -> Workload:
-    """No fault: one batch that lies on the device."""
+    """Return a workload without a fault: one batch that stays on the device."""
     return Workload(
         model=load(MODELS[trial.model])(CLASSES, CHANNELS, trial.image_size),
         dataset=TensorDataset(*resident_batch(trial)),
@@ -44,7 +45,7 @@ def sound(trial: Trial) -> Workload:
 
 
 def late_rank(trial: Trial) -> Workload:
-    """Rank 1 begins each backward pass 20 ms late: its device is busy with nothing for so long."""
+    """Return a workload in which rank 1 starts each backward pass 20 ms late, because its device is kept busy."""
     workload = sound(trial)
     sleep = CudaClock(torch.device("cuda")).hold if trial.device == "cuda" else time.sleep
     late = dist.is_initialized() and dist.get_rank() == LATE_RANK
@@ -58,12 +59,12 @@ def late_rank(trial: Trial) -> Workload:
 
 
 def slow_loader(trial: Trial) -> Workload:
-    """Every batch takes 50 ms to load, on every rank."""
+    """Return a workload in which every batch takes 50 ms to load, on every rank."""
     return replace(sound(trial), dataset=SlowImages(trial), resident=False)
 
 
 class SlowImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """One batch of random images on the host, however many are asked for, after LOAD_S."""
+    """One batch of random images on the host, returned after LOAD_S seconds for any number of indices."""
 
     def __init__(self, trial: Trial) -> None:
         self.batch = resident_batch(trial.but(device="cpu", interconnect="auto"))

@@ -1,4 +1,4 @@
-"""Trials on GPUs that nobody has, for benchmarks that count what orchestration costs at sizes that no machine here has."""
+"""Trials on simulated GPUs, for benchmarks of orchestration at sizes beyond the machine."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +15,7 @@ GPUS_PER_NODE = 8
 
 
 def fake_nodes(ranks: int) -> list[NodeCapacity]:
-    """Return nodes of 8 GPUs that nobody has, as many as `ranks` need."""
+    """Return simulated nodes of 8 GPUs, as many as `ranks` need."""
     per_node = min(ranks, GPUS_PER_NODE)
     return [
         NodeCapacity(node_id=f"fake-node-{number:04}", address=f"fake-{number:04}", cpus=per_node, gpus=per_node)
@@ -24,13 +24,13 @@ def fake_nodes(ranks: int) -> list[NodeCapacity]:
 
 
 def fake_trial(ranks: int, **fields: Any) -> Trial:
-    """Return a trial on `ranks` GPUs that nobody has."""
+    """Return a trial on `ranks` simulated GPUs."""
     nodes = len(fake_nodes(ranks))
     return Trial(device="cuda", model="resnet50", world_size=ranks, nodes=nodes, cpus_per_rank=1, **fields)
 
 
 def instant_payloads(job: Job, keeper: KeeperProxy | None = None) -> Sequence[Payload]:
-    """Return the same payloads for all trials of a shape: making them is no part of what is timed."""
+    """Return cached payloads by shape of trial, so that making them does not count in the timings."""
     trial = job.trial
     return _payloads_of_shape(fake_trial(trial.world_size, steps=trial.steps))
 
@@ -41,7 +41,7 @@ def _payloads_of_shape(trial: Trial) -> Sequence[Payload]:
 
 
 class InstantKeeper:
-    """A `KeeperClient` that measures every trial at once."""
+    """A `KeeperClient` that measures every trial instantly."""
 
     def measure(self, job: Job, layout: Layout, block: str, timeout_s: float, on_epoch: Report) -> Outcome:
         environment = simulated_environment(layout)
@@ -51,4 +51,4 @@ class InstantKeeper:
         return ()
 
     def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
-        """Nobody looks."""
+        """Do nothing."""

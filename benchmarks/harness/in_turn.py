@@ -1,7 +1,9 @@
-"""The study's side of an interleaved comparison: a trial whose plain and phases window run in blocks, in its own warm group.
+"""The study's side of an interleaved comparison: a trial in its own warm group whose windows run in blocks.
 
-Its workload is the trial's own model and images; at the begin of each step it sees whether a block ends. The bare loop
-runs in between, in a process of its own that takes turns (`turns.py`), or in the study's.
+The blocks are parts of its plain and phases windows.
+
+Its workload has the trial's own model and images. At the start of each step it checks whether a block ends. The bare
+loop runs between blocks, in another process that takes turns (`turns.py`), or in the study's process.
 """
 
 import json
@@ -25,14 +27,14 @@ from trainables.workload import Workload
 
 
 def workload_file(folder: Path, steps: int, same_process: bool = False) -> str:
-    """A workload FILE.py:NAME for blocks of so many steps, whose turns are in this folder; it is written there."""
+    """Write a workload file for blocks of `steps` steps whose turns are in `folder`. Return it as FILE.py:NAME."""
     text = "from functools import partial\n\nfrom benchmarks.harness.in_turn import in_turn\n\n"
     (folder / "blocks.py").write_text(f"{text}blocks = partial(in_turn, {str(folder)!r}, {steps}, {same_process})\n")
     return f"{folder / 'blocks.py'}:blocks"
 
 
 def in_turn(folder: str, steps: int, same_process: bool, trial: Trial) -> Workload:
-    """The workload of the trial's own model and resident images, whose steps pass through `Blocks`."""
+    """Return the trial's own model and resident images as a workload whose steps call `Blocks`."""
     device = device_of(trial)
     workload = build_workload(trial.but(workload=""), device)
     synchronize = clock_for(device).synchronize
@@ -50,7 +52,10 @@ def in_turn(folder: str, steps: int, same_process: bool, trial: Trial) -> Worklo
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Workload):
-    """A workload that tells of each step's begin, outside autocast: its cache of weights would serve the bare loop too."""
+    """A workload that reports the start of each step.
+
+    It does so outside autocast, whose weight cache would also serve the bare loop.
+    """
 
     at_begin: Callable[[], None]
 
@@ -60,7 +65,7 @@ class Watched(Workload):
 
 
 def _bare(trial: Trial, device: torch.device, steps: int) -> tuple[Callable[[], None], Callable[[], float]]:
-    """A step of the bare loop of the same trial, warmed up, and what times a block of them."""
+    """Return a step of the bare loop of the same trial, warmed up, and a function that times a block of steps."""
     group = dist.new_group(backend="nccl" if trial.device == "cuda" else "gloo")
     fields = trial.model_dump(include={"model", "precision", "image_size"})
     step = training(fields | {"batch": trial.batch_per_gpu, "ddp": ddp_options(trial)}, device, group)
@@ -70,10 +75,10 @@ def _bare(trial: Trial, device: torch.device, steps: int) -> tuple[Callable[[], 
 
 
 class Others(Protocol):
-    """What runs between the blocks of the study."""
+    """The other side, which runs between the blocks of the study."""
 
     def begin(self) -> None:
-        """Called before a block; returns when it may run."""
+        """Wait until the study may run a block. Called before each block."""
 
     def end(self) -> None:
         """Called after a block."""
@@ -81,7 +86,7 @@ class Others(Protocol):
 
 @dataclass
 class SameProcess:
-    """The bare loop's blocks in the study's own process: two after every other block of the study, which makes A B B A."""
+    """The bare loop's blocks in the study's process: two after every other block of the study, which gives A B B A."""
 
     step: Callable[[], None]
     timed: Callable[[], float]
@@ -104,19 +109,19 @@ class SameProcess:
 
 @dataclass
 class Blocks:
-    """Called at the begin of each step of a trial, times the blocks of its plain and its phases window."""
+    """Time the blocks of a trial's plain and phases windows. Called at the start of each step."""
 
     folder: Path
     rank: int
     steps: int
-    """of a block"""
+    """Steps per block."""
     settling: int
-    """steps of the trial before its plain window"""
+    """Steps of the trial before its plain window."""
     window: int
-    """steps of each of the two windows, one more than their blocks have: the last block ends at the begin of a step"""
+    """Steps per window, one more than its blocks have, because the last block ends at the start of a step."""
     synchronize: Callable[[], None]
     make_others: Callable[[], Others]
-    """called at the begin of the plain window"""
+    """Called at the start of the plain window."""
 
     others: Others | None = None
     seen: int = 0

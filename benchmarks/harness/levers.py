@@ -1,4 +1,4 @@
-"""Options of the compiler, the rewritten stem, images as bytes, and options of DDP, that benchmarks try one at a time or together."""
+"""Optimizations to try alone or together: compiler options, the rewritten stem, uint8 images, DDP options."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,10 +21,12 @@ LEVERS: dict[str, dict[str, Any]] = {
     "pointwise": {"max_autotune_pointwise": True},
     "triton_conv": {"max_autotune": True, "max_autotune_conv_backends": "TRITON"},
 }
-"""options of torch._inductor.config. autotune: each product and convolution by what is fastest of all back ends;
-autotune_gemm: 1x1 convolutions as matrix products, whose epilogues take up what follows; coordinate: block sizes of
-generated kernels by search; combo: small kernels side by side in one; pointwise: generated kernels by what is fastest of a
-few block sizes; triton_conv: convolutions without cuDNN"""
+"""Options of torch._inductor.config.
+
+autotune: the fastest back end for each matrix product and convolution. autotune_gemm: 1x1 convolutions as matrix
+products, with the following operations fused as epilogues. coordinate: search for block sizes of generated kernels.
+combo: several small kernels in one. pointwise: the fastest of a few block sizes for generated kernels. triton_conv:
+convolutions without cuDNN."""
 
 STEM = "stem"
 
@@ -42,12 +44,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "buffers not broadcast": {"broadcast_buffers": False},
     "static graph + bf16 gradients": {"static_graph": True, "parallel": "ddp_bf16"},
 }
-"""options of DDP, each a change of the default trial"""
+"""Variants of DDP options: changes to the default trial."""
 
 
 @contextlib.contextmanager
 def compiler(levers: str) -> Iterator[None]:
-    """The compiler's options of these levers, joined by +."""
+    """Set the compiler options of these levers, joined by +, within the context."""
     names = [name for name in levers.split("+") if name not in ("", STEM, UINT8)]
     if not names:
         yield
@@ -59,7 +61,7 @@ def compiler(levers: str) -> Iterator[None]:
 
 
 def resident_bytes(trial: Trial) -> Workload:
-    """The trial's own workload on resident synthetic images as uint8: its step also makes numbers of them."""
+    """Return the trial's workload on resident synthetic images as uint8, which its step also converts to numbers."""
     workload = build_workload(trial.but(workload=""), device_of(trial))
     images, labels = workload.dataset.tensors  # type: ignore[attr-defined]
     return replace(workload, dataset=TensorDataset(((images + 4) * 32).clamp(0, 255).to(torch.uint8), labels))

@@ -1,4 +1,4 @@
-"""Ranks that a benchmark starts itself: one process each, connected, without Ray. They measure and rank 0 writes."""
+"""Ranks that a benchmark starts without Ray: one connected process per rank. All measure, and rank 0 writes."""
 
 import argparse
 import os
@@ -15,26 +15,26 @@ import torch.distributed as dist
 def options_of(
     description: str | None, *, name: str, small: str, seconds: float, quadruples: int = 5, image_size: int = 224
 ) -> argparse.ArgumentParser:
-    """A parser with what every benchmark on such ranks takes, and these defaults. `small`: what --small makes of it."""
+    """Return a parser with the options of all benchmarks on such ranks. small: effect of --small, for the help."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image-size", type=int, default=image_size)
-    parser.add_argument("--quadruples", type=int, default=quadruples, help="ABBA rounds of each case, at least 2")
-    parser.add_argument("--seconds", type=float, default=seconds, help="cases begin and go on only within these")
+    parser.add_argument("--quadruples", type=int, default=quadruples, help="ABBA rounds per case, at least 2")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time limit for all cases")
     parser.add_argument("--small", action="store_true", help=small)
     parser.add_argument("--name", default=name, help="folder under benchmarks/results")
     return parser
 
 
 def sizes_that_fit(asked: str, available: int) -> list[int]:
-    """Numbers of ranks of a comma list, without those for which there are too few GPUs or cores."""
+    """Return the numbers of ranks in a comma-separated list that do not exceed `available`."""
     return [int(size) for size in asked.split(",") if int(size) <= available]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: its device, and the groups of the first n ranks, by n.
+    """The device of a rank, and the groups of the first n ranks by n.
 
-    A group is (gradients over NCCL or gloo, control over gloo); a rank that is not of them has no such entry to use.
+    A group is (gradients over NCCL or gloo, control over gloo). A rank outside a group must not use its entry.
     """
 
     rank: int
@@ -46,16 +46,17 @@ class Place:
         return max(self.groups)
 
     def agreed(self, value: Any, size: int | None = None) -> Any:
-        """Rank 0's value, on the first `size` ranks (None: all), which call this together."""
+        """Return rank 0's value. Collective over the first `size` ranks (None: all)."""
         held = [value]
         dist.broadcast_object_list(held, src=0, group=self.groups[size or self.world_size][1])
         return held[0]
 
 
 def launch(function: Callable[..., None], device: str, sizes: Sequence[int], *arguments: Any) -> None:
-    """`function(place, *arguments)` on as many ranks as the largest of `sizes`, with groups for every size.
+    """Run `function(place, *arguments)` on max(sizes) ranks, with groups for every size.
 
-    The function is one of a module's. Raises what torch.multiprocessing raises where a rank fails; the others end.
+    The function must be defined at module level. If a rank fails, the others end and the error of torch.multiprocessing
+    is raised.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torch.multiprocessing.spawn(
@@ -66,7 +67,7 @@ def launch(function: Callable[..., None], device: str, sizes: Sequence[int], *ar
 def _rank(
     rank: int, function: Callable[..., None], device_type: str, sizes: list[int], port: int, arguments: tuple[Any, ...]
 ) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # these ranks are of one host, whatever its name resolves to
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks run on this host, whatever its name resolves to
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -81,15 +82,15 @@ def _rank(
     if on_gpu:
         torch.cuda.synchronize()
     sys.stdout.flush()
-    os._exit(0)  # a process group whose collectives are in CUDA graphs cannot be destroyed in order
+    os._exit(0)  # process groups with collectives in CUDA graphs cannot be destroyed cleanly
 
 
 class Clock:
-    """What is left of a benchmark's seconds, as rank 0 sees it."""
+    """The remaining seconds of a benchmark, according to rank 0."""
 
     def __init__(self, place: Place, seconds: float):
         self.place, self.ends_at = place, time.monotonic() + seconds
 
     def left_s(self, size: int | None = None) -> float:
-        """Asked by the first `size` ranks (None: all) together."""
+        """Return the remaining seconds. Collective over the first `size` ranks (None: all)."""
         return float(self.place.agreed(self.ends_at - time.monotonic(), size))

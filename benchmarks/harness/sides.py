@@ -1,6 +1,6 @@
-"""Two steps that stay ready in the same processes, the product's and a bare loop's, and what they take in turn (ABBA).
+"""Alternate (ABBA) two steps that stay ready in the same processes: the product's and a bare loop's.
 
-The product's is made of its own parts and timed by its own plain window; nothing of Ray or of the study takes part.
+The product's step consists of its own parts and is timed by its own plain window, without Ray or the study.
 """
 
 import math
@@ -27,21 +27,23 @@ from trainables.step.timing import Step, clock_for, no_mark, without_garbage_col
 from trainables.trial import Trial
 
 Timed = Callable[[int], float]
-"""(steps) -> wall seconds of this rank"""
+"""Function of the number of steps that returns wall seconds of this rank."""
 
 LEG_S = 0.8
-"""about how long one side runs before the other"""
+"""Approximate seconds of one block of a side."""
 
 LEAST_STEPS = 5
 
 GRADIENT_TOLERANCE = 1.5
-"""a gradient may be so many times as far from the eager one in fp32 as that which it is judged by"""
+"""Largest allowed distance from the eager fp32 gradient, relative to the distance of the eager gradient."""
 
 
 @dataclass
 class Ours:
-    """The product's step, settled, with all that it needs; `timed` is that of this rank. initial: copies of its weights
-    and buffers from before the first step, in order."""
+    """The product's step after warm-up, with everything it needs. timed: times it on this rank.
+
+    initial: copies of its weights and buffers from before the first step, in order.
+    """
 
     trial: Trial
     step: Step
@@ -52,9 +54,9 @@ class Ours:
 
 
 def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
-    """The product's step of this trial, as its plain window would meet it. Call it within the trial's settings.
+    """Return the product's step of this trial, as its plain window runs it. Call it within the trial's settings.
 
-    `meeting`: how many ranks begin to run together, where that is not the trial's own number.
+    meeting: number of ranks that start together, if it differs from the trial's.
     """
     group = place.groups[trial.processes][0]
     control = place.groups[meeting or trial.processes][1]
@@ -81,7 +83,7 @@ def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
 
 
 def bare(trial: Trial, place: Place) -> Timed:
-    """The bare loop's step of the same model, batch, execution and DDP options. Call it within the trial's settings."""
+    """Return the bare loop's step for the trial. Call it within the trial's settings."""
     group, control = place.groups[trial.processes]
     job = {
         "model": trial.model,
@@ -98,7 +100,7 @@ def bare(trial: Trial, place: Place) -> Timed:
 
 
 def ddp_options(trial: Trial) -> dict[str, Any] | None:
-    """What the bare loop tells DDP for the trial's options; None: the trial is without it."""
+    """Return the DDP options of the bare loop for this trial. None if the trial runs without DDP."""
     if trial.parallel == "none":
         return None
     views, static = trial.gradient_as_bucket_view, trial.static_graph
@@ -107,7 +109,7 @@ def ddp_options(trial: Trial) -> dict[str, Any] | None:
 
 @dataclass
 class Legs:
-    """What two sides gave in the order of running, by name, in samples/s of all ranks together; see `abba`."""
+    """Samples/s over all ranks of each block of two sides, by side, in running order. See `abba`."""
 
     taken: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
@@ -120,25 +122,25 @@ class Legs:
         ]
 
     def rate(self, side: str) -> tuple[float, tuple[float, float]]:
-        """Samples/s of a side, and the interval over its legs."""
+        """Return the samples/s of a side, and the interval over its blocks."""
         return ratio_interval([math.log(rate) for rate in self.taken[side]])
 
     def ratio(self) -> tuple[float, tuple[float, float]]:
-        """The first side / the second, and its interval over the quadruples. Needs two of them."""
+        """Return the ratio first / second side, and its interval over the quadruples. Needs two of them."""
         first, second = self.taken.values()
         return abba_ratio(first, second)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of `abba`: what times it on this rank (None: the rank only waits), and samples of a step of all ranks."""
+    """One side of `abba`. timed: times it on this rank; None if it only waits. samples: per step, over all ranks."""
 
     timed: Timed | None
     samples: int
 
 
 def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock: Clock) -> Legs:
-    """Runs the sides in turn, A B B A, so often or until the time is up; the first `size` ranks call it together."""
+    """Alternate the sides (ABBA) `quadruples` times, or until time runs out. Collective over the first `size` ranks."""
     control = place.groups[size][1]
 
     def slowest_s(side: Side, steps: int) -> float:
@@ -159,13 +161,13 @@ def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock
 
 
 def gradient(trial: Trial, place: Place) -> torch.Tensor:
-    """The gradient that one step of the product's computes from the trial's initial weights, fp32, all weights in a row.
+    """Return the gradient of one product step from the trial's initial weights, in fp32, all weights flattened.
 
-    It is what plain SGD of learning rate 1 subtracts, so that it is also seen through a CUDA graph, which keeps none.
+    It is the change that plain SGD with learning rate 1 makes. This also works with CUDA graphs, which keep none.
     """
     trial = trial.but(learning_rate=1.0, momentum=0.0, weight_decay=0.0)
     with settings_for(trial, load(PRECISIONS[trial.precision])), stream_for(trial, place.device):
-        torch.manual_seed(trial.seed + place.rank)  # each rank's own images; weights are rank 0's
+        torch.manual_seed(trial.seed + place.rank)  # different images per rank; weights come from rank 0
         side = ours(trial, place)
         held = [*side.model.parameters(), *side.model.buffers()]
         with torch.no_grad():
@@ -182,5 +184,5 @@ def gradient(trial: Trial, place: Place) -> torch.Tensor:
 
 
 def distance(trial: Trial, place: Place, reference: torch.Tensor) -> float:
-    """How far the trial's gradient is from a reference, relative to that."""
+    """Return the distance of the trial's gradient from a reference, relative to the norm of the reference."""
     return float((gradient(trial, place) - reference).norm() / reference.norm())

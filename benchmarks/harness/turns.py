@@ -1,6 +1,6 @@
-"""Two sides that keep their models and time blocks of steps in turn, A B B A: for hosts whose speed moves within seconds.
+"""Alternate blocks of steps (ABBA) between two programs, on hosts whose speed drifts in seconds.
 
-Two programs, each of one or more ranks, tell each other through a file of counters that all of them map.
+Each program keeps its model and has one or more ranks. All ranks map one file of counters to take turns.
 """
 
 import time
@@ -11,33 +11,33 @@ from pathlib import Path
 import numpy as np
 
 ORDER = "ABBA"
-"""A is the study"""
+"""A is the study, B the bare loop."""
 
 LEAD_STEPS = 2
-"""steps at the begin of a block that are not timed: a process that has slept finds cold caches"""
+"""Untimed steps at the start of a block, because a process that slept has cold caches."""
 
 PATIENCE_S = 300.0
 
 
 def new_turns(folder: Path, ranks: int) -> Path:
-    """A file of counters for two sides of so many ranks each."""
+    """Create a file of counters for two sides of `ranks` ranks each."""
     file = folder / "turns"
     np.full((2, ranks), -1, dtype=np.int64).tofile(file)
     return file
 
 
 class Turns:
-    """One rank's view of whose turn it is."""
+    """One rank's view of the turns."""
 
     def __init__(self, file: Path, side: str, rank: int):
         self.finished = np.memmap(file, dtype=np.int64, mode="r+").reshape(2, -1)
-        """blocks of both sides after which a rank last ended one of its own; -1: it is not ready"""
+        """Number of blocks of both sides up to the last one that each rank ended; -1: the rank is not ready."""
         self.mine = self.finished["AB".index(side), rank : rank + 1]
         self.places: Iterator[int] = (place for place in count() if ORDER[place % 4] == side)
         self.mine[0] = 0
 
     def begin(self) -> None:
-        """Returns when all ranks of whoever comes before have ended their block. Raises TimeoutError."""
+        """Wait until all ranks of the preceding block have ended it. Raises TimeoutError."""
         self.place = next(self.places)
         before = self.finished["AB".index(ORDER[(self.place - 1) % 4])]
         ends_at = time.monotonic() + PATIENCE_S

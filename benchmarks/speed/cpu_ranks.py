@@ -1,11 +1,12 @@
-"""Do two gloo ranks on two cores reach what the cores can give? Against two independent one-rank runs side by side.
+"""Do two gloo ranks reach the limit of two cores? Compare with two independent one-rank runs at once.
 
     python -m benchmarks.speed.cpu_ranks --seconds 240
     python -m benchmarks.speed.cpu_ranks --small
 
-Both sides stay ready in the same two processes and run in turn (ABBA): one step under DDP, and one without, on both
-ranks at once. First with ranks that the host may move about, then with each on a core of its own (`pin_cores`). Goal:
-pinned, at least 0.95. A machine on which others compute tells nothing; its load before and after is with the samples.
+Both sides stay ready in the same two processes and alternate (ABBA): one step under DDP, and one without, on both ranks
+at once. First the host schedules the ranks freely, then each is pinned to its own core (`pin_cores`). Goal: pinned, a
+ratio of at least 0.95. The result is meaningless if other programs use the machine; its load before and after is stored
+with the samples.
 """
 
 import os
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def measure(place: Place, options: dict[str, Any]) -> None:
-    """Both cases, on both ranks; rank 0 writes after each."""
+    """Measure both cases on both ranks. Rank 0 writes after each."""
     clock = Clock(place, options["seconds"])
     taken: dict[str, Legs] = {}
     load_before = os.getloadavg()[0]
@@ -62,7 +63,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
 
 
 def write(options: dict[str, Any], taken: dict[str, Legs], loads: list[float]) -> None:
-    """Everything so far."""
+    """Write everything so far."""
     what = f"{options['model']} batch {options['batch']} at {options['image_size']} px"
     figures = []
     for name, legs in taken.items():

@@ -1,13 +1,13 @@
-"""Against peers with the same settings: timm's training step, and plain DDP under Ray Train as Ray's examples have it.
+"""Is our step as fast as that of timm, and of plain DDP under Ray Train as in Ray's examples, with the same settings?
 
     python -m benchmarks.speed.peers --seconds 500                # timm needs `uv pip install --group benchmarks`
     python -m benchmarks.speed.peers --peers ray --gpus 1
     python -m benchmarks.speed.peers --device cpu --small
 
-Resident synthetic images, the same batch, precision and memory format on both sides, which stay ready in the same
-processes and run in turn (ABBA). timm: its model of that name, its SGD (with Nesterov's momentum) and DDP, as its
-train.py makes them. Ray: `prepare_model` within a TorchTrainer, torch's own SGD and loss. Goal: ours is not slower in
-any row, 1 and 4 GPUs.
+Both sides use resident synthetic images and the same batch, precision and memory format. They stay ready in the same
+processes and alternate (ABBA). timm: its model of that name, its SGD (with Nesterov momentum) and DDP, as in its
+train.py. Ray: `prepare_model` within a TorchTrainer, torch's SGD and loss. Goal: ours is not slower in any row, on 1
+and 4 GPUs.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def _under_ray(options: argparse.Namespace, sizes: list[int]) -> None:
 
 
 def _ray_loop(config: dict[str, Any]) -> None:
-    """One rank under Ray Train; it makes a place of it, and goes on as a rank of our own."""
+    """Run one rank under Ray Train: build its `Place`, then continue as a rank of our own."""
     from ray.train.torch import get_device
 
     sys.argv, sys.path = config["argv"], config["path"]
@@ -90,7 +90,7 @@ def _ray_loop(config: dict[str, Any]) -> None:
 
 
 def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
-    """All cases of a peer, in order; rank 0 writes after each. Ranks that a case has no use for sleep meanwhile."""
+    """Measure all cases of a peer, in order. Rank 0 writes after each. Ranks that a case does not use sleep."""
     clock = Clock(place, options["seconds"])
     taken: dict[Trial, Legs] = {}
     skipped: list[dict[str, Any]] = []
@@ -109,7 +109,7 @@ def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
                 precision=options["precision"],
                 memory_format="channels_last",
                 warmup_steps=5,
-                # neither timm's train.py nor Ray's prepare_model has DDP on one GPU; on more both have its own defaults
+                # neither timm's train.py nor Ray's prepare_model uses DDP on one GPU; on more, both use DDP's defaults
                 **{"parallel": "none"} if size == 1 else {"gradient_as_bucket_view": False},
             )
             if clock.left_s() < longest_s:
@@ -129,7 +129,7 @@ def _what(trial: Trial) -> dict[str, Any]:
 
 
 def against(make: "MakeStep", trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
-    """Ours and the peer in turn."""
+    """Alternate our step and the peer's."""
     group, control = place.groups[trial.world_size]
     with settings_for(trial, load(PRECISIONS[trial.precision])):
         step = make(trial, place, group)
@@ -178,7 +178,7 @@ PEER_STEPS: dict[str, MakeStep] = {"timm": _timm_step, "ray": _ray_step}
 def _plain_step(
     trial: Trial, device: torch.device, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[[], None]:
-    """What both have in common: autocast around model and loss, backward, update."""
+    """Return a step as both peers have it: autocast around model and loss, backward, update."""
     size, criterion = trial.image_size, nn.CrossEntropyLoss().to(device)
     images = torch.randn(trial.batch_per_gpu, 3, size, size, device=device).contiguous(
         memory_format=torch.channels_last
@@ -197,7 +197,7 @@ def _plain_step(
 
 
 def write(name: str, peer: str, taken: dict[Trial, Legs], skipped: list[dict[str, Any]]) -> None:
-    """Everything so far."""
+    """Write everything so far."""
     figures = []
     for trial, legs in taken.items():
         ratio, interval = legs.ratio()

@@ -1,20 +1,22 @@
-"""How fast ResNet-50 trains on one GPU: execution modes x batches against a bare loop of the same mode and batch.
+"""How fast does ResNet-50 train on one GPU? Execution modes x batches, against a bare loop of the same mode and batch.
 
     python -m benchmarks.speed.resnet50_modes --seconds 500
-    python -m benchmarks.speed.resnet50_modes --cases compile_graph:1024:stem,compile_graph:512:autotune --profile compile:512
-    python -m benchmarks.speed.resnet50_modes --beside compile_graph:512 --cases compile_graph:512:pointwise,compile_graph:512:combo
+    python -m benchmarks.speed.resnet50_modes --cases compile_graph:1024:stem,compile:512:autotune --profile compile:512
+    python -m benchmarks.speed.resnet50_modes --beside compile_graph:512 --cases compile_graph:512:pointwise
     python -m benchmarks.speed.resnet50_modes --device cpu --small            # a small form
 
-224 px, bf16, channels_last, resident synthetic images. Both sides stay ready in one process and run in turn (ABBA).
-A case is mode:batch, or mode:batch:lever+lever, where a lever sets options of the compiler for both sides, except `stem`,
-our trial's `rewritten_stem`, and `uint8`, its images as bytes, which the bare loop has not. Goals, on one H200: the best
-mode at least 8,000 images/s; eager at least 0.99 of the bare loop, any other mode not below it. `--alone` leaves the bare
-loop out. `--beside CASE` puts our own step of that case in its place: what one lever, mode or batch brings. `--gradients`
-compares the compiled gradient with and without the rewritten stem to the eager one in fp32, for ResNet-18 at 64 px.
+224 px, bf16, channels_last, resident synthetic images. Both sides stay ready in one process and alternate (ABBA). A
+case is mode:batch or mode:batch:lever+lever. A lever sets compiler options for both sides, except two that the bare
+loop lacks: `stem` (our trial's `rewritten_stem`) and `uint8` (our images as bytes). Goals, on one H200: the best mode
+at least 8,000 images/s; eager at least 0.99 of the bare loop, any other mode not below it.
 
-`--profile` also keeps, for these cases, what each kernel took in a Kineto trace, with the operations and bytes that its
-operator needs at least, as a roofline (Williams, Waterman and Patterson 2009): kernels.json and kernels.md. Kernels of a
-CUDA graph have no operator: profile `eager` or `compile` in place of `graph` and `compile_graph`, which replay the same.
+`--alone` omits the bare loop. `--beside CASE` replaces it by our own step of that case, to show the gain of one lever,
+mode or batch. `--gradients` compares the compiled gradient, with and without the rewritten stem, with the eager fp32
+one, for ResNet-18 at 64 px.
+
+`--profile` also stores the time of each kernel from a Kineto trace, with the least operations and bytes of its
+operator, as a roofline (Williams, Waterman and Patterson 2009): kernels.json and kernels.md. Kernels of a CUDA graph
+have no operator: profile `eager` or `compile` instead of `graph` and `compile_graph`, which replay the same kernels.
 """
 
 import contextlib
@@ -67,14 +69,12 @@ def main() -> None:
         options.model, options.image_size, options.precision = "resnet18", 32, "fp32"
         options.cases, options.quadruples = "eager:2,eager:4", 2
     if options.beside and options.beside.partition(":")[0] not in ("eager", "graph", "compile_graph"):
-        parser.error(
-            "--beside: each case makes the compiler forget what it compiled before; allowed: eager, graph, compile_graph"
-        )
+        parser.error("--beside: each case resets the compiler's cache; allowed: eager, graph, compile_graph")
     launch(measure, options.device, [1], vars(options))
 
 
 def measure(place: Place, options: dict[str, Any]) -> None:
-    """All cases, in order, on the one rank; writes after each."""
+    """Measure all cases, in order, on the one rank. Write after each."""
     clock = Clock(place, options["seconds"])
     taken: dict[str, Legs] = {}
     reasons: dict[str, str] = {}
@@ -105,7 +105,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
 def side_by_side(
     case: str, place: Place, options: dict[str, Any], clock: Clock, other: tuple[str, Side] | None
 ) -> tuple[Legs | None, dict[str, Any] | None, str]:
-    """Both sides in turn, the roofline where it is asked for, and why there is less. `other`: see `--beside`."""
+    """Alternate both sides. Also return the roofline if requested, and why a part is missing. other: see `--beside`."""
     legs = table = None
     try:
         with ready(case, place, options) as trial:
@@ -126,7 +126,7 @@ def side_by_side(
 
 
 def one_by_one(case: str, place: Place, options: dict[str, Any], clock: Clock) -> Legs:
-    """One side and then the other, where both do not fit; one that does not fit alone has no legs."""
+    """Run one side after the other, if both do not fit in memory. A side that does not fit alone has no blocks."""
     both = Legs({"ours": [], "bare": []})
     for name, make in (("ours", lambda trial: ours(trial, place).timed), ("bare", lambda trial: bare(trial, place))):
         with contextlib.suppress(torch.OutOfMemoryError), ready(case, place, options) as trial:
@@ -138,7 +138,7 @@ def one_by_one(case: str, place: Place, options: dict[str, Any], clock: Clock) -
 
 @contextlib.contextmanager
 def ready(case: str, place: Place, options: dict[str, Any]) -> Iterator[Trial]:
-    """The case's trial, within the settings that both sides need."""
+    """Provide the case's trial, within the settings that both sides need."""
     mode, batch, lever = (*case.split(":"), "")[:3]
     trial = Trial(
         model=options["model"],
@@ -159,7 +159,7 @@ def ready(case: str, place: Place, options: dict[str, Any]) -> Iterator[Trial]:
 
 
 def errors_of_gradients(place: Place, options: dict[str, Any]) -> dict[str, float]:
-    """Distances of compiled gradients, of the plain and of the rewritten stem, from the eager one in fp32, relative to it."""
+    """Return relative distances of compiled gradients, with plain and rewritten stem, from the eager fp32 gradient."""
     trial = Trial(
         model="resnet18",
         dataset="synthetic",
@@ -184,7 +184,7 @@ def write(
     tables: dict[str, Any],
     errors: dict[str, float],
 ) -> None:
-    """Everything so far."""
+    """Write everything so far."""
     on_gpu = options["device"] == "cuda"
     judged = on_gpu and torch.cuda.get_device_name() == GOAL_DEVICE
     figures = []

@@ -1,10 +1,10 @@
-"""A roofline of a step, kernel by kernel: what each took, and what the device needs for its operations and bytes at least.
+"""Compute the roofline of a step by kernel: measured time, and the least time for its operations and bytes.
 
-Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model". Operations and bytes are those
-of the operator that launched a kernel, from the shapes that the profiler noted: each tensor that it reads or writes moves
-once. Several kernels of one operator share them by the time that they took. A kernel of the compiler has its tensors as
-arguments; what it computes in registers is left out of its operations. So a floor is a floor: no kernel can be faster,
-except where a tensor is still in the device's cache.
+Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model". Operations and bytes are
+those of the operator that launched a kernel, from the shapes in the profile; each tensor that it reads or writes moves
+once. Several kernels of one operator share them in proportion to their time. A kernel of the compiler has its tensors
+as arguments; values that it computes in registers do not count. The result is therefore a lower bound: no kernel can be
+faster, unless a tensor is still in the device's cache.
 """
 
 import json
@@ -31,7 +31,7 @@ Event = dict[str, Any]
 
 
 def profiled(side: Ours) -> list[Event]:
-    """The events of `STEPS` steps, as the Chrome trace has them."""
+    """Return the Chrome trace events of `STEPS` steps."""
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     side.step(next(side.batches), no_mark)
     torch.cuda.synchronize()
@@ -46,10 +46,10 @@ def profiled(side: Ours) -> list[Event]:
 
 
 def roofline(events: list[Event], device: torch.device, trial: Trial) -> dict[str, Any]:
-    """Rows by kernel and by class of kernels, seconds a step, and the least that the device's peaks allow.
+    """Return rows by kernel and by class of kernels: seconds per step, and the least time at the device's peaks.
 
-    A row: kernel, class, calls (a step), seconds, flops, bytes, floor_s, and of_floor = floor_s / seconds. Floors are
-    None where the device's peaks are not known (`analysis.measure.hardware`).
+    A row: kernel, class, calls (per step), seconds, flops, bytes, floor_s, and of_floor = floor_s / seconds. Floors are
+    None if the device's peaks are unknown (`analysis.measure.hardware`).
     """
     peak = PEAKS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = peak.flops_per_s(trial.precision) if peak else None
@@ -91,7 +91,7 @@ def roofline(events: list[Event], device: torch.device, trial: Trial) -> dict[st
 
 
 def needs(operator: Event) -> tuple[float, float]:
-    """Operations and bytes of an operator, at the least; see the module."""
+    """Return the least operations and bytes of an operator; see the module."""
     arguments, name = operator["args"], operator["name"]
     held = _tensors(arguments.get("Input Dims", []), arguments.get("Input type", []))
     sizes = [math.prod(dim) * width for dim, width in held]
@@ -119,7 +119,7 @@ def needs(operator: Event) -> tuple[float, float]:
 
 
 def _tensors(dims: list[Any], types: list[str]) -> list[tuple[list[int], int]]:
-    """Shape and bytes of an element of each tensor argument; those of a list are of fp32, as weights are here."""
+    """Return shape and bytes per element of each tensor argument. Tensors in lists count as fp32, like the weights."""
     found = []
     for dim, kind in zip(dims, types, strict=False):
         if kind == "TensorList":
@@ -138,7 +138,7 @@ _CONVOLUTIONS = {
 
 
 def _convolved(given: list[int], weight: list[int], concrete: list[str], order: tuple[str, str]) -> list[int]:
-    """Shape of a convolution's output."""
+    """Return the shape of a convolution's output."""
     pairs = [json.loads(text) for text in concrete if text.startswith("[") and text.count(",") == 1]
     by_name = dict(zip(order, pairs, strict=False))
     edges = [
@@ -161,7 +161,7 @@ CLASSES = (
 
 
 def class_of(kernel: str, operator: str) -> str:
-    """What a kernel is for, by its own name and its operator's."""
+    """Return the class of a kernel, from its name and its operator's."""
     text = f"{kernel} {operator}".lower()
     if kernel.startswith("triton") and "conv" not in kernel.partition("_fused")[0]:
         return "compiled, elementwise and reductions"
@@ -180,14 +180,14 @@ def _sum(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rated(row: dict[str, Any], known: bool) -> dict[str, Any]:
-    """With the share of a floor in what was taken; without floors where peaks are not known."""
+    """Add the share of the floor in the measured time. Without floors if peaks are unknown."""
     if not known:
         return row | {"floor_s": None, "of_floor": None}
     return row | {"of_floor": row["floor_s"] / row["seconds"] if row["seconds"] else None}
 
 
 def as_markdown(case: str, table: dict[str, Any], most: int = 25) -> str:
-    """The largest kernels, and all by class, as two tables."""
+    """Return the largest kernels, and all classes, as two tables."""
     total = table["total"]
     lines = [
         f"## {case}, batch {table['batch']}, on {table['device']}",
@@ -203,7 +203,8 @@ def as_markdown(case: str, table: dict[str, Any], most: int = 25) -> str:
             floor = ("", "") if row["floor_s"] is None else (f"{1e3 * row['floor_s']:.3f}", f"{row['of_floor']:.2f}")
             lines.append(
                 f"| {name} | {row['calls']:.0f} | {1e3 * seconds:.3f} | {100 * seconds / total['seconds']:.1f} "
-                f"| {row['flops'] / seconds / 1e12:.0f} | {row['bytes'] / seconds / 1e12:.2f} | {floor[0]} | {floor[1]} |"
+                f"| {row['flops'] / seconds / 1e12:.0f} | {row['bytes'] / seconds / 1e12:.2f} "
+                f"| {floor[0]} | {floor[1]} |"
             )
         lines.append("")
     return "\n".join(lines)

@@ -1,16 +1,17 @@
-"""Small batches are bound by the host: ResNet-50 at batch 32 as eager step, CUDA graph, and compiled CUDA graph.
+"""How fast is a host-bound step? ResNet-50 at batch 32 as eager step, CUDA graph, and compiled CUDA graph.
 
-    python -m benchmarks.speed.small_batch --seconds 500                     # on every power of two of the GPUs that there are
+    python -m benchmarks.speed.small_batch --seconds 500                     # on every power of two of the GPUs
     python -m benchmarks.speed.small_batch --levers stem+pointwise --modes compile_graph
     python -m benchmarks.speed.small_batch --device cpu --small              # a small form
 
-Without DDP on one GPU, and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, in the same processes).
-Goals: compiled and graphed under DDP at most 6.9 ms on one H200; weak efficiency on 4 GPUs at least 0.95 of the best of
-one. Gradients of each mode equal the eager step's within the precision's tolerance: their distance from the fp32
-gradient of the same weights and batch is at most 1.5 times the eager step's own. They are ResNet-18's on small images: a
-new ResNet-50 amplifies rounding so much that even the eager bf16 gradient is 1.3 times its own length from the fp32 one
-(H200, batch 32, and a CPU), and no fault could be told from that. Those of the rewritten stem are compared by
-`benchmarks.speed.resnet50_modes --gradients`.
+Runs without DDP on one GPU and under DDP on 1 to N, each against a bare loop of the same mode (ABBA, same processes).
+Goals: compiled and graphed under DDP at most 6.9 ms on one H200; weak efficiency on 4 GPUs at least 0.95 of the best
+result on one. Gradients of each mode must match the eager step: their distance from the fp32 gradient of the same
+weights and batch is at most 1.5 times that of the eager step.
+
+Gradients are those of ResNet-18 on small images. A new ResNet-50 amplifies rounding so much that even the eager bf16
+gradient is 1.3 times its own length from the fp32 one (H200, batch 32, and a CPU), which would hide any fault.
+`benchmarks.speed.resnet50_modes --gradients` compares those of the rewritten stem.
 """
 
 import time
@@ -33,7 +34,7 @@ GOAL_DEVICE = "NVIDIA H200"
 EFFICIENCY_GOAL = 0.95
 
 COMPARED = {"model": "resnet18", "image_size": 32, "rewritten_stem": False}
-"""whose gradients are compared"""
+"""Model whose gradients are compared."""
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def cases(options: dict[str, Any], sizes: list[int]) -> list[Trial]:
-    """Without DDP and with it on one rank, then with it on more; for each of them all modes."""
+    """Return all modes without DDP and with it on one rank, then with DDP on more ranks."""
     base = Trial(
         model=options["model"],
         dataset="synthetic",
@@ -85,7 +86,7 @@ def cases(options: dict[str, Any], sizes: list[int]) -> list[Trial]:
 
 
 def measure(place: Place, options: dict[str, Any]) -> None:
-    """All cases, in order; rank 0 writes after each. Ranks that a case has no use for sleep meanwhile."""
+    """Measure all cases, in order. Rank 0 writes after each. Ranks that a case does not use sleep."""
     clock = Clock(place, options["seconds"])
     samples: list[dict[str, Any]] = []
     taken: dict[Trial, Legs] = {}
@@ -115,7 +116,7 @@ def what(trial: Trial) -> dict[str, Any]:
 
 
 def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
-    """Both sides in turn."""
+    """Alternate both sides."""
     with settings_for(trial, load(PRECISIONS[trial.precision])), stream_for(trial, place.device):
         timed = {"ours": ours(trial, place).timed, "bare": bare(trial, place)}
         sides = {name: Side(each, trial.global_batch) for name, each in timed.items()}
@@ -126,7 +127,7 @@ def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
 
 
 def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, int], Any]) -> float:
-    """Distance of the mode's gradient from the eager one in fp32, of the same weights and batches, relative to that."""
+    """Return the relative distance of the mode's gradient from the eager fp32 one of the same weights and batches."""
     trial = trial.but(**COMPARED)
     key = (trial.parallel, trial.world_size)
     if key not in references:
@@ -137,7 +138,7 @@ def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, in
 def write(
     options: dict[str, Any], taken: dict[Trial, Legs], errors: dict[Trial, float], samples: list[dict[str, Any]]
 ) -> None:
-    """Everything so far."""
+    """Write everything so far."""
     on_gpu = options["device"] == "cuda"
     judged = on_gpu and torch.cuda.get_device_name() == GOAL_DEVICE
     figures = []

@@ -1,15 +1,15 @@
-"""What real images cost the training: throughput from every storage format and decoder against synthetic data.
+"""How much do real images slow down training? Throughput of every storage format and decoder against synthetic data.
 
     python -m benchmarks.speed.storage --data-dir DATA --make 20000        on one GPU
     python -m benchmarks.speed.storage --data-dir DATA --make 150 --small  on a CPU, to see that it works
 
-ResNet-50, 224 px, batch 256, bf16, channels_last; crops and flips on the device; the page cache is warm. DATA holds an
-image folder, or gets one in DATA/jpeg from scripts/make_photos.py; the other formats are made beside it. In every round
-each path trains once, in a random order, between two trainings on synthetic data; a path's ratio is taken within its
-round. For each path also its parts alone: the loader without training, and the copy with what the device does to images
-before the network. Goal: the best path at least 0.97 of synthetic.
+ResNet-50, 224 px, batch 256, bf16, channels_last; crops and flips on the device; the page cache is warm. DATA contains
+an image folder, or scripts/make_photos.py creates one in DATA/jpeg; the other formats are converted from it. In every
+round each path trains once, in random order, between two trainings on synthetic data; its ratio is computed within the
+round. The parts of each path are also measured alone: the loader without training, and the copy with the device's work
+on images before the network. Goal: the best path reaches at least 0.97 of synthetic data.
 
-A run that was cut short, by --budget-s or otherwise, goes on under the same --out.
+A run that was interrupted, by --budget-s or otherwise, resumes under the same --out.
 """
 
 import argparse
@@ -52,7 +52,7 @@ in their own ways"""
 SYNTHETIC = "synthetic"
 COPIED_AHEAD = "copied ahead"
 COPIED = ("arrow_raw", "jpeg pil", "jpeg torchvision")
-"""paths that are also measured with batches copied ahead of the step"""
+"""Paths that are also measured with batches copied ahead of the step."""
 
 Rows = list[dict[str, Any]]
 
@@ -86,7 +86,8 @@ def main() -> None:
             samples += taken
             longest_s = max(longest_s, time.monotonic() - began_s)
             print(
-                f"round {number}, {name}: {taken[0]['samples_per_s']:.0f} samples/s after {time.monotonic() - began_s:.0f} s",
+                f"round {number}, {name}: {taken[0]['samples_per_s']:.0f} samples/s "
+                f"after {time.monotonic() - began_s:.0f} s",
                 flush=True,
             )
             with contextlib.redirect_stdout(None):  # figures print themselves, and these are not the last
@@ -114,7 +115,7 @@ def _options() -> argparse.Namespace:
 
 
 def _sets(options: argparse.Namespace) -> Path:
-    """DATA with the set in every storage format that the cases need."""
+    """Prepare the data set in DATA in every storage format that the cases need."""
     folder = options.data_dir
     if options.make and "jpeg" not in storages_in(folder):
         mean_bytes = make_photos(folder / "jpeg", options.make, options.sources)
@@ -149,7 +150,7 @@ def _base(options: argparse.Namespace) -> Trial:
 
 
 def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
-    """Every path by its name: a storage format and a decoder, or where it differs; and synthetic data."""
+    """Return every path by name: a storage format and a decoder, with variants, and synthetic data."""
     base = _base(options)
     loaded = base.but(
         dataset="image_folder",
@@ -180,7 +181,7 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[str, Trial]:
 
 
 def measure(trial: Trial, device: torch.device) -> Rows:
-    """Samples/s of training, and of the path's parts alone, with the medians of the step's phases in seconds."""
+    """Return samples/s of training and of the parts of the path alone, with the median phase times in seconds."""
     measured = run(trial, RankSetup(rank=0, device=device))
     summary = summarise(unpacked([packed("steps", measured.tables["steps"])]).to_pandas())
     names = ("load_wait_s", "host_to_device_s", "forward_s", "backward_s", "step_s", "host_to_device_bytes_per_s")
@@ -193,7 +194,7 @@ def measure(trial: Trial, device: torch.device) -> Rows:
 
 
 def parts_alone(trial: Trial, device: torch.device) -> Rows:
-    """The loader without training, and the copy with the device's work on images before the network."""
+    """Measure the loader alone, and the copy with the device's work on images before the network."""
     workload = build_workload(trial, device)
     batches = endless_batches(trial, workload, rank=0)
     ready = trial.loader_workers * (trial.prefetch_batches + 1)
@@ -228,7 +229,7 @@ def parts_alone(trial: Trial, device: torch.device) -> Rows:
 
 
 def nvjpeg_difference(folder: Path, device: torch.device, images: int = 256) -> dict[str, Any]:
-    """Mean absolute difference of nvJPEG's squares from Pillow's, of 255: over all images, and of the worst one."""
+    """Return the mean absolute difference of nvJPEG from Pillow, of 255: over all images, and of the worst image."""
     records, _ = open_folder(storages_in(folder)["jpeg"], "train")
     files = [records[index][0] for index in range(0, len(records), max(1, len(records) // images))][:images]
     regions, side = [centre_square] * len(files), stored_side(224)
@@ -240,7 +241,7 @@ def nvjpeg_difference(folder: Path, device: torch.device, images: int = 256) -> 
 
 
 def figures(samples: Rows, cases: list[str], small: bool) -> Rows:
-    """The figures of all samples so far."""
+    """Return the figures of all samples so far."""
     found = []
     for sample in samples:
         if sample["kind"] == "nvjpeg":
@@ -270,7 +271,7 @@ def figures(samples: Rows, cases: list[str], small: bool) -> Rows:
 
 
 def _log_ratios(samples: Rows, case: str) -> list[float]:
-    """log(path / synthetic) of each round, synthetic being the mean of those around it in the same session."""
+    """Return log(path / synthetic) per round. Synthetic is the mean of the trainings around it in the same session."""
     taken = [sample for sample in samples if sample["kind"] == "training"]
     found = []
     for sample in taken:
@@ -291,10 +292,10 @@ def _median(samples: Rows, case: str, kind: str) -> float | None:
 
 
 def _limit(samples: Rows, case: str, rates: dict[str, float | None]) -> str:
-    """What bounds a path, from its parts measured alone; synthetic training is the step alone.
+    """Return the limit of a path, from its parts measured alone; synthetic training is the step alone.
 
-    Loaders work beside the device, but the device copies and decodes between its steps, so that their times add up;
-    unless it does that ahead, when they are at best beside each other.
+    Loaders overlap with the device. The device copies and decodes between its steps, so those times add up, unless it
+    works ahead; then they overlap at best.
     """
     step, copy, loader = _median(samples, SYNTHETIC, "training"), rates["copy and device alone"], rates["loader alone"]
     assert step is not None and copy is not None and loader is not None

@@ -1,11 +1,11 @@
-"""Weak scaling of eager DDP steps, and what each of DDP's options makes of it.
+"""How well do eager DDP steps scale weakly, and what does each DDP option change?
 
     python -m benchmarks.speed.weak_scaling --seconds 500            # 1 to 4 (and 8) GPUs, as many as there are
     python -m benchmarks.speed.weak_scaling --device cpu --small     # a small form
 
 Resident synthetic images of 224 px, bf16, channels_last. The step on N GPUs and the one on the first of them stay ready
-in the same processes and run in turn (ABBA), so that efficiency = rate of N / (N x rate of one) has an interval of its
-own; options of DDP are tried one at a time, on the most GPUs, before fewer GPUs are. Goals: ResNet-50 at batch 256 and
+in the same processes and alternate (ABBA), so that efficiency = rate of N / (N x rate of one) has its own interval. DDP
+options are tried one at a time, on the most GPUs, before smaller numbers of GPUs. Goals: ResNet-50 at batch 256 and
 ResNet-18 at 512 at least 0.985, VGG-19 at 256 at least 0.95.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def cases(options: dict[str, Any], sizes: list[int]) -> list[tuple[str, Trial]]:
-    """Variant and trial: all models with each variant on the most ranks, then with the default on fewer."""
+    """Return variant and trial: all models with each variant on the most ranks, then with the default on fewer."""
     models = [case.split(":") for case in options["cases"].split(",")]
     wanted = options["variants"].split(",")
     order = [(name, sizes[-1]) for name in wanted]
@@ -69,7 +69,7 @@ def cases(options: dict[str, Any], sizes: list[int]) -> list[tuple[str, Trial]]:
 
 
 def measure(place: Place, options: dict[str, Any]) -> None:
-    """All cases, in order; rank 0 writes after each. Ranks that a case has no use for sleep meanwhile."""
+    """Measure all cases, in order. Rank 0 writes after each. Ranks that a case does not use sleep."""
     clock = Clock(place, options["seconds"])
     taken: dict[tuple[str, Trial], Legs] = {}
     skipped: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ def what(variant: str, trial: Trial) -> dict[str, Any]:
 
 
 def against_one(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
-    """The trial on its ranks and the same on the first of them with DDP's defaults, in turn."""
+    """Alternate the trial on its ranks and the same on the first of them with DDP's defaults."""
     one = trial.but(world_size=1, **{name: Trial.model_fields[name].default for name in _DDP_OPTIONS})
     with settings_for(trial, load(PRECISIONS[trial.precision])):
         alone = ours(one, place).timed if place.rank == 0 else None
@@ -112,7 +112,7 @@ _DDP_OPTIONS = ("parallel", "bucket_mb", "gradient_as_bucket_view", "static_grap
 
 
 def write(options: dict[str, Any], taken: dict[tuple[str, Trial], Legs], skipped: list[dict[str, Any]]) -> None:
-    """Everything so far."""
+    """Write everything so far."""
     on_gpu = options["device"] == "cuda"
     figures = []
     for (variant, trial), legs in taken.items():

@@ -1,14 +1,17 @@
-"""Is the account of communication true? Held against a profiler, a bare all-reduce sweep, and faults put in on purpose.
+"""Is the communication breakdown correct? Compare it with a profiler, a bare all-reduce sweep, and injected faults.
 
-    python -m benchmarks.truth.account                    # ResNet-50 and VGG-19, batch 32 and 256, on all GPUs, each interconnect
+    python -m benchmarks.truth.account                    # ResNet-50 and VGG-19, batch 32 and 256, all GPUs
     python -m benchmarks.truth.account --gpus 2,4 --interconnects auto,socket
-    python -m benchmarks.truth.account --device cpu       # a small form: gloo, no trace, no other interconnect
+    python -m benchmarks.truth.account --device cpu       # a small form: gloo, no trace, one interconnect
 
-Everything runs through the product, into one results folder, which `--out` names; asked again it runs what is missing.
-Goals: exposed time, live, on every rank within 5 % or 0.1 ms of the trace's; bus bandwidth of the study's sweep at least
-0.97 of a bare sweep's from 16 MiB on (smaller messages are bound by their launch, which on 2 H200 took 35 us in one process
-and 48 in the next), and at least 350 GB/s at 1 GiB on 4 GPUs; and each fault is found: at least 80 % of
-what it costs a step is reported as wait for the late rank, as load wait, or as wire, where it costs 10 % of the step or more.
+All trials run through the product into one results folder, given by `--out`; a rerun measures only what is missing.
+Goals:
+- Live exposed time on every rank is within 5 % or 0.1 ms of the trace's.
+- Bus bandwidth of the study's sweep is at least 0.97 of a bare sweep's from 16 MiB on. Smaller messages are
+  launch-bound: on 2 H200 a launch took 35 us in one process and 48 us in the next.
+- Bus bandwidth at 1 GiB on 4 GPUs is at least 350 GB/s.
+- Each fault is found: at least 80 % of its cost per step is reported as wait for the late rank, as load wait, or as
+  transfer time, if the fault costs at least 10 % of the step.
 """
 
 import argparse
@@ -50,11 +53,11 @@ MIB, GIB, GB = 2**20, 2**30, 1e9
 SWEEP_GOAL = 0.97
 LAUNCH_BOUND_BYTES = 16 * MIB
 BUS_GOAL_BYTES_PER_S = 350 * GB
-"""at 1 GiB on 4 GPUs that NVLink joins"""
+"""At 1 GiB on 4 GPUs connected by NVLink."""
 FOUND_GOAL = 0.8
 JUDGED_COST = 0.1
-"""A fault that makes the step longer by less than this share is told, not judged: single trials differ by several percent,
-and a host-bound step can hide the fault whole."""
+"""A fault that costs less than this share of the step is reported but has no goal: single trials differ by several
+percent, and a host-bound step can hide the fault completely."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"models": "resnet50,vgg19", "batches": "32,256", "interconnects": "auto,socket,no_p2p", "image_size": 224},
@@ -63,8 +66,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Proof:
-    """What a run of this benchmark knows: what was asked, where results lie, and what was found so far."""
+class AccountBenchmark:
+    """The state of this benchmark: options, results folder, and the figures and samples so far."""
 
     options: argparse.Namespace
     folder: Path
@@ -82,7 +85,7 @@ class Proof:
         return sorted(int(size) for size in str(self.options.gpus).split(","))
 
     def save(self) -> None:
-        """Writes all figures and samples so far; whatever ends the run later, they are kept."""
+        """Write all figures and samples so far, so that they survive if the run ends early."""
         write_summary(str(self.folder), self.figures, self.samples)
 
     def results(self) -> Results:
@@ -90,24 +93,24 @@ class Proof:
 
 
 def main() -> None:
-    proof = _opened(_options())
-    bare = [bare_sweeps(proof)]
+    benchmark = _opened(_options())
+    bare = [bare_sweeps(benchmark)]
     with connect("local") as cluster:
-        run(proof, cluster, [*plain_trials(proof), *fault_trials(proof)])
-        proof.figures += instrument_figures(proof) + fault_figures(proof)
-        proof.save()
-        bare.append(bare_sweeps(proof))
-        proof.samples += [{"kind": "bare sweep", "run": i, **row} for i, rows in enumerate(bare) for row in rows]
-        proof.figures += sweep_figures(proof)
-        proof.save()
-        for interconnect in proof.options.interconnects.split(",") if proof.on_gpus else []:
-            run(proof, cluster, traced_trials(proof, interconnect))
-            proof.figures += trace_figures(proof, interconnect) + slow_wire_figures(proof, interconnect)
-            proof.save()
-    write_report(proof.folder)
-    for traces in proof.folder.glob("trials/*/traces"):
-        shutil.rmtree(traces)  # tens of megabytes each; what was read from them is in samples.jsonl and in the report
-    lost = [record["trial_id"] for record in proof.store.records() if record["status"] != "done"]
+        run(benchmark, cluster, [*plain_trials(benchmark), *fault_trials(benchmark)])
+        benchmark.figures += instrument_figures(benchmark) + fault_figures(benchmark)
+        benchmark.save()
+        bare.append(bare_sweeps(benchmark))
+        benchmark.samples += [{"kind": "bare sweep", "run": i, **row} for i, rows in enumerate(bare) for row in rows]
+        benchmark.figures += sweep_figures(benchmark)
+        benchmark.save()
+        for interconnect in benchmark.options.interconnects.split(",") if benchmark.on_gpus else []:
+            run(benchmark, cluster, traced_trials(benchmark, interconnect))
+            benchmark.figures += trace_figures(benchmark, interconnect) + slow_wire_figures(benchmark, interconnect)
+            benchmark.save()
+    write_report(benchmark.folder)
+    for traces in benchmark.folder.glob("trials/*/traces"):
+        shutil.rmtree(traces)  # tens of megabytes each; their results are in samples.jsonl and in the report
+    lost = [record["trial_id"] for record in benchmark.store.records() if record["status"] != "done"]
     if lost:
         sys.exit(f"not done: {', '.join(lost)}")
 
@@ -115,12 +118,12 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if count_gpus() else "cpu", choices=["cuda", "cpu"])
-    parser.add_argument("--gpus", help="ranks above one, a comma list; left out: every GPU, or two CPU ranks")
+    parser.add_argument("--gpus", help="comma-separated world sizes above one; default: all GPUs, or two CPU ranks")
     parser.add_argument("--models")
     parser.add_argument("--batches", help="per rank")
-    parser.add_argument("--interconnects", help="in this order; compared with auto, which is to be the first")
+    parser.add_argument("--interconnects", help="in this order; auto must come first, as the reference")
     parser.add_argument("--image-size", type=int)
-    parser.add_argument("--out", default="account", help="folder, below benchmarks/results where it is relative")
+    parser.add_argument("--out", default="account", help="folder; relative paths are below benchmarks/results")
     options = parser.parse_args()
     for name, value in DEFAULTS[options.device].items():
         if getattr(options, name) is None:
@@ -129,32 +132,32 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _opened(options: argparse.Namespace) -> Proof:
+def _opened(options: argparse.Namespace) -> AccountBenchmark:
     folder = RESULTS / options.out
     kept = kept_samples(options.out)
     store = Store.open(
         str(folder),
         name="account",
-        question="Is what the account says of communication true?",
+        question="Is the communication breakdown correct?",
         configuration=vars(options),
         versions={name: version for name, version in versions().items() if version},
         command=command(),
     )
     # traces are read once and then removed
-    return Proof(options, folder, store, samples=[sample for sample in kept if sample["kind"] == "trace"])
+    return AccountBenchmark(options, folder, store, samples=[sample for sample in kept if sample["kind"] == "trace"])
 
 
 # ------------------------------------------------------------------------------------------------------------- trials
 
 
-def _base(proof: Proof) -> Trial:
-    on_gpus = proof.on_gpus
+def _base(benchmark: AccountBenchmark) -> Trial:
+    on_gpus = benchmark.on_gpus
     return Trial(
         dataset="synthetic",
-        image_size=proof.options.image_size,
-        device=proof.options.device,
-        world_size=proof.sizes[-1],
-        cpus_per_rank=max(1, count_cpus() // max(proof.sizes[-1], count_gpus())) if on_gpus else 1,
+        image_size=benchmark.options.image_size,
+        device=benchmark.options.device,
+        world_size=benchmark.sizes[-1],
+        cpus_per_rank=max(1, count_cpus() // max(benchmark.sizes[-1], count_gpus())) if on_gpus else 1,
         precision="bf16" if on_gpus else "fp32",
         memory_format="channels_last",
         steps=20,
@@ -163,37 +166,37 @@ def _base(proof: Proof) -> Trial:
     )
 
 
-def _cases(proof: Proof) -> list[Trial]:
-    """Every model with every batch, on all ranks."""
-    models, batches = proof.options.models.split(","), proof.options.batches.split(",")
-    base = _base(proof)
+def _cases(benchmark: AccountBenchmark) -> list[Trial]:
+    """Return every model with every batch, on all ranks."""
+    models, batches = benchmark.options.models.split(","), benchmark.options.batches.split(",")
+    base = _base(benchmark)
     return [base.but(model=model, batch_per_gpu=int(batch)) for model in models for batch in batches]
 
 
-def plain_trials(proof: Proof) -> list[Trial]:
-    """Trials without a profiler, on one rank and on all."""
-    return [trial.but(world_size=size) for trial in _cases(proof) for size in (1, *proof.sizes)]
+def plain_trials(benchmark: AccountBenchmark) -> list[Trial]:
+    """Return trials without a profiler, on one rank and on several."""
+    return [trial.but(world_size=size) for trial in _cases(benchmark) for size in (1, *benchmark.sizes)]
 
 
-def fault_trials(proof: Proof) -> list[Trial]:
-    """A late rank where the device is the slower one, a slow loader where the host is: neither can hide there."""
-    cases = _cases(proof)
+def fault_trials(benchmark: AccountBenchmark) -> list[Trial]:
+    """Return a device-bound trial with a late rank and a host-bound one with a slow loader. Neither is hidden."""
+    cases = _cases(benchmark)
     smallest, largest = (choose(cases, key=lambda trial: trial.batch_per_gpu) for choose in (min, max))
     return [largest.but(workload=f"{FAULTS}:late_rank"), smallest.but(workload=f"{FAULTS}:slow_loader")]
 
 
-def traced_trials(proof: Proof, interconnect: str) -> list[Trial]:
-    """Trials whose every rank keeps a trace."""
+def traced_trials(benchmark: AccountBenchmark, interconnect: str) -> list[Trial]:
+    """Return trials in which every rank keeps a trace."""
     traced = {"profile_ranks": "all", "interconnect": interconnect}
-    return [trial.but(world_size=size, **traced) for trial in _cases(proof) for size in proof.sizes]
+    return [trial.but(world_size=size, **traced) for trial in _cases(benchmark) for size in benchmark.sizes]
 
 
-def run(proof: Proof, cluster: Cluster, trials: Sequence[Trial]) -> None:
-    """Runs those that are not done yet, in one worker group for each kind of process."""
-    done = proof.store.statuses()
+def run(benchmark: AccountBenchmark, cluster: Cluster, trials: Sequence[Trial]) -> None:
+    """Run the trials that are not done yet, with one worker group per process configuration."""
+    done = benchmark.store.statuses()
     missing = [trial for trial in trials if done.get(trial.trial_id) != "done"]
     if missing:
-        run_trials("account", [missing], proof.store, cluster, on_event=_tell)
+        run_trials("account", [missing], benchmark.store, cluster, on_event=_tell)
 
 
 def _tell(event: Event) -> None:
@@ -201,16 +204,18 @@ def _tell(event: Event) -> None:
         print(f"{event.trial.trial_id}: {event.status} {event.reason}", flush=True)
 
 
-def bare_sweeps(proof: Proof) -> list[dict[str, Any]]:
-    """The rows of `bare_sweep.py` under torchrun for every world size, which they name."""
-    messages = sweep_sizes(_base(proof).sweep_bytes, [])
+def bare_sweeps(benchmark: AccountBenchmark) -> list[dict[str, Any]]:
+    """Return the rows of `bare_sweep.py` under torchrun for every world size, with a column world_size."""
+    messages = sweep_sizes(_base(benchmark).sweep_bytes, [])
     return [
-        {"world_size": size, **row} for size in proof.sizes for row in bare_sweep(proof.options.device, size, messages)
+        {"world_size": size, **row}
+        for size in benchmark.sizes
+        for row in bare_sweep(benchmark.options.device, size, messages)
     ]
 
 
 def bare_sweep(device: str, world_size: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of `bare_sweep.py` under torchrun on so many ranks."""
+    """Return the rows of `bare_sweep.py` under torchrun on `world_size` ranks."""
     with tempfile.TemporaryDirectory(prefix="bare-sweep-") as folder:
         out = Path(folder) / "sweep.json"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
@@ -227,21 +232,21 @@ def _name(trial: Trial) -> str:
     return f"{trial.model} batch {trial.batch_per_gpu} on {trial.world_size} {trial.device}{what}"
 
 
-def _measured(proof: Proof) -> pd.DataFrame:
-    """Summary and account of every done trial, by trial_id."""
-    results = proof.results()
+def _measured(benchmark: AccountBenchmark) -> pd.DataFrame:
+    """Return summary and communication breakdown per done trial, indexed by trial_id."""
+    results = benchmark.results()
     rows = summaries(results.trials, results.windows).set_index("trial_id")
     told = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
-    # ranks whose loaders keep step with another offset wait for each other: the last one's wait for its batch is the step's
+    # ranks wait for each other, so the step waits as long for its batch as the latest rank
     told["latest_load_wait_s"] = told["seen_load_wait_s"] + told["late_by_load_s"]
     return rows.join(told[["waited_for_rank", "lateness_s", "exposed_wire_s", "latest_load_wait_s"]])
 
 
-def instrument_figures(proof: Proof) -> list[dict[str, Any]]:
-    """What the windows with instruments cost against the plain one."""
-    found = _measured(proof)
+def instrument_figures(benchmark: AccountBenchmark) -> list[dict[str, Any]]:
+    """Return the measurement overhead: step time of the instrumented windows relative to the plain window."""
+    found = _measured(benchmark)
     figures = []
-    for trial in plain_trials(proof):
+    for trial in plain_trials(benchmark):
         if trial.world_size > 1 and trial.trial_id in found.index:
             for window, column in (("phases", "instruments_ratio"), ("communication", "communication_ratio")):
                 ratio = found[column].astype(float).to_dict()[trial.trial_id]
@@ -251,10 +256,10 @@ def instrument_figures(proof: Proof) -> list[dict[str, Any]]:
     return figures
 
 
-def fault_figures(proof: Proof) -> list[dict[str, Any]]:
-    """The share of what each fault costs a step that is reported under its own name."""
-    found = _measured(proof)
-    late, slow = fault_trials(proof)
+def fault_figures(benchmark: AccountBenchmark) -> list[dict[str, Any]]:
+    """Return the share of each fault's cost per step that is reported as its true cause."""
+    found = _measured(benchmark)
+    late, slow = fault_trials(benchmark)
     figures = []
     if share := _share(found, late.but(workload=""), late, "lateness_s"):
         named = found["waited_for_rank"].astype(object)[late.trial_id]
@@ -269,13 +274,13 @@ def fault_figures(proof: Proof) -> list[dict[str, Any]]:
     return figures
 
 
-def slow_wire_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
-    """The share of what leaving only sockets costs a step that is reported as exposed wire."""
+def slow_wire_figures(benchmark: AccountBenchmark, interconnect: str) -> list[dict[str, Any]]:
+    """Return the share of the cost of a socket-only interconnect that is reported as exposed communication."""
     if interconnect != "socket":
         return []
-    found = _measured(proof)
+    found = _measured(benchmark)
     figures = []
-    for trial in traced_trials(proof, interconnect):
+    for trial in traced_trials(benchmark, interconnect):
         share = _share(found, trial.but(interconnect="auto"), trial, "exposed_wire_s")
         if share:
             figures.append(_found(f"slow interconnect, reported as wire, {_name(trial)}", share))
@@ -283,7 +288,10 @@ def slow_wire_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
 
 
 def _share(found: pd.DataFrame, sound: Trial, faulty: Trial, column: str) -> tuple[float, float, float] | None:
-    """Growth of the column / growth of the plain step, the latter in seconds and as a share; None where a trial is missing."""
+    """Return (growth of the column / growth of the step time, that growth in seconds, and as a share of the step).
+
+    None if a trial is missing.
+    """
     if not {sound.trial_id, faulty.trial_id} <= set(found.index):
         return None
     part_s, cost_s = (
@@ -301,20 +309,20 @@ def _found(name: str, share: tuple[float, float, float], right: bool = True) -> 
     return figure(name, value, None, unit, f">= {FOUND_GOAL}", right and value >= FOUND_GOAL)
 
 
-def sweep_figures(proof: Proof) -> list[dict[str, Any]]:
-    """The study's sweeps against the bare ones: the least ratio of bandwidths from 1 MiB on, and the largest message."""
-    results = proof.results()
-    bare = pd.DataFrame([sample for sample in proof.samples if sample["kind"] == "bare sweep"])
+def sweep_figures(benchmark: AccountBenchmark) -> list[dict[str, Any]]:
+    """Compare the study's sweeps with bare ones: the lowest bandwidth ratio, and the largest message's bandwidth."""
+    results = benchmark.results()
+    bare = pd.DataFrame([sample for sample in benchmark.samples if sample["kind"] == "bare sweep"])
     figures = []
-    for world_size in proof.sizes:
-        ids = [trial.trial_id for trial in plain_trials(proof) if trial.world_size == world_size]
+    for world_size in benchmark.sizes:
+        ids = [trial.trial_id for trial in plain_trials(benchmark) if trial.world_size == world_size]
         ours = sweep_seconds(results.sweep[results.sweep["trial_id"].isin(ids)])
         ours_s = ours.groupby("bytes")["seconds"].median()
         rows = bare[bare["world_size"] == world_size].rename(columns={"run": "trial_id"})
         bare_s = sweep_seconds(rows).groupby("bytes")["seconds"].median()
         ratio = (bare_s / ours_s).dropna()
-        judged_bytes = LAUNCH_BOUND_BYTES if proof.on_gpus else MIB
-        proof.samples += [
+        judged_bytes = LAUNCH_BOUND_BYTES if benchmark.on_gpus else MIB
+        benchmark.samples += [
             {"kind": "busbw ratio", "world_size": world_size, "bytes": size, "ratio": value}
             for size, value in ratio.items()
         ]
@@ -323,8 +331,8 @@ def sweep_figures(proof: Proof) -> list[dict[str, Any]]:
         )
         size = int(ours_s.index.max())
         bus = size / ours_s[size] * 2 * (world_size - 1) / world_size
-        where = f"{world_size} {proof.options.device}"
-        judged = proof.on_gpus and world_size == 4 and size == GIB
+        where = f"{world_size} {benchmark.options.device}"
+        judged = benchmark.on_gpus and world_size == 4 and size == GIB
         figures += [
             figure(
                 f"busbw of our sweep / bare, least from {judged_bytes >> 20} MiB on ({worst_size} B), {where}",
@@ -346,16 +354,16 @@ def sweep_figures(proof: Proof) -> list[dict[str, Any]]:
     return figures
 
 
-def trace_figures(proof: Proof, interconnect: str) -> list[dict[str, Any]]:
-    """Exposed time of the live account against the traces, of the rank on which they differ most."""
-    results = proof.results()
-    known = {sample["trial_id"] for sample in proof.samples if sample["kind"] == "trace"}
+def trace_figures(benchmark: AccountBenchmark, interconnect: str) -> list[dict[str, Any]]:
+    """Compare exposed time, live vs. trace, on the rank with the largest difference."""
+    results = benchmark.results()
+    known = {sample["trial_id"] for sample in benchmark.samples if sample["kind"] == "trace"}
     trials = results.trials[~results.trials["trial_id"].isin(known)]
     rows = json.loads(agreement(replace(results, trials=trials)).to_json(orient="records"))
-    proof.samples += [{"kind": "trace", **row} for row in rows]
+    benchmark.samples += [{"kind": "trace", **row} for row in rows]
     figures = []
-    for trial in traced_trials(proof, interconnect):
-        ranks = [s for s in proof.samples if s["kind"] == "trace" and s["trial_id"] == trial.trial_id]
+    for trial in traced_trials(benchmark, interconnect):
+        ranks = [s for s in benchmark.samples if s["kind"] == "trace" and s["trial_id"] == trial.trial_id]
         problems = [sample["problem"] for sample in ranks if sample["problem"]]
         print("".join(f"{problem}\n" for problem in problems), end="")
         if ranks:

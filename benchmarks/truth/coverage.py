@@ -1,8 +1,10 @@
-"""How often the report's 95 % intervals hold the true value:  python -m benchmarks.truth.coverage
+"""How often do the report's 95 % intervals contain the true value?
 
-Generated studies, by the product's own functions from trials to the scaling table: 1 and 4 ranks, log-normal repeats that
-spread by 1 %, a true speed-up of 3.8. With `--between`, worker groups differ by as much besides. Nothing is measured of
-training. Goal: 94 to 96 % with 5 repeats in one group.
+    python -m benchmarks.truth.coverage
+
+Studies are generated, then analysed by the product's own functions from trials to the scaling table: 1 and 4 ranks,
+log-normal repeats with a standard deviation of 1 %, and a true speed-up of 3.8. In some cases worker groups also
+differ. No training is measured. Goal: 94 to 96 % with 5 repeats in one group.
 """
 
 import argparse
@@ -24,7 +26,7 @@ LOW, HIGH = 0.94, 0.96
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=20_000, help="studies of each case")
+    parser.add_argument("--studies", type=int, default=20_000, help="studies per case")
     parser.add_argument("--name", default="coverage", help="folder under benchmarks/results")
     options = parser.parse_args()
     figures, samples = [], []
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def covered(studies: int, repeats: int, groups: int = 1, between: float = 0.0) -> dict[str, int]:
-    """In how many generated studies the intervals of speed_up and of efficiency hold their true value."""
+    """Return in how many generated studies the intervals of speed_up and efficiency contain the true value."""
     rows = scaling_rows(
         configurations(trials(studies, repeats, groups, between)), fields_of({"fields": recorded_fields()})
     )
@@ -67,9 +69,9 @@ def covered(studies: int, repeats: int, groups: int = 1, between: float = 0.0) -
 
 
 def trials(studies: int, repeats: int, groups: int, between: float, spread: float = 0.01) -> pd.DataFrame:
-    """A row a trial, as `measures.summaries` gives it; studies are told apart by their seed, a field like any other.
+    """Return one row per trial, as `measures.summaries` does. Studies differ in their seed, like any other field.
 
-    A worker group holds every `groups`-th repeat of both sizes of a study, and is slow or fast as a whole with each.
+    A worker group contains every `groups`-th repeat of both sizes of a study, and has its own speed at each size.
     """
     rng = np.random.default_rng([studies, repeats, groups, int(1e6 * between)])
     study, size, repeat = (

@@ -1,8 +1,11 @@
-"""Faults at random moments of a study on two hosts under Ray, and what is lost by them:  python -m benchmarks.truth.faults
+"""What does a study on two hosts lose if faults strike at random moments?
 
-The hosts are sets of namespaces of this machine (`tests/support/hosts.py`; it needs root); faults, and what must hold after each,
-are in `tests/support/faults.py`. Moments are seeded. A study that meets all of them takes minutes; what was counted before is kept,
-and the same command goes on where it was. Writes benchmarks/results/faults and the table in README.md.
+    python -m benchmarks.truth.faults
+
+The hosts are sets of network namespaces on this machine (`tests/support/hosts.py`; needs root). The faults, and what
+must hold after each, are defined in `tests/support/faults.py`. Moments are seeded. One study with all faults takes
+minutes; earlier counts are kept, and the same command resumes. Writes benchmarks/results/faults and the table in
+README.md. Goal: every fault is survived every time.
 """
 
 import argparse
@@ -23,10 +26,10 @@ BEGIN, END = "<!-- by python -m benchmarks.truth.faults -->\n", "<!-- end -->"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=10, help="of each fault")
+    parser.add_argument("--repeats", type=int, default=10, help="repeats per fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default=NAME, help="folder under benchmarks/results")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin none after so many seconds")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no study after this many seconds")
     options = parser.parse_args()
     samples = kept_samples(options.name)
     counted = {(sample["repeat"], sample["fault"]) for sample in samples}
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iterator[dict[str, Any]]:
-    """What `suffer` gives of those missing; what it raises counts against the one that it was at."""
+    """Yield the results of `suffer` for the missing faults. An error counts against the fault in progress."""
     left = list(missing)
     try:
         for found in suffer(made, moments, [name for name in FAULTS if name in missing]):
@@ -57,7 +60,7 @@ def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iter
 
 
 def publish(text: str) -> None:
-    """Puts the table into README.md, in the place of the one before."""
+    """Replace the table in README.md."""
     before, begin, rest = README.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     README.write_text(before + begin + "\n" + text + end + after)
@@ -71,7 +74,7 @@ def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(samples: list[dict[str, Any]]) -> str:
-    """The count as Markdown."""
+    """Return the counts as a Markdown table."""
     lines = ["| fault, while a study runs on two nodes | survived |", "|---|---|"]
     lines += [f"| {name} | {held} of {count} |" for name, (held, count) in _counts(samples).items()]
     return "\n".join(lines) + "\n"

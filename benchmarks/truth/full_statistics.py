@@ -1,6 +1,8 @@
-"""The statistical tests on samples of full size, ten times those of `make test`:  python -m benchmarks.truth.full_statistics
+"""Run the statistical tests at full size, with ten times the samples of `make test`.
 
-Coverage of intervals and predictions, false alarms of checks, windows that stop early. Ends with pytest's status.
+    python -m benchmarks.truth.full_statistics
+
+They cover intervals and predictions, false alarms of checks, and windows that stop early. Exits with pytest's status.
 """
 
 import os

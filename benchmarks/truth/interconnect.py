@@ -1,15 +1,17 @@
-"""Does a study see the network that it runs on? The same hosts, with links of several rates, as root on one machine.
+"""Does a study measure the network that it runs on? The same hosts with links of several rates, as root on one machine.
 
     python -m benchmarks.truth.interconnect                          # unlimited, 1 Gbit/s, 200 Mbit/s; 3 repeats
     python -m benchmarks.truth.interconnect --rates none,200mbit --repeats 1
 
-Two hosts in network namespaces (tests/support/hosts.py), one CPU rank on each, links shaped by tc in both directions; the study
-`interconnect` runs on them through the product, once for each rate, into results/interconnect/RATE. The hosts share this
-machine's cores: what is compared is the network, and how two models feel it.
+Two hosts in network namespaces (tests/support/hosts.py) with one CPU rank each, and links shaped by tc in both
+directions. The study `interconnect` runs on them once per rate, into results/interconnect/RATE. The hosts share this
+machine's cores, so only the effect of the network on two models is compared.
 
-Goals: the bandwidth that is fitted to the all-reduce sweep within 15 % of the rate that was set (of which Ethernet, IP and
-TCP take 4.4 %); a step's wire time within 25 % of gradient bytes / rate where the wire is the bottleneck, for the larger
-model; and at each shaped rate, weak and strong, the model with more operations for each byte is the more efficient.
+Goals:
+- The bandwidth fitted to the all-reduce sweep is within 15 % of the rate (Ethernet, IP and TCP take 4.4 % of it).
+- For the larger model, a step's transfer time is within 25 % of gradient bytes / rate if the step is
+  communication-bound.
+- At each shaped rate, the model with more operations per byte has the higher weak and strong efficiency.
 """
 
 import argparse
@@ -38,7 +40,7 @@ def folder_of(rate: str) -> Path:
 
 
 def measure(rates: list[str], repeats: int) -> None:
-    """Runs the study once for each rate; a folder that has some trials gets only those that it lacks."""
+    """Run the study once per rate. A folder with some trials gets only the missing ones."""
     with Hosts(2) as hosts:
         address = start_ray(hosts, cpus=1)
         for rate in rates:
@@ -51,7 +53,7 @@ def measure(rates: list[str], repeats: int) -> None:
 
 
 def findings(rate: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Figures of one rate's folder, and the rows that they come from."""
+    """Return the figures of one rate's folder, and the rows from which they are computed."""
     results = load(folder_of(rate))
     bits_per_s = RATES[rate]
     analysis = analyse(results)
@@ -91,7 +93,8 @@ def findings(rate: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             figures.append(
                 figure(
                     f"{kind} efficiency of {LARGE} / {SMALL}, {label}", float(each[LARGE] / each[SMALL]), None, "ratio",
-                    "> 1" if set_to else "none: no link is in the way", bool(each[LARGE] > each[SMALL]) if set_to else None,
+                    "> 1" if set_to else "none: no link is in the way",
+                    bool(each[LARGE] > each[SMALL]) if set_to else None,
                 )
             )  # fmt: skip
     samples: list[dict[str, Any]] = [

@@ -1,16 +1,15 @@
-"""How far predictions are off: 4 GPUs from 1 and 2, for every series of results folders that hold all three.
+"""How accurate are predictions? Predict 4 GPUs from 1 and 2, for every series of results that contains all three.
 
     python -m benchmarks.truth.prediction --from benchmarks/results/{account,captured,account-first,default-4gpu}
 
-Each series is cut to 1 and 2 GPUs (its all-reduce sweeps too), a law is chosen and fitted as `predict` does, and asked
-about 4. Beside it stands the naive "throughput of one GPU x 4". Goals: a mean absolute error of at most 3 %, none above
-8 %, and, where efficiency on 4 GPUs is below 0.9, at most half the naive error, on 12 series or more.
+Each series, with its all-reduce sweeps, is cut to 1 and 2 GPUs. A law is chosen and fitted as `predict` does, and
+evaluated at 4. The naive estimate is the throughput of one GPU x 4. Goals: mean absolute error at most 3 % and no error
+above 8 %, on 12 series or more; if efficiency on 4 GPUs is below 0.9, at most half the naive error.
 
-How the account's law grows, bucket by bucket, was drawn up after results/account and results/captured were measured and
-had shown what was missing; it was then held against results/account-first, of another host, which it had not been made for.
-Those of results/default-4gpu are older than the laws. Where the device waits for its host already on 1 or 2 GPUs, a step is
-as long as the host makes it, and other work on its cores moves that by more than these goals; so the figures are given once
-more without such series, which can be told before 4 is asked about.
+The law of the communication breakdown, bucket by bucket, was designed after results/account and results/captured had
+been measured. It was then validated on results/account-first, from another host. results/default-4gpu is older than all
+laws. If a step is host-bound on 1 or 2 GPUs, other work on the host's cores changes it by more than these goals. The
+figures are therefore repeated without such series, which are known before 4 GPUs are predicted.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def predicted(folder: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Each series of a folder with its prediction for 4 GPUs, and the environment that it was measured under."""
+    """Yield each series of a folder with its prediction for 4 GPUs, and the environment of its measurement."""
     for analysis in analyses(load(folder)):
         whole = [series for series in series_of(analysis) if {*SEEN, ASKED} <= {*series.sizes}]
         for model in models_of([series.only(SEEN) for series in whole], pooled_spread(analysis)):
@@ -87,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The figures of a summary: over all series, those not bound by the host, and those on NCCL's own interconnect."""
+    """Return figures of all series, of those that are not host-bound, and of those with the default interconnect."""
     found = []
     kinds = {
         "": samples,

@@ -1,17 +1,20 @@
-"""What windows that stop early save, and what their intervals cover: recorded and generated steps, replayed.
+"""How many steps do windows that stop early save, and how often do their intervals contain the true value?
 
-    python -m benchmarks.truth.stopping                                     # the recorded steps under benchmarks/results
+    python -m benchmarks.truth.stopping                 # the recorded steps under benchmarks/results
     python -m benchmarks.truth.stopping --of results/default --width 0.02
 
-Recorded: step times of phases windows in results folders, without the first step of each, which alone begins on an idle
-device. What that costs a plain window, which is one span too, is reported for itself: how much longer it took than as many
-median steps, in steps; blocks do not pay it, for a step that is not timed comes before them. A long series of steps is
-drawn from each window by whole pieces (a moving-block bootstrap: Künsch 1989), so that what depends on its neighbour stays
-beside it; its true step time is then the mean of the recorded steps. Generated: lognormal step times of known median and
-first-order autocorrelation. Each series is replayed by the product's rule (`trainables.measure.stopping`), by one without its
-corrections, and by fixed counts. Reported: the share of steps that the rule runs, with those before blocks, the coverage of
-the interval at which it stops (goal at least 0.95), and its error against that of a fixed count with as many steps on
-average (equal error: ratio at most 1.1).
+Recorded: step times of phases windows in results folders, without the first step, which starts on an idle device. The
+cost of that start to a plain window is reported separately: the duration of the window in median steps, minus its
+number of steps. Blocks do not pay it, because an untimed step precedes them. A long series is drawn from each window by
+a moving-block bootstrap (Künsch 1989), which preserves the dependence between neighbours. Its true step time is the
+mean of the recorded steps.
+
+Generated: log-normal step times of known median and first-order autocorrelation.
+
+Each series is replayed by the product's rule (`trainables.measure.stopping`), by the rule without its corrections, and
+by fixed counts. Reported: the share of steps that the rule runs, including those before blocks; the coverage of the
+interval at which it stops (goal: at least 0.95); and its error relative to a fixed count with the same average number
+of steps (goal: at most 1.1).
 """
 
 import argparse
@@ -33,10 +36,10 @@ COVERAGE_GOAL = 0.95
 ERROR_GOAL = 1.1
 QUANTILES = {seen: float(stats.t.ppf(0.975, seen - 1)) for seen in range(2, MAX_BLOCKS + 1)}
 OFTEN = 0.25
-"""share of its replays from which a window counts as one that stops early"""
+"""Windows that stop early in at least this share of replays count as stopping early."""
 
 PIECE = 5
-"""recorded steps that stay together"""
+"""Length of the pieces of the bootstrap, in recorded steps."""
 
 
 def main() -> None:
@@ -45,7 +48,7 @@ def main() -> None:
         "--of", default=f"{RESULTS / 'default-1gpu'},{RESULTS / 'default-4gpu'}", help="results folders"
     )
     parser.add_argument("--width", type=float, default=0.01)
-    parser.add_argument("--steps", type=int, default=200, help="most steps of a window")
+    parser.add_argument("--steps", type=int, default=200, help="maximum steps per window")
     parser.add_argument(
         "--series", type=int, default=1000, help="replays of each generated case; a recorded window has a fifth"
     )
@@ -71,7 +74,7 @@ def main() -> None:
 
 
 def generated(rng: np.random.Generator, series: int, steps: int, autocorrelation: float, spread: float) -> Series:
-    """Logarithms of step times [series, steps]: normal, mean 0, this standard deviation, and AR(1)."""
+    """Return logarithms of step times [series, steps]: normal with mean 0, standard deviation `spread`, and AR(1)."""
     noise = rng.standard_normal((series, steps))
     logs = np.empty_like(noise)
     logs[:, 0] = noise[:, 0]
@@ -81,15 +84,18 @@ def generated(rng: np.random.Generator, series: int, steps: int, autocorrelation
 
 
 def resampled(rng: np.random.Generator, logs: Series, series: int, steps: int) -> Series:
-    """Series [series, steps] of pieces of the recorded one, which is taken as a ring."""
+    """Return series [series, steps] made of pieces of the recorded one, which is treated as circular."""
     pieces = math.ceil(steps / PIECE)
     begins = rng.integers(len(logs), size=(series, pieces, 1))
     return logs[(begins + np.arange(PIECE)) % len(logs)].reshape(series, -1)[:, :steps]
 
 
 def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, float]]:
-    """Of each done trial's first rank: name, logarithms of the phases window's step times from the second on, and by how many
-    of their median the plain window lasted longer than its steps."""
+    """Yield, for the first rank of each done trial: name, logarithms of step times, and start cost in steps.
+
+    Step times are those of the phases window from the second step on. The start cost is the duration of the plain
+    window in median steps, minus its number of steps.
+    """
     for folder in folders:
         results = load(folder)
         of_first_rank = results.steps[results.steps["rank"] == 0]
@@ -103,7 +109,10 @@ def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, float]]:
 
 
 def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
-    """What the rule makes of series of logarithms, and what others do; `true`: logarithm of each one's true step time."""
+    """Return the results of the rule and of its alternatives on series of logarithms.
+
+    true: logarithm of the true step time of each series.
+    """
     lengths = block_lengths(0, logs.shape[1])
     ends = np.cumsum(lengths)
     means = np.stack([np.exp(part).mean(axis=1) for part in np.split(logs, ends[:-1], axis=1)], axis=1)
@@ -132,13 +141,13 @@ def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:
 
 
 def _stop(step_s: list[float], width: float) -> tuple[int, float]:
-    """Blocks that the product's rule runs, and half the width of the interval then, in logarithms."""
+    """Return the number of blocks that the product's rule runs, and the half width of its interval, in logarithms."""
     seen = next((n for n in CHECKS if n <= len(step_s) and relative_width(step_s[:n]) <= width), len(step_s))
     return seen, math.asinh(relative_width(step_s[:seen]) / 2)
 
 
 def _uncorrected(step_s: Series, width: float) -> tuple[float, float]:
-    """Centre and half width where a plain 95 % interval is looked at after every block from the fifth on."""
+    """Return centre and half width if a plain 95 % interval is checked after every block from the fifth on."""
     logs = np.log(step_s)
     for seen in range(CHECKS[0], len(logs) + 1):
         half = QUANTILES[seen] * logs[:seen].std(ddof=1) / math.sqrt(seen)
@@ -152,7 +161,7 @@ def _coverage(name: str, coverage: float) -> dict[str, Any]:
 
 
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A few lines for each generated case, and the whole of the recorded ones together."""
+    """Return figures for each generated case, and for all recorded windows together."""
     found = []
     for sample in samples:
         if sample["kind"] == "generated":

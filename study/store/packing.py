@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from analysis.load.errors import ResultsError
-from analysis.load.packed import TRIALS, PackedTrial, read_trials, trials_table, whole_trials
+from analysis.load.packed import TRIALS, PackedTrial, read_trials, trial_portions, trials_table
 from analysis.load.parquet import ROWS_AT_ONCE
 from analysis.load.schema import SCHEMAS
 from study.store.durable import is_plain_name, new_file
@@ -161,7 +161,7 @@ def _pack_table(source: Store, target: Store, name: str, trials: list[PackedTria
     """Write the table of all trials, with complete trials per row group, and compare it with the trials' tables."""
     import pyarrow.parquet as pq
 
-    portions = list(whole_trials(trials, name, ROWS_AT_ONCE))
+    portions = list(trial_portions(trials, name, ROWS_AT_ONCE))
     if not portions:
         return
     schema = pa.schema([_ID, *SCHEMAS[name]])

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from analysis.load.errors import ResultsError
-from analysis.load.links import leads_outside
+from analysis.load.links import symlink_outside
 from analysis.load.packed import PackedTrial, is_packed, read_trials
 from analysis.load.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
 from study.errors import USAGE, one_line
@@ -360,7 +360,7 @@ def _local_root(out: str) -> str:
     """Return the absolute path of a local results folder. Raises StoreError if a link in it points outside."""
     root = os.path.abspath(out)
     with store_errors(f"{out} cannot be used"):
-        link = leads_outside(root)
+        link = symlink_outside(root)
     if link is not None:
         raise StoreError(f"{link} points outside of {out}; replace the link by its target, or choose another --out")
     return root

@@ -190,7 +190,7 @@ def test_paths_in_records_are_not_followed(name: str, tmp_path: Path, capsys: py
     assert f"log: {store.trial_folder(Trial().trial_id)}/error.log" in told
     marker.write_text(json.dumps(content | {"trial_id": name}))
     assert Store.at(str(results)).corrupt() == [Trial().trial_id]
-    with pytest.raises(ResultsError, match="says trial_id"):
+    with pytest.raises(ResultsError, match="trial_id is"):
         load(results)
 
 

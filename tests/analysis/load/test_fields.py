@@ -1,4 +1,4 @@
-"""What a study's results say of the fields of its trials, from their declaration to the analysis that reads it."""
+"""Fields of trials, from their declaration through study.json to the analysis."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_every_field_is_recorded_with_its_default_and_survives_json() -> None:
     assert {name: facts["default"] for name, facts in recorded.items()} == Trial().model_dump()
 
 
-def test_the_analysis_reads_kinds_orders_and_options() -> None:
+def test_the_analysis_reads_kinds_and_orders() -> None:
     assert DECLARED.of_kind("layout") == ("world_size", "nodes")
     assert {*DECLARED.timing} == {
         "steps", "warmup_steps", "account_steps", "sweep_bytes", "profile_ranks", "median_width",
@@ -43,24 +43,24 @@ def test_a_field_knows_the_option_that_sets_it(field: str, option: str | None) -
     assert DECLARED[field].option == option
 
 
-def test_an_option_that_sets_a_field_names_one_of_a_trial() -> None:
-    named = {option.field for option in STUDY_OPTIONS if option.field} - {"global_batch"}
-    assert named <= set(Trial.model_fields)
+def test_options_set_fields_that_exist() -> None:
+    fields = {option.field for option in STUDY_OPTIONS if option.field} - {"global_batch"}
+    assert fields <= set(Trial.model_fields)
 
 
-def test_a_field_has_an_effect_with_certain_strategies_only() -> None:
+def test_a_field_has_an_effect_only_with_certain_strategies() -> None:
     views = DECLARED["gradient_as_bucket_view"]
     assert views.has_effect({}, DECLARED.facts)
     assert views.has_effect({"parallel": "zero1"}, DECLARED.facts)
     assert not views.has_effect({"parallel": "none"}, DECLARED.facts)
 
 
-def test_a_field_that_results_do_not_describe_has_no_facts() -> None:
+def test_an_undescribed_field_has_default_facts() -> None:
     assert DECLARED["of_a_newer_version"].kind == ""
     assert DECLARED["of_a_newer_version"].option == "set"
 
 
 @pytest.mark.parametrize("study", [{}, {"fields": None}, {"fields": {"steps": 3}}])
-def test_results_that_describe_no_fields_are_refused(study: dict[str, object]) -> None:
+def test_a_study_without_described_fields_is_refused(study: dict[str, object]) -> None:
     with pytest.raises(ResultsError, match="does not describe the fields"):
         fields_of(study)

@@ -1,10 +1,10 @@
-"""The one list of columns agrees with what ranks measure."""
+"""The results format agrees with what ranks measure."""
 
 from analysis.load.schema import PHASES, REQUIRED, SCHEMAS, frame_schema
 from trainables.step import timing
 
 
-def test_the_phases_are_those_that_ranks_measure() -> None:
+def test_phases_match_those_that_ranks_measure() -> None:
     assert PHASES == timing.PHASES
 
 

@@ -1,4 +1,4 @@
-"""What the report reads of study.json, also of one that another program wrote."""
+"""Reading study.json for the report, including files written by other programs."""
 
 from typing import Any
 
@@ -46,14 +46,15 @@ def test_every_entry_is_read() -> None:
         "reference_ladders": [{"machine": "m", "samples": 8, "batches_s": [2, 1.0], "source": "s"}],
     }
     study = {"name": "n", "question": "q", "command": "c", "configuration": configuration, "notes": ["n", 3]}
-    found = StudyRecord.of(study)
     ladder = ReferenceLadder("m", 8.0, (2.0, 1.0), "s")
-    assert found == StudyRecord("n", "q", "c", "cost", 3.0, ("a", "b"), (("plain", ("a",)),), (ladder,), 5, ("n",))
+    assert StudyRecord.of(study) == StudyRecord(
+        "n", "q", "c", "cost", 3.0, ("a", "b"), (("plain", ("a",)),), (ladder,), 5, ("n",)
+    )
 
 
-def test_what_studies_give_the_report_is_what_it_reads() -> None:
+def test_the_report_reads_what_studies_write() -> None:
     records = {name: StudyRecord.of({"configuration": make(GPU_HOST).report}) for name, make in STUDIES.items()}
-    assert {name: found.report_epoch for name, found in records.items() if found.report_epoch} == {
+    assert {name: record.report_epoch for name, record in records.items() if record.report_epoch} == {
         "fifth-epoch": 5,
         "vgg-case-study": 5,
     }
