@@ -28,8 +28,8 @@ def load(directory: str | os.PathLike[str]) -> Frames:
 
     Raises results.ResultsError, one line, where the folder cannot be read.
     """
-    from analysis.load.results import load as read
     from analysis.measure.measures import MEASURES, summaries
+    from analysis.read.results import load as read
 
     found = read(directory)
     measured = summaries(found.trials, found.windows)[["trial_id", *MEASURES]]

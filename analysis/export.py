@@ -15,10 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.errors import line
-from analysis.load.results import Results, ResultsError, load
 from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import MEASURES, summaries
+from analysis.read.errors import line
+from analysis.read.results import Results, ResultsError, load
 
 SERIES = {"loss": "plain", "step_s": "phases"}
 """Columns exported per step, with the window that they are taken from."""

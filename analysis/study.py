@@ -15,12 +15,12 @@ from analysis.compare.communication import Communication, communication
 from analysis.compare.ladder import ladder_rows
 from analysis.compare.scaling import scaling_rows, speed_up_rows
 from analysis.compare.steps import loss_rows, timeline_rows
-from analysis.load.environment import by_environment, comparable_fingerprints, difference
-from analysis.load.fields import Fields
-from analysis.load.results import Results
-from analysis.load.study_record import StudyRecord
 from analysis.measure.configurations import configurations, derived_lengths, trial_fields
 from analysis.measure.measures import summaries
+from analysis.read.environment import by_environment, comparable_fingerprints, difference
+from analysis.read.fields import Fields
+from analysis.read.results import Results
+from analysis.read.study_record import StudyRecord
 from analysis.text import rank_noun
 
 

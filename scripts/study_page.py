@@ -9,8 +9,8 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.load.results import load_reduced
 from analysis.predict.inputs import report_inputs
+from analysis.read.results import load_reduced
 from analysis.report.report import environment_rows, status_counts
 from analysis.report.sections import TABLES
 from analysis.verdict.answer import answer, limits

@@ -15,7 +15,7 @@ from scipy.special import chdtrc
 
 from analysis.checks.drift import change_point, drift
 from analysis.checks.finding import FALSE_ALARM, MATTERS, CheckData, Finding
-from analysis.load.step_shape import WINDOW
+from analysis.read.step_shape import WINDOW
 from analysis.text import number, percent
 
 MIN_REPEATS = 3

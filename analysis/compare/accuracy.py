@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare.recipes import LAYOUT, with_recipes
-from analysis.load.results import Results
 from analysis.measure.training import reached_target, training_runs
+from analysis.read.results import Results
 from analysis.statistics import mean_interval, welch_difference
 
 TARGET_SHARE = 0.99

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.environment import used_gpus
 from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import configuration_of
+from analysis.read.environment import used_gpus
 
 _MEASURED, _OUT_OF_MEMORY, _PRUNED = "measured", "out of memory", "not tried: a smaller batch ran out of memory"
 

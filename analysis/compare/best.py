@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load.fields import Fields
 from analysis.measure.configurations import throughput_estimates
+from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
 
 MAX_LISTED_WORKLOADS = 3

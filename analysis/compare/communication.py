@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.load.results import Results
 from analysis.measure.allreduce import bus_factor, fits, limit_seconds, measured_limits, ranks_of, sweep_seconds
 from analysis.measure.communication import (
     BREAKDOWN_COLUMNS,
@@ -27,6 +26,7 @@ from analysis.measure.communication import (
     communication_breakdown,
 )
 from analysis.measure.measures import configuration_of
+from analysis.read.results import Results
 from analysis.statistics import intervals, log_estimates
 
 SLOWDOWN_PARTS = ("exposed_wire_s", "exposed_wait_s", "host_work_s", "load_s", "remainder_s")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.environment import NONE, by_environment, fingerprint
-from analysis.load.fields import Fields
-from analysis.load.results import ResultsError, load_reduced, nothing_timed
-from analysis.load.schema import PHASES
 from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import summaries
+from analysis.read.environment import NONE, by_environment, fingerprint
+from analysis.read.fields import Fields
+from analysis.read.results import ResultsError, load_reduced, nothing_timed
+from analysis.read.schema import PHASES
 from analysis.statistics import log_estimates, ratios
 from analysis.text import configuration_label, join, rank_noun, text
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.accuracy import Accuracy, by_precision
-from analysis.load.study_record import ReferenceLadder, StudyRecord
+from analysis.read.study_record import ReferenceLadder, StudyRecord
 from analysis.statistics import log_estimates, ratios_to_reference
 
 BATCHES = 300

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.fields import Fields
-from analysis.load.results import OUTCOME_COLUMNS
+from analysis.read.fields import Fields
+from analysis.read.results import OUTCOME_COLUMNS
 from analysis.text import value_label
 
 NOTHING = "nothing"

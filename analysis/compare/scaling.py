@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.fields import Fields
 from analysis.measure.configurations import LAYOUT, RESULT_COLUMNS, throughput_estimates, trial_fields
+from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
 
 WEAK, STRONG, NEITHER = "weak", "strong", "neither"

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from analysis.load.results import Results
 from analysis.measure.communication import WINDOW, bucket_rows
 from analysis.measure.measures import configuration_of
+from analysis.read.results import Results
 
 TIMELINE_COLUMNS = ["trial_id", "step", "rank", "lane", "bucket", "kind", "begin_s", "end_s"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from analysis.load.reduce import require
+from analysis.read.reduce import require
 
 KEYS = ["interconnect", "cpus_per_rank", "place", "nodes", "world_size"]
 """Identity of a measured limit: number of ranks, interconnect and place. `place` numbers groups of similar ranks on

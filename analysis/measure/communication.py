@@ -4,7 +4,7 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.load.reduce import require
+from analysis.read.reduce import require
 
 WINDOW = "communication"
 

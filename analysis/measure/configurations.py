@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from analysis.load.fields import Fields
-from analysis.load.reduce import require
-from analysis.load.results import OUTCOME_COLUMNS
 from analysis.measure.measures import MEASURES
+from analysis.read.fields import Fields
+from analysis.read.reduce import require
+from analysis.read.results import OUTCOME_COLUMNS
 from analysis.statistics import intervals, log_estimates
 
 

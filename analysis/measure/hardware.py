@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.reduce import require
+from analysis.read.reduce import require
 
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h100/"
 _H200 = "NVIDIA H200 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h200/"

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.load.results import Results, ResultsError, filesystem
 from analysis.measure.communication import bucket_rows, step_rows
+from analysis.read.results import Results, ResultsError, filesystem
 
 Intervals = npt.NDArray[np.float64]
 """Starts and ends in seconds, shape [n, 2]."""

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare.scaling import STRONG
-from analysis.load.results import nothing_timed
 from analysis.measure.hardware import training_power_w
 from analysis.predict.fit import Spread
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.laws import Link
 from analysis.predict.model import ROW_COLUMNS, WIDEST, ScalingModel, pooled_spread, predict, with_throughput, without
 from analysis.predict.series import Interconnects
+from analysis.read.results import nothing_timed
 from analysis.study import Analysis
 from analysis.text import join, value_label
 

@@ -3,8 +3,8 @@
 import dataclasses
 from functools import cached_property
 
-from analysis.load.results import Results
 from analysis.predict.model import ScalingModel, models
+from analysis.read.results import Results
 from analysis.study import Analysis, analyses
 
 

@@ -19,12 +19,12 @@ import pyarrow.fs as pafs
 from markupsafe import Markup
 
 from analysis.figures.style import GRID, INK, render
-from analysis.load.environment import commit, difference
-from analysis.load.errors import ResultsError, line
-from analysis.load.results import Results, filesystem, load_reduced
-from analysis.load.study_record import StudyRecord
 from analysis.measure.configurations import derived_lengths
 from analysis.predict.inputs import ReportInputs, report_inputs
+from analysis.read.environment import commit, difference
+from analysis.read.errors import ResultsError, line
+from analysis.read.results import Results, filesystem, load_reduced
+from analysis.read.study_record import StudyRecord
 from analysis.report.sections import PLOTS, SECTIONS, TABLES
 from analysis.report.summary import Summary, left_out, summary
 from analysis.study import Analysis, study_ranks

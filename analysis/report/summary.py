@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.load.environment import difference
+from analysis.read.environment import difference
 from analysis.study import Analysis
 from analysis.tables.accuracy import accuracy_table
 from analysis.tables.scaling import throughput

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.environment import WHEN, done_environments, reading, slowed_by, used_gpus, used_nodes
+from analysis.read.environment import WHEN, done_environments, reading, slowed_by, used_gpus, used_nodes
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table
 from analysis.text import GIB, join

@@ -133,7 +133,9 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
     )
 
 
-def _labelled(analysis: Analysis, models: list[ScalingModel], rows: pd.DataFrame, ranks: tuple[str, str]) -> pd.DataFrame:
+def _labelled(
+    analysis: Analysis, models: list[ScalingModel], rows: pd.DataFrame, ranks: tuple[str, str]
+) -> pd.DataFrame:
     frame = rows.copy()
     if frame.empty:
         return frame

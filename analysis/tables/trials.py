@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from analysis.load.fields import Fields
 from analysis.measure.configurations import trial_fields
+from analysis.read.fields import Fields
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table, axis_columns
 from analysis.text import text

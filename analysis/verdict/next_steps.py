@@ -6,10 +6,10 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
-from analysis.load.study_record import GOALS
 from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import NARROWER, NextTrial, next_trial
+from analysis.read.study_record import GOALS
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, number, percent, significance, value_label
 from analysis.verdict.accuracy import soonest

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.scaling import NEITHER, WEAK
-from analysis.load.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
+from analysis.read.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, join, named, number, percent
 from analysis.verdict import accuracy as accuracy_verdict

@@ -12,8 +12,8 @@ import math
 import tempfile
 from typing import Any
 
-from analysis.load.results import load
 from analysis.measure.measures import summaries
+from analysis.read.results import load
 from benchmarks.harness.common import figure, ratio_interval, write_summary
 from study.capacity import count_cpus, count_gpus
 from study.orchestrate.cluster import connect

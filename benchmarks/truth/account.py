@@ -28,11 +28,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.results import Results, load
 from analysis.measure.allreduce import sweep_seconds
 from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.measure.measures import summaries
 from analysis.measure.trace import agreement
+from analysis.read.results import Results, load
 from analysis.report.report import write_report
 from analysis.text import field_value
 from benchmarks.harness.common import RESULTS, command, figure, kept_samples, write_summary

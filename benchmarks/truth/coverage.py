@@ -14,9 +14,9 @@ import pandas as pd
 from scipy import stats
 
 from analysis.compare.scaling import scaling_rows
-from analysis.load.fields import fields_of
 from analysis.measure.configurations import configurations
 from analysis.measure.measures import MEASURES
+from analysis.read.fields import fields_of
 from benchmarks.harness.common import figure, write_summary
 from study.options import recorded_fields
 

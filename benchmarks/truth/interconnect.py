@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from analysis.load.results import load
 from analysis.measure.allreduce import fits, measured_limits
 from analysis.measure.communication import bucket_rows, communication_breakdown
+from analysis.read.results import load
 from analysis.study import analyse
 from benchmarks.harness.common import RESULTS, command, figure, write_summary
 from tests.support.hosts import ROOT, Hosts, start_ray

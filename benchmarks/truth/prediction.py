@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load.results import load
 from analysis.predict.model import models_of, pooled_spread, predict
 from analysis.predict.series import ScalingSeries, series_of
+from analysis.read.results import load
 from analysis.study import Analysis, analyses
 from benchmarks.harness.common import figure, write_summary
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.load.results import load
+from analysis.read.results import load
 from benchmarks.harness.common import RESULTS, figure, write_summary
 from trainables.measure.stopping import CHECKS, MAX_BLOCKS, block_lengths, blocks_between_checks, relative_width
 

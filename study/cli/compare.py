@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from analysis.compare.folders import COMPARED_MEASURES, SLOWER, Comparison
-from analysis.load.schema import PHASES
+from analysis.read.schema import PHASES
 from analysis.text import number, percent, with_interval
 from study.cli.terminal import terminal
 from study.errors import ConfigurationError, shown

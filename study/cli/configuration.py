@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from analysis.load.study_record import GOALS
+from analysis.read.study_record import GOALS
 from study.cli.inputs import data_dir_path, dataset_in, refuse_endless, storage_axis, workload_spec
 from study.errors import ConfigurationError, clipped, near, one_line, shown
 from study.options import FILE_KEYS, OPTION_OF_FIELD, STUDY_OPTIONS

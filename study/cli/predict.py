@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.results import load
-from analysis.load.study_record import GOALS
 from analysis.predict.forecast import Forecast, forecast
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.predict.model import ScalingModel
 from analysis.predict.next_trial import next_trial
+from analysis.read.results import load
+from analysis.read.study_record import GOALS
 from analysis.report.summary import left_out
 from analysis.tables.predictions import forecast_table, law_parameters, laws
 from analysis.verdict.next_steps import best, sentence

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from analysis.load.study_record import StudyRecord
+from analysis.read.study_record import StudyRecord
 from study.store.records import count_statuses
 
 if TYPE_CHECKING:

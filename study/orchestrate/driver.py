@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from analysis.load.schema import SCHEMAS
+from analysis.read.schema import SCHEMAS
 from study.capacity import NodeCapacity
 from study.orchestrate.failures import first_line
 from study.orchestrate.metrics import numbers

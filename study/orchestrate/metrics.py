@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from analysis.load.schema import PHASES, STATUSES
 from analysis.measure.communication import bucket_rows, step_rows
 from analysis.measure.measures import summarise
+from analysis.read.schema import PHASES, STATUSES
 from study.store.store import TrialResult
 from trainables.trial import Trial
 

@@ -21,7 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from analysis.load.schema import SCHEMAS
+from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure
 from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload, RankFacts
 from study.plan.placement import Layout, ProcessKind, members

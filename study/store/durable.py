@@ -1,5 +1,6 @@
 """Replace files and folders of a local results folder. A kill at any moment leaves the old, the new, or none."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -62,6 +63,12 @@ def replace_folder(root: Path, trial_id: str, files: Mapping[str, bytes]) -> Non
     partial.rename(final)
     _sync_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_empty_partial(root: Path) -> None:
+    """Remove the folder of partial writes if no writer uses it."""
+    with contextlib.suppress(OSError):
+        (root / ".partial").rmdir()
 
 
 def clear_partial(root: Path) -> None:

@@ -1,6 +1,6 @@
 """Pack a results folder into at most six files, and unpack it again.
 
-Both read back what they wrote before they remove anything. `analysis/load/packed.py` describes the packed format.
+Both read back what they wrote before they remove anything. `analysis/read/packed.py` describes the packed format.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from analysis.load.errors import ResultsError
-from analysis.load.packed import TRIALS, PackedTrial, read_trials, trial_portions, trials_table
-from analysis.load.parquet import ROWS_AT_ONCE
-from analysis.load.schema import SCHEMAS
-from study.store.durable import is_plain_name, new_file
+from analysis.read.errors import ResultsError
+from analysis.read.packed import TRIALS, PackedTrial, read_trials, trial_portions, trials_table
+from analysis.read.parquet import ROWS_AT_ONCE
+from analysis.read.schema import SCHEMAS
+from study.store.durable import is_plain_name, new_file, remove_empty_partial
 from study.store.store import Store, StoreError, store_errors
 from study.store.tables import as_schema, parquet_bytes
 
@@ -80,6 +80,8 @@ def pack(directory: str, out: str | None = None, *, drop_traces: bool = False) -
             target.replace_file("study.json", source.read_file("study.json"))
         else:
             _remove_trials(source, records)
+        if isinstance(target.filesystem, fs.LocalFileSystem):
+            remove_empty_partial(Path(target.root))
     return Packing(target.out, len(trials), left_out)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
     """Count each status. The order of the keys is the same everywhere."""
-    from analysis.load.schema import STATUSES
+    from analysis.read.schema import STATUSES
 
     counts = Counter(statuses)
     return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}
@@ -20,7 +20,7 @@ def statuses_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def is_complete_record(record: Any, tables: Container[str]) -> bool:
     """Return True if a trial's record is valid and its required tables are among `tables` (names)."""
-    from analysis.load.schema import SCHEMA_VERSION, STATUSES
+    from analysis.read.schema import SCHEMA_VERSION, STATUSES
 
     return bool(
         isinstance(record, dict)

@@ -13,7 +13,7 @@
     DIR/trials.parquet, steps.parquet, ...  instead of trials/, if the folder is packed (`study/store/packing.py`)
     DIR/.partial/                        unfinished writes; opening DIR clears those of killed writers
 
-`analysis/load/schema.py` defines the columns. DIR is a path or a URI of `pyarrow.fs` (s3://, gs://, hdfs://, file://).
+`analysis/read/schema.py` defines the columns. DIR is a path or a URI of `pyarrow.fs` (s3://, gs://, hdfs://, file://).
 """
 
 import json
@@ -28,10 +28,10 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import fs
 
-from analysis.load.errors import ResultsError
-from analysis.load.links import symlink_outside
-from analysis.load.packed import PackedTrial, is_packed, read_trials
-from analysis.load.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
+from analysis.read.errors import ResultsError
+from analysis.read.links import symlink_outside
+from analysis.read.packed import PackedTrial, is_packed, read_trials
+from analysis.read.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
 from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, is_plain_name, replace_file, replace_folder
@@ -51,7 +51,7 @@ class StoreError(Exception):
 class TrialResult:
     """The result of a trial.
 
-    steps, buckets, sweep, epochs: tables with the columns of `analysis.load.schema`, None if not measured. traces: rank
+    steps, buckets, sweep, epochs: tables with the columns of `analysis.read.schema`, None if not measured. traces: rank
     -> profiler trace as gzip'd JSON. worker_group: id of the warm worker group that ran the trial; it and `environment`
     are empty if nothing ran. started_at: seconds since 1970 (UTC). log: tracebacks of all ranks.
     """

@@ -1,11 +1,11 @@
-"""Convert the tables that ranks measure (`analysis/load/schema.py`) to Arrow streams and Parquet files."""
+"""Convert the tables that ranks measure (`analysis/read/schema.py`) to Arrow streams and Parquet files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from analysis.load.schema import SCHEMAS
+from analysis.read.schema import SCHEMAS
 
 _PARQUET_MAGIC = b"PAR1"
 _PARQUET_TAIL_BYTES = 8

@@ -41,7 +41,7 @@ class Study:
     extra_trials: Mapping[str, Fields] = field(default_factory=dict)
     """Complete, named trials outside the grid. They are not crossed with the axes, and overrides do not change them."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of study.json for the report, such as report_epoch (see `analysis.load.study_record.StudyRecord`)."""
+    """Entries of study.json for the report, such as report_epoch (see `analysis.read.study_record.StudyRecord`)."""
 
     def with_overrides(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
         """Return this study with other values on some axes.

@@ -24,7 +24,7 @@ FILES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "analysis": (
         ("analysis.text", "analysis.statistics"),
-        ("analysis.load",),
+        ("analysis.read",),
         ("analysis.measure",),
         ("analysis.compare",),
         ("analysis.checks",),

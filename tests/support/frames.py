@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load.fields import fields_of
+from analysis.read.fields import fields_of
 from study.options import recorded_fields
 from trainables.trial import Trial
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from analysis.load.reduce import windows
 from analysis.measure.allreduce import sweep_seconds
 from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.measure.measures import summarise
+from analysis.read.reduce import windows
 from benchmarks.harness.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
 from study.store.tables import packed, unpacked
 from tests.support.gloo import on_ranks

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from analysis.load.results import ResultsError, load
+from analysis.read.results import ResultsError, load
 from analysis.report.report import write_report
 from analysis.report.sections import SECTIONS
 from study.orchestrate.failures import describe_failure

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.load.schema import SCHEMAS
+from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure
 from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload
 from study.orchestrate.stuck import Calls, calls_in

@@ -11,9 +11,9 @@ from scipy import stats
 
 from analysis.checks.finding import FALSE_ALARM, CheckData, Finding
 from analysis.checks.steps import CHECKS, findings
-from analysis.load.reduce import REQUIRED_COLUMNS, windows
-from analysis.load.results import load
-from analysis.load.step_shape import step_shapes
+from analysis.read.reduce import REQUIRED_COLUMNS, windows
+from analysis.read.results import load
+from analysis.read.step_shape import step_shapes
 from analysis.study import analyse
 from analysis.tables.checks import data_checks
 from analysis.verdict.trust import trust

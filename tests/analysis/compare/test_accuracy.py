@@ -12,9 +12,9 @@ import pytest
 
 from analysis.compare.accuracy import by_precision, goodput
 from analysis.figures.style import render
-from analysis.load.errors import ResultsError
-from analysis.load.results import load, load_reduced
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.errors import ResultsError
+from analysis.read.results import load, load_reduced
 from analysis.report.report import write_report
 from analysis.report.sections import PLOTS, TABLES
 from analysis.statistics import mean_interval, welch_difference

@@ -8,10 +8,10 @@ import pytest
 
 from analysis.compare.bottleneck import REGIONS, WORDS, fewer_launches, largest_gain, regions
 from analysis.compare.communication import Communication
-from analysis.load.results import load
-from analysis.load.schema import PHASES
 from analysis.measure.communication import BREAKDOWN_COLUMNS
 from analysis.measure.measures import HOST_BOUND_STEP_SHARE, summarise
+from analysis.read.results import load
+from analysis.read.schema import PHASES
 from analysis.study import analyse
 from analysis.text import telling_fields
 from analysis.verdict.answer import growth

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from analysis.compare.folders import compare
-from analysis.load.results import ResultsError
+from analysis.read.results import ResultsError
 from study.cli.compare import share
 from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE, ConfigurationError
 from study.scaling import main

@@ -18,9 +18,9 @@ from analysis.figures.batch_size import ladder as ladder_figure
 from analysis.figures.steps import communication_spans
 from analysis.figures.steps import loss as loss_figure
 from analysis.figures.steps import timeline as timeline_figure
-from analysis.load.results import load
-from analysis.load.study_record import StudyRecord
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
+from analysis.read.study_record import StudyRecord
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.tables.trials import again

@@ -12,8 +12,8 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures.scaling import phases, speed_up_weak
 from analysis.figures.style import COLOURS, MAX_FACETS, grid_of_axes, legend, render, stacked_bars
-from analysis.load.results import load
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
 from analysis.report.sections import PLOTS
 from analysis.study import analyse
 from analysis.text import PHASE_LABELS

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.load.results import Results, load
 from analysis.measure.allreduce import fit, fits, limit_seconds, measured_limits, sweep_seconds
+from analysis.read.results import Results, load
 from tests.support.frames import MIB, grid, write_results
 
 SIZES = np.array([4.0**k for k in range(1, 16)])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.compare.communication import SLOWDOWN_PARTS
-from analysis.load.results import load
 from analysis.measure.communication import bucket_rows, communication_breakdown, step_rows
+from analysis.read.results import load
 from analysis.study import Analysis, analyse
 from tests.support.frames import MIB, grid, write_results
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.load.results import load
 from analysis.measure.hardware import PEAKS, use
 from analysis.measure.measures import summaries
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from tests.support.frames import FIELDS, environment, grid, record, steps, write_study, write_trial

@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.load.results import load
-from analysis.load.schema import PHASES
 from analysis.measure.measures import BUSY, LAUNCHES, MEASURES, summaries, summarise
+from analysis.read.results import load
+from analysis.read.schema import PHASES
 from tests.support.frames import FIELDS, gpu_study, steps
 
 CUDA = FIELDS | {"device": "cuda", "world_size": 2, "batch_per_gpu": 8, "steps": 4, "image_size": 16}

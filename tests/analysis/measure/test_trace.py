@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.load.results import load
 from analysis.measure.trace import (
     TraceError,
     against_live,
@@ -27,6 +26,7 @@ from analysis.measure.trace import (
     union,
 )
 from analysis.predict.inputs import with_models
+from analysis.read.results import load
 from analysis.report.report import write_report
 from analysis.report.sections import TABLES
 from analysis.study import analyse

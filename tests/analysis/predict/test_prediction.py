@@ -13,13 +13,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis.figures.predictions import prediction_fan
-from analysis.load.results import load
 from analysis.predict.fit import Spread
 from analysis.predict.forecast import FORECAST_COLUMNS, PredictionError, forecast, stated_link
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.predict.laws import LAWS, Link, expected_largest, ring_factor, ring_s, two_level_s
 from analysis.predict.model import models, models_of, predict, without
 from analysis.predict.series import Interconnects, ScalingSeries, series_of
+from analysis.read.results import load
 from analysis.report.report import write_report
 from analysis.study import analyse
 from analysis.tables.predictions import law_parameters, laws, predictions

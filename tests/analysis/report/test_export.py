@@ -10,7 +10,7 @@ import pytest
 
 import analysis
 from analysis.export import CLIENTS, ExportError, main, runs, to_mlflow, to_tensorboard, to_wandb
-from analysis.load.results import Results, load
+from analysis.read.results import Results, load
 from tests.support.frames import FIELDS, grid, record, steps, trial_id, write_study, write_trial
 
 TRIALS = grid({"device": "cuda", "steps": 4}, world_size=[1, 2])

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from analysis.compare.bottleneck import WORDS, regions
-from analysis.load.results import load
 from analysis.predict.inputs import with_models
+from analysis.read.results import load
 from analysis.report.report import status_counts, write_report
 from analysis.report.sections import PLOTS, TABLES
 from analysis.study import analyse

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from analysis.load.results import load
 from analysis.predict.inputs import with_models
+from analysis.read.results import load
 from analysis.report.report import write_report
 from analysis.report.sections import TABLES
 from analysis.study import analyse

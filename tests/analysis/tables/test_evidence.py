@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.load.results import load
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.tables.environment import _as_ranges

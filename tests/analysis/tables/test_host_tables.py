@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from analysis.compare.bottleneck import issue_ratio
-from analysis.load.results import load
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.verdict.bottleneck import host_bound

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.load.results import load
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
 from analysis.report.report import write_report
 from analysis.report.sections import TABLES
 from analysis.study import analyse

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis.figures.batch_size import batch_size as batch_figure
-from analysis.load.results import load
 from analysis.predict.inputs import with_models
+from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from tests.support.frames import FIELDS, environment, grid, record, steps, write_results, write_study, write_trial

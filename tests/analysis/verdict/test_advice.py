@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from analysis.load.results import load
-from analysis.load.study_record import GOALS
 from analysis.predict.fit import Spread, fit
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.predict.laws import LAWS, Points, ring_factor
 from analysis.predict.model import LawError, ScalingModel, models, models_of
 from analysis.predict.next_trial import NARROWER, THIRD_SIZE, NextTrial, expected, next_trial, steps_of_a_trial
+from analysis.read.results import load
+from analysis.read.study_record import GOALS
 from analysis.study import analyse
 from analysis.verdict.answer import answer
 from analysis.verdict.next_steps import best, sentence

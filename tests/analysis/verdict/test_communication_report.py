@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from analysis.load.results import ResultsError, load
 from analysis.predict.inputs import with_models
+from analysis.read.results import ResultsError, load
 from analysis.report.report import write_report
 from analysis.report.sections import PLOTS, TABLES
 from analysis.study import analyse

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.load.results import load
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.verdict.answer import best

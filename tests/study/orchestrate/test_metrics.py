@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.load.schema import STATUSES
+from analysis.read.schema import STATUSES
 from study.orchestrate.metrics import TRIAL_METRICS, MakeGauge, Metrics, counts
 from study.orchestrate.twin.in_process import LocalGauge
 from tests.support.dashboard import METRICS, OF_GPUS

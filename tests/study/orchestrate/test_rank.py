@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from analysis.load.schema import SCHEMAS
+from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure, first_line, is_out_of_memory
 from study.orchestrate.protocol import Environment, Failure, Job, KeeperProxy, Payload
 from study.orchestrate.rank import serve

@@ -18,7 +18,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
-from analysis.load.schema import BUCKETS_SCHEMA, SCHEMA_VERSION, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
+from analysis.read.schema import BUCKETS_SCHEMA, SCHEMA_VERSION, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
 from study.options import recorded_fields
 from study.store.store import Store, StoreError, TrialResult
 from study.store.tables import packed, unpacked

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.load.results import load_reduced
 from analysis.predict.inputs import ReportInputs, with_models
+from analysis.read.results import load_reduced
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.verdict.answer import answer

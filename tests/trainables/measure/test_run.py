@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from analysis.load.schema import STEPS_SCHEMA
+from analysis.read.schema import STEPS_SCHEMA
 from study.orchestrate.rank import start_forkserver
 from tests.support.gloo import on_ranks, preload_loader_processes
 from trainables.batch import byte_size, to_device

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from analysis.load.study_record import ReferenceLadder, StudyRecord
+from analysis.read.study_record import ReferenceLadder, StudyRecord
 from study.studies.basic import STUDIES
 from study.studies.published import acceleration_ladder
 from tests.study.studies.test_studies import GPU_HOST

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.load.environment import comparable_fingerprints, difference, fingerprint
-from analysis.load.results import load
 from analysis.predict.inputs import report_inputs, with_models
+from analysis.read.environment import comparable_fingerprints, difference, fingerprint
+from analysis.read.results import load
 from analysis.report.report import write_report
 from analysis.study import analyse
 from tests.support.frames import FIELDS, environment, record, steps, write_study, write_trial

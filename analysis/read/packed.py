@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from analysis.load.errors import RESTORE, ResultsError, line
-from analysis.load.schema import SCHEMAS
+from analysis.read.errors import RESTORE, ResultsError, line
+from analysis.read.schema import SCHEMAS
 
 TRIALS = "trials.parquet"
 

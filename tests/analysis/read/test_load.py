@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.load import parquet
-from analysis.load.errors import RUN_AGAIN
-from analysis.load.results import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load, load_reduced
-from analysis.load.schema import SCHEMA_VERSION
+from analysis.read import parquet
+from analysis.read.errors import RUN_AGAIN
+from analysis.read.results import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load, load_reduced
+from analysis.read.schema import SCHEMA_VERSION
 from tests.support.frames import (  # fmt: skip
     CPU,
     FIELDS,

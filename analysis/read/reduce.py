@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from analysis.load.schema import PHASES
+from analysis.read.schema import PHASES
 
 OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s")
 """Phases whose columns a frame of steps may lack, because most strategies do not have them."""

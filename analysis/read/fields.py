@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.load.errors import ResultsError
+from analysis.read.errors import ResultsError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
-from analysis.load.errors import RESTORE, RUN_AGAIN, ResultsError, line
+from analysis.read.errors import RESTORE, RUN_AGAIN, ResultsError, line
 
 ROWS_AT_ONCE = 250_000
 """Rows of steps that one reader holds in memory: 22 columns of 8 bytes, and as much again while they are reduced."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.results import Results, device_name
+from analysis.read.results import Results, device_name
 from analysis.text import join
 
 WHEN = ("before", "after")

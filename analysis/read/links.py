@@ -6,7 +6,7 @@ A results folder may come from somebody else. Neither reading it nor writing its
 import os
 from collections.abc import Iterator
 
-from analysis.load.schema import SCHEMAS
+from analysis.read.schema import SCHEMAS
 
 ENTRIES = (
     "study.json", "trials", "report", "checkpoints", ".partial", "trials.parquet",

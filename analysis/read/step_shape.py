@@ -1,6 +1,6 @@
 """Describe the distribution of step times: one row per trial, in which `analysis.checks.steps` looks for anomalies.
 
-As in `analysis.load.reduce`, steps are reduced while they are read, so they need not all fit in memory.
+As in `analysis.read.reduce`, steps are reduced while they are read, so they need not all fit in memory.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from diptest import diptest
 
-from analysis.load.reduce import require
+from analysis.read.reduce import require
 
 WINDOW = "phases"
 """The window whose steps are timed one by one, without synchronisation between them."""

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from analysis.load.fields import fields_of
-from analysis.load.results import ResultsError
+from analysis.read.fields import fields_of
+from analysis.read.results import ResultsError
 from study.options import STUDY_OPTIONS, recorded_fields
 from tests.support.frames import DECLARED
 from trainables.trial import Trial

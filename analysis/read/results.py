@@ -20,15 +20,15 @@ import pyarrow.fs as pafs
 from pandas.api.types import union_categoricals
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from analysis.load.errors import RESTORE, RUN_AGAIN, ResultsError, line
-from analysis.load.fields import Fields, fields_of
-from analysis.load.links import symlink_outside
-from analysis.load.packed import TRIALS, PackedTrial, is_packed, read_trials, total_rows
-from analysis.load.parquet import dataset_of, frame_of, portions, read_portion
-from analysis.load.reduce import windows
-from analysis.load.schema import REQUIRED, SCHEMA_VERSION, frame_schema
-from analysis.load.step_losses import step_losses
-from analysis.load.step_shape import step_shapes
+from analysis.read.errors import RESTORE, RUN_AGAIN, ResultsError, line
+from analysis.read.fields import Fields, fields_of
+from analysis.read.links import symlink_outside
+from analysis.read.packed import TRIALS, PackedTrial, is_packed, read_trials, total_rows
+from analysis.read.parquet import dataset_of, frame_of, portions, read_portion
+from analysis.read.reduce import windows
+from analysis.read.schema import REQUIRED, SCHEMA_VERSION, frame_schema
+from analysis.read.step_losses import step_losses
+from analysis.read.step_shape import step_shapes
 
 OUTCOME_COLUMNS = (
     "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment",

@@ -1,6 +1,6 @@
 """The results format agrees with what ranks measure."""
 
-from analysis.load.schema import PHASES, REQUIRED, SCHEMAS, frame_schema
+from analysis.read.schema import PHASES, REQUIRED, SCHEMAS, frame_schema
 from trainables.step import timing
 
 
