@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.load.parquet import line
+from analysis.load.errors import line
 from analysis.load.results import Results, ResultsError, load
 from analysis.measure.configurations import trial_fields
 from analysis.measure.measures import MEASURES, summaries

@@ -36,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+PackedInto = Annotated[str | None, typer.Argument(metavar="DIR2", help="New folder; left out: in place.")]
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
 
 
@@ -183,10 +184,11 @@ def compare(
     debug: Debug = False,
 ) -> int:
     """The same trials of two results folders side by side: ratios with intervals, regressions first."""
+    from analysis.compare.folders import compare as compare_folders
     from study.cli import compare as comparison
 
     threshold = comparison.share(fail_above) if fail_above is not None else None
-    found = comparison.compared(before, after)
+    found = compare_folders(before, after)
     if json_:
         _print_json(comparison.as_json(found, threshold))
     else:
@@ -194,6 +196,33 @@ def compare(
     if threshold is not None and not found.judged:
         return DOES_NOT_FIT
     return SOME_FAILED if threshold is not None and len(found.regressions(threshold)) else DONE
+
+
+@app.command()
+def pack(
+    directory: Directory,
+    out: PackedInto = None,
+    drop_traces: Annotated[
+        bool, typer.Option("--drop-traces", help="In place: remove profiler traces, which a packed folder cannot hold.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Pack a results folder into at most six files. Every command but run reads them, and unpack restores the folder."""
+    from study.store.packing import pack as pack_folder
+
+    packed = pack_folder(directory, out, drop_traces=drop_traces)
+    if packed.left_out_line:
+        print(packed.left_out_line, file=sys.stderr)
+    print(f"{packed.out}: {packed.trials} trials packed and verified")
+
+
+@app.command()
+def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -> None:
+    """Restore the results folder, with a folder per trial, of which pack made a few files."""
+    from study.store.packing import unpack as unpack_folder
+
+    unpacked = unpack_folder(directory, out)
+    print(f"{unpacked.out}: {unpacked.trials} trials unpacked and verified")
 
 
 @app.command()

@@ -79,6 +79,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else a library warns of leaks at the end
+
+
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[str]:
     """Address of one local Ray for all tests that join it. They share the group "shared ray", hence one process and one Ray."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.compare.communication import Communication, step_of_account_s
-from analysis.measure.measures import PHASES
+from analysis.load.schema import PHASES
 from analysis.text import join
 
 BOUND_SHARE = 0.2

@@ -1,7 +1,7 @@
 """Two results folders side by side: the same configurations before and after a change, on two machines, in two versions."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import pandas as pd
 from analysis.load.environment import NONE, by_environment, fingerprint
 from analysis.load.fields import Fields
 from analysis.load.results import ResultsError, load_reduced, nothing_timed
+from analysis.load.schema import PHASES
 from analysis.measure.configurations import trial_fields
-from analysis.measure.measures import PHASES, summaries
+from analysis.measure.measures import summaries
 from analysis.statistics import log_estimates, ratios
 from analysis.text import configuration_label, join, rank_noun, text
 
@@ -31,7 +32,7 @@ class Comparison:
     verdict: "within noise" where the interval of throughput holds 1, else "slower" or "faster"; "no interval" where one
     side has a single repeat.
     axes: fields that vary among these rows. only_a, only_b: labels of configurations that one folder alone has done.
-    assumed: a line on each field that only one folder knows. environments: what the trials ran under where it is not the
+    assumed: a line on each field that only one folder has. environments: what the trials ran under where it is not the
     same: name, a, b. left_out: a line on trials that ran under a further environment of their folder.
     """
 
@@ -59,20 +60,18 @@ class Comparison:
         return self.rows[self.rows["throughput_samples_per_s_high"] < 1 - threshold]
 
 
-def compare(
-    before: str | os.PathLike[str], after: str | os.PathLike[str], defaults: Mapping[str, Any] | None = None
-) -> Comparison:
+def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Comparison:
     """Compares two results folders; their trials match where all fields but the repeat are equal.
 
-    A field that only one folder knows has its value in `defaults` in the other, else the default that the knowing folder
-    describes, else the value that all its trials share. Fields of kind machine, which say where a trial ran and not what it did, need not be equal where each
+    A field that only one folder has takes in the other the default that the study.json of the first gives it. Fields of kind
+    "machine" say where a trial ran, not what it did; they need not be equal if each
     folder has one value of them. In a folder with several environments, that with most done trials counts.
 
-    Raises ResultsError where a folder cannot be read, has no done trial, or the two have no configuration in common.
+    Raises ResultsError where a folder cannot be read, has no done trial, has a field without a default that the other lacks, or the two have no configuration in common.
     """
     sides = [_measured(directory) for directory in (before, after)]
     frames = [frame for frame, _, _ in sides]
-    assumed = _take_as_equal(frames, [declared for _, declared, _ in sides], defaults or {})
+    assumed = _add_defaults(frames, [declared for _, declared, _ in sides], (before, after))
     machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
     fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
     apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
@@ -101,7 +100,7 @@ def compare(
         axes,
         only("a"),
         only("b"),
-        tuple(assumed),
+        assumed,
         _unlike(
             [*_environment(frames), *((name, _values(frames[0][name]), _values(frames[1][name])) for name in apart)]
         ),
@@ -120,19 +119,25 @@ def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, 
     return rows, results.fields, line
 
 
-def _take_as_equal(frames: list[pd.DataFrame], declared: Sequence[Fields], defaults: Mapping[str, Any]) -> list[str]:
-    """Gives each frame the fields that only the other knows, in place; a line on each."""
+def _add_defaults(frames: list[pd.DataFrame], declared: Sequence[Fields], folders: tuple[Any, Any]) -> tuple[str, ...]:
+    """Give each frame, in place, the fields that only the other has, with their default; return one line per field.
+
+    Raises ResultsError if study.json gives no default.
+    """
     lines = []
     known = [trial_fields(frame) for frame in frames]
-    for lacking, knowing, side in ((0, 1, "A"), (1, 0, "B")):
-        for name in [name for name in known[knowing] if name not in known[lacking]]:
-            seen = frames[knowing][name]
-            shared = seen.iloc[0] if seen.nunique(dropna=False) == 1 else None
-            value = declared[knowing].facts[name].default if name in declared[knowing].facts else shared
-            value = defaults.get(name, value)
-            frames[lacking] = frames[lacking].assign(**{name: value})
-            lines.append(f"{side} does not know {name}: its trials are taken to have {value!r}.")
-    return lines
+    for here, other, side in ((0, 1, "A"), (1, 0, "B")):
+        missing = [name for name in known[other] if name not in known[here]]
+        if unknown := sorted(name for name in missing if name not in declared[other].facts):
+            raise ResultsError(
+                f"{folders[here]} lacks the fields {', '.join(unknown)}, which {folders[other]} has; "
+                "run both with one version of this program"
+            )
+        for name in missing:
+            value = declared[other][name].default
+            frames[here] = frames[here].assign(**{name: value})
+            lines.append(f"{side} does not have {name}: its trials are taken to have the default, {value!r}.")
+    return tuple(lines)
 
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:

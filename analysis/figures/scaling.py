@@ -26,7 +26,8 @@ from analysis.figures.style import (
     stacked_bars,
     wrapped,
 )
-from analysis.load.reduce import OPTIONAL_PHASES, PHASES
+from analysis.load.reduce import OPTIONAL_PHASES
+from analysis.load.schema import PHASES
 from analysis.measure.configurations import LAYOUT
 from analysis.study import Analysis, study_ranks
 from analysis.text import PHASE_LABELS, configuration_label, field_label, value_label

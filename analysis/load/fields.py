@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.load.parquet import ResultsError
+from analysis.load.errors import ResultsError
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class FieldFacts:
 
     def has_effect(self, trial: Mapping[Any, Any], facts: Mapping[str, "FieldFacts"]) -> bool:
         """Whether a trial with these fields is one in which this field means something."""
-        return all(trial.get(name, facts[name].default) in values for name, values in self.only_with.items())
+        return all(
+            trial.get(name, facts.get(name, FieldFacts()).default) in values for name, values in self.only_with.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,11 @@
 import os
 from collections.abc import Iterator
 
-OURS = ("study.json", "trials", "report", "checkpoints", ".partial")
+from analysis.load.schema import SCHEMAS
+
+OURS = (
+    "study.json", "trials", "report", "checkpoints", ".partial", "trials.parquet", *(f"{name}.parquet" for name in SCHEMAS),
+)  # fmt: skip
 """entries of a results folder that are read or written; others are left alone, wherever they lead"""
 
 

@@ -8,115 +8,38 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
-REQUIRED_STEP_COLUMNS = ("rank", "window", "step", "samples", "window_s")
-
-_SECONDS = (
-    "window_s", "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
-    "reduce_s", "graph_s", "optimizer_s", "step_s",
-    "host_load_s", "host_transfer_s", "forward_launch_s", "loss_launch_s", "backward_launch_s", "optimizer_launch_s",
-    "step_launch_s", "last_gradient_s",
-)  # fmt: skip
-
-STEP_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("rank", pa.int32()),
-        ("window", pa.string()),
-        ("step", pa.int32()),
-        ("samples", pa.int32()),
-        ("loss", pa.float64()),
-        ("loss_scale", pa.float64()),
-        *((name, pa.float64()) for name in _SECONDS),
-        ("host_to_device_bytes", pa.int64()),
-        ("previous_step_done", pa.bool_()),
-        ("peak_memory_bytes", pa.int64()),
-        ("peak_reserved_bytes", pa.int64()),
-    ]
-)
-"""What is read of each steps.parquet; a column that a file lacks is null."""
-
-BUCKET_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("rank", pa.int32()),
-        ("window", pa.string()),
-        ("step", pa.int32()),
-        ("bucket", pa.int32()),
-        ("bytes", pa.int64()),
-        ("ready_s", pa.float64()),
-        ("end_s", pa.float64()),
-    ]
-)
-"""What is read of each buckets.parquet: a gradient bucket of a rank's step; seconds from the begin of that step."""
-
-SWEEP_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("rank", pa.int32()),
-        ("bytes", pa.int64()),
-        ("repetition", pa.int32()),
-        ("seconds", pa.float64()),
-    ]
-)
-"""What is read of each sweep.parquet: seconds of one all-reduce of so many bytes."""
-
-EPOCH_SCHEMA = pa.schema(
-    [
-        ("trial_id", pa.string()),
-        ("epoch", pa.int32()),
-        ("step", pa.int64()),
-        ("samples", pa.int64()),
-        *(
-            (name, pa.float64())
-            for name in (
-                "train_s", "validation_s", "train_loss", "train_top1", "train_top5", "validation_loss", "validation_top1",
-                "validation_top5", "learning_rate", "noise_trace", "noise_norm2",
-            )
-        ),
-        ("non_finite_steps", pa.int64()),
-    ]
-)  # fmt: skip
-"""What is read of each epochs.parquet: an epoch of a training, of all ranks together; `step`, `samples` and `train_s` count
-from the begin of the training, shares lie in 0..1."""
-
-RUN_AGAIN = "remove that trial's folder and run the study again"
-
-
-class ResultsError(ValueError):
-    """A results folder cannot be read: one line with what is wrong, where, and what to do."""
-
-    exit_code = 2
-
+from analysis.load.errors import RESTORE, RUN_AGAIN, ResultsError, line
 
 ROWS_AT_ONCE = 250_000
 """Rows of steps that one reader has in memory; 22 columns of 8 bytes and as much again while they are reduced."""
 
 
-def line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
 def dataset_of(
-    system: pafs.FileSystem, base: str, paths: Sequence[str], schema: pa.Schema, required: Sequence[str]
+    system: pafs.FileSystem, base: str | None, paths: Sequence[str], schema: pa.Schema, required: Sequence[str]
 ) -> ds.Dataset:
-    """All these files as one; the trial's id comes from the folder's name. Raises ResultsError where a file lacks a column."""
-    folder = ds.DirectoryPartitioning(pa.schema([("trial_id", pa.string())]), segment_encoding="none")
-    dataset = ds.dataset(
-        list(paths),
-        schema=schema,
-        filesystem=system,
-        format="parquet",
-        partitioning=folder,
-        partition_base_dir=base,
-    )
+    """All these files as one; the trial's id comes from the name of its folder in `base`, or, if base is None, from the
+    column trial_id of a packed file. Raises ResultsError if a file lacks a column."""
+    if base is None:
+        required = ("trial_id", *required)
+        dataset = ds.dataset(list(paths), schema=schema, filesystem=system, format="parquet")
+    else:
+        folder = ds.DirectoryPartitioning(pa.schema([("trial_id", pa.string())]), segment_encoding="none")
+        dataset = ds.dataset(
+            list(paths),
+            schema=schema,
+            filesystem=system,
+            format="parquet",
+            partitioning=folder,
+            partition_base_dir=base,
+        )
     for fragment in dataset.get_fragments():
         try:
             present = fragment.physical_schema.names
         except (pa.ArrowException, OSError) as error:
-            raise _corrupt(fragment.path, error) from None
+            raise _corrupt(fragment, error) from None
         lacking = [name for name in required if name not in present]
         if lacking:
-            raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {RUN_AGAIN}")
+            raise ResultsError(f"{fragment.path}: lacks {', '.join(lacking)}; {_fix(fragment)}")
     return dataset
 
 
@@ -137,8 +60,11 @@ def _read_fragment(fragment: ds.Fragment, schema: pa.Schema) -> pa.Table:
     try:
         table = fragment.to_table(schema=schema, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise _corrupt(fragment.path, error) from None
-    name = pa.DictionaryArray.from_arrays(np.zeros(len(table), dtype=np.int32), [fragment.path.split("/")[-2]])
+        raise _corrupt(fragment, error) from None
+    trial_id = _trial_id(fragment)
+    if trial_id is None:
+        return table
+    name = pa.DictionaryArray.from_arrays(np.zeros(len(table), dtype=np.int32), [trial_id])
     return table.set_column(table.schema.get_field_index("trial_id"), "trial_id", name)
 
 
@@ -146,7 +72,7 @@ def portions(dataset: ds.Dataset | None) -> Iterator[list[ds.Fragment]]:
     """Files of whole trials with about `ROWS_AT_ONCE` rows together."""
     portion: list[ds.Fragment] = []
     rows = 0
-    for fragment in dataset.get_fragments() if dataset else ():
+    for fragment in _row_groups(dataset) if dataset else ():
         portion.append(fragment)
         rows += fragment.count_rows()
         if rows >= ROWS_AT_ONCE:
@@ -167,5 +93,29 @@ def read_portion(fragments: Sequence[ds.Fragment], schema: pa.Schema) -> pd.Data
     return table.to_pandas(split_blocks=True, self_destruct=True)
 
 
-def _corrupt(path: str, error: Exception) -> ResultsError:
-    return ResultsError(f"{path}: not readable as Parquet ({line(error)}); {RUN_AGAIN}")
+def _row_groups(dataset: ds.Dataset) -> Iterator[ds.Fragment]:
+    """The files of trials, or the row groups of a packed file. Raises ResultsError if those divide a trial."""
+    for fragment in dataset.get_fragments():
+        if _trial_id(fragment) is not None:
+            yield fragment
+            continue
+        last = ""
+        for group in fragment.split_by_row_group():
+            ids = (group.row_groups[0].statistics or {}).get("trial_id")
+            if group.count_rows() and (ids is None or ids["min"] <= last):
+                raise ResultsError(f"{fragment.path}: its row groups do not hold whole trials in order; {RESTORE}")
+            last = ids["max"] if ids else last
+            yield group
+
+
+def _trial_id(fragment: ds.Fragment) -> str | None:
+    """The trial that a file is of; None for a packed one."""
+    return ds.get_partition_keys(fragment.partition_expression).get("trial_id")
+
+
+def _fix(fragment: ds.Fragment) -> str:
+    return RESTORE if _trial_id(fragment) is None else RUN_AGAIN
+
+
+def _corrupt(fragment: ds.Fragment, error: Exception) -> ResultsError:
+    return ResultsError(f"{fragment.path}: not readable as Parquet ({line(error)}); {_fix(fragment)}")

@@ -8,14 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-PHASES = (
-    "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s", "reduce_s",
-    "graph_s", "optimizer_s",
-)  # fmt: skip
-"""Parts of a step in the order in which they happen; backward contains DDP's overlapped all-reduce. Scatter, replicate
-and gather are there only where one process drives several GPUs, reduce only where gradients are reduced after the
-backward pass, and graph only where all of a step after the copy is one CUDA graph. Results that are older than `loss_s`
-have no value there: their forward holds the loss."""
+from analysis.load.schema import PHASES
 
 OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s")
 """Phases whose columns a frame of steps may lack: most strategies have no such part."""

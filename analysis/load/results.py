@@ -1,5 +1,5 @@
-"""Reads a results folder into data frames: a row a trial; a row a rank, window and step; and what was measured of
-communication.
+"""Reads a results folder, packed or with a folder per trial, into data frames: one row per trial; one row per rank, window
+and step; and what was measured of communication.
 
 The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI such as `s3://bucket/study`.
 """
@@ -7,9 +7,9 @@ The folder may lie anywhere that `pyarrow.fs` reaches: a local path, or a URI su
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -20,27 +20,15 @@ import pyarrow.fs as pafs
 from pandas.api.types import union_categoricals
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from analysis.load.errors import RESTORE, RUN_AGAIN, ResultsError, line
 from analysis.load.fields import Fields, fields_of
 from analysis.load.links import leads_outside
-from analysis.load.parquet import (
-    BUCKET_SCHEMA,
-    EPOCH_SCHEMA,
-    REQUIRED_STEP_COLUMNS,
-    RUN_AGAIN,
-    STEP_SCHEMA,
-    SWEEP_SCHEMA,
-    ResultsError,
-    dataset_of,
-    frame_of,
-    line,
-    portions,
-    read_portion,
-)
+from analysis.load.packed import TRIALS, PackedTrial, is_packed, listed_rows, read_trials
+from analysis.load.parquet import dataset_of, frame_of, portions, read_portion
 from analysis.load.reduce import windows
+from analysis.load.schema import REQUIRED, SCHEMA_VERSION, frame_schema
 from analysis.load.step_losses import step_losses
 from analysis.load.step_shape import step_shapes
-
-SCHEMA_VERSION = 1
 
 OUTCOME_COLUMNS = (
     "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment", "log",
@@ -55,9 +43,9 @@ _TRACE = re.compile(r"(.*)/traces/rank(\d+)\.json\.gz")
 class Results:
     """A study as measured.
 
-    `study` is study.json, and `fields` what it says of the fields of its trials. `trials` has a row a trial: its fields and `OUTCOME_COLUMNS`. `steps` has the columns of
-    `STEP_SCHEMA`, seconds in `*_s`, and a row for every rank, window and step. `buckets` and `sweep` have the columns of
-    `BUCKET_SCHEMA` and `SWEEP_SCHEMA`, and `epochs` those of `EPOCH_SCHEMA`; none has a row of a trial that has no such file.
+    `study` is study.json, and `fields` what it says of the fields of its trials. `trials` has one row per trial: its fields
+    and `OUTCOME_COLUMNS`. `steps` has the columns of `schema.frame_schema("steps")` and one row per rank, window and step.
+    `buckets`, `sweep` and `epochs` have the columns of their own frame schemas; none has a row of a trial that has no such file.
 
     `windows`, `shapes` and `losses` are made from all steps: see the functions `windows`, `step_shapes` and `step_losses`
     of the modules windows, step_shape and step_losses. `load_reduced` makes them while it reads, and keeps only steps that have a `last_gradient_s`.
@@ -71,7 +59,7 @@ class Results:
     read_windows: pd.DataFrame | None = None
     read_shapes: pd.DataFrame | None = None
     read_losses: pd.DataFrame | None = None
-    epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, EPOCH_SCHEMA))
+    epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, frame_schema("epochs")))
 
     @cached_property
     def fields(self) -> Fields:
@@ -171,10 +159,8 @@ def load(directory: str | os.PathLike[str]) -> Results:
     or a file is corrupt.
     """
     folder = _open(directory)
-    steps = folder.dataset("steps.parquet", STEP_SCHEMA, REQUIRED_STEP_COLUMNS)
-    return Results(
-        folder.study, folder.trials, frame_of(steps, STEP_SCHEMA), *folder.communication(), epochs=folder.epochs()
-    )
+    steps, buckets, sweep, epochs = (folder.frame(name) for name in ("steps", "buckets", "sweep", "epochs"))
+    return Results(folder.study, folder.trials, steps, buckets, sweep, epochs=epochs)
 
 
 def load_reduced(directory: str | os.PathLike[str]) -> Results:
@@ -183,12 +169,12 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     Steps are read in portions (`parquet.ROWS_AT_ONCE`), so a study may be larger than memory.
     """
     folder = _open(directory)
-    steps = folder.dataset("steps.parquet", _REDUCED_SCHEMA, REQUIRED_STEP_COLUMNS)
+    steps = folder.dataset("steps", _REDUCED_SCHEMA)
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
-    stamped, *reduced = (_joined(frames) for frames in zip(*parts, strict=True))
-    found = Results(folder.study, folder.trials, stamped, *folder.communication(), *reduced)
-    return replace(found, epochs=folder.epochs())
+    stamped, windows_of, shapes, losses = (_joined(frames) for frames in zip(*parts, strict=True))
+    buckets, sweep, epochs = (folder.frame(name) for name in ("buckets", "sweep", "epochs"))
+    return Results(folder.study, folder.trials, stamped, buckets, sweep, windows_of, shapes, losses, epochs)
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
@@ -208,7 +194,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 _READERS = 2
 _STEP = ("trial_id", "rank", "window", "step")
-_REDUCED_SCHEMA = pa.schema([field for field in STEP_SCHEMA if field.name != "host_load_s"])
+_REDUCED_SCHEMA = pa.schema([column for column in frame_schema("steps") if column.name != "host_load_s"])
 """Columns of steps that windows, shapes, losses and the account of communication are made from."""
 
 
@@ -222,22 +208,30 @@ class _Folder:
     trials: pd.DataFrame
     folders: Sequence[str]
     paths: Collection[str]
+    packed: Sequence[PackedTrial] | None = None
 
-    def dataset(self, name: str, schema: pa.Schema, required: Sequence[str]) -> ds.Dataset | None:
-        """Every trial's table of that name; None where no trial has one. Raises ResultsError where one is damaged."""
-        present = [path for folder in self.folders if (path := f"{folder}/{name}") in self.paths]
-        return dataset_of(self.system, f"{self.root}/trials", present, schema, required) if present else None
+    def dataset(self, name: str, schema: pa.Schema) -> ds.Dataset | None:
+        """Every trial's table of that name; None if no trial has one. Raises ResultsError for a damaged one."""
+        if self.packed is not None:
+            return self._packed_dataset(name, schema, listed_rows(self.packed, name))
+        present = [path for folder in self.folders if (path := f"{folder}/{name}.parquet") in self.paths]
+        return dataset_of(self.system, f"{self.root}/trials", present, schema, REQUIRED[name]) if present else None
 
-    def communication(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The frames of buckets and of the sweep."""
-        buckets = self.dataset("buckets.parquet", BUCKET_SCHEMA, BUCKET_SCHEMA.names[1:])
-        sweep = self.dataset("sweep.parquet", SWEEP_SCHEMA, SWEEP_SCHEMA.names[1:])
-        return frame_of(buckets, BUCKET_SCHEMA), frame_of(sweep, SWEEP_SCHEMA)
+    def _packed_dataset(self, name: str, schema: pa.Schema, rows: int | None) -> ds.Dataset | None:
+        path = f"{self.root}/{name}.parquet"
+        if rows is None:
+            return None
+        if self.system.get_file_info(path).type != pafs.FileType.File:
+            raise ResultsError(f"{path}: missing, though {TRIALS} lists {rows} rows of it; {RESTORE}")
+        dataset = dataset_of(self.system, None, [path], schema, REQUIRED[name])
+        if (held := dataset.count_rows()) != rows:
+            raise ResultsError(f"{path}: holds {held} rows, though {TRIALS} lists {rows}; {RESTORE}")
+        return dataset
 
-    def epochs(self) -> pd.DataFrame:
-        """The frame of epochs."""
-        required = ("epoch", "step", "samples", "train_s", "validation_top1")
-        return frame_of(self.dataset("epochs.parquet", EPOCH_SCHEMA, required), EPOCH_SCHEMA)
+    def frame(self, name: str) -> pd.DataFrame:
+        """The rows of every trial's table of that name, with the columns of its frame schema."""
+        schema = frame_schema(name)
+        return frame_of(self.dataset(name, schema), schema)
 
 
 def _open(directory: str | os.PathLike[str]) -> _Folder:
@@ -246,6 +240,8 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
         if isinstance(system, pafs.LocalFileSystem) and (link := leads_outside(root)):
             raise ResultsError(f"{link}: leads outside of {root}; replace the link by what it points to")
         study = _read_study(system, root)
+        if is_packed(system, root):
+            return _open_packed(system, root, study)
         listing = system.get_file_info(pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
         raise ResultsError(f"{root}: cannot be read ({line(error)})") from None
@@ -260,6 +256,20 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
     address = os.fspath(directory)
     traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
     return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
+
+
+def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _Folder:
+    packed = read_trials(system, root)
+    path = f"{root}/{TRIALS}"
+    files = []
+    for trial in packed:
+        where = f"{path}: {trial.record['trial_id']}"
+        _refuse_other_version(trial.record, where)
+        file = _validated(trial.record, where, RESTORE)
+        if file.status == "done" and "steps" not in trial.rows:
+            raise ResultsError(f"{where}: done, but without steps; {RESTORE}")
+        files.append(file)
+    return _Folder(system, root, study, _trials(files, [()] * len(files)), (), (), packed)
 
 
 def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -282,12 +292,17 @@ def _read_json(system: pafs.FileSystem, path: str, mend: str) -> dict[str, Any]:
         raise ResultsError(f"{path}: cannot be read ({line(error)})") from None
     if not isinstance(value, dict):
         raise ResultsError(f"{path}: holds {type(value).__name__} where a mapping belongs; {mend}")
-    version = value.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise ResultsError(
-            f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that this program reads; update it"
-        )
+    _refuse_other_version(value, path)
     return value
+
+
+def _refuse_other_version(value: Mapping[str, Any], where: str) -> None:
+    version = value.get("schema_version")
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        age, fix = ("newer", "update it") if version > SCHEMA_VERSION else ("older", "run the study again")
+        raise ResultsError(
+            f"{where}: schema version {version} is {age} than {SCHEMA_VERSION}, the one that this program reads; {fix}"
+        )
 
 
 def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
@@ -300,18 +315,22 @@ def _read_study(system: pafs.FileSystem, root: str) -> dict[str, Any]:
 
 
 def _read_trial(system: pafs.FileSystem, path: str) -> _TrialFile:
-    try:
-        file = _TrialFile.model_validate(_read_json(system, path, RUN_AGAIN))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ResultsError(f"{path}: {where}: {problem['msg']}; {RUN_AGAIN}") from None
+    file = _validated(_read_json(system, path, RUN_AGAIN), path, RUN_AGAIN)
     folder = path.split("/")[-2]
     if file.trial_id != folder:
         raise ResultsError(
             f"{path}: says trial_id {file.trial_id!r}, but its folder is {folder!r}; rename or remove the folder"
         )
     return file
+
+
+def _validated(record: Mapping[str, Any], where: str, fix: str) -> _TrialFile:
+    try:
+        return _TrialFile.model_validate(record)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field_name = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(f"{where}: {field_name}: {problem['msg']}; {fix}") from None
 
 
 def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:

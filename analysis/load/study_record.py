@@ -25,7 +25,8 @@ class StudyRecord:
 
     goal: one of `goals.GOALS`. price_per_gpu_hour: in the user's currency. planned_trials: ids; None if unknown. rungs:
     name and trial ids of each step of an acceleration ladder, in order. reference_ladders: ladders from elsewhere.
-    report_epoch: the epoch at which the largest batch is compared with the reference batch.
+    report_epoch: the epoch at which the largest batch is compared with the reference batch. notes: sentences on what the
+    data hold that no number shows.
     """
 
     name: str
@@ -37,6 +38,7 @@ class StudyRecord:
     rungs: tuple[tuple[str, tuple[str, ...]], ...]
     reference_ladders: tuple[ReferenceLadder, ...]
     report_epoch: int | None
+    notes: tuple[str, ...]
 
     @classmethod
     def of(cls, study: Mapping[str, Any]) -> Self:
@@ -45,7 +47,7 @@ class StudyRecord:
         if not isinstance(configuration, dict):
             configuration = {}
         goal, planned = configuration.get("goal"), configuration.get("planned_trials")
-        epoch = configuration.get("report_epoch")
+        epoch, notes = configuration.get("report_epoch"), study.get("notes")
         return cls(
             name=study.get("name") or "study",
             question=study.get("question") or "",
@@ -64,6 +66,7 @@ class StudyRecord:
             ),
             reference_ladders=tuple(_ladders(configuration.get("reference_ladders"))),
             report_epoch=epoch if isinstance(epoch, int) and not isinstance(epoch, bool) else None,
+            notes=tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else (),
         )
 
 

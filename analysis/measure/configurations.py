@@ -41,10 +41,6 @@ _LENGTHS = ("steps", "warmup_steps")
 _NEEDED = ("world_size", "nodes", "batch_per_gpu", "device", "worker_group")
 
 
-OLDER = {"gradient_as_bucket_view": False}
-"""what a field was in trials older than it, where today's default is another"""
-
-
 def trial_fields(frame: pd.DataFrame) -> list[str]:
     """The columns of `frame` that are fields of a trial."""
     return [name for name in frame.columns if name not in OUTCOME_COLUMNS and name not in MEASURES]
@@ -86,7 +82,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     result = grouped[fields].first()
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
     if "accumulation_steps" in result:
-        result["global_batch"] *= result["accumulation_steps"].fillna(1)  # records older than the field
+        result["global_batch"] *= result["accumulation_steps"]
     throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
     result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
     result["throughput_samples_per_s"] = throughput["median"]

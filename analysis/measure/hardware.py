@@ -145,34 +145,27 @@ def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series
     """Mean power of a GPU while it trains, over a trial's GPUs, indexed by trial_id; null where it is not known.
 
     Takes the frames that `use` takes, and raises what it raises. It is energy / time between two readings of a GPU's energy
-    counter: around the plain window, of every GPU that a rank drives, with the pauses between the window's blocks; in
-    results that are older, from before the warm-up to after the phases window, of a rank's first GPU. Null where a GPU of
+    counter around the plain window, of every GPU that a rank drives, with the pauses between the window's blocks. If the
+    span holds other steps too, the rank's `plain_window` says how many in `steps`. Null where a GPU of
     the trial was not read, where the span is shorter than `LEAST_SPAN_S`, and where the span's steps would at the plain
     step time take less than `LEAST_SHARE` of it: then it holds what is no training (a search for algorithms, say).
     """
     require(measured, ("trial_id", "device", "world_size", "environment", "step_s"), "the frame of trials")
     require(windows, ("trial_id", "window", "steps"), "the frame of windows")
     rows = measured[measured["device"] == "cuda"].set_index("trial_id")
-    steps = windows.pivot_table(index="trial_id", columns="window", values="steps", aggfunc="max")
-    steps = steps.reindex(index=rows.index, columns=["warmup", "plain", "phases"]).fillna(0)
-    if "execution" in rows:  # of a graph, warm-ups of later windows are among the warm-up's steps
-        steps["warmup"] = steps["warmup"].where(~rows["execution"].isin(["graph", "compile_graph"]), 0)
-    step_s = rows["step_s"].astype(float)
-    each = zip(
-        rows["environment"], rows["world_size"], steps["plain"] * step_s, steps.sum(axis=1) * step_s, strict=True
-    )
+    steps = windows[windows["window"] == "plain"].groupby("trial_id")["steps"].max().reindex(rows.index).fillna(0)
+    each = zip(rows["environment"], rows["world_size"], steps, rows["step_s"].astype(float), strict=True)
     return pd.Series([_mean_power_w(*of_trial) for of_trial in each], index=rows.index, dtype=float)
 
 
-def _mean_power_w(environment: Mapping[str, Any], gpus: int, plain_s: float, all_s: float) -> float | None:
-    """See `training_power_w`; plain_s, all_s: seconds at the plain step time of the steps in the newer and the older span."""
+def _mean_power_w(environment: Mapping[str, Any], gpus: int, plain_steps: float, step_s: float) -> float | None:
+    """See `training_power_w`; step_s: the plain step time."""
     powers: list[float | None] = []
     for rank in environment.get("ranks") or []:
-        if read := rank.get("plain_window"):
-            spans = zip(read["before"], read["after"], strict=True)
-            powers += [_power_w(before, after, plain_s) for before, after in spans]
-        else:
-            powers.append(_power_w(rank.get("before") or {}, rank.get("after") or {}, all_s))
+        read = rank.get("plain_window") or {"before": [{}], "after": [{}]}
+        training_s = read.get("steps", plain_steps) * step_s
+        spans = zip(read["before"], read["after"], strict=True)
+        powers += [_power_w(before, after, training_s) for before, after in spans]
     total_w = _sum(powers)
     return None if total_w is None or len(powers) != gpus else total_w / gpus
 

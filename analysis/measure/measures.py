@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load.reduce import LAUNCHED, LAUNCHES, PHASES, WINDOW_COLUMNS, require, windows
+from analysis.load.reduce import LAUNCHED, LAUNCHES, WINDOW_COLUMNS, require, windows
+from analysis.load.schema import PHASES
 
 BUSY = tuple(f"{name.removesuffix('_s')}_busy_s" for name in LAUNCHED)
 

@@ -5,11 +5,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-DEFAULTS: dict[str, Any] = {
-    "reference_batch": 128, "accumulation_steps": 1, "lr_rule": "none", "warmup": "none", "warmup_epochs": 5.0, "seed": 0, "repeat": 0,
-}  # fmt: skip
-"""what a trial's field is where its record is older than the field"""
-
 
 def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     """A row for each done training that has an epoch: its fields, and what its last epoch says.
@@ -25,7 +20,6 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["epochs"].fillna(0) > 0].reset_index(drop=True)
     if rows.empty:
         return rows
-    rows = rows.assign(**{name: value for name, value in DEFAULTS.items() if name not in rows})
     ordered = epochs.sort_values(["trial_id", "epoch"], kind="stable")
     last = ordered.drop_duplicates("trial_id", keep="last").set_index("trial_id").drop(columns=["learning_rate"])
     last = last.rename(columns={"epoch": "epochs_trained", "step": "steps_trained", "samples": "samples_trained"})

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from analysis.figures.style import GRID, INK, render
 from analysis.load.environment import commit, difference
-from analysis.load.parquet import ResultsError, line
+from analysis.load.errors import ResultsError, line
 from analysis.load.results import Results, filesystem, load_reduced
 from analysis.load.study_record import StudyRecord
 from analysis.measure.configurations import derived_lengths

@@ -1,7 +1,7 @@
 """Tables by batch size: efficiency on one rank up to the end of its memory, and speed-up at each batch on more ranks."""
 
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, older_peaks
+from analysis.tables.table import N_COLUMN, Column, Table, axis_columns
 from analysis.text import GIB
 
 
@@ -25,6 +25,5 @@ def batch_size(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        older_peaks(analysis),
         blocks=("series",),
     )  # fmt: skip

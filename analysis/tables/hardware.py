@@ -5,7 +5,7 @@ import pandas as pd
 from analysis.measure.hardware import LEAST_SHARE, LEAST_SPAN_S, PEAKS, USE_COLUMNS, peak_bytes, use
 from analysis.measure.measures import configuration_of
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks, older_peaks
+from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import GIB, number
 
 
@@ -104,6 +104,6 @@ def memory_balance(analysis: Analysis) -> Table:
             N_COLUMN,
         ),
         frame,
-        f"Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats. {older_peaks(analysis)}".rstrip(),
+        "Peak of the plain, phases and issue windows, and of a graph's capture; largest of the repeats.",
         blocks=blocks(axes),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from analysis.study import Analysis
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import PHASE_LABELS
 
-_OLDER = (
+_WITHOUT_KERNEL_TIME = (
     " Where the kernels' own time was not measured, yes says that issuing takes at least "
     f"{HOST_BOUND_LAUNCH_RATIO:g} of the step on an idle GPU, and that in free running more than half of the steps found it idle."
 )
@@ -29,7 +29,7 @@ def host(analysis: Analysis) -> Table:
         busy_percent=100 * found["busy_fraction"].astype(float),
         previous_percent=100 * found["previous_step_done_share"].astype(float),
     )
-    older = found["busy_s"].isna().any()
+    unknown = found["busy_s"].isna().any()
     axes = axis_columns(analysis)
     parts = [
         Column(
@@ -75,7 +75,7 @@ def host(analysis: Analysis) -> Table:
                 "host_bound",
                 "host-bound",
                 "yes: the host needs longer to issue a step than the GPU for its kernels, and for at least 0.75 of the plain step. "
-                f"Then a larger batch, compilation or CUDA graphs help, and a faster GPU does not.{_OLDER if older else ''}",
+                f"Then a larger batch, compilation or CUDA graphs help, and a faster GPU does not.{_WITHOUT_KERNEL_TIME if unknown else ''}",
             ),
             N_COLUMN,
         ),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.measure.measures import PHASES
+from analysis.load.schema import PHASES
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table, axis_columns, blocks
 from analysis.text import PHASE_LABELS, decimals_for

@@ -5,7 +5,7 @@ import pandas as pd
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.measure.configurations import characters_per_s
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks, older_peaks
+from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import GIB, decimals_for, field_label, value_label
 
 
@@ -56,7 +56,6 @@ def throughput(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        older_peaks(analysis),
         blocks=blocks(axes),
         empty="No trial is done yet.",
     )

@@ -11,27 +11,9 @@ import pandas as pd
 from analysis.study import Analysis, study_ranks
 from analysis.text import MISSING, decimals_for, field_label, field_value, join, number, percent, with_interval
 
-_PEAKS_WITHOUT_WARM_UP_S = 1795390483.0
-"""22 November 2026, 23:34 UTC, in seconds since 1970: no trial that began before it can have been run by code that leaves
-the warm-up out of its peaks of memory."""
-
 
 def _exact(frame: pd.DataFrame, name: str) -> int | None:
     return 0 if name in frame and pd.api.types.is_integer_dtype(frame[name]) else None
-
-
-def older_peaks(analysis: Analysis) -> str:
-    """What the peaks of memory of older trials hold, as a sentence; "" where none that is shown is so old."""
-    found = analysis.measured
-    old = (found["started_at"].astype(float) < _PEAKS_WITHOUT_WARM_UP_S) & found["peak_memory_bytes"].notna()
-    if not old.any():
-        return ""
-    whose = (
-        "Peaks of memory"
-        if old.all()
-        else f"Peaks of memory of {int(old.sum())} of the {len(old)} trials, which began before 23 November 2026,"
-    )
-    return f"{whose} hold the warm-up too, with the workspaces in which cuDNN tried its algorithms: a run of today shows less."
 
 
 _MATHS = {

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.load.fields import Fields
-from analysis.measure.configurations import OLDER, trial_fields
+from analysis.measure.configurations import trial_fields
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table, axis_columns
 from analysis.text import text
@@ -47,19 +47,17 @@ def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> 
     """The command that measures one configuration again: the fields `names` of the trial in full.
 
     They are set on the default study, a plain grid, of which they leave one trial: the trial's own may be a benchmark's,
-    which has no name on the command line, or may since have become another. A field that is younger than the trial is what
-    it was then.
+    which has no name on the command line, or may since have become another.
     """
     command = ["python", "-m", "study.scaling", "run", "default"]
-    for field in dict.fromkeys([*names, *OLDER]):
+    for field in names:
         value = fields.get(field)
-        value = OLDER.get(field, value) if text(value) in ("", "–") else value
-        option = declared[field].option
-        idle = field in OLDER and not declared[field].has_effect(fields, declared.facts)
-        if text(value) in ("", "–") or option is None or idle:
+        facts = declared[field]
+        refused = value != facts.default and not facts.has_effect(fields, declared.facts)
+        if text(value) in ("", "–") or facts.option is None or refused:
             continue
         shown = str(value).lower() if isinstance(value, bool) else str(value)
-        command += ["--set", f"{field}={shown}"] if option == "set" else [f"--{option}", shown]
+        command += ["--set", f"{field}={shown}"] if facts.option == "set" else [f"--{facts.option}", shown]
     return shlex.join([*command, "--repeats", "1", "--out", AGAIN])
 
 

@@ -7,8 +7,8 @@ import pandas as pd
 
 from analysis.compare.best import MOST_WORKS, Contest, contests
 from analysis.compare.scaling import STRONG, WEAK
+from analysis.load.schema import PHASES
 from analysis.measure.configurations import characters_per_s
-from analysis.measure.measures import PHASES
 from analysis.study import Analysis, study_ranks
 from analysis.text import PHASE_LABELS, configuration_label, number, percent, value_label, with_interval
 from analysis.verdict import accuracy as accuracy_verdict

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.compare.ladder import OURS
 from analysis.compare.one_field import against_reference
-from analysis.measure.measures import PHASES
+from analysis.load.schema import PHASES
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, configuration_label, join, number, percent, value_label
 

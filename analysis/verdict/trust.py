@@ -167,9 +167,9 @@ def without_throughput(analysis: Analysis) -> str | None:
 
 
 def trust(analysis: Analysis) -> list[str]:
-    """Whether to believe the numbers: repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
+    """Whether to believe the numbers: notes of the study, repeats, spread, worker groups, instruments, hosts and GPUs, rows left out."""
     found = analysis.configurations
-    lines = accuracy_verdict.trust(analysis)
+    lines = [*analysis.record.notes, *accuracy_verdict.trust(analysis)]
     if line := without_throughput(analysis):
         lines.append(line)
     if found.empty:

@@ -15,17 +15,16 @@ average (equal error: ratio at most 1.1).
 """
 
 import argparse
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from analysis.load.results import load
 from benchmarks.harness.common import RESULTS, figure, write_summary
 from trainables.measure.stopping import LOOKS, MOST_BLOCKS, between_looks, block_lengths, relative_width
 
@@ -92,16 +91,15 @@ def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, float]]:
     """Of each done trial's first rank: name, logarithms of the phases window's step times from the second on, and by how many
     of their median the plain window lasted longer than its steps."""
     for folder in folders:
-        for path in sorted(folder.glob("trials/*/trial.json")):
-            record = json.loads(path.read_text())
-            if record["status"] != "done":
-                continue
-            steps = pd.read_parquet(path.with_name("steps.parquet"), columns=["rank", "window", "window_s", "step_s"])
-            phases, plain = (steps.query("rank == 0 and window == @name") for name in ("phases", "plain"))
+        results = load(folder)
+        of_first_rank = results.steps[results.steps["rank"] == 0]
+        for trial_id in results.trials.loc[results.trials["status"] == "done", "trial_id"]:
+            steps = of_first_rank[of_first_rank["trial_id"] == trial_id]
+            phases, plain = (steps[steps["window"] == name] for name in ("phases", "plain"))
             if len(phases) >= 4 * PIECE:
                 logs = np.log(phases["step_s"].to_numpy(dtype=float))[1:]
                 start_steps = float(plain["window_s"].iloc[0] / np.exp(np.median(logs))) - len(plain)
-                yield f"{folder.name}/{record['trial_id']}", logs, start_steps
+                yield f"{folder.name}/{trial_id}", logs, start_steps
 
 
 def replayed(logs: Series, true: Series, width: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from study.orchestrate.cluster import Cluster, ClusterError, connect, is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import LAYOUT_FIELDS, SETTLED, plan_trials
-from study.store.store import ordered, statuses_of
+from study.store.records import ordered, statuses_of
 from study.studies.basic import STUDIES
 from trainables.rules import unmet_requirement
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.compare.folders import MEASURES, SLOWER, Comparison, compare
-from analysis.measure.configurations import OLDER
-from analysis.measure.measures import PHASES
+from analysis.compare.folders import MEASURES, SLOWER, Comparison
+from analysis.load.schema import PHASES
 from analysis.text import number, percent, with_interval
 from study.cli.terminal import terminal
 from study.errors import ConfigurationError, shown
@@ -35,11 +34,6 @@ def share(text: str) -> float:
             f"--fail-above: {shown(text)} is not a percentage; allowed: from 0% to below 100%, such as 5%"
         )
     return float(match[1]) / 100
-
-
-def compared(before: str, after: str) -> Comparison:
-    """The two folders; a field that one of them is too old to know has the default of a trial there, or what it was."""
-    return compare(before, after, OLDER)
 
 
 def as_json(found: Comparison, threshold: float | None) -> dict[str, Any]:

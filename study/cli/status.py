@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.load.study_record import StudyRecord
-from study.store.store import ordered
+from study.store.records import ordered
 
 if TYPE_CHECKING:
     from study.store.store import Store
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 def log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
     """Where a trial's error log lies; whatever a record calls it, it has one name."""
-    return f"{store.trial_folder(record['trial_id'])}/error.log" if record.get("log") else None
+    if not record.get("log"):
+        return None
+    if store.is_packed:
+        return f"{store.out.rstrip('/')}/trials.parquet, column error.log"
+    return f"{store.trial_folder(record['trial_id'])}/error.log"
 
 
 def status_of(directory: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from analysis.load.schema import SCHEMAS
 from study.capacity import NodeCapacity
 from study.orchestrate.failures import first_line
 from study.orchestrate.metrics import numbers
@@ -19,7 +20,7 @@ from study.plan.placement import Layout, ProcessKind, can_share_host, concurrent
 from study.plan.trials import SETTLED, pruned_by
 from study.store import checkpoints
 from study.store.store import Store, StoreError, TrialResult
-from study.store.tables import SCHEMAS, unpacked
+from study.store.tables import unpacked
 from trainables.trial import Trial
 
 CHECKPOINT_EVERY_S = 30.0

@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from analysis.load.reduce import PHASES
+from analysis.load.schema import PHASES, STATUSES
 from analysis.measure.communication import bucket_rows, step_rows
 from analysis.measure.measures import summarise
-from study.store.store import STATUSES, TrialResult
+from study.store.store import TrialResult
 from trainables.trial import Trial
 
 PREFIX = "scaling_study"

@@ -21,6 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from analysis.load.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure
 from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload, RankFacts
 from study.plan.placement import Layout, ProcessKind, members
@@ -34,7 +35,7 @@ from study.store.environment import (
     variables,
     versions,
 )
-from study.store.tables import SCHEMAS, packed
+from study.store.tables import packed
 from trainables.measure.run import run
 from trainables.step.context import RankSetup
 from trainables.step.process import rehearse, release_memory

@@ -6,8 +6,10 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -19,6 +21,21 @@ def replace_file(root: Path, name: str, content: bytes) -> None:
     beside, final = _beside(root), root / name
     _write(beside, content)
     beside.replace(final)
+    _sync_folder(final.parent)
+
+
+@contextmanager
+def new_file(root: Path, name: str) -> Iterator[BinaryIO]:
+    """Writes root/name like `replace_file`, from what the caller writes meanwhile; an error leaves no trace of it."""
+    beside, final = _beside(root), root / name
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(final)
+    finally:
+        beside.unlink(missing_ok=True)
     _sync_folder(final.parent)
 
 

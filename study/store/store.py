@@ -9,16 +9,16 @@
         traces/rank<R>.json.gz           a rank's profiler trace, in Chrome's format
         error.log                        tracebacks of the ranks
         trial.json                       the trial's fields, status, reason, environment
-    DIR/checkpoints/<trial_id>/          of a training to an accuracy that has not ended (`study/checkpoints.py`)
+    DIR/checkpoints/<trial_id>/          of a training to an accuracy that has not ended (`study/store/checkpoints.py`)
+    DIR/trials.parquet, steps.parquet, ...  instead of trials/, if the folder is packed (`study/store/packing.py`)
     DIR/.partial/                        what is being written; that of killed writers is cleared when DIR is opened
 
-`study/tables.py` has the columns. DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
+`analysis/load/schema.py` has the columns. DIR is a path, or any URI that `pyarrow.fs` knows (s3://, gs://, hdfs://, file://).
 """
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,27 +28,17 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import fs
 
+from analysis.load.errors import ResultsError
 from analysis.load.links import leads_outside
+from analysis.load.packed import PackedTrial, is_packed, read_trials
+from analysis.load.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
 from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from study.store.records import is_whole_record, statuses_of
 from study.store.redaction import redacted
-from study.store.tables import SCHEMAS, parquet_bytes
+from study.store.tables import LEAST_PARQUET_BYTES, has_parquet_footer, parquet_bytes
 from trainables.trial import Trial
-
-SCHEMA_VERSION = 1
-
-
-_PARQUET = b"PAR1"
-
-
-_PARQUET_TAIL_BYTES = 8
-
-
-_LEAST_PARQUET_BYTES = len(_PARQUET) + _PARQUET_TAIL_BYTES
-
-
-STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")
 
 
 class StoreError(Exception):
@@ -61,7 +51,7 @@ class StoreError(Exception):
 class TrialResult:
     """What came of a trial. `log` is the text of all ranks' tracebacks.
 
-    `steps`, `buckets`, `sweep` and `epochs` have the columns that `study.store.tables` says; None where nothing of the kind was
+    `steps`, `buckets`, `sweep` and `epochs` have the columns of `analysis.load.schema`; None where nothing of the kind was
     measured. `traces` holds the profiler's trace of a rank as gzip'd JSON. `started_at` is in seconds since 1970 (UTC).
     `worker_group` names the warm worker group that ran it; it and `environment` are empty where nothing ran.
     """
@@ -115,13 +105,18 @@ class Store:
         With `filesystem`, `out` is a path in it. Refuses another study's folder, a folder of something else, and one
         that is corrupt or was written by a newer version.
         """
-        store = cls._locate(out, filesystem)
+        store = cls.located(out, filesystem)
         with explained(f"{out} cannot be used"):
             existing = store._read_study()
             if existing is None:
                 store._refuse_other_things()
             else:
                 refuse_other_study(out, existing["name"], name)
+                if store.is_packed:
+                    raise StoreError(
+                        f"{out} is packed, so that no trial can be added to it: "
+                        f"python -m study.scaling unpack {out}, then run the study again"
+                    )
             study = {
                 "schema_version": SCHEMA_VERSION,
                 "name": name,
@@ -130,17 +125,18 @@ class Store:
                 "versions": dict(versions),
                 "command": command,
                 "fields": recorded_fields(),
+                **({"notes": existing["notes"]} if existing and "notes" in existing else {}),
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
             store.replace_file("study.json", _json_bytes(redacted(study)))
-            if store._is_local:
+            if store.is_local:
                 clear_partial(Path(store.root))
         return store
 
     @classmethod
     def existing(cls, out: str) -> Self | None:
         """The results that are in `out`; None where nothing is there yet. Changes nothing, and refuses what `open` would."""
-        store = cls._locate(out, None)
+        store = cls.located(out, None)
         with explained(f"{out} cannot be used"):
             if store._read_study() is not None:
                 return store
@@ -150,7 +146,7 @@ class Store:
     @classmethod
     def at(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
         """The results that are in `out`; changes nothing."""
-        store = cls._locate(out, filesystem)
+        store = cls.located(out, filesystem)
         with explained(f"{out} cannot be used"):
             if store._read_study() is None:
                 raise StoreError(f"{out} holds no results: there is no study.json in it; give the folder of a study")
@@ -176,6 +172,19 @@ class Store:
         """Ids of trials whose folder is damaged: trial.json unreadable, or tables of a done trial missing or cut short."""
         return self.scan()[1]
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether all trials are in a few files (`study/store/packing.py`). No trial can be added to such a folder."""
+        return is_packed(self.filesystem, self.root)
+
+    def packed_trials(self) -> list[PackedTrial]:
+        """The trials of a packed folder."""
+        try:
+            with explained(f"{self.out} cannot be read"):
+                return read_trials(self.filesystem, self.root)
+        except ResultsError as error:
+            raise StoreError(str(error)) from error
+
     def trial_folder(self, trial_id: str) -> str:
         """Where a trial's files are, as a person would name it."""
         return f"{self.out.rstrip('/')}/trials/{trial_id}"
@@ -198,13 +207,18 @@ class Store:
             files["error.log"] = redacted(result.log).encode(errors="backslashreplace")
         files["trial.json"] = _json_bytes(redacted(_record(result)))
         with explained(f"trial {trial_id} cannot be saved in {self.out}"):
-            if self._is_local:
-                replace_folder(Path(self.root), trial_id, files)
-            else:
-                self._save_remote(trial_id, files)
+            self.save_files(trial_id, files)
+
+    def save_files(self, trial_id: str, files: Mapping[str, bytes]) -> None:
+        """Makes a trial's folder hold exactly these files, of which trial.json is the last."""
+        if self.is_local:
+            replace_folder(Path(self.root), trial_id, files)
+        else:
+            self._save_remote(trial_id, files)
 
     @classmethod
-    def _locate(cls, out: str, filesystem: fs.FileSystem | None) -> Self:
+    def located(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
+        """The place `out`, whatever is there."""
         if filesystem is not None:
             return cls(out, filesystem, out.strip("/"))
         if not out.strip():
@@ -218,7 +232,7 @@ class Store:
         return cls(out, filesystem, root.rstrip("/"))
 
     @property
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def _read_study(self) -> dict[str, Any] | None:
@@ -226,7 +240,7 @@ class Store:
         if self.filesystem.get_file_info(f"{self.root}/study.json").type != fs.FileType.File:
             return None
         try:
-            study = json.loads(self._read_file("study.json"))
+            study = json.loads(self.read_file("study.json"))
             if not (isinstance(study["name"], str) and isinstance(study["schema_version"], int)):
                 raise TypeError("its name or schema_version is of the wrong kind")
         except (ValueError, TypeError, KeyError) as error:
@@ -234,10 +248,11 @@ class Store:
             raise StoreError(
                 f"{self.out}/study.json is corrupt ({what}): restore it from a copy, or choose another --out"
             ) from error
-        if study["schema_version"] > SCHEMA_VERSION:
+        if (version := study["schema_version"]) != SCHEMA_VERSION:
+            age, fix = ("a newer", "update the tool, or ") if version > SCHEMA_VERSION else ("an older", "")
             raise StoreError(
-                f"{self.out} was written by a newer version of this tool (schema {study['schema_version']}, "
-                f"this one knows up to {SCHEMA_VERSION}): update the tool, or choose another --out"
+                f"{self.out} was written by {age} version of this tool (schema {version}, this one knows "
+                f"{SCHEMA_VERSION}): {fix}choose another --out"
             )
         return dict(study)
 
@@ -254,6 +269,13 @@ class Store:
 
     def scan(self) -> tuple[list[dict[str, Any]], list[str]]:
         """The records of whole trials, and the ids of corrupt ones."""
+        if self.is_packed:
+            packed = self.packed_trials()
+            whole = {trial.record["trial_id"]: is_whole_record(trial.record, trial.rows) for trial in packed}
+            return (
+                [trial.record for trial in packed if whole[trial.record["trial_id"]]],
+                [trial_id for trial_id, is_whole in whole.items() if not is_whole],
+            )
         with explained(f"{self.out} cannot be read"):
             selector = fs.FileSelector(f"{self.root}/trials", allow_not_found=True, recursive=True)
             base = selector.base_dir.strip("/") + "/"
@@ -270,13 +292,11 @@ class Store:
         """A trial's record, or None where it is corrupt. `files`: bytes of each that there is, by its path in trials/."""
         tables = [f"{trial_id}/{name}.parquet" for name in SCHEMAS]
         try:
-            record = json.loads(self._read_file(f"trials/{trial_id}/trial.json"))
+            record = json.loads(self.read_file(f"trials/{trial_id}/trial.json"))
+            present = [name for name in SCHEMAS if f"{trial_id}/{name}.parquet" in files]
             whole = (
-                record["schema_version"] == SCHEMA_VERSION
+                is_whole_record(record, present)
                 and record["trial_id"] == trial_id
-                and record["status"] in STATUSES
-                and isinstance(record["trial"], dict)
-                and (record["status"] != "done" or f"{trial_id}/steps.parquet" in files)
                 and all(self._is_whole(f"trials/{path}", files[path]) for path in tables if path in files)
             )
         except (ValueError, TypeError, KeyError, FileNotFoundError):
@@ -284,24 +304,20 @@ class Store:
         return record if whole else None
 
     def _is_whole(self, name: str, listed_bytes: int | None) -> bool:
-        """Does a Parquet file end as one does? What is before its end is not read.
+        """Check the footer of a Parquet file, or only its listed size in an object store.
 
-        Its last bytes are the length of its footer, as a little-endian 32-bit number, and the name of the format, with
-        which it begins too (https://parquet.apache.org/docs/file-format). An object store shows no half upload, and each
-        look into a file waits for the network: there the size that it lists has to do.
+        An object store shows no half upload, and each look into a file waits for the network.
         """
-        if not self._is_local:
-            return listed_bytes is None or listed_bytes >= _LEAST_PARQUET_BYTES
+        if not self.is_local:
+            return listed_bytes is None or listed_bytes >= LEAST_PARQUET_BYTES
         with self.filesystem.open_input_file(f"{self.root}/{name}") as file:
-            size = file.size()
-            if size < _LEAST_PARQUET_BYTES:
-                return False
-            file.seek(size - _PARQUET_TAIL_BYTES)
-            tail = file.read(_PARQUET_TAIL_BYTES)
-        footer_bytes = int.from_bytes(tail[:4], "little")
-        return tail[4:] == _PARQUET and footer_bytes <= size - _LEAST_PARQUET_BYTES
+            return has_parquet_footer(file)
 
-    def _read_file(self, name: str) -> bytes:
+    def has_file(self, name: str) -> bool:
+        return bool(self.filesystem.get_file_info(f"{self.root}/{name}").type == fs.FileType.File)
+
+    def read_file(self, name: str) -> bytes:
+        """The content of a file of the folder. Raises what the file system does."""
         with self.filesystem.open_input_file(f"{self.root}/{name}") as file:
             return bytes(file.read())
 
@@ -310,7 +326,7 @@ class Store:
 
         A local file is written beside and renamed; an object store shows an upload once it is complete.
         """
-        if self._is_local:
+        if self.is_local:
             replace_file(Path(self.root), name, content)
         else:
             self._put(f"{self.root}/{name}", content)
@@ -379,15 +395,3 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{what}: {one_line(error)}") from error
-
-
-def ordered(statuses: Iterable[str]) -> dict[str, int]:
-    """How many there are of each status, in one order everywhere."""
-
-    counts = Counter(statuses)
-    return {status: counts[status] for status in (*STATUSES, "missing") if counts[status]}
-
-
-def statuses_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Status by trial id."""
-    return {record["trial_id"]: record["status"] for record in records}

@@ -268,7 +268,7 @@ def record(fields: dict[str, Any], status: str = "done", reason: str | None = No
     """trial.json of a trial."""
     ran = status not in ("infeasible", "pruned")
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "trial_id": trial_id(fields),
         "trial": fields,
         "status": status,
@@ -286,7 +286,7 @@ def write_study(
 ) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     study = {
-        "schema_version": 1,
+        "schema_version": 2,
         "name": name,
         "question": question,
         "configuration": {"repeats": 3},

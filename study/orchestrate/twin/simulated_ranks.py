@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.load.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure
 from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload
 from study.orchestrate.stuck import Calls, calls_in
 from study.orchestrate.twin.in_process import CallInLoop, RankDied
 from study.plan.placement import Layout
-from study.store.tables import SCHEMAS, packed
+from study.store.tables import packed
 from trainables.trial import Trial
 
 ACCOUNT_STEPS, BUCKETS, SWEEP_ROWS = 10, 6, 40

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.compare.accuracy import by_precision, goodput
 from analysis.figures.style import render
-from analysis.load.parquet import ResultsError
+from analysis.load.errors import ResultsError
 from analysis.load.results import load, load_reduced
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.report.report import write_report

@@ -9,8 +9,9 @@ import pytest
 from analysis.compare.bottleneck import REGIONS, at_most, fewer_launches, regions
 from analysis.compare.communication import Communication
 from analysis.load.results import load
+from analysis.load.schema import PHASES
 from analysis.measure.communication import ACCOUNT_COLUMNS
-from analysis.measure.measures import HOST_BOUND_STEP_SHARE, PHASES, summarise
+from analysis.measure.measures import HOST_BOUND_STEP_SHARE, summarise
 from analysis.study import analyse
 from analysis.text import telling_fields
 from analysis.verdict.answer import growth

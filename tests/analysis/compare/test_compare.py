@@ -12,7 +12,7 @@ from scipy import stats
 
 from analysis.compare.folders import compare
 from analysis.load.results import ResultsError
-from study.cli.compare import compared, share
+from study.cli.compare import share
 from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, USAGE, ConfigurationError
 from study.scaling import main
 from tests.support.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
@@ -94,7 +94,7 @@ def test_a_single_repeat_has_no_interval_and_is_no_regression(tmp_path: Path) ->
     assert found.regressions(0.05).empty
 
 
-def test_a_field_that_only_one_folder_knows_has_its_default_in_the_other(tmp_path: Path) -> None:
+def test_a_field_that_only_one_folder_has_takes_its_default_in_the_other(tmp_path: Path) -> None:
     before = without(folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1), "accumulation_steps")
     newer = [
         t | {"accumulation_steps": k, "learning_rate": 0.01 * k, "repeat": r}
@@ -107,23 +107,18 @@ def test_a_field_that_only_one_folder_knows_has_its_default_in_the_other(tmp_pat
         name = f"k{fields['accumulation_steps']}-{fields['repeat']}"
         write_trial(tmp_path / "b", record(fields, trial_id=name), steps(fields, 0.1 + 0.001 * fields["repeat"]))
     found = compare(before, tmp_path / "b")
-    assert found.assumed == ("A does not know accumulation_steps: its trials are taken to have 1.",)
+    assert found.assumed == ("A does not have accumulation_steps: its trials are taken to have the default, 1.",)
     assert len(found.rows) == 1
     assert len(found.only_b) == 1
     assert "accumulation steps 2" in found.only_b[0]
 
 
-def test_trials_older_than_an_option_of_ddp_are_taken_as_what_they_were_and_not_as_todays_default(
-    tmp_path: Path,
-) -> None:
-    before = without(folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1), "gradient_as_bucket_view")
-    both = [t | {"gradient_as_bucket_view": views} for views in (False, True) for t in trials([1], [32])]
-    write_study(tmp_path / "b")
-    for number, fields in enumerate(both):
-        write_trial(tmp_path / "b", record(fields, trial_id=f"t{number}"), steps(fields, 0.1))
-    found = compared(str(before), str(tmp_path / "b"))
-    assert found.assumed == ("A does not know gradient_as_bucket_view: its trials are taken to have False.",)
-    assert (len(found.rows), len(found.only_b)) == (1, 1)
+def test_a_field_without_a_default_that_only_one_folder_has_is_refused(tmp_path: Path) -> None:
+    before = folder(tmp_path / "a", trials([1], [32]), lambda fields: 0.1)
+    after = folder(tmp_path / "b", trials([1], [32], of_tomorrow=1), lambda fields: 0.1)
+    for one, other in ((before, after), (after, before)):
+        with pytest.raises(ResultsError, match=rf"{before} lacks the fields of_tomorrow, which {after} has"):
+            compare(one, other)
 
 
 def test_other_machines_are_named_and_compared(tmp_path: Path) -> None:

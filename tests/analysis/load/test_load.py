@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.load import parquet
 from analysis.load.results import OUTCOME_COLUMNS, ResultsError, device_name, host_names, load, load_reduced
+from analysis.load.schema import SCHEMA_VERSION
 from tests.support.frames import (  # fmt: skip
     CPU,
     FIELDS,
@@ -129,10 +130,16 @@ def test_a_trial_in_the_folder_of_another_is_refused(folder: Path) -> None:
     )
 
 
-def test_results_of_a_newer_version_are_refused(folder: Path) -> None:
-    path = folder / "study.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
-    assert error(folder) == f"{path}: schema version 2 is newer than 1, the newest that this program reads; update it"
+@pytest.mark.parametrize(
+    ("version", "age", "fix"),
+    [(SCHEMA_VERSION + 1, "newer", "update it"), (SCHEMA_VERSION - 1, "older", "run the study again")],
+)
+def test_results_of_another_version_are_refused(folder: Path, version: int, age: str, fix: str) -> None:
+    for path in (folder / "trials" / trial_id(ONE) / "trial.json", folder / "study.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
+        assert error(folder) == (
+            f"{path}: schema version {version} is {age} than {SCHEMA_VERSION}, the one that this program reads; {fix}"
+        )
 
 
 def test_a_done_trial_without_steps_is_refused(folder: Path) -> None:

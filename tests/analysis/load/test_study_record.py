@@ -9,7 +9,7 @@ from study.studies.basic import STUDIES
 from study.studies.published import acceleration_ladder
 from tests.study.studies.test_studies import GPU_HOST
 
-EMPTY = StudyRecord("study", "", "", None, None, None, (), (), None)
+EMPTY = StudyRecord("study", "", "", None, None, None, (), (), None, ())
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,10 @@ def test_every_entry_is_read() -> None:
         "report_epoch": 5,
         "reference_ladders": [{"machine": "m", "samples": 8, "batches_s": [2, 1.0], "source": "s"}],
     }
-    found = StudyRecord.of({"name": "n", "question": "q", "command": "c", "configuration": configuration})
+    study = {"name": "n", "question": "q", "command": "c", "configuration": configuration, "notes": ["n", 3]}
+    found = StudyRecord.of(study)
     ladder = ReferenceLadder("m", 8.0, (2.0, 1.0), "s")
-    assert found == StudyRecord("n", "q", "c", "cost", 3.0, ("a", "b"), (("plain", ("a",)),), (ladder,), 5)
+    assert found == StudyRecord("n", "q", "c", "cost", 3.0, ("a", "b"), (("plain", ("a",)),), (ladder,), 5, ("n",))
 
 
 def test_what_studies_give_the_report_is_what_it_reads() -> None:

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from analysis.load.results import load
-from analysis.measure.measures import BUSY, LAUNCHES, MEASURES, PHASES, summaries, summarise
+from analysis.load.schema import PHASES
+from analysis.measure.measures import BUSY, LAUNCHES, MEASURES, summaries, summarise
 from tests.support.frames import FIELDS, gpu_study, steps
 
 CUDA = FIELDS | {"device": "cuda", "world_size": 2, "batch_per_gpu": 8, "steps": 4, "image_size": 16}

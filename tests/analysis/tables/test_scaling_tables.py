@@ -259,20 +259,3 @@ def test_names_cannot_break_out_of_a_table() -> None:
         r"\textless{}script\textgreater{}a\textbar{}b\textless{}/script\textgreater{} 5 \% of \$x\_1\$ \& more"
         in table.to_latex()
     )
-
-
-def test_tables_say_which_peaks_of_memory_hold_the_warm_up(tmp_path: Path) -> None:
-    """Trials that began before 23 November 2026 were run by code that counted it."""
-    directory = write_study(tmp_path / "results")
-    fields = grid(BASE, world_size=[1], batch_per_gpu=[8, 16])
-    for trial, began in zip(fields, (1795271040.0, 1795444793.0), strict=True):
-        write_trial(directory, record(trial) | {"started_at": began}, steps(trial, 0.1))
-    found = with_models(analyse(load(directory)))
-    note = (
-        "Peaks of memory of 1 of the 2 trials, which began before 23 November 2026, hold the warm-up too, with the workspaces "
-        "in which cuDNN tried its algorithms: a run of today shows less."
-    )
-    assert [TABLES[name](found).note for name in ("throughput", "batch_size")] == [note, note]
-    newer = write_study(tmp_path / "newer")
-    write_trial(newer, record(fields[0]) | {"started_at": 1795444793.0}, steps(fields[0], 0.1))
-    assert TABLES["throughput"](with_models(analyse(load(newer)))).note == ""

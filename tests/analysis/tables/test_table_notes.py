@@ -11,7 +11,8 @@ from analysis.predict.inputs import ReportInputs, with_models
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.tables.table import Column, Table
-from tests.support.frames import grid, write_results
+from analysis.verdict.trust import trust
+from tests.support.frames import grid, write_results, write_study
 
 RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
 STUDIES = ("account", "hpml-lab4", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
@@ -68,3 +69,12 @@ def test_the_held_out_error_says_that_the_law_was_chosen_by_it(tmp_path: Path) -
     )
     for table, column in (("predictions", "held-out error (%)"), ("laws", "mean error (%)")):
         assert "The law is chosen by this very error" in dict(TABLES[table](analysis).definitions())[column]
+
+
+def test_notes_of_the_study_come_first_where_the_numbers_are_judged(tmp_path: Path) -> None:
+    directory = write_results(tmp_path / "results", grid({}, world_size=[1, 2]), lambda fields: {"step_s": 0.1})
+    write_study(directory, notes=["Clocks were locked at 1.4 GHz.", 3])
+    found = analyse(load_reduced(directory))
+    assert trust(found)[0] == "Clocks were locked at 1.4 GHz."
+    write_study(directory, notes="none")
+    assert analyse(load_reduced(directory)).record.notes == ()

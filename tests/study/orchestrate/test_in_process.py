@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from analysis.measure.measures import PHASES
+from analysis.load.schema import PHASES
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
 from study.orchestrate.protocol import Event, Job, KeeperProxy, KnownTrials, Payload

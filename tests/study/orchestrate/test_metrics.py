@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.load.schema import STATUSES
 from study.orchestrate.metrics import OF_TRIAL, MakeGauge, Metrics, counts
 from study.orchestrate.twin.in_process import LocalGauge
-from study.store.store import STATUSES
 from tests.support.dashboard import METRICS, OF_GPUS
 
 

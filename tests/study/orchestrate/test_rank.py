@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from analysis.load.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure, first_line, is_out_of_memory
 from study.orchestrate.protocol import Environment, Failure, Job, KeeperProxy, Payload
 from study.orchestrate.rank import serve
 from study.plan.placement import Layout, ProcessKind
-from study.store.tables import SCHEMAS
 from tests.support.gloo import RankFailed, on_ranks
 from trainables.trial import Trial
 

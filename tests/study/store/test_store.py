@@ -18,9 +18,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 
+from analysis.load.schema import BUCKETS_SCHEMA, SCHEMA_VERSION, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
 from study.options import recorded_fields
-from study.store.store import STATUSES, Store, StoreError, TrialResult
-from study.store.tables import BUCKETS_SCHEMA, STEPS_SCHEMA, SWEEP_SCHEMA, packed, unpacked
+from study.store.store import Store, StoreError, TrialResult
+from study.store.tables import packed, unpacked
 from trainables.trial import Trial
 
 STUDY: dict[str, Any] = {
@@ -74,7 +75,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     assert again.statuses() == {trial.trial_id: "done"}
     assert again.records() == [
         {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "trial_id": trial.trial_id,
             "trial": trial.model_dump(),
             "status": "done",
@@ -88,7 +89,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     ]
     assert Trial.model_validate(again.records()[0]["trial"]) == trial
     assert again.corrupt() == []
-    assert again.study() == {"schema_version": 1, "fields": recorded_fields()} | STUDY
+    assert again.study() == {"schema_version": SCHEMA_VERSION, "fields": recorded_fields()} | STUDY
     assert files_below(tmp_path / "out") == [
         "study.json",
         f"trials/{trial.trial_id}/steps.parquet",
@@ -341,14 +342,27 @@ def test_a_corrupt_study_json_is_refused(tmp_path: Path, content: bytes, what: s
         )
 
 
-def test_a_folder_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    content = json.dumps({"schema_version": 2, "name": "default"})
+def test_notes_of_a_study_outlive_another_run(tmp_path: Path) -> None:
+    open_store(tmp_path)
+    study = json.loads((tmp_path / "study.json").read_text()) | {"notes": ["Clocks were locked."]}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    assert open_store(tmp_path).study() == study
+
+
+@pytest.mark.parametrize(
+    ("version", "age", "fix"),
+    [(SCHEMA_VERSION + 1, "a newer", "update the tool, or choose"), (SCHEMA_VERSION - 1, "an older", "choose")],
+)
+def test_a_folder_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, version: int, age: str, fix: str
+) -> None:
+    content = json.dumps({"schema_version": version, "name": "default"})
     (tmp_path / "study.json").write_text(content)
     with pytest.raises(StoreError) as error:
         open_store(tmp_path)
     assert the_line(error) == (
-        f"{tmp_path} was written by a newer version of this tool (schema 2, this one knows up to 1): "
-        "update the tool, or choose another --out"
+        f"{tmp_path} was written by {age} version of this tool (schema {version}, this one knows {SCHEMA_VERSION}): "
+        f"{fix} another --out"
     )
     assert (tmp_path / "study.json").read_text() == content
 

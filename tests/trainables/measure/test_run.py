@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from analysis.load.schema import STEPS_SCHEMA
 from study.orchestrate.rank import start_forkserver
-from study.store.tables import STEPS_SCHEMA
 from tests.support.gloo import on_ranks, preload_loader_processes
 from trainables.batch import byte_size, to_device
 from trainables.build import build_workload
