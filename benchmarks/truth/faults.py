@@ -2,7 +2,7 @@
 
 The hosts are sets of namespaces of this machine (`tests/support/hosts.py`; it needs root); faults, and what must hold after each,
 are in `tests/support/faults.py`. Moments are seeded. A study that meets all of them takes minutes; what was counted before is kept,
-and the same command goes on where it was. Writes benchmarks/results/faults and the table in README.md.
+and the same command goes on where it was. Writes benchmarks/results/faults and the table in docs/evidence.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tests.support.faults import CLOCKS, COMPLETED, FAULTS, Cluster, FaultError,
 from tests.support.hosts import ROOT
 
 NAME = "faults"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "evidence.md"
 EVERY = [*FAULTS, CLOCKS, COMPLETED]
 BEGIN, END = "<!-- by python -m benchmarks.truth.faults -->\n", "<!-- end -->"
 
@@ -57,10 +57,10 @@ def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iter
 
 
 def publish(text: str) -> None:
-    """Puts the table into README.md, in the place of the one before."""
-    before, begin, rest = README.read_text().partition(BEGIN)
+    """Replace the table in docs/evidence.md."""
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
-    README.write_text(before + begin + "\n" + text + end + after)
+    PAGE.write_text(before + begin + "\n" + text + end + after)
 
 
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
