@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Usage: scripts/set_up.sh LOCK
-# Makes .venv in the current folder and installs LOCK into it, every file checked against the hash in LOCK.
+# Creates .venv in the current folder and installs LOCK into it. Every file is checked against the hash in LOCK.
 #
 # PYTHON  the interpreter of a new .venv (python3)
 # TORCH   cuda: torch as LOCK has it (6 GB installed, most of it CUDA libraries).
-#         cpu: the small CPU build of the same version. That build has hashes of its own, which LOCK does not hold:
-#         torch and torchvision are pinned by version only, all else is hash-checked.
+#         cpu: the small CPU build of the same version. LOCK does not hold the hashes of that build:
+#         torch and torchvision are pinned by version only; everything else is hash-checked.
 set -euo pipefail
 
 lock=$1
@@ -45,7 +45,7 @@ fi
 echo "$torch" >.venv/torch-build
 
 if have_uv; then
-    # compiled, as pip does: else the first Ray of each node, whose agents have half a minute to be there, compiles it all
+    # Compile bytecode, as pip does. Otherwise the first Ray of each node compiles everything, and its agents must be up within 30 s.
     install=(uv pip install --quiet --compile-bytecode --python .venv/bin/python)
 else
     .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip
@@ -65,8 +65,8 @@ else
         "${install[@]}" "uv==$uv_version"
         uv=.venv/bin/uv
     fi
-    # uv knows where PyTorch publishes its CPU builds; all that they depend on is installed by now.
-    # shellcheck disable=SC2046  # two words are wanted
+    # uv knows where PyTorch publishes its CPU builds. Their dependencies are already installed.
+    # shellcheck disable=SC2046  # two separate words are intended
     "$uv" pip install --quiet --compile-bytecode --python .venv/bin/python --torch-backend cpu --no-deps \
         $(grep -oE '^(torch|torchvision)==[^ ;\\]+' "$lock")
 fi
