@@ -1,11 +1,11 @@
-# Set-up happens once, and again when a lock file changes. README.md has the plain commands that these stand for.
+# Set-up runs once, and again when a lock file changes. README.md has the same commands without make.
 PYTHON ?= python3
-# cuda or cpu: which build of torch. Once installed, it stays until the other one is asked for.
+# cuda or cpu: the build of torch. An installed build stays until the other one is requested.
 TORCH ?= $(if $(wildcard .venv/installed-cpu-*),cpu,cuda)
-# Options of the command that a target runs: make study ARGS="--gpus 1,2", make test ARGS="-k store"
+# Options for the command that a target runs: make study ARGS="--gpus 1,2", make test ARGS="-k store"
 ARGS ?=
 
-# Every rank of every group imports torch; without cached bytecode that takes seconds more each time.
+# Every rank of every group imports torch; without cached bytecode that takes seconds longer each time.
 export PYTHONDONTWRITEBYTECODE :=
 
 RUN := .venv/installed-$(TORCH)-requirements.lock
@@ -19,17 +19,18 @@ PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reo
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-study: $(RUN) ## run the default study, or what ARGS asks for
+study: $(RUN) ## run the default study, or the one that ARGS selects
 	.venv/bin/python -m study.scaling $(ARGS)
 
-# Tests that need something from the system, such as a browser, are skipped without it (tests/support/system.py); .ci/run installs it.
+# Tests that need something from the system, such as a browser, are skipped without it (tests/support/system.py).
+# .ci/run installs what they need.
 test: lint ## lint, types and tests; skips tests whose programs or privileges are missing
 	$(PYTEST) $(ARGS)
 
-test-system: $(DEVELOP) ## all tests that need programs or privileges of the system, all faults included
+test-system: $(DEVELOP) ## all tests that need programs or privileges of the system, including all faults
 	$(PYTEST) -m system $(ARGS)
 
-test-faults: $(DEVELOP) ## a study on two hosts that suffers every fault; needs root
+test-faults: $(DEVELOP) ## inject every fault into a study on two hosts; needs root
 	$(PYTEST) -m system tests/system/test_faults.py $(ARGS)
 
 lint: $(DEVELOP) ## ruff and mypy
@@ -41,13 +42,13 @@ lint: $(DEVELOP) ## ruff and mypy
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/set_up.sh $<
 	touch $@
 
-# Known vulnerabilities of what is locked. It asks PyPI, or with AUDIT="--vulnerability-service osv" osv.dev: --strict fails
-# where neither answers for a package, which would else count as one without any.
+# Asks PyPI, or with AUDIT="--vulnerability-service osv" osv.dev. --strict fails if the service has no answer for a package,
+# which would otherwise count as free of vulnerabilities.
 AUDIT ?=
-audit: ## look for known vulnerabilities of what is locked
+audit: ## check the locked packages for known vulnerabilities
 	uvx pip-audit --strict --disable-pip --require-hashes $(AUDIT) --requirement requirements.lock
 
-# Keeps the versions that are locked, where they still fit; UPGRADE=--upgrade takes the newest.
+# Keeps the locked versions if they still fit; UPGRADE=--upgrade selects the newest.
 lock: ## lock dependencies again
 	uv pip compile $(UPGRADE) --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --constraint scripts/lock_constraints.txt \
 		pyproject.toml --output-file requirements.lock --quiet

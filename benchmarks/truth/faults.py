@@ -5,7 +5,7 @@
 The hosts are sets of network namespaces on this machine (`tests/support/hosts.py`; needs root). The faults, and what
 must hold after each, are defined in `tests/support/faults.py`. Moments are seeded. One study with all faults takes
 minutes; earlier counts are kept, and the same command resumes. Writes benchmarks/results/faults and the table in
-README.md. Goal: every fault is survived every time.
+docs/evidence.md. Goal: every fault is survived every time.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tests.support.faults import CLOCKS, COMPLETED, FAULTS, Cluster, FaultError,
 from tests.support.hosts import ROOT
 
 NAME = "faults"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "evidence.md"
 EVERY = [*FAULTS, CLOCKS, COMPLETED]
 BEGIN, END = "<!-- by python -m benchmarks.truth.faults -->\n", "<!-- end -->"
 
@@ -60,10 +60,10 @@ def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iter
 
 
 def publish(text: str) -> None:
-    """Replace the table in README.md."""
-    before, begin, rest = README.read_text().partition(BEGIN)
+    """Replace the table in docs/evidence.md."""
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
-    README.write_text(before + begin + "\n" + text + end + after)
+    PAGE.write_text(before + begin + "\n" + text + end + after)
 
 
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
