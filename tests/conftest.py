@@ -85,7 +85,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[str]:
-    """Address of one local Ray for all tests that join it. They share the group "shared ray", hence one process and one Ray."""
+    """Address of one local Ray for all tests in the group "shared ray", which one process runs."""
     with started() as address:
         yield address
 

@@ -149,7 +149,7 @@ def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series
     energy counter. The readings enclose the plain window, on every GPU driven by a rank, including pauses between the
     window's blocks. If they enclose other steps too, the rank's `plain_window` gives their number as `steps`. Null if a
     GPU of the trial was not read, if the span is shorter than `LEAST_SPAN_S`, or if its steps at the plain step time
-    take less than `LEAST_SHARE` of it, because the span then includes other work (a search for algorithms, for example).
+    take less than `LEAST_SHARE` of it, because the span then includes other work (such as a search for algorithms).
     """
     require(measured, ("trial_id", "device", "world_size", "environment", "step_s"), "the frame of trials")
     require(windows, ("trial_id", "window", "steps"), "the frame of windows")

@@ -1,4 +1,4 @@
-"""Structure of the code: which package may import which, how many modules a folder holds, what `plan` must not import."""
+"""Structure of the code: which package may import which, sizes of folders and files, imports of `plan`."""
 
 import ast
 import dataclasses
@@ -58,8 +58,10 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.measure", "trainables.train"),
     ),
 }
-"""Packages and top-level modules of each room, lowest first. A module imports from its own package and from lower layers only;
-members of one layer do not import one another."""
+"""Packages and top-level modules per room, lowest first. A module imports from its own package and lower layers only.
+
+Members of one layer do not import one another.
+"""
 
 
 def module_name(path: Path) -> str:

@@ -319,7 +319,8 @@ def test_an_epochs_file_without_accuracy_is_an_error_with_its_path(tmp_path: Pat
     with pytest.raises(ResultsError) as caught:
         load(directory)
     assert str(caught.value) == (
-        f"{trial_folder}/epochs.parquet: missing columns validation_top1; remove that trial's folder and run the study again"
+        f"{trial_folder}/epochs.parquet: missing columns validation_top1; "
+        "remove that trial's folder and run the study again"
     )
 
 

@@ -1,6 +1,7 @@
 """Joining a running Ray cluster of two nodes by its address, with exact layouts."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,13 +18,21 @@ pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
     """Two nodes of two CPUs each on this host. They share an address and differ only in their node ids."""
     with pytest.MonkeyPatch.context() as patch:
-        # else commands of other tests find this cluster by the address in /tmp/ray
+        # otherwise commands of other tests find this cluster by the address in /tmp/ray
         patch.setattr("ray._private.utils.write_ray_address", lambda *_: None)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
+        # a port of its own: a Ray that another test starts at the same moment may take the default one
+        head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": free_port()}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()
     yield cluster
