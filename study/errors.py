@@ -5,6 +5,8 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+from trainables import messages
+
 DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 _REPR = reprlib.Repr()
@@ -34,8 +36,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def one_line(error: object) -> str:
-    """Return the message of an error in one line, or its class if it has no message."""
-    return clipped(" ".join(str(error).split()) or type(error).__name__)
+    """Return the message of an error in one line, clipped, or its class if it has no message."""
+    return clipped(messages.one_line(error))
 
 
 def clipped(text: str, length: int = 300) -> str:

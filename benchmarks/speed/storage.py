@@ -98,7 +98,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="an image folder, or where to make one")
-    parser.add_argument("--make", type=int, metavar="N", help="make N photographs in DIR/jpeg where there are none")
+    parser.add_argument("--make", type=int, metavar="N", help="make N photographs in DIR/jpeg if it has none")
     parser.add_argument("--sources", type=Path, nargs="+", default=SOURCES, help="larger photographs to cut them from")
     parser.add_argument("--small", action="store_true", help="a small model and few images, on a CPU")
     parser.add_argument("--cases", help="names of paths, a comma list; left out: all")
