@@ -71,5 +71,5 @@ def _best_configuration(
     runner_up = int(others.index[0])
     estimates = throughput_estimates(rows).assign(log_mean=lambda frame: frame["log_mean"] + np.log(scale))
     comparison = ratios_to_reference(estimates, pd.Series({best: runner_up})).iloc[0]
-    ratio = float(value[best] / value[runner_up])
+    ratio = float(comparison["ratio"])
     return BestConfiguration(workload, best, runner_up, ratio, float(comparison["low"]), float(comparison["high"]))

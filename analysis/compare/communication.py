@@ -68,8 +68,8 @@ def exposed_costs(breakdown: pd.DataFrame, configurations: pd.DataFrame, scaling
     for name in ("exposed_s", "difference_s"):
         estimates = log_estimates(rows.assign(ratio=1 + rows[name] / base), "configuration", "ratio")
         scale = base.groupby(rows["configuration"]).median()
-        result[name] = ((estimates["median"] - 1) * scale).reindex(result.index)
-        bounds = intervals(estimates).sub(1).mul(scale, axis=0).reindex(result.index)
+        result[name] = ((estimates["value"] - 1) * scale).reindex(result.index)
+        bounds = intervals(estimates)[["low", "high"]].sub(1).mul(scale, axis=0).reindex(result.index)
         result[[f"{name}_low", f"{name}_high"]] = bounds
     weak_pairs = _weak_pairs(scaling)
     weak_pairs = weak_pairs[weak_pairs["reference_world_size"] == 1].set_index("configuration").reindex(result.index)

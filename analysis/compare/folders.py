@@ -157,8 +157,8 @@ def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
             log_estimates(part, "configuration", name).reindex(index)
             for part in (usable[usable["side"] == side] for side in "ab")
         )
-        ratio = ratios(b, a)
-        columns |= {f"{name}_a": a["median"], f"{name}_b": b["median"]}
+        ratio = ratios(b, a, same_study=False)
+        columns |= {f"{name}_a": a["value"], f"{name}_b": b["value"]}
         columns |= {f"{name}_{end}": ratio[end] for end in ("ratio", "low", "high")}
         if name == COMPARED_MEASURES[0]:
             columns |= {"n_a": a["n"], "n_b": b["n"], "verdict": ratio.apply(_verdict, axis=1)}

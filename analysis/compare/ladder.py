@@ -43,7 +43,7 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
         return pd.DataFrame(columns=COLUMNS)
     trials = pd.concat(rows, ignore_index=True).dropna(subset="throughput_samples_per_s")
     trials["samples"] = trials["throughput_samples_per_s"].astype(float) * trials["step_s"].astype(float)
-    estimates = log_estimates(trials, "place", "throughput_samples_per_s")
+    estimates = log_estimates(trials, "place", "throughput_samples_per_s", stratum="host_bound")
     grouped = trials.groupby("place")
     frame = pd.DataFrame(
         {
@@ -51,7 +51,7 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
             "rung": grouped["rung"].first(),
             "samples": grouped["samples"].median(),
             "batches_s": BATCHES * grouped["step_s"].median(),
-            "throughput_samples_per_s": estimates["median"],
+            "throughput_samples_per_s": estimates["value"],
             "precision": grouped["precision"].first() if "precision" in trials else None,
             "n": estimates["n"],
             "trial_ids": grouped["trial_id"].agg(tuple),

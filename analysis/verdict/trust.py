@@ -241,10 +241,4 @@ def _repeats(configurations: pd.DataFrame) -> list[str]:
             f"{repeats} repeat{'' if repeats == '1' else 's'} per configuration; the median 95 % interval of "
             f"throughput is ±{percent(half_width.median(), 1)}. {advice}"
         )
-    differ = int(configurations["groups_differ"].sum())
-    if differ:
-        lines.append(
-            f"In {differ} of {len(configurations)} configurations worker groups differ by more than chance, so their "
-            "intervals are based on groups instead of repeats and are wide. More groups would narrow them."
-        )
     return lines
