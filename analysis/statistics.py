@@ -21,7 +21,7 @@ WIDEST = 2.0
 """Ratio of the ends of an interval above which a value counts as not resolved."""
 
 MOST_FURTHER_REPEATS = 999
-"""Largest number of further repeats that is worked out."""
+"""Largest number of further repeats that is worked out; beyond it, the number is infinite."""
 
 ESTIMATE_COLUMNS = (
     "n", "groups", "value", "log_mean", "variance", "degrees", "outlying", "shift_share", "shift_variance",
@@ -97,9 +97,9 @@ def intervals(estimates: pd.DataFrame) -> pd.DataFrame:
     """Return the 95 % interval of each row of `log_estimates`: columns low, high and more.
 
     low and high are in the unit of the values, NaN for a single repeat. more: further repeats until the interval is
-    resolved, see `WIDEST`; 0 if it is. Student's t on logs with the variance
-    (shift_variance + (1 - shift_share) * variance) / sample and the degrees of Satterthwaite (Biometrics Bulletin 2,
-    1946).
+    resolved, see `is_resolved`; 0 if it is, infinite beyond `MOST_FURTHER_REPEATS`. Student's t on logs with the
+    variance (shift_variance + (1 - shift_share) * variance) / sample and the degrees of Satterthwaite (Biometrics
+    Bulletin 2, 1946).
     """
     shift, rest = _parts(estimates)
     limit = estimates["residual_degrees"].to_numpy(dtype=float)
@@ -167,14 +167,14 @@ class _Variance:
         return half
 
     def further_repeats(self) -> Array:
-        """Return how many further values make the interval narrow enough, at most `MOST_FURTHER_REPEATS`."""
-        low, high = np.zeros(len(self.size)), np.full(len(self.size), float(MOST_FURTHER_REPEATS))
+        """Return how many further values make the interval narrow enough; see `MOST_FURTHER_REPEATS`."""
+        low, high = np.zeros(len(self.size)), np.full(len(self.size), MOST_FURTHER_REPEATS + 1.0)
         limit = np.log(WIDEST) / 2
         while (high - low > 1).any():
             middle = (low + high) // 2
             narrow = self.half_width(middle) <= limit
             low, high = np.where(narrow, low, middle), np.where(narrow, middle, high)
-        return high
+        return np.where(high > MOST_FURTHER_REPEATS, np.inf, high)
 
 
 def _satterthwaite(parts: Sequence[_Part]) -> _Part:

@@ -23,9 +23,13 @@ def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
 _ENDS = ("low", "high", "more")
 
 
+_ESTIMATE = tuple(name for name in ESTIMATE_COLUMNS if name not in ("n", "groups", "value"))
+"""Columns of `statistics.log_estimates` that ratios need."""
+
+
 RESULT_COLUMNS = (
     "global_batch", "n", "groups", *(f"throughput_samples_per_s_{end}" for end in _ENDS),
-    *(f"step_s_{end}" for end in _ENDS), *(f"throughput_{name}" for name in ESTIMATE_COLUMNS), "trial_ids",
+    *(f"step_s_{end}" for end in _ENDS), *(f"throughput_{name}" for name in _ESTIMATE), "trial_ids",
 )  # fmt: skip
 """Columns that `configurations` adds to the fields and measures of a trial."""
 
@@ -96,18 +100,17 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
         result[[f"{name}_{end}" for end in _ENDS]] = intervals(estimates)
         if name == "throughput_samples_per_s":
             result[["n", "groups"]] = estimates[["n", "groups"]]
-            result[[f"throughput_{column}" for column in ESTIMATE_COLUMNS]] = estimates
+            result = result.join(estimates[list(_ESTIMATE)].add_prefix("throughput_"))
     medians = [name for name in MEASURES if name not in _NOT_MEDIANS]
     result[medians] = rows[medians].astype(float).groupby(rows["configuration"]).median()
     votes = rows["host_bound"].astype(float).groupby(rows["configuration"]).mean()
     result["host_bound"] = (votes > 0.5).astype(object).where(votes.notna(), None)
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
     result[peaks] = rows[peaks].astype(float).groupby(rows["configuration"]).max()
-    result["trial_ids"] = grouped["trial_id"].agg(tuple)
-    return result
+    return result.join(grouped["trial_id"].agg(tuple).rename("trial_ids")).copy()  # the copy defragments the frame
 
 
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
     """Return the throughput columns of `configurations` in the format of `statistics.ratios`."""
-    names = {f"throughput_{name}": name for name in ESTIMATE_COLUMNS}
+    names = {f"throughput_{name}": name for name in _ESTIMATE}
     return found[list(names)].rename(columns=names)
