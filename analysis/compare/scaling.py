@@ -18,7 +18,8 @@ WEAK, STRONG, NEITHER = "weak", "strong", "neither"
 
 SCALING_COLUMNS = [
     "scaling", "series", "configuration", "world_size", "reference", "reference_world_size", "ideal", "speed_up",
-    "speed_up_low", "speed_up_high", "efficiency", "efficiency_low", "efficiency_high", "n", "reference_n",
+    "speed_up_low", "speed_up_high", "speed_up_more", "efficiency", "efficiency_low", "efficiency_high",
+    "efficiency_more", "n", "reference_n",
 ]  # fmt: skip
 
 
@@ -27,8 +28,8 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
 
     Columns: scaling ("weak": constant batch per rank; "strong": constant global batch; "neither": no other number of
     ranks to compare with), series (number), configuration (index into `configurations`), world_size, reference
-    (configuration), reference_world_size, ideal (speed-up), speed_up and efficiency with `_low` and `_high`, n,
-    reference_n.
+    (configuration), reference_world_size, ideal (speed-up), speed_up and efficiency with `_low`, `_high` and `_more`
+    (see `statistics.ratios`), n, reference_n.
 
     A series without one rank uses the configuration of `one_rank`, if there is one, as reference; it adds no row.
     N₀ is the smallest world size of the series, including such a reference, and thr its throughput:
@@ -122,9 +123,11 @@ def _against_reference(members: pd.DataFrame, configurations: pd.DataFrame, firs
             "speed_up": ratio["ratio"],
             "speed_up_low": ratio["low"],
             "speed_up_high": ratio["high"],
+            "speed_up_more": ratio["more"],
             "efficiency": ratio["ratio"] / ideal,
             "efficiency_low": ratio["low"] / ideal,
             "efficiency_high": ratio["high"] / ideal,
+            "efficiency_more": ratio["more"],
             "n": members["n"],
             "reference_n": reference["n"],
         }
@@ -143,7 +146,8 @@ def speed_up_rows(
     constant batch per rank (weak) or global batch (strong). Baselines are the same strategy on one rank, and training
     without any (parallel "none"). Columns: the fields of the first member, scaling, global_batch, baseline, trial_ids
     of all members, n (fewest repeats), and for each number of ranks k: step_s_k, epoch_s_k (null if the size of the
-    data set is unknown), speed_up_k = throughput / the baseline's, with `_low` and `_high` (see `statistics.ratios`).
+    data set is unknown) and `_more` of both, speed_up_k = throughput / the baseline's, with `_low`, `_high` and `_more`
+    (see `statistics.ratios`).
     """
     rows: list[dict[Hashable, Any]] = []
     strong = ["global_batch" if name == "batch_per_gpu" else name for name in fields]
@@ -175,6 +179,7 @@ def _against_first(members: pd.DataFrame, epoch_s: Mapping[Hashable, float]) -> 
     for (index, member), (_, against) in zip(members.iterrows(), ratio.iterrows(), strict=True):
         size = int(member["world_size"])
         row |= {f"step_s_{size}": member["step_s"], f"epoch_s_{size}": epoch_s.get(index)}
+        row |= {f"{name}_{size}_more": member["step_s_more"] for name in ("step_s", "epoch_s")}
         row[f"speed_up_{size}"] = against["ratio"]
-        row |= {f"speed_up_{size}_{end}": against[end] for end in ("low", "high") if size > 1}
+        row |= {f"speed_up_{size}_{end}": against[end] for end in ("low", "high", "more") if size > 1}
     return row

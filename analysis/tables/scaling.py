@@ -5,8 +5,10 @@ import pandas as pd
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.measure.configurations import characters_per_s
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
+from analysis.tables.table import ESTIMATE, N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns, blocks
 from analysis.text import GIB, decimals_for, field_label, value_label
+
+_THROUGHPUT = ("throughput_samples_per_s", "throughput_samples_per_s_more")
 
 
 def throughput(analysis: Analysis) -> Table:
@@ -26,9 +28,7 @@ def throughput(analysis: Analysis) -> Table:
             Column(
                 "throughput_samples_per_s",
                 "throughput (samples/s)",
-                "samples of all ranks / wall time of the slowest, in a window without instrumentation; median of the "
-                "repeats "
-                "[95 % interval].",
+                f"samples of all ranks / wall time of the slowest, in a window without instrumentation; {ESTIMATE}.",
                 interval=True,
             ),
             Column(
@@ -91,22 +91,23 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
     rows = analysis.scaling[analysis.scaling["scaling"] == label]
     shown = [column.name for column in axes if column.name != "world_size"]
     configurations = analysis.configurations
-    frame = rows.join(configurations[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
+    frame = rows.join(configurations[[*shown, *_THROUGHPUT, "trial_ids"]], on="configuration")
     frame["efficiency_percent"] = 100 * frame["efficiency"]
     for end in ("low", "high"):
         frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]
+    frame["efficiency_percent_more"] = frame["efficiency_more"]
     references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
     reference = f"N₀ = {', '.join(map(str, references))}" if references else ""
     return Table(
         title,
         (
             *axes,
-            Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats."),
+            Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here."),
             Column(
                 "speed_up",
                 "speed-up",
                 f"throughput / throughput of the reference, the smallest number of ranks in its series ({reference}) "
-                "[95 % interval, Welch's t on logarithms].",
+                f"{RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),
@@ -166,7 +167,7 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
     decimals = decimals_for(
         pd.Series(scale * frame[[f"{kind}_{size}" for size in sizes]].to_numpy(dtype=float).ravel())
     )
-    gain = f"throughput (samples/s of all {ranks[1]}) / that of the baseline [95 % interval]."
+    gain = f"throughput (samples/s of all {ranks[1]}) / that of the baseline {RATIO_ESTIMATE}."
     measured = []
     for size in sizes:
         name = value_label("world_size", size, ranks)
