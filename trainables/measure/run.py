@@ -228,9 +228,10 @@ def _plain_and_phase_windows(windows: _Windows, step: Step) -> None:
 
     Not on GPUs, whose energy counter is too coarse for parts, nor with loaders, which refill their queues meanwhile.
     """
-    context = windows.context
-    windows.energies += [windows.setup.read_energy(context.devices)] * 2  # a CPU rank drives no GPU
+    context, read_energy = windows.context, windows.setup.read_energy
+    windows.energies.append(read_energy(context.devices))
     parts = plain_and_phase_parts(step, windows.batches, context.trial.steps, windows.clock, context.barrier)
+    windows.energies.append(read_energy(context.devices))
     plain_s = sum(part.seconds for part in parts if part.outputs)
     phases_s = sum(part.seconds for part in parts if part.marks)
     for part in parts:
