@@ -220,11 +220,11 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
     with (
         open(tune_log, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
-        Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
+        Progress(prepared.study.name, prepared.pending, quiet=quiet, planned=prepared.planned) as progress,
     ):
         return run_trials(
             prepared.study.name,
-            blocks(prepared.pending, prepared.study.repeats, configuration.order_seed),
+            blocks(prepared.pending, configuration.order_seed),
             store,
             cluster,
             isolate=configuration.isolate,
