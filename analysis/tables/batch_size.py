@@ -64,10 +64,11 @@ def ladder(analysis: Analysis) -> Table:
             Column(
                 "step_ratio",
                 "step speed-up",
-                "throughput / that of the step before [95 % interval, Welch's t on logarithms].",
+                "throughput / that of the step in the next column [95 % interval].",
                 decimals=2,
                 interval=True,
             ),
+            Column("against", "compared with", "the earlier step from which it differs in the fewest settings."),
             Column(
                 "cumulative_ratio",
                 "cumulative speed-up",
