@@ -3,6 +3,8 @@
 Each function returns None if the study has no data for it.
 """
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.compare.ladder import OURS
@@ -26,7 +28,7 @@ def ladder(analysis: Analysis) -> str | None:
         return None
     speed_up = rows["cumulative_ratio"].astype(float)
     step_ratios = rows.set_index("rung")["step_ratio"].astype(float).dropna()
-    against = rows.set_index("rung")["against"]
+    against: dict[Any, Any] = rows.set_index("rung")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = (
         f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['rung'].iloc[0]} "

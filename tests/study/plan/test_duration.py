@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ def test_a_recorded_gpu_study_took_between_half_and_twice_the_modelled_time(fold
     trials = load(RESULTS / folder).trials
     done = trials[trials["status"] == "done"]
     names = [name for name in Trial.model_fields if name in done]
-    modelled_s = sum(trial_s(Trial.model_construct(**row)) for row in done[names].to_dict("records"))
+    fields: list[dict[str, Any]] = done[names].to_dict("records")  # type: ignore[assignment]
+    modelled_s = sum(trial_s(Trial.model_construct(**of_trial)) for of_trial in fields)
     assert len(done) >= 12
     assert 0.5 < done["duration_s"].sum() / modelled_s < 2
 
