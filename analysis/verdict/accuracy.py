@@ -6,6 +6,7 @@ import pandas as pd
 from analysis.compare.accuracy import Accuracy, goodput
 from analysis.compare.recipes import NOTHING
 from analysis.compare.report_epoch import report_epoch_rows
+from analysis.measure.noise_scale import PERIODS
 from analysis.statistics import mean_interval, welch_difference
 from analysis.study import Analysis
 from analysis.text import join, number, percent, significance, with_interval
@@ -175,16 +176,28 @@ def recipes(accuracy: Accuracy) -> str | None:
 
 
 def critical(accuracy: Accuracy) -> str | None:
-    """State the critical batch that the gradient noise scale predicts."""
-    known = accuracy.lossless_batches.dropna(subset="critical_batch")
+    """State the critical batch that the gradient noise scale predicts, over the course of the training."""
+    known = accuracy.lossless_batches.dropna(subset="critical_from")
     if known.empty:
         return None
     row = known.iloc[0]
-    shown = with_interval(row["critical_batch"], row["critical_batch_low"], row["critical_batch_high"], 0)
+    periods = [period for period in PERIODS if isinstance(row[f"epochs_{period}"], str)]
+    listed = [f"{_samples(row, f'_{period}')} in epochs {row[f'epochs_{period}']}" for period in periods]
+    overall = f"{_samples(row, '')} over all epochs"
     return (
-        f"The gradient noise scale estimates the critical batch of “{row['remedy']}” at {shown} samples "
-        f"({row['critical_from']})."
+        f"The gradient noise scale estimates the critical batch of “{row['remedy']}” in samples: "
+        f"{join([*listed, overall])} ({row['critical_from']})."
     )
+
+
+def _samples(row: pd.Series, suffix: str) -> str:
+    """Return a critical batch with its interval; "not resolved" if the noise hides the gradient."""
+    value, low, high = (float(row[f"critical_batch{suffix}{end}"]) for end in ("", "_low", "_high"))
+    if pd.isna(value):
+        return "not resolved"
+    if np.isinf(high):
+        return f"{number(value, 0)} (at least {number(low, 0)})"
+    return with_interval(value, low, high, 0)
 
 
 def soonest(accuracy: Accuracy) -> str | None:
