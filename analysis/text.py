@@ -179,5 +179,6 @@ PHASE_LABELS = {
     "backward_s": "backward",
     "reduce_s": "reduce",
     "graph_s": "CUDA graph",
+    "after_backward_s": "after backward",
     "optimizer_s": "optimizer",
 }

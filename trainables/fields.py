@@ -157,6 +157,12 @@ class TrialFields(BaseModel):
         "DDP: assume that every step uses the same parameters, so that DDP need not search for unused ones",
         table="settings",
     )
+    find_unused_parameters: bool = field(
+        False,
+        "communication",
+        "DDP: search every step for parameters that get no gradient in it; slower",
+        table="settings",
+    )
     accumulation_steps: int = field(
         1, "batch", "batches accumulated per optimizer step", ge=1, le=4096, order=(1,), table="settings"
     )

@@ -20,6 +20,19 @@ def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
     return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
 
 
+def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
+    """Return the tokens that all ranks process per second; NaN unless the user's code states tokens per sample.
+
+    found: see `configurations`. measured: see `measures.summaries`.
+    """
+    ranks = [environment.get("ranks") or [{}] for environment in measured["environment"]]
+    stated = pd.Series(
+        [facts[0].get("tokens_per_sample") for facts in ranks], index=measured["trial_id"].to_numpy(), dtype=float
+    )
+    per_sample = found["trial_ids"].map(lambda trial_ids: stated.reindex(list(trial_ids)).max()).astype(float)
+    return found["throughput_samples_per_s"] * per_sample
+
+
 RESULT_COLUMNS = (
     "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
     "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",

@@ -16,13 +16,13 @@ STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned"
 
 PHASES = (
     "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
-    "reduce_s", "graph_s", "optimizer_s",
+    "reduce_s", "graph_s", "after_backward_s", "optimizer_s",
 )  # fmt: skip
 """Parts of a step in order; the parts that a step has add up to step_s.
 
 The backward pass contains DDP's overlapped all-reduce. `scatter_s`, `replicate_s` and `gather_s` exist if one process
-drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, and `graph_s` if everything after the
-copy is one CUDA graph."""
+drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, `graph_s` if everything after the copy is
+one CUDA graph, and `after_backward_s` if a user's workload has such a function, for example to clip gradients."""
 
 _LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in PHASES[2:])
 

@@ -30,6 +30,7 @@ def phases(analysis: Analysis) -> Table:
         "forward_s": "forward pass." if configurations["loss_s"].notna().any() else "forward pass and loss.",
         "loss_s": "loss function.",
         "backward_s": "backward pass, including DDP's overlapped all-reduce and the wait for slower ranks.",
+        "after_backward_s": "the workload's own function between backward pass and update, such as gradient clipping.",
         "optimizer_s": "update of the weights.",
     }
     parts = [

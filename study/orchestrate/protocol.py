@@ -41,6 +41,8 @@ class Evidence:
     dataset_samples: int | None
     plain_window: JSON | None = None
     """Energy readings before and after the plain window; None for training trials, which have no windows."""
+    tokens_per_sample: float | None = None
+    """Tokens per sample that a user's workload states."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""
