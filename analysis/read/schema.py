@@ -21,8 +21,8 @@ PHASES = (
 """Parts of a step in order; the parts that a step has add up to step_s.
 
 The backward pass contains DDP's overlapped all-reduce. `scatter_s`, `replicate_s` and `gather_s` exist if one process
-drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, `graph_s` if everything after the copy is
-one CUDA graph, and `after_backward_s` if a user's workload has such a function, for example to clip gradients."""
+drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, `graph_s` if everything after the copy
+is one CUDA graph, and `after_backward_s` if a user's workload has such a function, for example to clip gradients."""
 
 _LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in PHASES[2:])
 

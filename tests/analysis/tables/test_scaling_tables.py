@@ -52,8 +52,7 @@ def exact(tmp_path: Path) -> ReportInputs:
 
 def test_tokens_per_second_follow_from_the_tokens_per_sample_that_the_users_code_states(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
-    for repeat in range(2):
-        fields = BASE | {"world_size": 2, "batch_per_gpu": 8, "repeat": repeat}
+    for fields in grid(BASE, world_size=[2], batch_per_gpu=[8], repeat=[0, 1]):
         of_trial = record(fields)
         for rank in of_trial["environment"]["ranks"]:
             rank["tokens_per_sample"] = 512.0
