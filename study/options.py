@@ -135,7 +135,8 @@ OPTION_OF_FIELD: Mapping[str, StudyOption] = {
 
 def recorded_fields() -> dict[str, dict[str, Any]]:
     """Return facts about each field of a trial, as study.json stores them; see `analysis.read.fields.FieldFacts`."""
-    from trainables.fields import FIELD_FACTS, FieldKind, TrialFields, only_with, reference_order
+    from trainables.field_facts import FieldKind
+    from trainables.fields import FIELD_FACTS, TrialFields, only_with, reference_order
 
     kinds = get_args(FieldKind)
     return {

@@ -3,56 +3,12 @@
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from trainables.field_facts import FieldFacts, FieldKind, field
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
-
-FieldKind = Literal[
-    "loading", "storage", "execution", "communication", "layout", "batch", "machine", "workload", "recipe", "training",
-    "timing", "run",
-]  # fmt: skip
-"""What a field determines. Reports compare fields in this order.
-
-loading: how batches reach the device. storage: how samples are stored and read. execution: how a step runs.
-communication: what ranks exchange. layout: number of ranks and nodes. batch: batch size. machine: the machine, or the
-edition of the files. workload: what is computed. recipe: what is learned. training: how training by epochs proceeds.
-timing: how a step is timed. run: which run of a configuration it is.
-"""
-
-
-@dataclass(frozen=True)
-class FieldFacts:
-    """Properties of a field besides its type, default and limits.
-
-    order: values, the reference first, which reports compare the others to; () for ascending order. table: reports
-    compare the values in a separate table ("own"), in the table of all settings, or not at all ("").
-    needs_epochs: the field applies only to training by epochs. image_folders_only: it applies only to image folders.
-    """
-
-    kind: FieldKind
-    order: tuple[Any, ...] = ()
-    table: Literal["own", "settings", ""] = ""
-    needs_epochs: bool = False
-    image_folders_only: bool = False
-
-
-def field(
-    default: Any,
-    kind: FieldKind,
-    description: str,
-    *,
-    order: tuple[Any, ...] = (),
-    table: Literal["own", "settings", ""] = "",
-    needs_epochs: bool = False,
-    image_folders_only: bool = False,
-    **limits: Any,
-) -> Any:
-    """Declare a field of a trial, see `FieldFacts`. `limits` are passed to pydantic's `Field`."""
-    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only)
-    return Field(default, description=description, json_schema_extra={"facts": facts}, **limits)  # type: ignore[dict-item]
 
 
 class TrialFields(BaseModel):

@@ -46,7 +46,9 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "trainables": (
         ("trainables.messages", "trainables.facts", "trainables.batch"),
         ("trainables.registry",),
+        ("trainables.field_facts",),
         ("trainables.fields",),
+        ("trainables.rule",),
         ("trainables.rules",),
         ("trainables.trial",),
         ("trainables.workload", "trainables.optimizers"),
