@@ -17,6 +17,9 @@ edition of the files. workload: what is computed. recipe: what is learned. train
 timing: how a step is timed. run: which run of a configuration it is.
 """
 
+Door = Literal["factory", "script", "function"]
+"""How a user's code enters a study. The project's own models use the factory."""
+
 
 @dataclass(frozen=True)
 class FieldFacts:

@@ -2,12 +2,13 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from trainables.field_facts import FieldFacts, FieldKind, field
+from trainables.field_facts import Door, FieldFacts, FieldKind, field
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
 
 
@@ -24,6 +25,20 @@ class TrialFields(BaseModel):
     data_dir: str = field("", "machine", "folder with the data set's files; empty: files shipped with the project")
     workload: str = field("", "workload", "FILE.py:NAME of a user's own workload, replaces model and dataset")
     workload_digest: str = field("", "machine", "hash of the workload file, so that an edited file is another trial")
+    script: str = field("", "workload", "path of an unmodified torchrun script, replaces model and dataset")
+    script_digest: str = field("", "machine", "hash of the script, so that an edited file is another trial")
+    script_arguments: str = field("", "workload", "arguments of the script that do not vary, quoted for a shell")
+    script_flags: str = field("", "execution", "arguments of the script that vary (--vary), quoted for a shell")
+    script_env: str = field("", "execution", "environment variables of the script: NAME=value, quoted for a shell")
+    train_function: str = field("", "workload", "FILE.py:NAME of a Ray Train function, replaces model and dataset")
+    train_function_digest: str = field("", "machine", "hash of that file, so that an edited file is another trial")
+    function_config: str = field("", "execution", "values in the train function's config that --vary sets, as JSON")
+    bindings: str = field(
+        "", "workload", "fields passed to the script or to the function's config (--bind): FIELD=FLAG, ..."
+    )
+    tokens_per_sample: int | None = field(
+        None, "workload", "tokens per sample of a script or train function; none: taken from integer inputs", ge=1
+    )
     image_size: int = field(28, "workload", "image edge in pixels", ge=8, le=4096, table="settings")
     sequence_length: int = field(128, "workload", "bytes per text sample", ge=2, le=65_536, table="settings")
     storage: str = field("jpeg", "storage", "storage format of an image folder", table="own", image_folders_only=True)
@@ -223,7 +238,7 @@ class TrialFields(BaseModel):
             raise ValueError(f"is not known; allowed: {', '.join(names)}{hint}")
         return value
 
-    @field_validator("workload")
+    @field_validator("workload", "train_function")
     @classmethod
     def _file_and_name(cls, value: str) -> str:
         file_name, _, name = value.rpartition(":")
@@ -252,6 +267,16 @@ class TrialFields(BaseModel):
     def captured(self) -> bool:
         """True if the step is replayed as a CUDA graph."""
         return self.execution in ("graph", "compile_graph")
+
+    @property
+    def door(self) -> Door:
+        """How the user's code is run and measured."""
+        return "script" if self.script else "function" if self.train_function else "factory"
+
+    @property
+    def bound_fields(self) -> dict[str, str]:
+        """The script's flag, or the key of the function's config, by the field that is passed to it."""
+        return dict(entry.split("=", 1) for entry in shlex.split(self.bindings))
 
     @property
     def processes(self) -> int:
