@@ -28,6 +28,7 @@ class FieldFacts:
     order: values, the reference first, which reports compare the others to; () for ascending order. table: reports
     compare the values in a separate table ("own"), in the table of all settings, or not at all ("").
     needs_epochs: the field applies only to training by epochs. image_folders_only: it applies only to image folders.
+    any_door: it also applies to scripts and train functions, which read no other field.
     """
 
     kind: FieldKind
@@ -35,6 +36,7 @@ class FieldFacts:
     table: Literal["own", "settings", ""] = ""
     needs_epochs: bool = False
     image_folders_only: bool = False
+    any_door: bool = False
 
 
 def field(
@@ -46,8 +48,9 @@ def field(
     table: Literal["own", "settings", ""] = "",
     needs_epochs: bool = False,
     image_folders_only: bool = False,
+    any_door: bool = False,
     **limits: Any,
 ) -> Any:
     """Declare a field of a trial, see `FieldFacts`. `limits` are passed to pydantic's `Field`."""
-    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only)
+    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only, any_door)
     return Field(default, description=description, json_schema_extra={"facts": facts}, **limits)  # type: ignore[dict-item]

@@ -2,43 +2,28 @@
 
 import difflib
 import re
-import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import ValidationError, field_validator
 
-from trainables.field_facts import Door, FieldFacts, FieldKind, field
+from trainables.field_facts import FieldFacts, FieldKind, field
+from trainables.own_code_fields import OwnCodeFields
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
 
 
-class TrialFields(BaseModel):
+class TrialFields(OwnCodeFields):
     """The fields of a trial, validated one by one. `Trial` also checks their combination.
 
     A rank is one process. With `device="cuda"` it drives one GPU; with `device="cpu"` it takes the place of one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = field("resnet18", "workload", "network to train")
     dataset: str = field("fashion_mnist_sample", "workload", "data set to train on")
     data_dir: str = field("", "machine", "folder with the data set's files; empty: files shipped with the project")
     workload: str = field("", "workload", "FILE.py:NAME of a user's own workload, replaces model and dataset")
     workload_digest: str = field("", "machine", "hash of the workload file, so that an edited file is another trial")
-    script: str = field("", "workload", "path of an unmodified torchrun script, replaces model and dataset")
-    script_digest: str = field("", "machine", "hash of the script, so that an edited file is another trial")
-    script_arguments: str = field("", "workload", "arguments of the script that do not vary, quoted for a shell")
-    script_flags: str = field("", "execution", "arguments of the script that vary (--vary), quoted for a shell")
-    script_env: str = field("", "execution", "environment variables of the script: NAME=value, quoted for a shell")
-    train_function: str = field("", "workload", "FILE.py:NAME of a Ray Train function, replaces model and dataset")
-    train_function_digest: str = field("", "machine", "hash of that file, so that an edited file is another trial")
-    function_config: str = field("", "execution", "values in the train function's config that --vary sets, as JSON")
-    bindings: str = field(
-        "", "workload", "fields passed to the script or to the function's config (--bind): FIELD=FLAG, ..."
-    )
-    tokens_per_sample: int | None = field(
-        None, "workload", "tokens per sample of a script or train function; none: taken from integer inputs", ge=1
-    )
     image_size: int = field(28, "workload", "image edge in pixels", ge=8, le=4096, table="settings")
     sequence_length: int = field(128, "workload", "bytes per text sample", ge=2, le=65_536, table="settings")
     storage: str = field("jpeg", "storage", "storage format of an image folder", table="own", image_folders_only=True)
@@ -68,11 +53,11 @@ class TrialFields(BaseModel):
         table="settings",
         image_folders_only=True,
     )
-    device: Literal["cpu", "cuda"] = field("cpu", "execution", "device type of the ranks")
-    world_size: int = field(1, "layout", "number of ranks, one GPU per rank", ge=1)
-    nodes: int = field(1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1)
+    device: Literal["cpu", "cuda"] = field("cpu", "execution", "device type of the ranks", any_door=True)
+    world_size: int = field(1, "layout", "number of ranks, one GPU per rank", ge=1, any_door=True)
+    nodes: int = field(1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1, any_door=True)
     cpus_per_rank: int = field(
-        1, "machine", "CPU cores per rank, for its threads and its loaders", ge=1, table="settings"
+        1, "machine", "CPU cores per rank, for its threads and its loaders", ge=1, table="settings", any_door=True
     )
     pin_cores: bool = field(
         False,
@@ -201,9 +186,14 @@ class TrialFields(BaseModel):
         "untimed steps before the first window, at least 2, because DDP rebuilds its buckets after the first step; "
         "DDP on CUDA takes at least 11",
         ge=2,
+        any_door=True,
     )
     steps: int = field(
-        20, "timing", "steps per timed window; the plain window may take more if loader processes feed it", ge=1
+        20,
+        "timing",
+        "steps per timed window; the plain window may take more if loader processes feed it",
+        ge=1,
+        any_door=True,
     )
     median_width: float | None = field(
         None,
@@ -220,13 +210,23 @@ class TrialFields(BaseModel):
         "transports that NCCL may use: all (auto), or an emulated slower interconnect, without peer-to-peer copies "
         "(no_p2p) or through sockets (socket)",
         table="own",
+        any_door=True,
     )
     account_steps: int = field(
-        10, "timing", "steps per window of the communication breakdown; 0: no breakdown, no sweep", ge=0, le=10_000
+        10,
+        "timing",
+        "steps per window of the communication breakdown; 0: no breakdown, no sweep",
+        ge=0,
+        le=10_000,
+        any_door=True,
     )
-    sweep_bytes: int = field(2**30, "timing", "largest message of the all-reduce sweep in bytes", ge=4, le=2**34)
-    profile_ranks: str = field("", "timing", "ranks that record a profiler trace, e.g. 0+3, or all; empty: none")
-    repeat: int = field(0, "run", "number of the repetition, from 0", ge=0)
+    sweep_bytes: int = field(
+        2**30, "timing", "largest message of the all-reduce sweep in bytes", ge=4, le=2**34, any_door=True
+    )
+    profile_ranks: str = field(
+        "", "timing", "ranks that record a profiler trace, e.g. 0+3, or all; empty: none", any_door=True
+    )
+    repeat: int = field(0, "run", "number of the repetition, from 0", ge=0, any_door=True)
 
     @field_validator(*NAMES)
     @classmethod
@@ -269,14 +269,12 @@ class TrialFields(BaseModel):
         return self.execution in ("graph", "compile_graph")
 
     @property
-    def door(self) -> Door:
-        """How the user's code is run and measured."""
-        return "script" if self.script else "function" if self.train_function else "factory"
-
-    @property
-    def bound_fields(self) -> dict[str, str]:
-        """The script's flag, or the key of the function's config, by the field that is passed to it."""
-        return dict(entry.split("=", 1) for entry in shlex.split(self.bindings))
+    def code_name(self) -> str:
+        """Short name of what is trained: the model, or the user's script, function or workload."""
+        if self.script:
+            return Path(self.script).name
+        own = self.train_function or self.workload
+        return own.rpartition(":")[2] if own else self.model
 
     @property
     def processes(self) -> int:

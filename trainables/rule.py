@@ -118,3 +118,14 @@ def too_small(size: int) -> Rule:
         lambda trial: not trial.workload and MODELS[trial.model].smallest_image == size and trial.image_size < size,
         f"image_size {{image_size}} is too small for model {{model!r}}; it must be >= {size}",
     )
+
+
+def factory_field(name: str) -> Rule:
+    """Return the rule for a field that only the project's own loop reads."""
+    changed = differs(name)
+    return Rule(
+        (name, "script", "train_function"),
+        lambda trial: trial.door != "factory" and changed(trial) and name not in trial.bound_fields,
+        f"{name} {{{name}!r}} is not read by a script or train function; pass it on with --bind {name}=FLAG, or vary "
+        "one of its own flags with --vary=FLAG=a,b",
+    )

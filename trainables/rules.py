@@ -22,6 +22,7 @@ from trainables.rule import (
     RuleError,
     data,
     epoch_order_field,
+    factory_field,
     image_folder_field,
     listed,
     on_cpu,
@@ -47,6 +48,17 @@ def unmet_requirement(trial: TrialFields) -> str | None:
 _STEMS = names_with(MODELS, "imagenet_stem")
 
 _INVALID: tuple[Rule, ...] = (
+    Rule(
+        ("script", "train_function", "workload"),
+        lambda trial: sum(map(bool, (trial.script, trial.train_function, trial.workload))) > 1,
+        "a trial has one of script, train_function and workload",
+    ),
+    Rule(
+        ("script_arguments", "script_flags", "script_env", "script"),
+        lambda trial: bool(trial.script_arguments or trial.script_flags or trial.script_env) and not trial.script,
+        "arguments and environment variables require a script; use --script FILE.py",
+    ),
+    *(factory_field(name) for name, facts in FIELD_FACTS.items() if not facts.any_door and name != "workload"),
     Rule(
         ("world_size", "nodes"),
         lambda trial: trial.world_size % trial.nodes != 0,
