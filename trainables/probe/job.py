@@ -20,13 +20,15 @@ class ProbeJob:
     """The windows of a training loop, in optimizer steps. All ranks of a trial have the same.
 
     warmup_steps: at least `MIN_WARMUP_STEPS`; on GPUs at least 12, because DDP's logger synchronises during its first
-    10 steps. phase_steps, trace_steps: 0 omits the window. tokens_per_sample: None: from integer inputs [n, tokens].
+    10 steps. issue_steps: for GPUs, steps that start on an idle device. phase_steps, issue_steps, trace_steps: 0 omits the
+    window. tokens_per_sample: None: from integer inputs [n, tokens].
     keep_trace: return the profiler trace.
     """
 
     warmup_steps: int = 12
     plain_steps: int = 20
     phase_steps: int = 20
+    issue_steps: int = 0
     trace_steps: int = 5
     tokens_per_sample: int | None = None
     keep_trace: bool = False
@@ -34,7 +36,12 @@ class ProbeJob:
     @property
     def windows(self) -> tuple[tuple[str, int], ...]:
         """Name and steps of each window, in order. Windows of 0 steps are omitted."""
-        timed = (("plain", self.plain_steps), ("phases", self.phase_steps), ("communication", self.trace_steps))
+        timed = (
+            ("plain", self.plain_steps),
+            ("phases", self.phase_steps),
+            ("issue", self.issue_steps),
+            ("communication", self.trace_steps),
+        )
         windows = [("warmup", max(self.warmup_steps, MIN_WARMUP_STEPS))]
         for name, steps in timed:
             windows += [("lead_in", LEAD_IN_STEPS), (name, steps)] if steps else []
@@ -134,8 +141,8 @@ class ScriptFailure:
 class ScriptOutput:
     """What a rank measured of a script; with `failure`, what it measured until then.
 
-    tables: rows by table ("steps", "buckets", "collectives"). evidence, see `docs/measuring.md`, "Scripts": `steps_run`,
-    `steps_needed`, `samples_per_step`, `tokens_per_step`, `step_flops`, `peak_memory_by_device_bytes`, `optimizers`,
+    tables: rows by table ("steps", "buckets", "collectives"). evidence, see `docs/measuring.md`, "Scripts":
+    `steps_run`, `steps_needed`, `samples_per_step`, `tokens_per_step`, `step_flops`, `peak_memory_by_device_bytes`, `optimizers`,
     `nulls` (reason by quantity that could not be measured), ... span: start and end of the timed windows in unix
     seconds. trace: gzipped Chrome trace JSON.
     """
