@@ -49,7 +49,7 @@ def own_code_axes(
                 )
         return {}
     values = dict(_name_and_values(text, "--vary") for text in _without_repeats(vary, "--vary"))
-    axes = {"bindings": (_bindings(bind, values),)} if bind else {}
+    axes: Axes = {"bindings": (_bindings(bind, values),)} if bind else {}
     if train_function:
         for option, given in (("--env", env), ("arguments after --", script_arguments)):
             if given:
