@@ -116,10 +116,16 @@ class Progress:
 
 def describe(trial: Trial) -> str:
     """Return a description of a trial that fits on a terminal line."""
-    network = trial.workload.rpartition(":")[2] if trial.workload else trial.model
+    network = trial.code_name
     ranks = (
         f"{trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'' if trial.world_size == 1 else 's'}"
     )
+    if trial.door != "factory":
+        bound = [f"{flag} {getattr(trial, name)}" for name, flag in trial.bound_fields.items()]
+        own = [
+            part for part in (trial.script_flags, trial.function_config.strip("{}"), trial.script_env, *bound) if part
+        ]
+        return ", ".join([network, ranks, *own, f"repeat {trial.repeat + 1}"])
     if trial.epochs:
         lr_rule = "" if trial.lr_rule == "none" else f" {trial.lr_rule}"
         return (

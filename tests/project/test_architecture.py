@@ -46,7 +46,10 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "trainables": (
         ("trainables.messages", "trainables.facts", "trainables.batch"),
         ("trainables.registry",),
+        ("trainables.field_facts",),
+        ("trainables.own_code_fields",),
         ("trainables.fields",),
+        ("trainables.rule",),
         ("trainables.rules",),
         ("trainables.trial",),
         ("trainables.workload", "trainables.optimizers"),

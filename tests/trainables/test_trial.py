@@ -20,7 +20,8 @@ from trainables.registry import (
     PRECISIONS,
     datasets_of,
 )
-from trainables.rules import RULES, RuleError, unmet_requirement
+from trainables.rule import RuleError
+from trainables.rules import RULES, unmet_requirement
 from trainables.trial import Trial
 
 ROOT = Path(__file__).parent.parent.parent

@@ -1,0 +1,46 @@
+"""Count the floating-point operations of a step that a script runs."""
+
+from typing import Any, Self
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from trainables.messages import one_line
+
+
+class OperationCounter(TorchDispatchMode):
+    """Adds up the operations of everything that is executed between `start` and `stop`, except inside optimizers.
+
+    A multiply-add counts as two. Counts matrix products, convolutions and attention, with the formulas of torch's
+    FlopCounterMode, but without its global module hooks, which would recompile models. A compiled model runs this step
+    without its compiled code, which stays valid (torch._dynamo.convert_frame, "non-infra torch dispatch mode").
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0.0
+        self.paused = False
+        self.problem: str | None = None
+        """why the count is incomplete"""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Execute the operation and add its count."""
+        result = func(*args, **(kwargs or {}))
+        formula = None if self.paused else flop_registry.get(getattr(func, "_overloadpacket", func))
+        if formula is not None:
+            try:
+                self.flops += float(formula(*args, **(kwargs or {}), out_val=result))
+            except Exception as error:  # noqa: BLE001 - a formula that fails must not end the script
+                self.problem = f"the operations of {func} are unknown: {one_line(error)}"
+        return result
+
+    def start(self) -> Self:
+        self.__enter__()
+        return self
+
+    def stop(self) -> float | None:
+        """Return the operations; None if they are incomplete or none were seen."""
+        self.__exit__(None, None, None)
+        return None if self.problem else self.flops or None
