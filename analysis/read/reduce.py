@@ -73,6 +73,7 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     result = grouped[["samples", "window_s", *_PEAKS]].agg(
         {"samples": "sum", "window_s": "first"} | dict.fromkeys(_PEAKS, "max")
     )
+    result["samples"] = result["samples"].where(grouped["samples"].count() > 0)
     result["steps"] = grouped.size()
     medians = [*_MEDIANS, "host_to_device_bytes_per_s", "launch_ratio"]
     result[medians] = grouped[medians].median()

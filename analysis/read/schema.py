@@ -31,7 +31,7 @@ STEPS_SCHEMA = pa.schema(
         pa.field("rank", pa.int32(), nullable=False),
         pa.field("window", pa.string(), nullable=False),
         pa.field("step", pa.int32(), nullable=False),
-        pa.field("samples", pa.int32(), nullable=False),
+        ("samples", pa.int32()),
         ("window_s", pa.float64()),
         ("block_s", pa.float64()),
         ("loss", pa.float64()),
@@ -53,7 +53,8 @@ STEPS_SCHEMA = pa.schema(
 )
 """One row per rank, window and step.
 
-`last_gradient_s` counts from the start of the step. `block_s` is the duration of the block of steps that contains the
+`samples` is null if a user's own code does not show them. `last_gradient_s` counts from the start of the step. `block_s`
+is the duration of the block of steps that contains the
 step, if the window could end early. Training to an accuracy is one window "train" of rank 0; only that window has
 `epoch` and `learning_rate`."""
 

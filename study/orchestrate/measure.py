@@ -169,6 +169,7 @@ def _payload(
 ) -> Payload:
     tables = {**output.tables, **more} if failure is None else {}
     evidence = dict(output.evidence)
+    samples, tokens = evidence.get("samples_per_step"), evidence.get("tokens_per_step")
     return Payload(
         tables={name: packed(name, tables.get(name, ())) for name in SCHEMAS},
         evidence=Evidence(
@@ -179,6 +180,7 @@ def _payload(
             peak_memory_by_device_bytes=evidence.pop("peak_memory_by_device_bytes", None),
             step_flops=evidence.pop("step_flops", None),
             dataset_samples=evidence.pop("dataset_samples", None),
+            tokens_per_sample=tokens / samples if tokens and samples else None,
             probe=evidence,
         ),
         started_at=output.span[0],
