@@ -75,7 +75,7 @@ def flags_of(text: str) -> dict[str, Any]:
 def _observed_batch(ranks: Sequence[Mapping[str, Any]]) -> tuple[int | None, int | None]:
     """Return samples per rank and backward pass, the mean over ranks, and backward passes per step; None if unknown."""
     seen = [rank.get("probe") or {} for rank in ranks]
-    samples = [probe.get("samples_per_step") for probe in seen]
+    samples: list[Any] = [probe.get("samples_per_step") for probe in seen]
     passes = max((probe.get("micro_batches") or 0 for probe in seen), default=0) or None
     if not samples or None in samples:
         return None, passes
