@@ -7,7 +7,7 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -170,7 +170,7 @@ def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
 def _measure_function(job: Job, trial_rank: TrialRank) -> Payload:
     """Call a Ray Train function in this process, whose default process group has exactly the trial's ranks."""
     trial = job.trial
-    function = load_user_workload(trial.train_function, job.source)
+    function: Callable[..., Any] = load_user_workload(trial.train_function, job.source)
     config = json.loads(trial.function_config or "{}")
     config |= {key: getattr(trial, field) for field, key in trial.bound_fields.items()}
     takes_config = bool(inspect.signature(function).parameters)
