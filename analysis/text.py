@@ -180,4 +180,5 @@ PHASE_LABELS = {
     "reduce_s": "reduce",
     "graph_s": "CUDA graph",
     "optimizer_s": "optimizer",
+    "other_s": "other",
 }
