@@ -1,11 +1,14 @@
 """Measure one job on one rank: the project's own loop, a user's script in a process of its own, or a train function."""
 
+import inspect
+import json
 import os
+import re
 import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,13 @@ from trainables.measure.run import run
 from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
+from trainables.probe.session import probe_session
 from trainables.step.context import RankSetup
+from trainables.step.process import release_memory
 from trainables.step.timing import clock_for, without_garbage_collection
 from trainables.train.train import train
 from trainables.trial import Trial
+from trainables.user_workload import load_user_workload
 
 DDP_WARMUP_STEPS = 12
 """Minimum warm-up on GPUs, because DDP's logger synchronises during its first ten steps."""
@@ -35,6 +41,9 @@ DDP_WARMUP_STEPS = 12
 TRACE_STEPS = 5
 LOG_TAIL_BYTES = 100_000
 """Size of the part of a script's output that is stored with a failure."""
+
+_LOST_PEER = re.compile(r"Connection (closed|reset|refused)|[Bb]roken pipe|NCCL|TCPStore|[Rr]emote process")
+"""Errors of ranks that lost the connection to another. That rank's own error tells why."""
 
 STOP_GRACE_S = 2.0
 """Time after the limit of a trial in which a script may still report why it makes no progress."""
@@ -65,6 +74,8 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
     """
     if job.trial.door == "script":
         return _measure_script(job, trial_rank)
+    if job.trial.door == "function":
+        return _measure_function(job, trial_rank)
     trial, device = job.trial, trial_rank.device
 
     def allocated_bytes() -> int | None:
@@ -159,6 +170,31 @@ def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
     return _payload(trial, output, before, after, {"sweep": sweep}, None)
 
 
+def _measure_function(job: Job, trial_rank: TrialRank) -> Payload:
+    """Call a Ray Train function in this process, whose default process group has exactly the trial's ranks."""
+    trial = job.trial
+    function: Callable[..., Any] = load_user_workload(trial.train_function, job.source)
+    config = json.loads(trial.function_config or "{}")
+    config |= {key: getattr(trial, field) for field, key in trial.bound_fields.items()}
+    takes_config = bool(inspect.signature(function).parameters)
+    before = readings(trial_rank.device)
+
+    def on_any_rank(steps: Collection[int]) -> Collection[int]:
+        return {step for of_rank in _all_gather(sorted(steps), trial_rank, trial) for step in of_rank}
+
+    with probe_session(probe_job(trial, trial_rank.rank), trial_rank.rank, on_any_rank) as session:
+        function(config) if takes_config else function()
+    output = session.output
+    assert output is not None
+    release_memory()
+    after = readings(trial_rank.device)
+    failure = None if output.failure is None else _failure(output.failure, trial_rank.node_id, job.timeout_s)
+    if any(_all_gather(failure is not None, trial_rank, trial)):
+        return _payload(trial, output, before, after, {}, failure)
+    sweep = _sweep(trial, trial_rank, output, ())
+    return _payload(trial, output, before, after, {"sweep": sweep}, None)
+
+
 def _payload(
     trial: Trial,
     output: ScriptOutput,
@@ -169,6 +205,7 @@ def _payload(
 ) -> Payload:
     tables = {**output.tables, **more} if failure is None else {}
     evidence = dict(output.evidence)
+    samples, tokens = evidence.get("samples_per_step"), evidence.get("tokens_per_step")
     return Payload(
         tables={name: packed(name, tables.get(name, ())) for name in SCHEMAS},
         evidence=Evidence(
@@ -179,6 +216,7 @@ def _payload(
             peak_memory_by_device_bytes=evidence.pop("peak_memory_by_device_bytes", None),
             step_flops=evidence.pop("step_flops", None),
             dataset_samples=evidence.pop("dataset_samples", None),
+            tokens_per_sample=tokens / samples if tokens and samples else None,
             probe=evidence,
         ),
         started_at=output.span[0],
@@ -233,9 +271,9 @@ def _failure(failure: ScriptFailure, node_id: str, timeout_s: float) -> Failure:
         node_id=node_id,
         out_of_memory=failure.out_of_memory,
         line=redacted(line),
-        traceback=redacted(_tail(failure.log)),
+        traceback=redacted(_tail(failure.log)) if failure.log else failure.line,
         timed_out=timed_out,
-        is_consequence=failure.kind == "other_rank",
+        is_consequence=failure.kind == "other_rank" or bool(_LOST_PEER.search(failure.line)),
     )
 
 
@@ -264,7 +302,7 @@ def _sweep(
     seen = {row["bytes"] for name in ("buckets", "collectives") for row in output.tables.get(name, ()) if row["bytes"]}
     [messages, address] = _all_gather((sorted(seen), _free_address(trial_rank)), trial_rank, trial)[0]
     sizes = sweep_sizes(trial.sweep_bytes, messages)
-    if trial_rank.device.type == "cpu":
+    if trial.door == "function" or trial_rank.device.type == "cpu":
         with without_garbage_collection():
             clock = clock_for(trial_rank.device)
             return all_reduce_sweep(
