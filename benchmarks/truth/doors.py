@@ -25,19 +25,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import ray
 from ray.util.metrics import Gauge
 
-from analysis.measure.collectives import collective_times
+from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.measure.measures import summarise
-from benchmarks.harness.common import RESULTS, figure, ratio_interval, write_summary
+from analysis.read.results import load
+from benchmarks.harness.common import RESULTS, command, figure, ratio_interval, write_summary
 from study.orchestrate.cluster import connect
-from study.orchestrate.driver import table_of
+from study.orchestrate.driver import result_of, table_of
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.protocol import Job
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import ProcessKind, layouts
+from study.store.environment import package_versions
+from study.store.packing import pack
+from study.store.store import Store
 from trainables.trial import Trial
 
 FORMS = Path(__file__).resolve().parent.parent / "harness" / "doors"
@@ -45,9 +48,11 @@ DOORS = ("factory", "script", "loop", "function")
 PHASES = ("forward_s", "backward_s", "optimizer_s")
 LATE_MS, LOAD_FACTOR = 20.0, 2.0
 BARE = "bare"
+STUDY = "study"
+"""folder of the trials, beside the summary"""
 
 Run = dict[str, Any]
-Measure = Callable[[Trial, str], dict[str, Any]]
+Measure = Callable[[Trial, str], Run]
 
 
 def main() -> None:
@@ -69,10 +74,10 @@ def main() -> None:
             if time.monotonic() - started_s > options.budget_s:
                 break
             for door in _rotated((*DOORS, BARE), round_):
-                for size in sizes:
-                    runs.append(_run(options, measure, round_, door, size))
+                runs += [_run(options, measure, round_, door, size) for size in sizes]
             runs += _delayed_runs(options, measure, round_, max(sizes), runs)
             write_summary(options.name, figures(runs), runs)  # a later failure loses nothing
+    pack(str(RESULTS / options.name / STUDY))
 
 
 def _rotated(names: Sequence[str], count: int) -> list[str]:
@@ -86,7 +91,9 @@ def _arguments(options: argparse.Namespace, *more: str) -> str:
     return shlex.join([*model, *sizes, *more])
 
 
-def trial_of(options: argparse.Namespace, door: str, size: int, *more: str, environment: str = "") -> Trial:
+def trial_of(
+    options: argparse.Namespace, door: str, size: int, round_: int, *more: str, environment: str = ""
+) -> Trial:
     """Return the trial of a door on `size` ranks. more: further arguments of the training."""
     form = {
         "factory": {
@@ -110,12 +117,21 @@ def trial_of(options: argparse.Namespace, door: str, size: int, *more: str, envi
         memory_format="channels_last",
         warmup_steps=20,
         steps=options.steps,
+        repeat=round_,
     )
 
 
 @contextlib.contextmanager
 def _measuring(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[Measure]:
-    """Yield a function that measures a trial in the worker group of a block, and returns its tables."""
+    """Yield a function that measures a trial in the worker group of a block, stores it, and returns its measures."""
+    store = Store.open(
+        str(RESULTS / options.name / STUDY),
+        name="doors",
+        question="Do all doors measure the same training alike?",
+        configuration={},
+        versions=package_versions(),
+        command=command(),
+    )
     with connect("local") as cluster:
         keeper = (
             ray.remote(Keeper)
@@ -123,14 +139,17 @@ def _measuring(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[Me
             .remote("doors", [], None, {}, Gauge, RayRanks())
         )
 
-        def measure(trial: Trial, block: str) -> dict[str, Any]:
+        def measure(trial: Trial, block: str) -> Run:
             alike = [trial] if trial.door == "function" else [trial.but(world_size=size) for size in sizes]
             layout = layouts(alike, cluster.nodes)[ProcessKind.of(trial)]
             source = Path(trial.workload.rpartition(":")[0]).read_text() if trial.workload else None
             outcome = ray.get(keeper.measure.remote(Job(trial.trial_id, trial, source), layout, block, 300.0))
             if outcome.status != "done":
                 raise RuntimeError(f"{trial.trial_id}: {outcome.reason}\n{outcome.log}")
-            return {name: table_of(name, outcome.payloads).to_pandas() for name in ("steps", "collectives")}
+            store.save(result_of(trial, outcome))
+            values = summarise(table_of("steps", outcome.payloads).to_pandas())
+            measures = {name: values[name] for name in (*PHASES, "load_wait_s", "step_s")}
+            return {"trial_id": trial.trial_id, "samples_per_s": values["throughput_samples_per_s"]} | measures
 
         try:
             yield measure
@@ -144,15 +163,9 @@ def _run(options: argparse.Namespace, measure: Measure, round_: int, door: str, 
         step_s = bare_step_s(options, size)
         run: Run = {"step_s": step_s, "samples_per_s": size * options.batch / step_s}
     else:
-        run = _measured(measure(trial_of(options, door, size), f"{door} {round_}"))
+        run = measure(trial_of(options, door, size, round_), f"round {round_}")
     print(run := {"round": round_, "door": door, "size": size, "case": "equal"} | run, flush=True)
     return run
-
-
-def _measured(tables: dict[str, pd.DataFrame]) -> Run:
-    values = summarise(tables["steps"])
-    phases = {name: values[name] for name in (*PHASES, "load_wait_s")}
-    return {"step_s": values["step_s"], "samples_per_s": values["throughput_samples_per_s"]} | phases
 
 
 def _delayed_runs(
@@ -164,17 +177,20 @@ def _delayed_runs(
     plain_s = next(run["step_s"] for run in reversed(runs) if run["door"] == "script" and run["size"] == size)
     load_ms = LOAD_FACTOR * plain_s * 1e3
     cases = {
-        "none": ((), ""),
+        "none": ((), "DELAY=none"),
         "late rank": (("--late-ms", str(LATE_MS)), ""),
         "slow loader": (("--load-ms", f"{load_ms:.1f}"), ""),
         "no P2P": ((), "NCCL_P2P_DISABLE=1"),
     }
     result = []
     for case, (more, environment) in cases.items():
-        tables = measure(trial_of(options, "script", size, *more, environment=environment), f"script {round_}")
-        run = _measured(tables) | collective_times(tables["collectives"]) | {"load_s": load_ms / 1e3}
+        run = measure(trial_of(options, "script", size, round_, *more, environment=environment), f"round {round_}")
         result.append({"round": round_, "door": "script", "size": size, "case": case} | run)
-        print(result[-1], flush=True)
+    results = load(RESULTS / options.name / STUDY)
+    breakdown = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
+    for run in result:
+        run |= {name: float(breakdown[name][run["trial_id"]]) for name in ("exposed_wire_s", "exposed_wait_s")}
+        print(run, flush=True)
     return result
 
 
@@ -245,8 +261,8 @@ def _attributed(by_case: dict[tuple[str, str, int], dict[int, Run]], size: int) 
     if not rounds:
         return []
 
-    def mean(case: str, value: Callable[[Run], float]) -> float:
-        return sum(value(cases[case][key]) for key in rounds) / len(rounds)
+    def mean(case: str, name: str) -> float:
+        return sum(cases[case][key][name] or 0.0 for key in rounds) / len(rounds)
 
     def growth(case: str, *names: str) -> float:
         return sum(
@@ -256,9 +272,9 @@ def _attributed(by_case: dict[tuple[str, str, int], dict[int, Run]], size: int) 
 
     result = []
     for case, measures in {
-        "late rank": ("wait_s",),
+        "late rank": ("exposed_wait_s",),
         "slow loader": ("load_wait_s",),
-        "no P2P": ("exposed_transfer_s",),
+        "no P2P": ("exposed_wire_s",),
     }.items():
         grown_s = growth(case, "step_s")
         if grown_s <= 0:
@@ -266,8 +282,8 @@ def _attributed(by_case: dict[tuple[str, str, int], dict[int, Run]], size: int) 
         share = growth(case, *measures) / grown_s
         name = f"{case}: share of the growth of the step ({grown_s * 1e3:.2f} ms) found as {' + '.join(measures)[:-2]}"
         result.append(figure(name, share, None, "ratio", "0.8 to 1.2", 0.8 <= share <= 1.2))
-    late_s = mean("late rank", lambda run: run["step_s"]) - mean("none", lambda run: run["step_s"])
-    result.append(figure("late rank: growth of the step", late_s * 1e3, None, "ms", f"{LATE_MS:g} injected", None))
+    grown_s = growth("late rank", "step_s")
+    result.append(figure("late rank: growth of the step", grown_s * 1e3, None, "ms", f"{LATE_MS:g} injected", None))
     return result
 
 
