@@ -69,6 +69,7 @@ CHANGED: dict[str, Any] = {
     "bucket_mb": 1.0,
     "gradient_as_bucket_view": False,
     "static_graph": True,
+    "find_unused_parameters": True,
     "accumulation_steps": 2,
     "execution": "compile",
     "memory_format": "channels_last",
