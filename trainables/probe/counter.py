@@ -2,13 +2,32 @@
 
 import gc
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from trainables.probe.cycle import period
+MOST_CALLS = 24
+"""Calls after which a cycle is recognised although some optimizers have not been called."""
+
+
+def period(calls: Sequence[Hashable], optimizers: int) -> int | None:
+    """Return the calls per training step, or None if more calls are needed.
+
+    calls: the optimizer of each call so far. optimizers: how many exist. With one optimizer each call is a step. With
+    several, a step is the shortest sequence that repeats: (D, G), (D, D, G). It must have been seen twice, with every
+    optimizer in it, unless `MOST_CALLS` calls have not shown all of them. Falls back to 1 after twice as many calls
+    without a repetition.
+    """
+    if optimizers <= 1:
+        return 1
+    if len(set(calls)) < optimizers and len(calls) < MOST_CALLS:
+        return None
+    for length in range(1, len(calls) // 2 + 1):
+        if all(calls[index] == calls[index - length] for index in range(length, len(calls))):
+            return length
+    return 1 if len(calls) >= 2 * MOST_CALLS else None
 
 
 class StepCounter:

@@ -13,7 +13,7 @@ from trainables.probe.job import ScriptFailure, ScriptOutput
 KINDS = {
     "exit": ("exit", 3, "code 3"),
     "hang": ("start_timeout", None, "no optimizer step within 8 s"),
-    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:30)"),
+    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:25)"),
     "import": ("import", 1, "a_module_that_does_not_exist"),
     "read-only": ("read_only", 1, "/proc/version"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),

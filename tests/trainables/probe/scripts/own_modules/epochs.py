@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from analysis import build
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from analysis import build
 
 
 class Samples(Dataset[dict[str, Any]]):
