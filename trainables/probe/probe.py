@@ -1,9 +1,12 @@
 """The windows of a training loop: what is installed when, and what is known at the end."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +29,9 @@ from trainables.step.timing import Clock, Mark, clock_for
 
 BOUNDARY = "scaling_study::boundary"
 """name of the trace event at the end of each step"""
+
+EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
+"""module of the functions that run compiled code"""
 
 WATCHED = ("phases", "issue", "communication")
 """windows in which something is noted at the end of each step"""
@@ -218,7 +224,10 @@ class Probe:
             self._record_step(mark)
             self._stop_instruments()
             self._watch_overridden_evaluation()
-            self._operations = OperationCounter().start()
+            if _in_compiled_code():  # it cannot continue under another dispatch mode
+                self.nulls["step_flops"] = "the optimizer's step is compiled"
+            else:
+                self._operations = OperationCounter().start()
         elif phase == 2:
             self._stop_operations()
 
@@ -367,6 +376,16 @@ class Probe:
         for name, reason in reasons.items():
             if reason is not None and observed:
                 self.nulls.setdefault(name, reason)
+
+
+def _in_compiled_code() -> bool:
+    """Return True if a function that `torch.compile` returned is being executed."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(EVAL_FRAME):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _device_of(optimizer: Any) -> torch.device:
