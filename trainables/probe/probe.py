@@ -1,20 +1,17 @@
 """The windows of a training loop: what is installed when, and what is known at the end."""
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainables.probe.counter import StepCounter
-from trainables.probe.flops import OperationCounter
+from trainables.probe.counter import StepCounter, clock_of, device_of
+from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
 from trainables.probe.rows import (
     evaluation_steps,
@@ -25,13 +22,10 @@ from trainables.probe.rows import (
     usual,
 )
 from trainables.probe.spans import Instruments, Outermost, StepSpans
-from trainables.step.timing import Clock, Mark, clock_for
+from trainables.step.timing import Clock, Mark
 
 BOUNDARY = "scaling_study::boundary"
 """name of the trace event at the end of each step"""
-
-EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
-"""module of the functions that run compiled code"""
 
 WATCHED = ("phases", "issue", "communication")
 """windows in which something is noted at the end of each step"""
@@ -179,8 +173,8 @@ class Probe:
     def _clock(self, optimizer: Any) -> Clock:
         """Return the clock of the device that the optimizer's parameters are on."""
         if self.clock is None:
-            self.device = _device_of(optimizer)
-            self.clock = clock_for(self.device)
+            self.device = device_of(optimizer)
+            self.clock = clock_of(self.device)
         return self.clock
 
     def on_step(self, optimizer: Any) -> None:
@@ -224,8 +218,8 @@ class Probe:
             self._record_step(mark)
             self._stop_instruments()
             self._watch_overridden_evaluation()
-            if _in_compiled_code():  # it cannot continue under another dispatch mode
-                self.nulls["step_flops"] = "the optimizer's step is compiled"
+            if problem := why_not_countable(self.device):
+                self.nulls["step_flops"] = problem
             else:
                 self._operations = OperationCounter().start()
         elif phase == 2:
@@ -376,25 +370,3 @@ class Probe:
         for name, reason in reasons.items():
             if reason is not None and observed:
                 self.nulls.setdefault(name, reason)
-
-
-def _in_compiled_code() -> bool:
-    """Return True if a function that `torch.compile` returned is being executed."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(EVAL_FRAME):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _device_of(optimizer: Any) -> torch.device:
-    """Return the device of an optimizer's parameters; without any, the current GPU if CUDA is in use."""
-    for group in getattr(optimizer, "param_groups", None) or ():
-        for parameter in group["params"]:
-            if parameter.device.type == "cuda":
-                return torch.device("cuda", torch.cuda.current_device())
-            return torch.device("cpu")
-    if torch.cuda.is_initialized():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

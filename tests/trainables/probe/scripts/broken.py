@@ -24,7 +24,7 @@ elif kind == "hang":
 elif kind == "spawn":
     multiprocessing.spawn(train, nprocs=2)
 elif kind == "import":
-    import a_module_that_does_not_exist  # noqa: F401
+    import a_module_that_does_not_exist  # type: ignore[import-not-found] # noqa: F401
 elif kind == "read-only":
     Path("/sys/checkpoints").mkdir()
 elif kind == "memory":
