@@ -95,26 +95,23 @@ def trial_of(
     options: argparse.Namespace, door: str, size: int, round_: int, *more: str, environment: str = ""
 ) -> Trial:
     """Return the trial of a door on `size` ranks. more: further arguments of the training."""
-    form = {
-        "factory": {
-            "workload": f"{FORMS / 'factory.py'}:{'resnet50' if options.device == 'cuda' else 'resnet18_fp32'}"
-        },
-        "script": {"script": str(FORMS / "script.py"), "script_arguments": _arguments(options, *more)},
-        "loop": {"script": str(FORMS / "loop.py"), "script_arguments": _arguments(options, *more)},
+    workload = f"{FORMS / 'factory.py'}:{'resnet50' if options.device == 'cuda' else 'resnet18_fp32'}"
+    arguments = _arguments(options, *more)
+    form: dict[str, Any] = {
+        "factory": {"workload": workload, "image_size": options.image_size, "memory_format": "channels_last"},
+        "script": {"script": str(FORMS / "script.py"), "script_arguments": arguments, "script_env": environment},
+        "loop": {"script": str(FORMS / "loop.py"), "script_arguments": arguments},
         "function": {
             "train_function": f"{FORMS / 'function.py'}:train_func",
-            "function_config": json.dumps({"arguments": _arguments(options, *more)}),
+            "function_config": json.dumps({"arguments": arguments}),
         },
     }[door]
     return Trial(
         **form,
-        script_env=environment,
         device=options.device,
         world_size=size,
         cpus_per_rank=max(1, len(os.sched_getaffinity(0)) // 2),
-        batch_per_gpu=options.batch,
-        image_size=options.image_size,
-        memory_format="channels_last",
+        batch_per_gpu=options.batch if door == "factory" else 32,
         warmup_steps=20,
         steps=options.steps,
         repeat=round_,
@@ -264,23 +261,17 @@ def _attributed(by_case: dict[tuple[str, str, int], dict[int, Run]], size: int) 
     def mean(case: str, name: str) -> float:
         return sum(cases[case][key][name] or 0.0 for key in rounds) / len(rounds)
 
-    def growth(case: str, *names: str) -> float:
-        return sum(
-            mean(case, lambda run, n=name: run[n] or 0.0) - mean("none", lambda run, n=name: run[n] or 0.0)
-            for name in names
-        )
+    def growth(case: str, name: str) -> float:
+        return mean(case, name) - mean("none", name)
 
     result = []
-    for case, measures in {
-        "late rank": ("exposed_wait_s",),
-        "slow loader": ("load_wait_s",),
-        "no P2P": ("exposed_wire_s",),
-    }.items():
+    found_as = {"late rank": "exposed_wait_s", "slow loader": "load_wait_s", "no P2P": "exposed_wire_s"}
+    for case, measure in found_as.items():
         grown_s = growth(case, "step_s")
         if grown_s <= 0:
             continue
-        share = growth(case, *measures) / grown_s
-        name = f"{case}: share of the growth of the step ({grown_s * 1e3:.2f} ms) found as {' + '.join(measures)[:-2]}"
+        share = growth(case, measure) / grown_s
+        name = f"{case}: share of the growth of the step ({grown_s * 1e3:.2f} ms) found as {measure[:-2]}"
         result.append(figure(name, share, None, "ratio", "0.8 to 1.2", 0.8 <= share <= 1.2))
     grown_s = growth("late rank", "step_s")
     result.append(figure("late rank: growth of the step", grown_s * 1e3, None, "ms", f"{LATE_MS:g} injected", None))
