@@ -58,7 +58,6 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.build",),
         ("trainables.step",),
         ("trainables.measure", "trainables.train", "trainables.check"),
-        ("trainables.measure", "trainables.train"),
         ("trainables.probe",),
     ),
 }
