@@ -1,4 +1,4 @@
-"""Scripts and train functions in a run: the check before the grid, failures as rows, and the end of hopeless studies."""
+"""Scripts and train functions in a run: the check before the grid, failures as rows, the end of hopeless studies."""
 
 import os
 import shlex
