@@ -19,6 +19,7 @@ from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
 from study.store.redaction import redacted
 from study.store.tables import packed
+from trainables.check import check
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.run import run
 from trainables.measure.sweep_process import sweep_in_process
@@ -28,6 +29,7 @@ from trainables.step.context import RankSetup
 from trainables.step.timing import clock_for, without_garbage_collection
 from trainables.train.train import train
 from trainables.trial import Trial
+from trainables.workload import WorkloadError
 
 DDP_WARMUP_STEPS = 12
 """Minimum warm-up on GPUs, because DDP's logger synchronises during its first ten steps."""
@@ -63,6 +65,8 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
     The evidence has memory and `readings` before and after. For the project's own timed windows, it also has the
     `energies` of the rank's GPUs before and after the plain window.
     """
+    if job.check and job.trial.workload:
+        return _check_workload(job, trial_rank)
     if job.trial.door == "script":
         return _measure_script(job, trial_rank)
     trial, device = job.trial, trial_rank.device
@@ -96,6 +100,24 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
         ended_at=ended_at,
         trace=output.trace,
     )
+
+
+def _check_workload(job: Job, trial_rank: TrialRank) -> Payload:
+    """Run a step of a user's workload on rank 0. Raises WorkloadError."""
+    problem = check(job.trial, trial_rank.device, job.source) if trial_rank.rank == 0 else None
+    if problem:
+        raise WorkloadError(problem)
+    now = time.time()
+    evidence = Evidence(
+        before={},
+        after={},
+        memory={},
+        threads=job.trial.cpus_per_rank,
+        peak_memory_by_device_bytes=None,
+        step_flops=None,
+        dataset_samples=None,
+    )
+    return Payload({name: packed(name, ()) for name in SCHEMAS}, evidence, started_at=now, ended_at=now)
 
 
 # ---------------------------------------------------------------------------------------------------------- scripts

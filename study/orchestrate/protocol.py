@@ -34,6 +34,8 @@ class Job:
     """Time limit of a script, which its ranks keep themselves, so that they can say what it was doing."""
     directory: str = ""
     """Working directory of the command that started the study, for scripts."""
+    check: bool = False
+    """Only run a step of a user's workload on rank 0, without measuring it."""
 
 
 _OPTIONAL = ("plain_window", "probe")
