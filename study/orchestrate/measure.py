@@ -19,12 +19,12 @@ from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
 from study.store.redaction import redacted
 from study.store.tables import packed
-from trainables.check import check
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.run import run
 from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
+from trainables.step.check import check
 from trainables.step.context import RankSetup
 from trainables.step.timing import clock_for, without_garbage_collection
 from trainables.train.train import train

@@ -58,7 +58,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.user_workload",),
         ("trainables.build",),
         ("trainables.step",),
-        ("trainables.measure", "trainables.train", "trainables.check"),
+        ("trainables.measure", "trainables.train"),
     ),
 }
 """Packages and top-level modules per room, lowest first. A module imports from its own package and lower layers only.

@@ -13,9 +13,9 @@ from tests.support import wide_workloads
 from tests.support.gloo import RankFailed, on_ranks
 from tests.support.wide_workloads import FEATURES, SAMPLES
 from trainables.batch import byte_size, map_tensors, sample_count, to_device
-from trainables.check import check
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
+from trainables.step.check import check
 from trainables.step.context import RankSetup, build_context, rank_context
 from trainables.step.flops import counted_flops
 from trainables.step.step import training_step
