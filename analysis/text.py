@@ -181,4 +181,5 @@ PHASE_LABELS = {
     "graph_s": "CUDA graph",
     "after_backward_s": "after backward",
     "optimizer_s": "optimizer",
+    "other_s": "other",
 }

@@ -104,7 +104,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     # The slowest rank is unknown if the time of any rank is.
     complete = ~plain["window_s"].isna().groupby(level="trial_id").any()
     window_s = by_trial["window_s"].max().where(complete)
-    result["throughput_samples_per_s"] = by_trial["samples"].sum() / window_s
+    result["throughput_samples_per_s"] = by_trial["samples"].sum(min_count=1) / window_s
     result["step_s"] = by_trial["window_per_step_s"].max().where(complete)
     ranks_by_time = (
         plain.dropna(subset="window_s").reset_index().sort_values("window_s", kind="stable").groupby("trial_id")["rank"]

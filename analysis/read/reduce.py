@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.read.schema import PHASES
 
-OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s", "after_backward_s")
+OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s", "after_backward_s", "other_s")
 """Phases whose columns a frame of steps may lack, because most strategies do not have them."""
 
 LAUNCHED = ("forward_s", "loss_s", "backward_s", "after_backward_s", "optimizer_s")
@@ -73,6 +73,7 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     result = grouped[["samples", "window_s", *_PEAKS]].agg(
         {"samples": "sum", "window_s": "first"} | dict.fromkeys(_PEAKS, "max")
     )
+    result["samples"] = grouped["samples"].sum(min_count=1)  # unknown for some scripts
     result["steps"] = grouped.size()
     medians = [*_MEDIANS, "host_to_device_bytes_per_s", "launch_ratio"]
     result[medians] = grouped[medians].median()

@@ -45,7 +45,7 @@ class Results:
 
     study: content of study.json. fields: its description of the fields of trials.
     trials: one row per trial, with the trial's fields and `OUTCOME_COLUMNS`.
-    steps, buckets, sweep, epochs: columns of `schema.frame_schema(name)`. Trials without such a file have no rows.
+    steps, buckets, sweep, epochs, collectives: columns of `schema.frame_schema(name)`. Trials without such a file have no rows.
     windows, shapes, losses: reduced from all steps by `reduce.windows`, `step_shape.step_shapes` and
     `step_losses.step_losses`. `load_reduced` computes them while reading and keeps only steps with a `last_gradient_s`.
     """
@@ -59,6 +59,7 @@ class Results:
     read_shapes: pd.DataFrame | None = None
     read_losses: pd.DataFrame | None = None
     epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, frame_schema("epochs")))
+    collectives: pd.DataFrame = field(default_factory=lambda: frame_of(None, frame_schema("collectives")))
 
     @cached_property
     def fields(self) -> Fields:
@@ -158,8 +159,9 @@ def load(directory: str | os.PathLike[str]) -> Results:
     is corrupt.
     """
     folder = _open(directory)
-    steps, buckets, sweep, epochs = (folder.frame(name) for name in ("steps", "buckets", "sweep", "epochs"))
-    return Results(folder.study, folder.trials, steps, buckets, sweep, epochs=epochs)
+    steps, buckets, sweep = (folder.frame(name) for name in ("steps", "buckets", "sweep"))
+    epochs, collectives = folder.frame("epochs"), folder.frame("collectives")
+    return Results(folder.study, folder.trials, steps, buckets, sweep, epochs=epochs, collectives=collectives)
 
 
 def load_reduced(directory: str | os.PathLike[str]) -> Results:
@@ -172,8 +174,16 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
     gradient_steps, window_rows, shapes, losses = (_joined(frames) for frames in zip(*parts, strict=True))
-    buckets, sweep, epochs = (folder.frame(name) for name in ("buckets", "sweep", "epochs"))
-    return Results(folder.study, folder.trials, gradient_steps, buckets, sweep, window_rows, shapes, losses, epochs)
+    tables = {name: folder.frame(name) for name in ("buckets", "sweep", "epochs", "collectives")}
+    return Results(
+        folder.study,
+        folder.trials,
+        gradient_steps,
+        read_windows=window_rows,
+        read_shapes=shapes,
+        read_losses=losses,
+        **tables,
+    )
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:

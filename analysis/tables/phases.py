@@ -32,6 +32,7 @@ def phases(analysis: Analysis) -> Table:
         "backward_s": "backward pass, including DDP's overlapped all-reduce and the wait for slower ranks.",
         "after_backward_s": "the workload's own function between backward pass and update, such as gradient clipping.",
         "optimizer_s": "update of the weights.",
+        "other_s": "what a user's script does outside of these parts.",
     }
     parts = [
         Column(name, f"{label} (ms)", meanings[name], 1e3, share=f"{name}_share", optional=True)

@@ -2,19 +2,31 @@
 
 import gzip
 import json
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainables.probe.job import Row
 from trainables.probe.probe import BOUNDARY
 
+WINDOW = "communication"
+GZIP_MAGIC = b"\x1f\x8b"
+MICROSECONDS = 1e6
+"""per second; the unit of Chrome traces"""
+
+ANNOTATION = "user_annotation"
+BACKWARD = "autograd::engine::evaluate_function"
+"""start of the names of autograd's events, one per backward operation"""
+
 GLOO_PREFIX = "gloo:"
 """c10d's name for the execution of a collective by gloo, from its issue to its completion"""
 
-COMPUTE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""categories of work on the device; NCCL's kernels are excluded by name"""
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 TYPE_BYTES = {
     "float": 4, "int": 4, "long int": 8, "double": 8, "c10::bfloat16": 2, "c10::half": 2, "unsigned char": 1, "bool": 1,
@@ -31,66 +43,105 @@ NCCL_TYPE_BYTES = {
 Interval = tuple[float, float]
 
 
-def collective_rows(path: Path, rank: int, numbers: Sequence[int]) -> list[Row]:
-    """Return the rows of collectives.parquet of one rank: one per collective of the traced steps.
+class TraceRows(NamedTuple):
+    """Rows of one rank. last_gradients_s: by step, for those with buckets."""
+
+    collectives: list[Row]
+    buckets: list[Row]
+    last_gradients_s: dict[int, float]
+
+
+def trace_rows(path: Path, rank: int, numbers: Sequence[int]) -> TraceRows:
+    """Return the rows of collectives.parquet and buckets.parquet of one rank, from its trace.
 
     path: Chrome trace JSON of torch.profiler, gzipped or not. numbers: the traced steps, whose ends are marked.
+
+    A step has buckets if all-reduces are all that it communicates from its first backward operation on, as under DDP or
+    if the script averages gradients itself. Their `ready_s` is, on GPUs, the end of the work that was launched before.
     """
     content = path.read_bytes()
-    trace = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    trace = json.loads(gzip.decompress(content) if content[:2] == GZIP_MAGIC else content)
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    boundaries = sorted(
-        event["ts"] for event in events if event["name"] == BOUNDARY and event["cat"] == "user_annotation"
-    )
-    if len(boundaries) < 2:
-        return []
-    on_device = any(event.get("cat") == "kernel" for event in events)
-    found, compute = _device_work(events) if on_device else _host_work(events)
-    starts = _device_starts(events, boundaries) if on_device else boundaries
+    boundaries = sorted(event["ts"] for event in events if event["name"] == BOUNDARY and _category(event) == ANNOTATION)
+    device = _Device(events) if any(_category(event) == "kernel" for event in events) else None
+    found, compute = _host_work(events) if device is None else device.work()
     compute = _union(compute)
-    rows: list[Row] = []
-    for collective in sorted(found, key=lambda row: row["issued"]):
-        index = bisect_right(boundaries, collective["issued"]) - 1
-        if not 0 <= index < min(len(boundaries) - 1, len(numbers)):
-            continue
-        start, end = collective["start"], collective["end"]
-        rows.append(
-            {
-                "rank": rank,
-                "window": "communication",
-                "step": numbers[index],
-                "collective": 0,
-                "operation": collective["operation"],
-                "group": collective["group"],
-                "group_size": collective["group_size"],
-                "bytes": collective["bytes"],
-                "start_s": (start - starts[index]) / 1e6,
-                "end_s": (end - starts[index]) / 1e6,
-                "hidden_s": _overlap((start, end), compute) / 1e6,
-            }
-        )
-    return _numbered(rows)
-
-
-def _numbered(rows: list[Row]) -> list[Row]:
-    """Number the collectives of each step that have the same operation, group and size, which match across ranks."""
-    counts: dict[Any, int] = {}
-    for row in rows:
-        key = tuple(row[name] for name in ("step", "operation", "group", "bytes"))
-        row["collective"] = counts[key] = counts.get(key, -1) + 1
+    found.sort(key=lambda collective: collective.issued)
+    rows = TraceRows([], [], {})
+    for number, (begin, end) in zip(numbers, pairwise(boundaries), strict=False):
+        start = begin if device is None else device.done(begin)
+        of_step = [collective for collective in found if begin <= collective.issued < end]
+        seen: Counter[Any] = Counter()
+        for collective in of_step:
+            key = (collective.operation, collective.group, collective.bytes)
+            row = {"rank": rank, "window": WINDOW, "step": number, **collective.columns(start)}
+            hidden = _overlap((collective.start, collective.end), compute) / MICROSECONDS
+            rows.collectives.append(row | {"collective": seen[key], "hidden_s": hidden})
+            seen[key] += 1
+        backward = [event for event in events if begin <= event["ts"] < end and event["name"].startswith(BACKWARD)]
+        reductions = _reductions(of_step, min((event["ts"] for event in backward), default=None))
+        if reductions:
+            last = max(event["ts"] + event["dur"] for event in backward)
+            if reductions[-1].issued < last:  # within the last backward operation, when the last gradient is ready
+                last = reductions[-1].issued
+            done = last if device is None else device.done(last)
+            rows.last_gradients_s[number] = (done - start) / MICROSECONDS
+            for bucket, collective in enumerate(reductions):
+                ready = collective.start if device is None else min(device.done(collective.issued), collective.start)
+                row = {"rank": rank, "window": WINDOW, "step": number, "bucket": bucket, "bytes": collective.bytes}
+                times = {"ready_s": ready - start, "end_s": collective.end - start}
+                rows.buckets.append(row | {name: value / MICROSECONDS for name, value in times.items()})
     return rows
 
 
-def _host_work(events: Iterable[dict[str, Any]]) -> tuple[list[Row], list[Interval]]:
+@dataclass(frozen=True)
+class _Collective:
+    """A collective of a trace; times in microseconds. issued: host time of the call."""
+
+    operation: str
+    issued: float
+    start: float
+    end: float
+    group: str | None = None
+    group_size: int | None = None
+    bytes: int | None = None
+
+    def columns(self, start: float) -> Row:
+        """Return the columns of collectives.parquet, with seconds from `start`."""
+        return {
+            "operation": self.operation,
+            "group": self.group,
+            "group_size": self.group_size,
+            "bytes": self.bytes,
+            "start_s": (self.start - start) / MICROSECONDS,
+            "end_s": (self.end - start) / MICROSECONDS,
+        }
+
+
+def _reductions(collectives: Sequence[_Collective], first_backward: float | None) -> list[_Collective]:
+    """Return the all-reduces from the first backward operation on; none if there is other communication, too."""
+    if first_backward is None:
+        return []
+    found = [collective for collective in collectives if collective.issued >= first_backward]
+    if any("reduce" not in row.operation or "scatter" in row.operation or not row.bytes for row in found):
+        return []
+    return found
+
+
+def _category(event: dict[str, Any]) -> str:
+    return str(event.get("cat", "")).lower()
+
+
+def _host_work(events: Iterable[dict[str, Any]]) -> tuple[list[_Collective], list[Interval]]:
     """Return gloo's collectives, and the time in which operators ran on the host."""
     found, compute = [], []
     for event in events:
-        interval = (event["ts"], event["ts"] + event["dur"])
+        start, end = event["ts"], event["ts"] + event["dur"]
         if event["name"].startswith(GLOO_PREFIX):
             operation = event["name"].removeprefix(GLOO_PREFIX)
-            found.append(_collective(operation, interval, event["ts"], None, None, _host_bytes(event.get("args", {}))))
-        elif event.get("cat") == "cpu_op" and event["name"].startswith("aten::"):
-            compute.append(interval)
+            found.append(_Collective(operation, start, start, end, bytes=_host_bytes(event.get("args", {}))))
+        elif _category(event) == "cpu_op" and event["name"].startswith("aten::"):
+            compute.append((start, end))
     return found, compute
 
 
@@ -98,90 +149,69 @@ def _host_bytes(arguments: dict[str, Any]) -> int | None:
     """Return the bytes of a collective's input tensors."""
     total = 0
     for shape, name in zip(arguments.get("Input Dims", ()), arguments.get("Input type", ()), strict=False):
-        size = TYPE_BYTES.get(name)
-        if size is None or any(not isinstance(edge, int) for edge in shape):
+        if name not in TYPE_BYTES or not all(isinstance(edge, int) for edge in shape):
             return None
-        for edge in shape:
-            size *= edge
-        total += size
+        total += TYPE_BYTES[name] * math.prod(shape)
     return total or None
 
 
-def _device_work(events: Iterable[dict[str, Any]]) -> tuple[list[Row], list[Interval]]:
-    """Return NCCL's kernels, and the time in which other work ran on the device."""
-    events = list(events)
-    issued = _launches(events)
-    found, compute = [], []
-    for event in events:
-        if event.get("cat") not in COMPUTE:
-            continue
-        interval = (event["ts"], event["ts"] + event["dur"])
-        if event["cat"] == "kernel" and event["name"].lower().startswith("nccl"):
-            details = event.get("args", {})
-            operation = details.get("Collective name") or event["name"].split("(")[0]
+class _Device:
+    """What ran on the GPU of a trace."""
+
+    def __init__(self, events: Iterable[dict[str, Any]]) -> None:
+        self.events = [event for event in events if _category(event) in DEVICE_WORK]
+        self.issued = {
+            event["args"]["correlation"]: event["ts"]
+            for event in events
+            if _category(event) in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+        }
+        launches = sorted(
+            (self._issued(event), event["ts"] + event["dur"]) for event in self.events if not _nccl(event)
+        )
+        self.launches = [issued for issued, _ in launches]
+        self.done_by = list(accumulate((end for _, end in launches), max))
+
+    def _issued(self, event: dict[str, Any]) -> float:
+        return float(self.issued.get(event.get("args", {}).get("correlation"), event["ts"]))
+
+    def done(self, issued: float) -> float:
+        """Return when the device has finished all computation that was launched before, at the earliest then."""
+        index = bisect_left(self.launches, issued)
+        return max(issued, self.done_by[index - 1]) if index else issued
+
+    def work(self) -> tuple[list[_Collective], list[Interval]]:
+        """Return NCCL's kernels, and the time in which other work ran."""
+        found, compute = [], []
+        for event in self.events:
+            start, end, details = event["ts"], event["ts"] + event["dur"], event.get("args", {})
+            if not _nccl(event):
+                compute.append((start, end))
+                continue
+            operation, group = details.get("Collective name"), details.get("Process Group Name")
+            size = details.get("Group size")
             found.append(
-                _collective(
-                    operation,
-                    interval,
-                    issued.get(details.get("correlation"), event["ts"]),
-                    details.get("Process Group Name"),
-                    details.get("Group size"),
+                _Collective(
+                    str(operation or event["name"].partition("(")[0]).strip("_"),
+                    self._issued(event),
+                    start,
+                    end,
+                    None if group is None else str(group),
+                    None if size is None else int(size),
                     _device_bytes(details),
                 )
             )
-        else:
-            compute.append(interval)
-    return found, compute
+        return found, compute
+
+
+def _nccl(event: dict[str, Any]) -> bool:
+    return _category(event) == "kernel" and event["name"].lower().startswith("nccl")
 
 
 def _device_bytes(details: dict[str, Any]) -> int | None:
     """Return the bytes of the larger of a collective's input and output on this rank."""
-    elements = [details[name] for name in ("In msg nelems", "Out msg nelems") if details.get(name)]
+    elements = [int(details[name]) for name in ("In msg nelems", "Out msg nelems") if details.get(name)]
     size = NCCL_TYPE_BYTES.get(str(details.get("dtype")))
-    return int(max(elements)) * size if elements and size else None
-
-
-def _collective(
-    operation: str, interval: Interval, issued: float, group: Any, group_size: Any, size: int | None
-) -> Row:
-    return {
-        "operation": operation.strip("_"),
-        "start": interval[0],
-        "end": interval[1],
-        "issued": issued,
-        "group": None if group is None else str(group),
-        "group_size": None if group_size is None else int(group_size),
-        "bytes": size,
-    }
-
-
-def _launches(events: Iterable[dict[str, Any]]) -> dict[Any, float]:
-    """Return the host time of each launch by its correlation number."""
-    return {
-        event["args"]["correlation"]: event["ts"]
-        for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
-    }
-
-
-def _device_starts(events: Iterable[dict[str, Any]], boundaries: Sequence[float]) -> list[float]:
-    """Return when the device passed each boundary: the end of everything that was launched before it."""
-    events = list(events)
-    issued = _launches(events)
-    work = sorted(
-        (issued[event["args"]["correlation"]], event["ts"] + event["dur"])
-        for event in events
-        if event.get("cat") in COMPUTE
-        and not event["name"].lower().startswith("nccl")
-        and event.get("args", {}).get("correlation") in issued
-    )
-    starts, latest, index = [], 0.0, 0
-    for boundary in boundaries:
-        while index < len(work) and work[index][0] < boundary:
-            latest = max(latest, work[index][1])
-            index += 1
-        starts.append(max(latest, boundary))
-    return starts
+    return max(elements) * size if elements and size else None
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

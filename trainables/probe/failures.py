@@ -23,8 +23,8 @@ def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
     at = f" ({place})" if place else ""
     if "StartsProcesses" in bases:
         return "starts_processes", (
-            f"the script starts its ranks itself{at}; the study starts one process per rank, as torchrun does: call the "
-            "function that trains one rank with RANK and LOCAL_RANK from the environment"
+            f"the script starts its ranks itself{at}; the study starts one process per rank, as torchrun does: call "
+            "the function that trains one rank with RANK and LOCAL_RANK from the environment"
         )
     if "ImportError" in bases:
         return "import", f"{text}{at}; install it in the environment of the study"

@@ -9,7 +9,7 @@ from trainables.messages import one_line
 
 
 class OperationCounter(TorchDispatchMode):
-    """Adds up the operations of everything that is executed between `start` and `stop`, except inside optimizers.
+    """Adds up the operations of everything that is executed between `start` and `stop`.
 
     A multiply-add counts as two. Counts matrix products, convolutions and attention, with the formulas of torch's
     FlopCounterMode, but without its global module hooks, which would recompile models. A compiled model runs this step
@@ -21,14 +21,13 @@ class OperationCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0.0
-        self.paused = False
         self.problem: str | None = None
         """why the count is incomplete"""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Execute the operation and add its count."""
         result = func(*args, **(kwargs or {}))
-        formula = None if self.paused else flop_registry.get(getattr(func, "_overloadpacket", func))
+        formula = flop_registry.get(getattr(func, "_overloadpacket", func))
         if formula is not None:
             try:
                 self.flops += float(formula(*args, **(kwargs or {}), out_val=result))

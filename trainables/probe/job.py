@@ -20,8 +20,8 @@ class ProbeJob:
     """The windows of a training loop, in optimizer steps. All ranks of a trial have the same.
 
     warmup_steps: at least `MIN_WARMUP_STEPS`; on GPUs at least 12, because DDP's logger synchronises during its first
-    10 steps. issue_steps: for GPUs, steps that start on an idle device. phase_steps, issue_steps, trace_steps: 0 omits the
-    window. tokens_per_sample: None: from integer inputs [n, tokens].
+    10 steps. issue_steps: steps that start on an idle GPU; 0 on CPUs. phase_steps, issue_steps, trace_steps: 0 omits
+    the window. tokens_per_sample: None: from integer inputs [n, tokens].
     keep_trace: return the profiler trace.
     """
 
@@ -142,9 +142,9 @@ class ScriptOutput:
     """What a rank measured of a script; with `failure`, what it measured until then.
 
     tables: rows by table ("steps", "buckets", "collectives"). evidence, see `docs/measuring.md`, "Scripts":
-    `steps_run`, `steps_needed`, `samples_per_step`, `tokens_per_step`, `step_flops`, `peak_memory_by_device_bytes`, `optimizers`,
-    `nulls` (reason by quantity that could not be measured), ... span: start and end of the timed windows in unix
-    seconds. trace: gzipped Chrome trace JSON.
+    `steps_run`, `steps_needed`, `samples_per_step`, `tokens_per_step`, `step_flops`, `peak_memory_by_device_bytes`,
+    `optimizers`, `nulls` (reason by quantity that could not be measured), ... span: start and end of the timed windows
+    in unix seconds. trace: gzipped Chrome trace JSON.
     """
 
     tables: dict[str, list[Row]]

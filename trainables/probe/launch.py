@@ -17,10 +17,9 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from trainables.messages import one_line
 from trainables.probe import failures
 from trainables.probe.child import END_FILE, ERROR_FILE, PROGRESS_FILE, RESULT_FILE, TRACE_FILE
-from trainables.probe.collectives import collective_rows
+from trainables.probe.collectives import TraceRows, trace_rows
 from trainables.probe.job import FailureKind, RankPlace, Row, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.rows import label_evaluations
 
@@ -251,17 +250,17 @@ def _output(
 ) -> tuple[dict[str, list[Row]], bytes | None]:
     """Return the rows by table, and the trace if it is wanted."""
     rows = label_evaluations(result.get("rows", ()), evaluated)
-    steps = [{"rank": place.rank} | row for row in rows]
     trace_file = folder / TRACE_FILE
-    collectives: list[Row] = []
-    trace = None
+    found, trace = TraceRows([], [], {}), None
     if trace_file.exists():
-        first = next((row["step"] for row in result.get("rows", ()) if row["window"] == "communication"), None)
-        numbers = [row["step"] for row in result["rows"] if row["window"] == "communication"]
-        if first is not None:
-            collectives = collective_rows(trace_file, place.rank, numbers)
+        numbers = [row["step"] for row in result.get("rows", ()) if row["window"] == "communication"]
+        found = trace_rows(trace_file, place.rank, numbers)
         trace = trace_file.read_bytes() if job.probe.keep_trace else None
-    return {"steps": steps, "buckets": [], "collectives": collectives}, trace
+    last = found.last_gradients_s
+    steps = [{"rank": place.rank} | row | {"last_gradient_s": last.get(row["step"])} for row in rows]
+    traced = [row for row in found.collectives if row["step"] not in evaluated]
+    buckets = [row for row in found.buckets if row["step"] not in evaluated]
+    return {"steps": steps, "buckets": buckets, "collectives": traced}, trace
 
 
 def _starts_python(pid: int) -> bool:

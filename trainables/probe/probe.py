@@ -120,6 +120,14 @@ class Probe:
         setattr(owner, name, called)
         self._restore.append(partial(setattr, owner, name, original))
 
+    def _watch_overridden_evaluation(self) -> None:
+        """Watch the `eval` of modules with one of their own, such as Hugging Face's, which does not call torch's."""
+        roots = [module for outermost in self._modules if (module := outermost.module()) is not None]
+        classes = {cls for root in roots for module in root.modules() for cls in type(module).__mro__}
+        for cls in classes - {nn.Module}:
+            if "eval" in vars(cls):
+                self._watch_evaluation(cls, "eval")
+
     def remove(self) -> None:
         """Remove everything that is installed. Not from within an optimizer's call."""
         self._stop_instruments()
@@ -209,6 +217,7 @@ class Probe:
         elif phase == 1:
             self._record_step(mark)
             self._stop_instruments()
+            self._watch_overridden_evaluation()
             self._operations = OperationCounter().start()
         elif phase == 2:
             self._stop_operations()

@@ -22,6 +22,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from trainables.probe.batches import samples, tokens
 from trainables.step.timing import Clock, Mark
 
+OPTIMIZER = "optimizer"
+
 REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce")
 """functions of torch.distributed with which scripts average gradients themselves"""
 
@@ -70,6 +72,7 @@ class Instruments:
         self.thread = threading.get_ident()
         self._current = StepSpans()
         self._open: Span | None = None
+        self._interrupts_optimizer = False
         self._restore: list[Callable[[], None]] = []
 
     def next_step(self, mark: Mark) -> None:
@@ -119,18 +122,34 @@ class Instruments:
 
     # -- spans
 
+    def _is_outermost(self) -> bool:
+        """Return True if no part is open that the next one would be nested in."""
+        return self._open is None or self._open.name == OPTIMIZER
+
     def _start(self, name: str) -> Span | None:
-        """Start a part, unless it is nested in another or runs in another thread."""
-        if self._open is not None or threading.get_ident() != self.thread:
+        """Start a part, unless it is nested in another or runs in another thread.
+
+        Parts inside an optimizer's call (a closure, as Lightning's) interrupt the optimizer.
+        """
+        if threading.get_ident() != self.thread:
             return None
+        if self._open is not None:
+            if self._open.name != OPTIMIZER or name == OPTIMIZER:
+                return None
+            self._end(self._open)
+            self._interrupts_optimizer = True
         self._open = Span(name, self.clock.mark(), time.perf_counter())
         return self._open
 
     def _end(self, span: Span | None) -> None:
-        if span is not None:
-            span.end, span.end_s = self.clock.mark(), time.perf_counter()
-            self._current.spans.append(span)
-            self._open = None
+        if span is None:
+            return
+        span.end, span.end_s = self.clock.mark(), time.perf_counter()
+        self._current.spans.append(span)
+        self._open = None
+        if self._interrupts_optimizer and span.name != OPTIMIZER:
+            self._interrupts_optimizer = False
+            self._open = Span(OPTIMIZER, span.end, span.end_s)
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,11 +166,11 @@ class Instruments:
         return wrap
 
     def _optimizer_starts(self, *_: Any) -> None:
-        self._start("optimizer")
+        self._start(OPTIMIZER)
 
     def optimizer_ended(self) -> None:
         """End the part of an optimizer's call."""
-        if self._open is not None and self._open.name == "optimizer":
+        if self._open is not None and self._open.name == OPTIMIZER:
             self._end(self._open)
 
     _optimizer_starts._torchdynamo_disable = True  # type: ignore[attr-defined] # not part of a compiled optimizer step
@@ -160,7 +179,7 @@ class Instruments:
         """Call a module that the loop calls itself."""
         step = self._current
         learning = torch.is_grad_enabled()
-        if self._open is None:
+        if self._is_outermost():
             inputs = (list(args[1:] if args and args[0] is outermost.module() else args), kwargs)
             if outermost.trained and learning:
                 step.forward_samples.append(samples([*inputs[0], *inputs[1].values()]))
@@ -191,7 +210,7 @@ class Instruments:
 
             @functools.wraps(original)
             def next_batch(iterator: Any) -> Any:
-                nested = self._open is not None
+                nested = not self._is_outermost()
                 batch = timed(iterator)
                 if not nested and threading.get_ident() == self.thread:
                     self._current.loader_samples.append(samples(batch))
@@ -206,25 +225,20 @@ class Instruments:
 
     def _wrap_copies(self) -> None:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            timed = self._timed("host_to_device")(original)
+
             @functools.wraps(original)
             def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                if self._open is not None or tensor.is_cuda or tensor.requires_grad:
+                if tensor.is_cuda or not self._is_outermost() or not _copies_to_gpu(args, kwargs):
                     return original(tensor, *args, **kwargs)
-                span = self._start("host_to_device")
-                try:
-                    result = original(tensor, *args, **kwargs)
-                finally:
-                    self._open = None if span is not None else self._open
-                if span is not None and result.is_cuda:
-                    self._end(span)
-                    self._current.copied_bytes += tensor.nbytes
-                return result
+                self._current.copied_bytes += tensor.nbytes
+                return timed(tensor, *args, **kwargs)
 
             return copy
 
         if torch.cuda.is_initialized():
-            for name in ("to", "cuda"):
-                self._patch(torch.Tensor, name, wrap)
+            self._patch(torch.Tensor, "to", wrap)
+            self._patch(torch.Tensor, "cuda", wrap)
 
     def _wrap_module(self, outermost: Outermost) -> None:
         """Wrap the call of one module. `_call_impl` contains its hooks, and under compilation the compiled code."""
@@ -248,6 +262,16 @@ class Instruments:
 
 
 _ABSENT = object()
+
+
+def _copies_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True if these arguments of `Tensor.to` name a GPU; `Tensor.cuda` needs none."""
+    target = args[0] if args else kwargs.get("device", kwargs.get("other", "cuda" if not kwargs else None))
+    if isinstance(target, torch.Tensor):
+        return target.is_cuda
+    if isinstance(target, torch.dtype):
+        return False
+    return isinstance(target, int) or (target is None and "dtype" not in kwargs) or str(target).startswith("cuda")
 
 
 def _reference(module: nn.Module) -> Callable[[], nn.Module | None]:
