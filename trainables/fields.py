@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError, field_validator
 
-from trainables.field_facts import FieldFacts, FieldKind, field
-from trainables.own_code_fields import OwnCodeFields
+from trainables.field_facts import FieldFacts, FieldKind, OwnCodeFields, field
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
 
 

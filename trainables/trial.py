@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from trainables.field_facts import OwnCodeFields
 from trainables.fields import TrialFields
-from trainables.own_code_fields import OwnCodeFields
 from trainables.rules import refuse_invalid
 
 MAX_SLUG = 100

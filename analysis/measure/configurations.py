@@ -85,6 +85,10 @@ def derived_lengths(trials: pd.DataFrame) -> list[str]:
     return [] if chosen.any() else lengths
 
 
+def _is_whole(rows: pd.DataFrame, name: str) -> bool:
+    return name in rows and bool(rows[name].notna().all())
+
+
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per configuration, from `measures.summaries`; the index numbers them from 0.
 
@@ -95,6 +99,8 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     trial_ids.
     """
     rows = rows.dropna(subset="throughput_samples_per_s")
+    # as columns with gaps they are floats, because trials without a result have an unknown batch
+    rows = rows.astype({name: int for name in ("batch_per_gpu", "accumulation_steps") if _is_whole(rows, name)})
     fields = [name for name in trial_fields(rows) if name != "repeat"]
     if rows.empty:
         return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))

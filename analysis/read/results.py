@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from analysis.read.errors import RESTORE, RUN_AGAIN, ResultsError, line
 from analysis.read.fields import Fields, fields_of
 from analysis.read.links import symlink_outside
+from analysis.read.own_code import COMMAND_COLUMN, finish_columns, is_own_code, trial_columns
 from analysis.read.packed import TRIALS, PackedTrial, is_packed, read_trials, total_rows
 from analysis.read.parquet import dataset_of, frame_of, portions, read_portion
 from analysis.read.reduce import windows
@@ -32,7 +33,7 @@ from analysis.read.step_shape import step_shapes
 
 OUTCOME_COLUMNS = (
     "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment",
-    "log", "trace_paths",
+    "log", "trace_paths", COMMAND_COLUMN,
 )  # fmt: skip
 """Columns of `Results.trials` that describe the outcome of a trial. All other columns are fields of the trial."""
 
@@ -265,7 +266,9 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
             raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json has status done; {RUN_AGAIN}")
     address = os.fspath(directory)
     traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
-    return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
+    return _Folder(
+        system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders], study), folders, paths
+    )
 
 
 def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _Folder:
@@ -279,7 +282,7 @@ def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _
         if file.status == "done" and "steps" not in trial.rows:
             raise ResultsError(f"{where}: status is done, but there are no steps; {RESTORE}")
         files.append(file)
-    return _Folder(system, root, study, _trials(files, [()] * len(files)), (), (), packed)
+    return _Folder(system, root, study, _trials(files, [()] * len(files), study), (), (), packed)
 
 
 def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -343,15 +346,20 @@ def _validated(record: Mapping[str, Any], where: str, fix: str) -> _TrialFile:
         raise ResultsError(f"{where}: {field_name}: {problem['msg']}; {fix}") from None
 
 
-def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:
+def _trials(
+    files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]], study: Mapping[str, Any]
+) -> pd.DataFrame:
     rows = []
+    declared = fields_of(study) if any(is_own_code(file.trial.model_dump()) for file in files) else Fields({})
     for file, traces in zip(files, trace_paths, strict=True):
         outcome = file.model_dump(exclude={"trial", "schema_version"})
-        hardware = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
-        rows.append(file.trial.model_dump() | outcome | hardware | {"trace_paths": traces})
+        environment = outcome["environment"]
+        hardware = {"device_name": device_name(environment), "hosts": host_names(environment)}
+        fields = trial_columns(file.trial.model_dump(), environment["ranks"], declared)
+        rows.append(fields | outcome | hardware | {"trace_paths": traces})
     if not rows:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
-    frame = pd.DataFrame(rows)
+    frame = finish_columns(pd.DataFrame(rows))
     return frame[[*OUTCOME_COLUMNS, *(name for name in frame.columns if name not in OUTCOME_COLUMNS)]]
 
 

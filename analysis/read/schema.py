@@ -54,9 +54,9 @@ STEPS_SCHEMA = pa.schema(
 )
 """One row per rank, window and step.
 
-`last_gradient_s` counts from the start of the step. `block_s` is the duration of the block of steps that contains the
-step, if the window could end early. Training to an accuracy is one window "train" of rank 0; only that window has
-`epoch` and `learning_rate`."""
+`samples` is null if a user's own code does not show them. `last_gradient_s` counts from the start of the step. `block_s`
+is the duration of the block of steps that contains the step, if the window could end early. Training to an accuracy is
+one window "train" of rank 0; only that window has `epoch` and `learning_rate`."""
 
 BUCKETS_SCHEMA = pa.schema(
     [

@@ -1,5 +1,7 @@
 """Measure one job on one rank: the project's own loop, a user's script in a process of its own, or a train function."""
 
+import inspect
+import json
 import os
 import shlex
 import socket
@@ -7,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,14 @@ from trainables.measure.run import run
 from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
+from trainables.probe.session import run_function
 from trainables.step.check import check
 from trainables.step.context import RankSetup
+from trainables.step.process import release_memory
 from trainables.step.timing import clock_for, without_garbage_collection
 from trainables.train.train import train
 from trainables.trial import Trial
+from trainables.user_workload import load_user_workload
 from trainables.workload import WorkloadError
 
 DDP_WARMUP_STEPS = 12
@@ -69,6 +75,8 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
         return _check_workload(job, trial_rank)
     if job.trial.door == "script":
         return _measure_script(job, trial_rank)
+    if job.trial.door == "function":
+        return _measure_function(job, trial_rank)
     trial, device = job.trial, trial_rank.device
 
     def allocated_bytes() -> int | None:
@@ -181,6 +189,27 @@ def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
     return _payload(trial, output, before, after, {"sweep": sweep}, None)
 
 
+def _measure_function(job: Job, trial_rank: TrialRank) -> Payload:
+    """Call a Ray Train function in this process, whose default process group has exactly the trial's ranks."""
+    trial = job.trial
+    function = load_user_workload(trial.train_function, job.source)
+    config = json.loads(trial.function_config or "{}")
+    config |= {key: getattr(trial, field) for field, key in trial.bound_fields.items()}
+    takes_config = bool(inspect.signature(function).parameters)
+    call = partial(function, config) if takes_config else function
+    before = readings(trial_rank.device)
+    output = run_function(
+        call, probe_job(trial, trial_rank.rank), trial_rank.rank, lambda value: _all_gather(value, trial_rank, trial)
+    )
+    release_memory()
+    after = readings(trial_rank.device)
+    failure = None if output.failure is None else _failure(output.failure, trial_rank.node_id, job.timeout_s)
+    if any(_all_gather(failure is not None, trial_rank, trial)):
+        return _payload(trial, output, before, after, {}, failure)
+    sweep = _sweep(trial, trial_rank, output, ())
+    return _payload(trial, output, before, after, {"sweep": sweep}, None)
+
+
 def _payload(
     trial: Trial,
     output: ScriptOutput,
@@ -191,6 +220,7 @@ def _payload(
 ) -> Payload:
     tables = {**output.tables, **more} if failure is None else {}
     evidence = dict(output.evidence)
+    samples, tokens = evidence.get("samples_per_step"), evidence.get("tokens_per_step")
     return Payload(
         tables={name: packed(name, tables.get(name, ())) for name in SCHEMAS},
         evidence=Evidence(
@@ -201,6 +231,7 @@ def _payload(
             peak_memory_by_device_bytes=evidence.pop("peak_memory_by_device_bytes", None),
             step_flops=evidence.pop("step_flops", None),
             dataset_samples=evidence.pop("dataset_samples", None),
+            tokens_per_sample=tokens / samples if tokens and samples else None,
             probe=evidence,
         ),
         started_at=output.span[0],
@@ -255,7 +286,7 @@ def _failure(failure: ScriptFailure, node_id: str, timeout_s: float) -> Failure:
         node_id=node_id,
         out_of_memory=failure.out_of_memory,
         line=redacted(line),
-        traceback=redacted(_tail(failure.log)),
+        traceback=redacted(_tail(failure.log)) if failure.log else failure.line,
         timed_out=timed_out,
         is_consequence=failure.kind == "other_rank",
     )
@@ -286,7 +317,7 @@ def _sweep(
     seen = {row["bytes"] for name in ("buckets", "collectives") for row in output.tables.get(name, ()) if row["bytes"]}
     [messages, address] = _all_gather((sorted(seen), _free_address(trial_rank)), trial_rank, trial)[0]
     sizes = sweep_sizes(trial.sweep_bytes, messages)
-    if trial_rank.device.type == "cpu":
+    if trial.door == "function" or trial_rank.device.type == "cpu":
         with without_garbage_collection():
             clock = clock_for(trial_rank.device)
             return all_reduce_sweep(

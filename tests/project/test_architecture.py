@@ -47,7 +47,6 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.messages", "trainables.facts", "trainables.batch"),
         ("trainables.registry",),
         ("trainables.field_facts",),
-        ("trainables.own_code_fields",),
         ("trainables.fields",),
         ("trainables.rule",),
         ("trainables.rules",),
