@@ -36,7 +36,7 @@ def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
 
 
 def _tokens_per_sample(environment: Mapping[str, Any]) -> float | None:
-    first = next(iter(environment.get("ranks") or ()), {})
+    first: Mapping[str, Any] = next(iter(environment.get("ranks") or ()), {})
     seen = first.get("probe") or {}
     if seen.get("tokens_per_step") and seen.get("samples_per_step"):
         return seen["tokens_per_step"] / seen["samples_per_step"]

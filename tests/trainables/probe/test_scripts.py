@@ -1,5 +1,6 @@
 """Scripts as people have them, through the script entry on two gloo ranks: unmodified, and with one changed line."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -28,10 +29,16 @@ ARGUMENTS = {"mini_gpt": ["--compile_backend=aot_eager"]}
 PACKAGES = {"hf_trainer": "transformers", "lightning_trainer": "lightning", "accelerate_loop": "accelerate"}
 
 
+def needs(package: str) -> None:
+    """Skip a test if a package is not installed, without importing it, which takes seconds."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_script_is_measured_as_it_is(tmp_path: Path, name: str) -> None:
     if package := PACKAGES.get(name):
-        pytest.importorskip(package)
+        needs(package)
     outputs = run_on_ranks(SCRIPTS / f"{name}.py", tmp_path, *ARGUMENTS.get(name, ()))
     assert [output.failure for output in outputs] == [None, None], (tmp_path / "0.log").read_text()[-3000:]
     for output in outputs:
@@ -58,7 +65,7 @@ CALLBACKS = {
 
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_a_callback_marks_the_steps_and_ends_the_training(tmp_path: Path, name: str) -> None:
-    pytest.importorskip(PACKAGES[name])
+    needs(PACKAGES[name])
     example, before, after = CALLBACKS[name]
     text = (SCRIPTS / f"{name}.py").read_text()
     assert text.count(before) == 1
