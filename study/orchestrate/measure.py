@@ -3,13 +3,13 @@
 import inspect
 import json
 import os
+import re
 import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from trainables.measure.run import run
 from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
-from trainables.probe.session import run_function
+from trainables.probe.session import probe_session
 from trainables.step.check import check
 from trainables.step.context import RankSetup
 from trainables.step.process import release_memory
@@ -43,6 +43,9 @@ DDP_WARMUP_STEPS = 12
 TRACE_STEPS = 5
 LOG_TAIL_BYTES = 100_000
 """Size of the part of a script's output that is stored with a failure."""
+
+_LOST_PEER = re.compile(r"Connection (closed|reset|refused)|[Bb]roken pipe|NCCL|TCPStore|[Rr]emote process")
+"""Errors of ranks that lost the connection to another. That rank's own error tells why."""
 
 STOP_GRACE_S = 2.0
 """Time after the limit of a trial in which a script may still report why it makes no progress."""
@@ -192,15 +195,19 @@ def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
 def _measure_function(job: Job, trial_rank: TrialRank) -> Payload:
     """Call a Ray Train function in this process, whose default process group has exactly the trial's ranks."""
     trial = job.trial
-    function = load_user_workload(trial.train_function, job.source)
+    function: Callable[..., Any] = load_user_workload(trial.train_function, job.source)
     config = json.loads(trial.function_config or "{}")
     config |= {key: getattr(trial, field) for field, key in trial.bound_fields.items()}
     takes_config = bool(inspect.signature(function).parameters)
-    call = partial(function, config) if takes_config else function
     before = readings(trial_rank.device)
-    output = run_function(
-        call, probe_job(trial, trial_rank.rank), trial_rank.rank, lambda value: _all_gather(value, trial_rank, trial)
-    )
+
+    def on_any_rank(steps: Collection[int]) -> Collection[int]:
+        return {step for of_rank in _all_gather(sorted(steps), trial_rank, trial) for step in of_rank}
+
+    with probe_session(probe_job(trial, trial_rank.rank), trial_rank.rank, on_any_rank) as session:
+        function(config) if takes_config else function()
+    output = session.output
+    assert output is not None
     release_memory()
     after = readings(trial_rank.device)
     failure = None if output.failure is None else _failure(output.failure, trial_rank.node_id, job.timeout_s)
@@ -288,7 +295,7 @@ def _failure(failure: ScriptFailure, node_id: str, timeout_s: float) -> Failure:
         line=redacted(line),
         traceback=redacted(_tail(failure.log)) if failure.log else failure.line,
         timed_out=timed_out,
-        is_consequence=failure.kind == "other_rank",
+        is_consequence=failure.kind == "other_rank" or bool(_LOST_PEER.search(failure.line)),
     )
 
 

@@ -30,6 +30,7 @@ import torch.multiprocessing
 from trainables.messages import one_line
 from trainables.probe.job import ScriptJob
 from trainables.probe.loop import PROBE_MODULE
+from trainables.probe.output import measured
 from trainables.probe.probe import Probe
 
 NAMES = ("study", "analysis", "trainables")
@@ -86,23 +87,11 @@ def main(job_path: Path) -> NoReturn:
     end_with_parent(int(os.environ.pop("SCALING_STUDY_PARENT")))
     job, folder = ScriptJob.from_json(job_path.read_text()), Folder(job_path.parent)
     process = os.getpid()
-    loop_ended = False
 
     def save() -> None:
-        result = {
-            "rows": probe.rows(),
-            "evaluated": sorted(probe.evaluated()),
-            "evidence": probe.evidence(),
-            "started_at": probe.started_at,
-            "ended_at": time.time(),
-            "complete": probe.ended,
-            "loop_ended": loop_ended,
-        }
-        folder.write(RESULT_FILE, json.dumps(result))
+        folder.write(RESULT_FILE, json.dumps(measured(probe)))
 
     def on_end() -> None:
-        nonlocal loop_ended
-        loop_ended = probe.uses_loop
         save()
         if not probe.uses_loop:
             _exit_with_all_ranks(folder)

@@ -58,7 +58,7 @@ class StepCounter:
                 self._after_call(optimizer, (), {})
             return result
 
-        torch.amp.GradScaler.step = step  # type: ignore[method-assign]
+        torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
         self._restore.append(lambda: setattr(torch.amp.GradScaler, "step", original))
 
     def remove(self) -> None:

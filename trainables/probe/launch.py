@@ -19,9 +19,8 @@ import torch.distributed as dist
 
 from trainables.probe import failures
 from trainables.probe.child import END_FILE, ERROR_FILE, PROGRESS_FILE, RESULT_FILE, TRACE_FILE
-from trainables.probe.collectives import TraceRows, trace_rows
-from trainables.probe.job import FailureKind, RankPlace, Row, ScriptFailure, ScriptJob, ScriptOutput
-from trainables.probe.rows import label_evaluations
+from trainables.probe.job import FailureKind, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
+from trainables.probe.output import rank_tables
 
 CHILD = Path(__file__).with_name("child.py")
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
@@ -82,9 +81,9 @@ def run_script(
         failure = _watch(job, ranks, folder, port, stop)
         result = _read(folder / RESULT_FILE)
         evaluated = _agree(ranks, result, failure)
-        output = _output(job, place, folder, result, evaluated)
+        found = rank_tables(result, place.rank, evaluated, folder / TRACE_FILE, job.probe.keep_trace)
     span = (result.get("started_at") or started_at, result.get("ended_at") or time.time())
-    return ScriptOutput(output[0], result.get("evidence", {}), span, failure, output[1])
+    return ScriptOutput(found.tables, result.get("evidence", {}), span, failure, found.trace)
 
 
 @contextlib.contextmanager
@@ -239,28 +238,10 @@ def _reason(job: ScriptJob, folder: Path, code: int, starts_processes: bool) -> 
 def _agree(ranks: _Ranks, result: dict[str, Any], failure: ScriptFailure | None) -> set[int]:
     """Return the steps in which any rank evaluated; of this rank only if a rank failed."""
     own = set(result.get("evaluated", ()))
+    ranks.publish("evaluated", sorted(own))
     if failure is not None:
         return own
-    ranks.publish("evaluated", sorted(own))
     return {step for steps in ranks.collect("evaluated") for step in steps}
-
-
-def _output(
-    job: ScriptJob, place: RankPlace, folder: Path, result: dict[str, Any], evaluated: set[int]
-) -> tuple[dict[str, list[Row]], bytes | None]:
-    """Return the rows by table, and the trace if it is wanted."""
-    rows = label_evaluations(result.get("rows", ()), evaluated)
-    trace_file = folder / TRACE_FILE
-    found, trace = TraceRows([], [], {}), None
-    if trace_file.exists():
-        numbers = [row["step"] for row in result.get("rows", ()) if row["window"] == "communication"]
-        found = trace_rows(trace_file, place.rank, numbers)
-        trace = trace_file.read_bytes() if job.probe.keep_trace else None
-    last = found.last_gradients_s
-    steps = [{"rank": place.rank} | row | {"last_gradient_s": last.get(row["step"])} for row in rows]
-    traced = [row for row in found.collectives if row["step"] not in evaluated]
-    buckets = [row for row in found.buckets if row["step"] not in evaluated]
-    return {"steps": steps, "buckets": buckets, "collectives": traced}, trace
 
 
 def _starts_python(pid: int) -> bool:

@@ -1,100 +1,128 @@
-"""Scripts as people have them, through the script entry on two gloo ranks: unmodified, and with one changed line."""
+"""Unmodified training scripts on two gloo ranks: what the probe measures of them, and whether it is true."""
 
-import importlib.util
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.scripts import SHORT, run_on_ranks
-
-ROOT = Path(__file__).parent.parent.parent.parent
-SCRIPTS, EXAMPLES = ROOT / "tests/scripts", ROOT / "examples"
-
-ROWS: dict[str, dict[str, Any]] = {
-    "hf_trainer": {"samples": 8, "tokens": 8 * 32},
-    "lightning_trainer": {"samples": 8},
-    "accelerate_loop": {"samples": 16},
-    "mini_gpt": {"samples": 8, "tokens": 8 * 16},
-    "imagenet": {"samples": 4},
-    "fsdp2": {"samples": 4, "tokens": 4 * 16},
-    "gan": {"samples": 8},
-}
-"""samples and tokens per step and rank"""
-
-ARGUMENTS = {"mini_gpt": ["--compile_backend=aot_eager"]}
-PACKAGES = {"hf_trainer": "transformers", "lightning_trainer": "lightning", "accelerate_loop": "accelerate"}
+from tests.trainables.probe.runs import SHORT, median, rows, run_on
+from trainables.probe.job import ScriptOutput
 
 
-def needs(package: str) -> None:
-    """Skip a test if a package is not installed, without importing it, which takes seconds."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_script_is_measured_as_it_is(tmp_path: Path, name: str) -> None:
-    if package := PACKAGES.get(name):
-        needs(package)
-    outputs = run_on_ranks(SCRIPTS / f"{name}.py", tmp_path, *ARGUMENTS.get(name, ()))
-    assert [output.failure for output in outputs] == [None, None], (tmp_path / "0.log").read_text()[-3000:]
-    for output in outputs:
-        rows = output.tables["steps"]
-        windows = [row["window"] for row in rows]
-        # a step with an evaluation in it is labelled as such
-        assert windows.count("plain") + windows.count("evaluation") >= SHORT.plain_steps
-        assert windows.count("phases") >= SHORT.phase_steps - 1
-        evidence = output.evidence
-        assert evidence["samples_per_step"] == ROWS[name]["samples"]
-        assert evidence["tokens_per_step"] == ROWS[name].get("tokens")
-        phases = [row for row in rows if row["window"] == "phases"]
-        for row in phases:
-            assert row["forward_s"] > 0 and row["backward_s"] > 0 and row["optimizer_s"] > 0
-    assert outputs[0].tables["collectives"], "the trace has the ranks' communication"
+@pytest.fixture(scope="module")
+def accumulating(logs: Path) -> list[ScriptOutput]:
+    """A loop with accumulation and evaluation on rank 0, whose rank 1 is 20 ms late in each step."""
+    return run_on(2, "accumulate.py", "--data", "x", "--slow-rank", "1", logs=logs)
 
 
-CALLBACKS = {
-    "hf_trainer": ("hf_callback", "Trainer(\n", "Trainer(\n        callbacks=[StudySteps()],\n"),
-    "lightning_trainer": ("lightning_callback", "Trainer(\n", "Trainer(\n        callbacks=[StudySteps()],\n"),
-}
-"""example of a callback, and the change that adds it to a script"""
+def test_all_windows_of_all_ranks_are_complete(accumulating: list[ScriptOutput]) -> None:
+    for rank, output in enumerate(accumulating):
+        assert output.failure is None
+        assert output.evidence["steps_run"] == output.evidence["steps_needed"] == SHORT.needed_steps
+        assert [row["step"] for row in output.tables["steps"]] == list(range(SHORT.needed_steps))
+        assert {row["rank"] for table in output.tables.values() for row in table} == {rank}
+        assert len(rows(output, "warmup")) == SHORT.warmup_steps
+        assert sum(row["step_s"] for row in rows(output, "plain")) == pytest.approx(
+            rows(output, "plain")[0]["window_s"]
+        )
 
 
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_a_callback_marks_the_steps_and_ends_the_training(tmp_path: Path, name: str) -> None:
-    needs(PACKAGES[name])
-    example, before, after = CALLBACKS[name]
-    text = (SCRIPTS / f"{name}.py").read_text()
-    assert text.count(before) == 1
-    script = tmp_path / "train.py"
-    script.write_text(f"from {example} import StudySteps\n" + text.replace(before, after) + "    print('ended')\n")
-    shutil.copy(EXAMPLES / f"{example}.py", tmp_path)
-    outputs = run_on_ranks(script, tmp_path)
-    assert [output.failure for output in outputs] == [None, None], (tmp_path / "0.log").read_text()[-3000:]
-    for rank, output in enumerate(outputs):
-        assert output.evidence["entry"] == "loop"
-        assert output.evidence["samples_per_step"] == ROWS[name]["samples"]
-        assert (tmp_path / f"{rank}.log").read_text().rstrip().endswith("ended"), "the training ends by itself"
+def test_accumulated_batches_are_one_step(accumulating: list[ScriptOutput]) -> None:
+    for output in accumulating:
+        assert output.evidence["micro_batches"] == 2
+        assert output.evidence["samples_per_step"] == 2 * 4
+        assert output.evidence["tokens_per_step"] == 2 * 4 * 16
+        assert {row["samples"] for row in output.tables["steps"]} == {8}
 
 
-def test_the_example_loop_is_measured_and_ends_by_itself(tmp_path: Path) -> None:
-    outputs = run_on_ranks(EXAMPLES / "train_loop.py", tmp_path, "--batch-size", "8")
-    assert [output.failure for output in outputs] == [None, None]
-    for output in outputs:
-        windows = [row["window"] for row in output.tables["steps"]]
-        assert (windows.count("plain"), windows.count("phases")) == (SHORT.plain_steps, SHORT.phase_steps)
-        assert output.evidence["entry"] == "loop" and output.evidence["samples_per_step"] == 8
+def test_operations_are_those_of_the_matrix_products(accumulating: list[ScriptOutput]) -> None:
+    tokens, products = 2 * 4 * 16, 128 * 256 + 256 * 64
+    for output in accumulating:  # forward, and backward for weights and inputs; the embedding has no product
+        assert output.evidence["step_flops"] == 3 * 2 * tokens * products
 
 
-def test_every_example_has_fewer_than_forty_lines() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert lengths and {name: lines for name, lines in lengths.items() if lines >= 40} == {}
+def test_steps_with_an_evaluation_on_any_rank_belong_to_no_measure(accumulating: list[ScriptOutput]) -> None:
+    evaluated = {step for step in range(SHORT.warmup_steps, SHORT.needed_steps) if step % 8 == 7}
+    first, second = accumulating
+    assert evaluated <= set(first.evidence["evaluation_steps"])
+    assert second.evidence["evaluation_steps"] == []
+    for output in accumulating:
+        assert {row["step"] for row in rows(output, "evaluation")} == evaluated
+        assert max(row["step_s"] for row in rows(output, "plain")) < 0.1
 
 
-def test_without_a_study_steps_is_a_plain_iterator(tmp_path: Path) -> None:
-    code = "from trainables.probe import steps; import sys; print(list(steps([1, 2])), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[1, 2] False\n"
+def test_the_parts_of_a_step_add_up_to_it(accumulating: list[ScriptOutput]) -> None:
+    parts = ("load_wait_s", "forward_s", "loss_s", "backward_s", "reduce_s", "optimizer_s", "other_s")
+    for output in accumulating:
+        for row in rows(output, "phases"):
+            assert sum(row.get(part) or 0.0 for part in parts) == pytest.approx(row["step_s"])
+            assert row["forward_s"] > 0
+            assert row["host_to_device_s"] if row.get("host_to_device_s") else row["host_to_device_bytes"] is None
+        assert output.evidence["nulls"]["load_wait_s"] == "no torch DataLoader was used"
+
+
+def test_a_delay_on_one_rank_is_the_wait_of_the_other(accumulating: list[ScriptOutput]) -> None:
+    first, second = ([row["end_s"] - row["ready_s"] for row in output.tables["buckets"]] for output in accumulating)
+    assert len(first) == len(second) >= 2
+    waits = [one - min(one, two) for one, two in zip(first, second, strict=True)]
+    assert 0.015 < median(waits) < 0.05
+    assert median([row["other_s"] for row in rows(accumulating[1], "phases")]) > 0.02
+
+
+def test_collectives_match_across_ranks(accumulating: list[ScriptOutput]) -> None:
+    keys = ("step", "operation", "bytes", "collective")
+    first, second = (
+        [tuple(row[key] for key in keys) for row in output.tables["collectives"]] for output in accumulating
+    )
+    assert sorted(first) == sorted(second)
+    gradients = 4 * (64 * 128 + 128 * 256 + 256 + 256 * 64 + 64)
+    for step in {row["step"] for row in accumulating[0].tables["buckets"]}:
+        assert sum(row["bytes"] for row in accumulating[0].tables["buckets"] if row["step"] == step) == gradients
+
+
+def test_a_gan_has_one_step_per_cycle_of_its_optimizers(logs: Path) -> None:
+    for output in run_on(2, "gan.py", logs=logs):
+        assert output.failure is None
+        assert output.evidence["optimizer_calls_per_step"] == 3
+        assert output.evidence["optimizers"] == ["Adam", "Adam"]
+        assert output.evidence["samples_per_step"] == 2 * 6
+        assert all(row["backward_s"] > 0 and row["load_wait_s"] > 0 for row in rows(output, "phases"))
+
+
+def test_fsdp2_has_collectives_but_no_buckets(logs: Path) -> None:
+    for output in run_on(2, "fsdp2.py", logs=logs):
+        assert output.failure is None
+        assert output.tables["buckets"] == []
+        assert {row["operation"] for row in output.tables["collectives"]} >= {"all_gather"}
+        assert all(row["end_s"] > row["start_s"] for row in output.tables["collectives"])
+        assert all(0 <= row["hidden_s"] <= row["end_s"] - row["start_s"] for row in output.tables["collectives"])
+        assert output.evidence["samples_per_step"] == 4
+
+
+def test_a_script_has_its_own_modules_arguments_and_loader_processes(logs: Path) -> None:
+    for output in run_on(2, "own_modules/epochs.py", "--flag", "a b", logs=logs):
+        assert output.failure is None, Path(output.failure.log).read_text()
+        assert output.evidence["samples_per_step"] == 5
+        assert output.evidence["modules"] == ["DistributedDataParallel", "CrossEntropyLoss"]
+        steps_per_epoch = 80 // 2 // 5
+        after_epochs = {step for step in range(SHORT.needed_steps) if step and step % steps_per_epoch == 0}
+        assert set(output.evidence["evaluation_steps"]) == after_epochs
+        assert {row["step"] for row in rows(output, "evaluation")} == {
+            step for step in after_epochs if step >= SHORT.warmup_steps
+        }
+
+
+def test_a_loop_with_marked_steps_ends_by_itself_and_its_slow_loader_is_seen(logs: Path) -> None:
+    [output] = run_on(1, "stream.py", logs=logs)
+    assert output.failure is None
+    assert output.evidence["entry"] == "loop"
+    assert output.evidence["steps_run"] == SHORT.needed_steps
+    assert output.evidence["samples_per_step"] == 4
+    phases = rows(output, "phases")
+    assert all(row["load_wait_s"] >= 4 * 0.005 for row in phases)
+    assert median([row["load_wait_s"] / row["step_s"] for row in phases]) > 0.9
+    assert "the loop has ended" in next(logs.glob("stream*")).read_text()
