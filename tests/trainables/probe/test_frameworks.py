@@ -1,4 +1,4 @@
-"""Scripts as people have them, through the script entry on two gloo ranks: unmodified, and with one changed line."""
+"""Scripts of frameworks, through the script entry on two gloo ranks: unmodified, and with one changed line."""
 
 import importlib.util
 import shutil
@@ -20,8 +20,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "accelerate_loop": {"samples": 16},
     "mini_gpt": {"samples": 8, "tokens": 8 * 16},
     "imagenet": {"samples": 4},
-    "fsdp2": {"samples": 4, "tokens": 4 * 16},
-    "gan": {"samples": 8},
 }
 """samples and tokens per step and rank"""
 
