@@ -294,6 +294,11 @@ def test_a_workload_that_cannot_work_is_described_in_one_line(tmp_path: Path, ex
     assert BROKEN[expression] in line and str(path) in line and "\n" not in line
 
 
+def test_a_schedule_of_the_trial_is_refused_beside_one_of_the_workload() -> None:
+    trial = PAIR.but(workload=workload("dicts"), epochs=1, decay="cosine", account_steps=10)
+    assert "its scheduler replaces decay of the trial; omit it" in (check(trial) or "")
+
+
 @pytest.mark.parametrize("name", [*FORMS, "clipped"])
 def test_a_workload_that_works_passes_the_check(name: str) -> None:
     trial = PAIR.but(workload=workload(name), batch_per_gpu=4)
