@@ -218,7 +218,7 @@ def pack(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Pack a results folder into at most six files. All commands except run read them; unpack restores the folder."""
+    """Pack a results folder into at most seven files. All commands except run read them; unpack restores the folder."""
     from study.store.packing import pack as pack_folder
 
     packed = pack_folder(directory, out, drop_traces=drop_traces)

@@ -46,7 +46,8 @@ class Results:
 
     study: content of study.json. fields: its description of the fields of trials.
     trials: one row per trial, with the trial's fields and `OUTCOME_COLUMNS`.
-    steps, buckets, sweep, epochs, collectives: columns of `schema.frame_schema(name)`. Trials without such a file have no rows.
+    steps, buckets, sweep, epochs, collectives: columns of `schema.frame_schema(name)`. Trials without such a file have
+    no rows.
     windows, shapes, losses: reduced from all steps by `reduce.windows`, `step_shape.step_shapes` and
     `step_losses.step_losses`. `load_reduced` computes them while reading and keeps only steps with a `last_gradient_s`.
     """

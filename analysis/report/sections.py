@@ -24,7 +24,7 @@ from analysis.tables.accuracy import accuracy_table, elbow, goodput_table, repor
 from analysis.tables.bandwidth import bandwidth, bucket_utilisation, ceiling, sweep
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.checks import data_checks, trace
-from analysis.tables.communication import audit, communication, exposed_cost, slowdown
+from analysis.tables.communication import audit, collectives, communication, exposed_cost, slowdown
 from analysis.tables.environment import gpus, hosts, ranks
 from analysis.tables.hardware import hardware, memory_balance
 from analysis.tables.host import host, transfer
@@ -111,6 +111,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("slowdown", slowdown, (Figure(slowdown_figure),)),
     Section("exposed_cost", exposed_cost),
     Section("communication", communication, (Figure(timeline, _timeline),)),
+    Section("collectives", collectives),
     Section("bandwidth", bandwidth),
     Section("ceiling", ceiling),
     Section("sweep", sweep, (Figure(bus_bandwidth),)),

@@ -58,6 +58,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.build",),
         ("trainables.step",),
         ("trainables.measure", "trainables.train"),
+        ("trainables.probe",),
     ),
 }
 """Packages and top-level modules per room, lowest first. A module imports from its own package and lower layers only.

@@ -2,13 +2,34 @@
 
 import gc
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from trainables.probe.cycle import period
+from trainables.step.timing import Clock, CudaClock, clock_for
+
+MOST_CALLS = 24
+"""Calls after which a cycle is recognised although some optimizers have not been called."""
+
+
+def period(calls: Sequence[Hashable], optimizers: int) -> int | None:
+    """Return the calls per training step, or None if more calls are needed.
+
+    calls: the optimizer of each call so far. optimizers: how many exist. With one optimizer each call is a step. With
+    several, a step is the shortest sequence that repeats: (D, G), (D, D, G). It must have been seen twice, with every
+    optimizer in it, unless `MOST_CALLS` calls have not shown all of them. Falls back to 1 after twice as many calls
+    without a repetition.
+    """
+    if optimizers <= 1:
+        return 1
+    if len(set(calls)) < optimizers and len(calls) < MOST_CALLS:
+        return None
+    for length in range(1, len(calls) // 2 + 1):
+        if all(calls[index] == calls[index - length] for index in range(length, len(calls))):
+            return length
+    return 1 if len(calls) >= 2 * MOST_CALLS else None
 
 
 class StepCounter:
@@ -130,3 +151,27 @@ def _live_optimizers() -> int:
         for value in gc.get_objects()
         if issubclass(type(value), Optimizer)
     )
+
+
+def device_of(optimizer: Any) -> torch.device:
+    """Return the GPU of an optimizer's parameters; without any, the current GPU if CUDA is in use; else the CPU."""
+    for group in getattr(optimizer, "param_groups", None) or ():
+        for parameter in group["params"]:
+            if parameter.device.type == "cuda":
+                return torch.device("cuda", parameter.device.index)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Return the clock of a device, which need not be the current one."""
+    is_other = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return _StreamClock(device) if is_other else clock_for(device)
+
+
+class _StreamClock(CudaClock):
+    """Marks of a GPU that is not the current one."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event

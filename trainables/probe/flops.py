@@ -1,11 +1,21 @@
 """Count the floating-point operations of a step that a script runs."""
 
+import os
+import sys
+from types import FrameType
 from typing import Any, Self
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from trainables.messages import one_line
+
+EVAL_FRAME = os.path.join("torch", "_dynamo", "eval_frame.py")
+"""module of the functions that run compiled code"""
+
+MOST_EAGER_MEMORY = 0.25
+"""share of a GPU's memory above which a compiled model is not run eagerly, because that needs more"""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -43,3 +53,18 @@ class OperationCounter(TorchDispatchMode):
         """Return the operations; None if they are incomplete or none were seen."""
         self.__exit__(None, None, None)
         return None if self.problem else self.flops or None
+
+
+def why_not_countable(device: torch.device) -> str | None:
+    """Return why the next step cannot run under an `OperationCounter`; None if it can."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(EVAL_FRAME):  # it cannot continue under another dispatch mode
+            return "the optimizer's step is compiled"
+        frame = frame.f_back
+    if device.type == "cuda" and "torch._dynamo" in sys.modules:
+        compiled = torch._dynamo.utils.counters["frames"]["ok"] > 0
+        used = torch.cuda.max_memory_reserved(device) / torch.cuda.get_device_properties(device).total_memory
+        if compiled and used > MOST_EAGER_MEMORY:
+            return "the compiled model might not fit in memory without its compiled code"
+    return None

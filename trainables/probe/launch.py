@@ -143,9 +143,8 @@ def _watch(
         return ScriptFailure(kind, line, place.rank, job.log, code, steps, job.probe.needed_steps)
 
     if not (directory / job.script).is_file():
-        found = failure("not_found", f"the script {directory / job.script} does not exist")
         ranks.store.set(ranks.key("failed"), str(place.rank))
-        return found
+        return failure("not_found", f"the script {directory / job.script} does not exist")
     (folder / PROGRESS_FILE).write_bytes(bytes(8))
     (folder / "job.json").write_text(job.to_json())
     with open(job.log, "ab") as log:

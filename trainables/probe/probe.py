@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainables.probe.counter import StepCounter
-from trainables.probe.flops import OperationCounter
+from trainables.probe.counter import StepCounter, clock_of, device_of
+from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
 from trainables.probe.rows import (
     evaluation_steps,
@@ -22,7 +22,7 @@ from trainables.probe.rows import (
     usual,
 )
 from trainables.probe.spans import Instruments, Outermost, StepSpans
-from trainables.step.timing import Clock, Mark, clock_for
+from trainables.step.timing import Clock, Mark
 
 BOUNDARY = "scaling_study::boundary"
 """name of the trace event at the end of each step"""
@@ -173,8 +173,8 @@ class Probe:
     def _clock(self, optimizer: Any) -> Clock:
         """Return the clock of the device that the optimizer's parameters are on."""
         if self.clock is None:
-            self.device = _device_of(optimizer)
-            self.clock = clock_for(self.device)
+            self.device = device_of(optimizer)
+            self.clock = clock_of(self.device)
         return self.clock
 
     def on_step(self, optimizer: Any) -> None:
@@ -218,7 +218,10 @@ class Probe:
             self._record_step(mark)
             self._stop_instruments()
             self._watch_overridden_evaluation()
-            self._operations = OperationCounter().start()
+            if problem := why_not_countable(self.device):
+                self.nulls["step_flops"] = problem
+            else:
+                self._operations = OperationCounter().start()
         elif phase == 2:
             self._stop_operations()
 
@@ -367,15 +370,3 @@ class Probe:
         for name, reason in reasons.items():
             if reason is not None and observed:
                 self.nulls.setdefault(name, reason)
-
-
-def _device_of(optimizer: Any) -> torch.device:
-    """Return the device of an optimizer's parameters; without any, the current GPU if CUDA is in use."""
-    for group in getattr(optimizer, "param_groups", None) or ():
-        for parameter in group["params"]:
-            if parameter.device.type == "cuda":
-                return torch.device("cuda", torch.cuda.current_device())
-            return torch.device("cpu")
-    if torch.cuda.is_initialized():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -283,4 +283,5 @@ def _reference(module: nn.Module) -> Callable[[], nn.Module | None]:
 
 
 def _with_subclasses(cls: type) -> list[type]:
-    return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
+    children: list[type] = cls.__subclasses__()
+    return [cls, *(found for child in children for found in _with_subclasses(child))]

@@ -13,9 +13,9 @@ from trainables.probe.job import ScriptFailure, ScriptOutput
 KINDS = {
     "exit": ("exit", 3, "code 3"),
     "hang": ("start_timeout", None, "no optimizer step within 8 s"),
-    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:30)"),
+    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:25)"),
     "import": ("import", 1, "a_module_that_does_not_exist"),
-    "read-only": ("read_only", 1, "/proc/version"),
+    "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),
     "early": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
     "nothing": ("no_step", 0, "without a step of a torch optimizer"),

@@ -1,4 +1,4 @@
-"""Own loop in the style of a minimal GPT trainer: accumulation, autocast, GradScaler, clipping, evaluation every k steps."""
+"""A loop as in minimal GPT trainers: accumulation, autocast, GradScaler, clipping, evaluation every k steps."""
 
 import argparse
 import time

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import multiprocessing, nn
@@ -23,9 +24,9 @@ elif kind == "hang":
 elif kind == "spawn":
     multiprocessing.spawn(train, nprocs=2)
 elif kind == "import":
-    import a_module_that_does_not_exist  # noqa: F401
+    import a_module_that_does_not_exist  # type: ignore[import-not-found] # noqa: F401
 elif kind == "read-only":
-    open("/proc/version", "w")
+    Path("/sys/checkpoints").mkdir()
 elif kind == "memory":
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 elif kind == "early":
@@ -35,5 +36,5 @@ elif kind == "swallow":
     while True:
         try:
             train()
-        except BaseException:  # noqa: BLE001 - what a script may do
-            pass
+        except BaseException as error:  # noqa: BLE001 - what a script may do
+            print(error)

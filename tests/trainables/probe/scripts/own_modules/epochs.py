@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from analysis import build
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from analysis import build  # type: ignore[attr-defined]
 
 
 class Samples(Dataset[dict[str, Any]]):
@@ -31,7 +32,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method="env://")
     assert dist.get_rank() == int(os.environ["RANK"]) == int(os.environ["LOCAL_RANK"])
     train, validation = Samples(80), Samples(16)
-    sampler = DistributedSampler(train)
+    sampler: DistributedSampler[dict[str, Any]] = DistributedSampler(train)
     loader = DataLoader(
         train, 5, sampler=sampler, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
     )
