@@ -17,7 +17,7 @@ from trainables.batch import byte_size, map_tensors, sample_count, to_device
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
 from trainables.step.check import check
-from trainables.step.context import RankSetup, build_context, rank_context
+from trainables.step.context import RankOutput, RankSetup, build_context, rank_context
 from trainables.step.flops import counted_flops
 from trainables.step.step import training_step
 from trainables.step.timing import no_mark
@@ -65,6 +65,8 @@ def visit_all(rank: int) -> dict[str, Any]:
     setup = RankSetup(rank, CPU)
     for name in FORMS:
         found[name] = run(PAIR.but(workload=workload(name)), setup)
+    for name in ("zero1", "fsdp2"):
+        found[f"dicts, {name}"] = run(PAIR.but(workload=workload("dicts"), parallel=name), setup)
     for name in ("dicts", "own_loader"):
         found[f"{name}, epochs"] = train(PAIR.but(workload=workload(name), epochs=2, account_steps=10), setup)
     try:
@@ -121,6 +123,19 @@ def test_every_form_is_measured_and_learns(visit: list[dict[str, Any]], name: st
             assert phases["after_backward_s"] > 0
             parts |= {"after_backward_s"}
         assert sum(phases[part] for part in parts) == pytest.approx(phases["step_s"], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["zero1", "fsdp2"])
+def test_schedule_and_clipping_have_the_same_effect_under_every_strategy(
+    visit: list[dict[str, Any]], name: str
+) -> None:
+    def losses(output: RankOutput) -> list[float]:
+        return [row["loss"] for row in output.tables["steps"] if row["window"] in ("warmup", "plain", "phases")]
+
+    for rank in visit:
+        expected = losses(rank["dicts"])
+        assert len(set(expected)) == 8
+        assert losses(rank[f"dicts, {name}"]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_evidence_has_tokens_and_samples_if_the_workload_knows_them(visit: list[dict[str, Any]]) -> None:
