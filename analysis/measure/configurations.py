@@ -132,7 +132,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
     result[peaks] = rows[peaks].astype(float).groupby(rows["configuration"]).max()
     result["trial_ids"] = grouped["trial_id"].agg(tuple)
-    return result
+    return result.copy()  # not fragmented by the columns inserted above
 
 
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:

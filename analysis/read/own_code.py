@@ -37,7 +37,7 @@ def trial_columns(fields: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]],
     if unknown.
     """
     if not is_own_code(fields):
-        return {name: value for name, value in fields.items() if name not in _OF_OWN_CODE} | {COMMAND_COLUMN: None}
+        return {**fields, COMMAND_COLUMN: None}
     bound = dict(entry.split("=", 1) for entry in shlex.split(fields.get("bindings") or ""))
     kept = {
         name: value

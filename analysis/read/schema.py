@@ -54,7 +54,7 @@ STEPS_SCHEMA = pa.schema(
 )
 """One row per rank, window and step.
 
-`samples` is null if a user's own code does not show them. `last_gradient_s` counts from the start of the step. `block_s`
+`samples` is null if a user's own code does not show it. `last_gradient_s` counts from the start of the step. `block_s`
 is the duration of the block of steps that contains the step, if the window could end early. Training to an accuracy is
 one window "train" of rank 0; only that window has `epoch` and `learning_rate`."""
 

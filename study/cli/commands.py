@@ -53,9 +53,8 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
     """Plan a configuration on these nodes. Trials that the results folder already holds are taken into account."""
-    own_code = "script" in configuration.axes or "train_function" in configuration.axes
-    name = configuration.study_name
-    study_of = functools.partial(own_code_study, name=name) if own_code else STUDIES[name]
+    name = configuration.study
+    study_of = functools.partial(own_code_study, name=name) if configuration.has_own_code else STUDIES[name]
     study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])

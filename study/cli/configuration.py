@@ -43,7 +43,7 @@ class Configuration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    study: str = ""
+    study: str = "default"
     out: str = ""
     script: str = ""
     script_arguments: str = ""
@@ -73,11 +73,9 @@ class Configuration(BaseModel):
         return (value,) if isinstance(value, str) else value
 
     @property
-    def study_name(self) -> str:
-        """Name of the study: the requested one, that of the user's own code, or the default study."""
-        if self.script or self.train_function:
-            return study_name(self.script, self.train_function)
-        return self.study or "default"
+    def has_own_code(self) -> bool:
+        """True if the user's own script or train function is the study."""
+        return bool(self.script or self.train_function)
 
     @property
     def order_seed(self) -> int:
@@ -104,8 +102,10 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
     axes |= _data_axes(axes)
     configuration = Configuration(**plain)
     axes |= own_code_axes(**{name: getattr(configuration, name) for name in OWN_CODE_SETTINGS})
-    if configuration.study and (configuration.script or configuration.train_function):
-        raise ConfigurationError(f"study {configuration.study!r} has its own code; leave the study out")
+    if configuration.has_own_code:
+        if "study" in plain:
+            raise ConfigurationError(f"study {configuration.study!r} has its own code; leave the study out")
+        plain["study"] = study_name(configuration.script, configuration.train_function)
     refuse_unread_fields(axes)
     configuration = Configuration(**plain, axes=axes)
     return configuration.model_copy(update={"out": _out(configuration)})
@@ -140,6 +140,8 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
         for option, field in PLAIN_OPTIONS.items()
         if getattr(configuration, field) not in (None, "", ())
     }
+    if configuration.has_own_code:
+        del options["study"]  # it is named after the code
     options |= {name: list(options[name]) for name in ("vary", "bind", "env") if name in options}
     options["repeats"] = study.repeats
     in_cases = {name for of_case in study.cases.values() for name in of_case}  # as axes, they would override the cases
@@ -298,7 +300,7 @@ def _is_too_large(value: Any) -> bool:
 
 
 def _out(configuration: Configuration) -> str:
-    out = configuration.out or f"results/{configuration.study_name}"
+    out = configuration.out or f"results/{configuration.study}"
     if "\0" in out:
         raise ConfigurationError(f"--out {shown(out)} is not a path")
     return out
