@@ -309,7 +309,7 @@ def test_a_workload_that_cannot_work_is_described_in_one_line(tmp_path: Path, ex
     assert BROKEN[expression] in line and str(path) in line and "\n" not in line
 
 
-def test_a_schedule_of_the_trial_is_refused_beside_one_of_the_workload() -> None:
+def test_a_schedule_of_the_trial_is_refused_if_the_workload_has_one() -> None:
     trial = PAIR.but(workload=workload("dicts"), epochs=1, decay="cosine", account_steps=10)
     assert "its scheduler replaces decay of the trial; omit it" in (check(trial) or "")
 
