@@ -338,3 +338,14 @@ def test_a_lambda_that_loader_processes_would_need_is_reported(tmp_path: Path, p
     assert f"{parts.partition('=')[0]} cannot be sent to a loader process" in line and "loader_workers 0" in line
     with pytest.raises(WorkloadError, match="cannot be sent to a loader process"):
         endless_batches(trial, dataclasses.replace(build_context(trial, RankSetup(0, CPU)).workload), 0)
+
+
+def test_a_field_that_only_the_loader_reads_counts_as_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    loader = "lambda trial, rank, world: [(torch.zeros(8, 3), torch.zeros(8, 1))] * (trial.image_size // 7)"
+    path.write_text(f"{HEAD}\ndef build(trial):\n    return make(dataset=None, loader={loader})\n")
+    context = build_context(Trial(workload=f"{path}:build", batch_per_gpu=8), RankSetup(0, CPU))
+    assert context.recorded_trial is not None
+    assert "image_size" in context.recorded_trial.unread_fields()
+    next(endless_batches(context.trial, context.workload, 0))
+    assert "image_size" not in context.recorded_trial.unread_fields()
