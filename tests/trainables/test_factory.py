@@ -287,6 +287,7 @@ def make(**parts):
 BROKEN = {
     "make(loss=None)": "give either step, or loss",
     "make(dataset=None)": "give either dataset or loader",
+    "make(dataset=iter([]))": "dataset must have __len__ and __getitem__, or be an IterableDataset",
     "make(model='resnet')": "model must be a torch.nn.Module, got str",
     "make(optimizer=torch.optim.AdamW([nn.Parameter(torch.zeros(1))]))": "optimizer must be a function, got AdamW",
     "make(dataset=[{'a': torch.zeros(3), 'b': torch.zeros(1)}] * 64)": "is a dict with keys a, b: give Workload.step",
