@@ -34,6 +34,8 @@ class Job:
     """Time limit of a script, which its ranks keep themselves, so that they can say what it was doing."""
     directory: str = ""
     """Working directory of the command that started the study, for scripts."""
+    check: bool = False
+    """Only run a step of a user's workload on rank 0, without measuring it."""
 
 
 _OPTIONAL = ("plain_window", "probe")
@@ -52,12 +54,12 @@ class Evidence:
     dataset_samples: int | None
     plain_window: JSON | None = None
     """Energy readings before and after the plain window; None for training trials, which have no windows."""
-    unread_fields: list[str] | None = None
-    """Fields that a user's workload ignores; None for models of the registry."""
     tokens_per_sample: float | None = None
     """Tokens per sample that a user's workload states."""
     probe: JSON | None = None
     """What the probe saw in a user's loop, such as samples per step; None for the project's own loop."""
+    unread_fields: list[str] | None = None
+    """Fields that a user's workload ignores; None for models of the registry."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""

@@ -72,8 +72,8 @@ class RankOutput:
     - `peak_memory_by_device_bytes`: per GPU of this rank, its own first. None on CPUs.
     - `step_flops`: operations of a complete step, see `trainables.step.flops`. Counted on CUDA only.
     - `dataset_samples`: samples of all ranks per epoch. None for endless data.
-    - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
     - `tokens_per_sample`: tokens per sample. None unless the workload states them.
+    - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
     - `plain_window` (timed windows only): results of `read_energy` before and after the plain window.
     """
 
@@ -196,8 +196,8 @@ class RankContext:
             "peak_memory_by_device_bytes": peaks,
             "step_flops": flops,
             "dataset_samples": self.dataset_samples(),
-            "unread_fields": self.recorded_trial.unread_fields() if self.recorded_trial else None,
             "tokens_per_sample": self.workload.tokens_per_sample,
+            "unread_fields": self.recorded_trial.unread_fields() if self.recorded_trial else None,
         }
 
 
