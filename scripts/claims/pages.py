@@ -1,0 +1,5 @@
+"""All claims, of all pages."""
+
+from scripts.claims import evidence
+
+ENTRIES = [*evidence.ENTRIES]
