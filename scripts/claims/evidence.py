@@ -1,12 +1,11 @@
-"""Figures of docs/evidence.md."""
+"""Figures of docs/evidence.md: overhead, faults, checks, the communication breakdown."""
 
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from scripts.claims.sources import (
     Cell,
-    Claim,
+    Entries,
     Stated,
     Table,
     Value,
@@ -17,11 +16,11 @@ from scripts.claims.sources import (
     figures,
     frames,
     goal,
+    missed,
     number,
     one,
     samples,
     summary,
-    table,
     unit_number,
     yes_no,
 )
@@ -67,7 +66,7 @@ def _bare_rates() -> tuple[Value, Value]:
     return number(min(rates)), number(max(rates))
 
 
-OVERHEAD_ENTRIES: list[Claim | Table | Stated] = [
+OVERHEAD_ENTRIES: Entries = [
     says(
         "Goal: the lower end of plain / bare is at least {}.",
         goal("overhead", "plain/bare, resnet50 batch 32 bf16 on 4 cuda"),
@@ -104,7 +103,7 @@ OVERHEAD_ENTRIES: list[Claim | Table | Stated] = [
     ),
 ]
 
-FAULTS: list[Claim | Table | Stated] = [
+FAULTS: Entries = [
     shows(
         "faults",
         ("fault, while a study runs on two nodes", "survived"),
@@ -119,7 +118,7 @@ FAULTS: list[Claim | Table | Stated] = [
     stated("link cut for 30 s", "setting"),
 ]
 
-CHECKS: list[Claim | Table | Stated] = [
+CHECKS: Entries = [
     stated("in 20,000 generated studies per case", "setting"),
     says(
         "{} % with 2 repeats, {} % with 3, {} % with 5 (goal: {} to {}) and {} % with 10",
@@ -156,12 +155,12 @@ CHECKS: list[Claim | Table | Stated] = [
 SLOW = "slow interconnect, reported as wire, {} on {} cuda, socket (emulated)"
 
 
-def _slow_links(folder: str) -> list[Value]:
+def slow_links(folder: str) -> list[Value]:
     """Return the judged shares of a slow interconnect's cost that are reported as exposed transfer."""
     return [value for value in figures(folder, r"slow interconnect, reported as wire, .*") if value.holds is not None]
 
 
-def _largest(values: list[Value]) -> Value:
+def largest(values: list[Value]) -> Value:
     return max(values, key=lambda value: abs(value.value))
 
 
@@ -169,26 +168,22 @@ def _smallest(values: list[Value]) -> Value:
     return min(values, key=lambda value: abs(value.value))
 
 
-def _trace_differences(folder: str) -> list[Value]:
+def trace_differences(folder: str) -> list[Value]:
     return figures(folder, r"exposed, live - trace, .*")
 
 
-def _missed(values: list[Value]) -> list[Value]:
-    return [value for value in values if value.holds is False]
-
-
 def _breakdown_rows() -> list[tuple[str | Cell, ...]]:
-    differences = _trace_differences("account")
+    differences = trace_differences("account")
     ratios = [figures("account", rf"busbw of our sweep / bare, .*, {n} cuda")[0] for n in (2, 4)]
     bus = "busbw at 1073741824 B, 4 cuda"
     late = figures("account", r"late rank, reported as wait for rank 1, .*")[0]
     slow = figures("account", r"slow loader, reported as load wait of the latest rank, .*")[0]
-    links = _slow_links("account")
-    found, lost = [link for link in links if link.holds], _missed(links)
+    links = slow_links("account")
+    found, lost = [link for link in links if link.holds], missed(links)
     return [
         (
             cell("exposed time, live vs. trace, worst rank: {:0} cases", count(differences)),
-            cell("{:2} to {:2} ms", _smallest(differences), _largest(differences)),
+            cell("{:2} to {:2} ms", _smallest(differences), largest(differences)),
             "5 % or 0.1 ms",
             yes_no(*differences),
         ),
@@ -218,7 +213,7 @@ def _breakdown_rows() -> list[tuple[str | Cell, ...]]:
         ),
         (
             cell("cost of `socket` (emulated), attributed to exposed transfer: {:0} cases", count(found)),
-            cell("{:0} to {:0} %", 100 * _smallest(found), 100 * _largest(found)),
+            cell("{:0} to {:0} %", 100 * _smallest(found), 100 * largest(found)),
             "80 to 125 %",
             yes_no(*found),
         ),
@@ -262,7 +257,7 @@ def _launch_us(run: int) -> Value:
 
 
 SMALL, LARGE = (SLOW.format(f"resnet50 batch {batch}", n) for batch, n in ((256, 2), (32, 4)))
-BREAKDOWN: list[Claim | Table | Stated] = [
+BREAKDOWN: Entries = [
     shows("breakdown", ("what", "measured", "goal", "goal met"), _breakdown_rows()),
     says(
         "{} % is {} ms of transfer for a step that is {} ms longer, so that goal is missed too.",
@@ -273,14 +268,14 @@ BREAKDOWN: list[Claim | Table | Stated] = [
     says("What is missing of the {} ms", unit_number("account", SMALL)),
     says("takes {} ms there and {} ms on `auto`", _no_sync_ms("socket"), _no_sync_ms("auto")),
     says(
-        "misses the first goal in {} of {} cases, by {} and {} ms (ResNet-50 at 32, `no_p2p`), and the last in {} of {}: "
-        "{} and {} % (ResNet-50 at 32)",
-        count(_missed(_trace_differences("account-first"))),
-        count(_trace_differences("account-first")),
-        *(-1 * value for value in sorted(_missed(_trace_differences("account-first")), key=lambda value: -value.value)),
-        count(_missed(_slow_links("account-first"))),
-        count(_slow_links("account-first")),
-        *(100 * value for value in sorted(_missed(_slow_links("account-first")), key=lambda value: value.value)),
+        "misses the first goal in {} of {} cases, by {} and {} ms (ResNet-50 at 32, `no_p2p`), and the last in {} of "
+        "{}: {} and {} % (ResNet-50 at 32)",
+        count(missed(trace_differences("account-first"))),
+        count(trace_differences("account-first")),
+        *(-1 * value for value in sorted(missed(trace_differences("account-first")), key=lambda value: -value.value)),
+        count(missed(slow_links("account-first"))),
+        count(slow_links("account-first")),
+        *(100 * value for value in sorted(missed(slow_links("account-first")), key=lambda value: value.value)),
     ),
     says(
         "{} to {} % longer at batch 256 (ResNet-50 and VGG-19), and {} to {} % longer with VGG-19 at 32",
@@ -304,133 +299,4 @@ BREAKDOWN: list[Claim | Table | Stated] = [
 ]
 
 
-# ------------------------------------------------------------------------------------------------------- predictions
-
-KINDS = {"all": "", "not host-bound on 1 and 2": " (not host-bound on 1 and 2)", "`auto`": " (interconnect auto)"}
-
-
-def _prediction(name: str, kind: str, counted: bool = False) -> Value:
-    """Return a figure of `prediction`; `counted` ones end with the number of series."""
-    if not counted:
-        return figure("prediction", name + KINDS[kind])
-    ending = KINDS[kind].replace("(", r"\(").replace(")", r"\)")
-    return figures("prediction", rf"{name}{ending}, \d+ series")[0]
-
-
-def _prediction_rows() -> list[tuple[str | Cell, ...]]:
-    naive = "error / naive error where efficiency < 0.9"
-    covered = "share of measured steps in their 95 % prediction interval"
-    measures = (
-        ("series", "series", False, 1, "{:0}", "at least 12"),
-        ("mean absolute error of the step", "mean absolute error", False, 100, "{:1} %", "3 %"),
-        ("largest error", "largest error", False, 100, "{:0} %", "8 %"),
-        ("error / naive error if efficiency is below 0.9", naive, True, 1, "{:2}", "0.5"),
-        ("steps in their 95 % prediction interval", covered, True, 100, "{:0} %", "at least 93 %"),
-    )
-    rows: list[tuple[str | Cell, ...]] = []
-    for label, name, counted, factor, form, target in measures:
-        values = [_prediction(name, kind, counted) for kind in KINDS]
-        answers = ", ".join("yes" if value.holds else "no" for value in values)
-        rows.append((label, *(cell(form, factor * value) for value in values), target, Cell(answers, tuple(values))))
-    return rows
-
-
-def _series(**fields: Any) -> list[dict[str, Any]]:
-    return [row for row in samples("prediction") if all(row[name] == value for name, value in fields.items())]
-
-
-def _errors(rows: list[dict[str, Any]]) -> list[float]:
-    return sorted(abs(100 * row["error"]) for row in rows)
-
-
-def _host_bound_step_ms(world_size: int) -> Value:
-    """Return the step of the small ResNet-18 at batch 32, fp32, in milliseconds."""
-    rows = _series(folder="default-4gpu", fields={"batch_per_gpu": 32, "precision": "fp32"})
-    return number(1e3 * rows[0]["step_s"][str(world_size)])
-
-
-FIRST = _errors(_series(folder="account-first", host_bound=False))
-PREDICTION: list[Claim | Table | Stated] = [
-    says("Its {} series:", number(len(samples("prediction")))),
-    says(
-        "{} from `account` and `account-first`",
-        number(len(_series(folder="account")) + len(_series(folder="account-first"))),
-    ),
-    says("{} from `captured`", number(len(_series(folder="captured")))),
-    says("{} from `default-4gpu`", number(len(_series(folder="default-4gpu")))),
-    shows("prediction", ("what", *KINDS, "goal", "goal met, in this order"), _prediction_rows()),
-    says(
-        "On the real link (`auto`), {} of 5 goals are missed",
-        count(_missed(figures("prediction", r".*\(interconnect auto\).*"))),
-    ),
-    says("is over {} series", number(int(next(name for name in summary("prediction") if "6 series" in name)[-8]))),
-    says("The {} % is VGG-19 at batch 256", number(_errors(_series(host_bound=False))[-1])),
-    says("The next largest error is {} %", number(_errors(_series(host_bound=False))[-2])),
-    says(
-        "{} series that are not host-bound, {} %, worst {} %",
-        number(len(FIRST)),
-        number(fmean(FIRST)),
-        number(FIRST[-1]),
-    ),
-    says("the same small model took {} ms on 1 GPU and {} ms on 2", _host_bound_step_ms(1), _host_bound_step_ms(2)),
-]
-
-
-# --------------------------------------------------------------------------------------------------------- large batch
-
-RECIPES = {
-    "nothing": "plain",
-    "linear": "linear",
-    "linear + gradual warm-up": "linear + gradual warm-up",
-    "square root + gradual warm-up + LARS": "square root + gradual warm-up + LARS",
-    "linear + gradual warm-up + no decay of norms and biases + zero gamma": (
-        "linear + warm-up, no decay of norms and biases, zero gamma"
-    ),
-}
-BATCHES = (128, 512, 2_048, 8_192, 16_384, 32_768)
-
-
-def _accuracy(recipe: str, batch: int, column: str = "top1") -> Value:
-    """Return an accuracy, or a difference in accuracy, in percent or points, of a recipe at a global batch."""
-    row = one(table("large-batch", "accuracy"), remedy=recipe, global_batch=batch, is_chosen=True)
-    return 100 * number(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
-
-
-def _accuracy_cell(recipe: str, batch: int) -> Cell:
-    """Return an accuracy with as many decimals as its interval is worth."""
-    value = _accuracy(recipe, batch)
-    low, high = value.interval or (value.value, value.value)
-    return cell("{:2v}" if high - low < 1 else "{:1v}" if high - low < 5 else "{:0v}", value)
-
-
-def _fifth_epoch(recipe: str, batch: int) -> tuple[Value, Value]:
-    """Return training loss, and training accuracy in percent."""
-    row = one(table("fifth-epoch", "report_epoch"), remedy=recipe, global_batch=batch)
-    return number(row["epoch_loss"]), number(row["epoch_top1_percent"])
-
-
-LARS, WARM_UP = "square root + gradual warm-up + LARS", "linear + gradual warm-up"
-NOISE = table("large-batch", "time_to_target").dropna(subset="noise_batch").iloc[0]
-LARGE_BATCH: list[Claim | Table | Stated] = [
-    says("({} training trials;", number(len(frames("large-batch").trials))),
-    stated("epochs at rate 0.05", "setting"),
-    shows(
-        "large-batch",
-        ("recipe", *(f"{batch:,}" for batch in BATCHES)),
-        [(label, *(_accuracy_cell(recipe, batch) for batch in BATCHES)) for recipe, label in RECIPES.items()],
-    ),
-    says("plain training loses {} points, and", -1 * _accuracy("nothing", 512, "difference")),
-    says("not significantly different from the reference ({})", _accuracy(WARM_UP, 512, "difference")),
-    says("{} points below the plain reference at", -1 * _accuracy(LARS, 2_048, "plain_difference")),
-    stated("2,048. The gradient noise scale", "setting"),
-    says(
-        "puts the critical batch at {}, but it grows from {} in the first epoch to {} in the last",
-        *(number(NOISE[f"noise_batch{which}"]) for which in ("", "_first", "_last")),
-    ),
-    says("a training loss of {} and {} % training accuracy", *_fifth_epoch("nothing", 128)),
-    says("two steps per epoch, has {} and {} %", *_fifth_epoch("nothing", 32_768)),
-    says("with LARS {} and {} %", *_fifth_epoch(LARS, 32_768)),
-    says("it diverges ({} and {} %)", *_fifth_epoch(WARM_UP, 32_768)),
-]
-
-ENTRIES = [*OVERHEAD_ENTRIES, *FAULTS, *CHECKS, *BREAKDOWN, *PREDICTION, *LARGE_BATCH]
+ENTRIES: Entries = [*OVERHEAD_ENTRIES, *FAULTS, *CHECKS, *BREAKDOWN]

@@ -109,6 +109,9 @@ class Stated:
     what: str
 
 
+Entries = list[Claim | Table | Stated]
+
+
 def claim(page: str, text: str, *values: Value) -> Claim:
     """Return a claim. Raises ClaimError if the numbers of placeholders and values differ."""
     if text.count("{}") != len(values):
@@ -156,6 +159,11 @@ def unit_number(folder: str, name: str) -> Value:
     """Return the first number in the unit of a figure, such as the 6.0 of `of the 6.0 ms that it costs`."""
     figure(folder, name)
     return number(float(re.findall(r"-?\d+(?:\.\d+)?", summary(folder)[name]["unit"])[0]))
+
+
+def missed(values: Sequence[Value]) -> list[Value]:
+    """Return the figures that miss their goals."""
+    return [value for value in values if value.holds is False]
 
 
 def number(value: float, low: float | None = None, high: float | None = None) -> Value:
