@@ -20,17 +20,16 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tabulate import tabulate
-
 from scripts.claims.sources import RESULTS, ROOT, Cell, Claim, ClaimError, Source, Stated, Table, Value, rounded
 
 GENERATED_PAGES = {"docs/fields.md"}
 Entry = Claim | Table | Stated
 
-NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
 """A number of the text. Commas separate thousands."""
 PLACEHOLDER = rf"({NUMBER}(?:\s+\[{NUMBER},\s+{NUMBER}\])?)"
-MISSED_WORDS = re.compile(r"\b(miss(es|ed)?|no|not)\b", re.IGNORECASE)
+ADMISSION = re.compile(r"\bmiss(es|ed)?\b|(^|\|)(yes, |no goal, )*no(, |\||$)")
+"""What a text, or a row of a table, with a missed goal has to contain."""
 MARKER = "<!-- by python -m scripts.check_claims --write: {} -->\n"
 END_MARKER = "<!-- end -->\n"
 
@@ -120,9 +119,9 @@ def _unadmitted(entry: Entry) -> Iterator[str]:
     """Yield a problem per text, or row of a table, that shows a missed goal without saying so."""
     rows = entry.rows if isinstance(entry, Table) else [[entry]] if isinstance(entry, Claim) else []
     for row in rows:
-        text = " ".join(part.text if isinstance(part, Claim) else str(part) for part in row)
+        text = "|".join(part.text if isinstance(part, Claim) else str(part) for part in row)
         missed = [value for part in row if isinstance(part, (Cell, Claim)) for value in part.values if value.missed]
-        if missed and not MISSED_WORDS.search(text):
+        if missed and not ADMISSION.search(text):
             yield f"does not say that a goal is missed: {text!r}"
 
 
@@ -146,33 +145,38 @@ def _found(entry: Entry, text: str) -> re.Match[str] | None:
 
 def _as_in(written: str, value: Value) -> str:
     """Return the value in the form of a written one: as many decimals, and with its interval if that has one."""
-    numbers = re.findall(NUMBER, written)
-    values = (value.value, *(value.interval or ()))
-    for old, new in zip(numbers, values, strict=False):
-        decimals = len(old.partition(".")[2])
-        written = written.replace(old, f"\0{rounded(new, decimals):,.{decimals}f}\0", 1)
-    if len(numbers) > len(values):
-        return f"{rounded(value.value, len(numbers[0].partition('.')[2])):,} without interval"
-    return written.replace("\0", "")
+    numbers = iter((value.value, *(value.interval or ())))
+
+    def in_place_of(match: re.Match[str]) -> str:
+        decimals = len(match.group().partition(".")[2])
+        new = next(numbers, None)
+        return "no interval" if new is None else f"{rounded(new, decimals):,.{decimals}f}"
+
+    return re.sub(NUMBER, in_place_of, written)
 
 
 def _block(table: Table) -> str:
-    rows = [[str(part) for part in row] for row in table.rows]
-    body = tabulate(rows, table.header, tablefmt="pipe", disable_numparse=True)
-    lines = [re.sub(r"\s*\|\s*", " | ", line).strip() for line in body.splitlines()]
-    lines[1] = "|" + "---|" * len(table.header)
-    return MARKER.format(table.name) + "\n" + "\n".join(lines) + "\n" + END_MARKER
+    """Return a table between its markers."""
+    rows = [table.header, *([str(part) for part in row] for row in table.rows)]
+    header, *lines = (f"| {' | '.join(row)} |" for row in rows)
+    rule = "|" + "---|" * len(table.header)
+    return "\n".join([MARKER.format(table.name), header, rule, *lines, END_MARKER])
+
+
+def covered(text: str, entries: Iterable[Entry]) -> list[tuple[int, int]]:
+    """Return where the figures of claims, generated tables and stated texts are in a page."""
+    spans = []
+    for entry in entries:
+        if match := _found(entry, text):
+            groups = range(1, len(entry.values) + 1) if isinstance(entry, Claim) else (0,)
+            spans += [match.span(group) for group in groups]
+    return spans
 
 
 def _uncovered(text: str, entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
     """Yield every number that looks measured and belongs to no entry, with its line."""
-    covered = []
-    for entry in entries:
-        if match := _found(entry, text):
-            groups = range(1, len(entry.values) + 1) if isinstance(entry, Claim) else (0,)
-            covered += [match.span(group) for group in groups]
     characters = list(text)
-    for start, end in [*covered, *(match.span() for match in NOT_TEXT.finditer(text))]:
+    for start, end in [*covered(text, entries), *(match.span() for match in NOT_TEXT.finditer(text))]:
         characters[start:end] = ["\n" if character == "\n" else " " for character in characters[start:end]]
     left = SETTINGS.sub(lambda match: " " * len(match.group()), "".join(characters))
     for position, line in enumerate(left.splitlines()):
