@@ -57,7 +57,7 @@ def ladder(analysis: Analysis) -> Table:
             Column(
                 "batches_s",
                 f"{BATCHES} batches (s)",
-                f"{BATCHES} plain training steps, without instrumentation.",
+                f"{BATCHES} times the median plain step; the trials may run fewer steps.",
                 decimals=1,
             ),
             Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.", decimals=0),
