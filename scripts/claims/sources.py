@@ -43,9 +43,6 @@ class Value:
         """Return the ratio of two values. It has no interval."""
         return Value(self.value / other.value, None, self.missed | other.missed)
 
-    def __sub__(self, other: "Value") -> "Value":
-        return Value(self.value - other.value, None, self.missed | other.missed)
-
     def __format__(self, decimals: str) -> str:
         """Return the value with this number of decimals, with its interval unless `decimals` ends in `v`."""
         places = int(decimals.removesuffix("v") or 0)
