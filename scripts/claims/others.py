@@ -15,9 +15,11 @@ from scripts.claims.sources import (
     count,
     figure,
     figures,
+    frames,
     goal,
     missed,
     number,
+    one,
     summary,
     unit_number,
     yes_no,
@@ -114,6 +116,34 @@ PAGES: Entries = [
     *(Stated(page, text, what) for page, texts in STATED.items() for text, what in texts),
 ]
 
+# --------------------------------------------------------------------------------------------- docs/studies/README.md
+
+studies = partial(claim, "docs/studies/README.md")
+GIB = 2**30
+
+
+def _peak_gib(parallel: str) -> Value:
+    """Return the peak memory of the lab at batch 8192 on two GPUs."""
+    trial = one(frames("hpml-lab4").trials, parallel=parallel, batch_per_gpu=8192, world_size=2)
+    return number(trial["peak_memory_bytes"] / GIB)
+
+
+CORRECTED = one(
+    frames("forum-phases").trials,
+    model="resnet50",
+    parallel="dp",
+    precision="bf16",
+    batch_per_gpu=1024,
+    world_size=2,
+    pin_memory=True,
+)
+STUDIES: Entries = [
+    studies("the result is the {} of the page", number(CORRECTED["throughput_samples_per_s"])),
+    studies(
+        "peaks at {} GiB, while `dp`, which runs without these trials, takes {}.", _peak_gib("ddp"), _peak_gib("dp")
+    ),
+]
+
 # --------------------------------------------------------------------------------------------------------- README.md
 
 readme = partial(claim, "README.md")
@@ -182,4 +212,4 @@ README: Entries = [
     ),
 ]
 
-ENTRIES = [*CLUSTERS, *PAGES, *README]
+ENTRIES = [*CLUSTERS, *PAGES, *STUDIES, *README]
