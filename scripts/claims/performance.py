@@ -149,7 +149,6 @@ def _clock(*names: str) -> Value:
     return number(sum(figure("clock-1gpu", name).value for name in names))
 
 
-TRIALS = [name for name in summary("clock-1gpu") if "12 trials" in name]
 STARTS = (
     ("windows of the 12 trials", ("sum of windows, 12 trials on up to 1 cuda",)),
     ("from the command to the first warm-up step (goal: under 25)", ("command to first warm-up",)),
