@@ -46,7 +46,7 @@ UNITS = (
 )
 MEASURED = re.compile(
     rf"(?<![\w.])(?<![A-Za-z]-)(?:\d[\d,]*\.\d+|\d+(?:,\d{{3}})+|\d+(?:\.\d+)?(?=\s(?:{UNITS})(?![\w/]))"
-    rf"|\d+(?=\sof\s\d)|(?<=\d of )\d+|(?<=\[)-?\d+|\d+(?=\]))(?![\w.]*\d)"
+    rf"|\d+(?=\sof\s\d)|(?<=\d of )\d+|\d+(?=\s\[\d)|(?<=\[)-?\d+|\d+(?=\]))(?![\w.]*\d)"
 )
 """A number that looks measured: decimals, thousands, a unit, `6 of 7`, ends of an interval."""
 CELL_OF_NUMBERS = re.compile(rf"(?<=\|)\s*\**{NUMBER}\**(?:\s*(?:,|to|and|%)\s*\**{NUMBER}\**)*\s*(?=\|)")

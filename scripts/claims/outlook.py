@@ -133,7 +133,11 @@ def _fifth_epoch(recipe: str, batch: int) -> tuple[Value, Value]:
 
 
 LARS, WARM_UP = "square root + gradual warm-up + LARS", "linear + gradual warm-up"
-NOISE = table("large-batch", "time_to_target").dropna(subset="noise_batch").iloc[0]
+ELBOW = table("large-batch", "elbow").iloc[0]
+CRITICAL_BATCHES = [
+    number(*(ELBOW[f"critical_batch_{third}{end}"] for end in ("", "_low", "_high")))
+    for third in ("first", "middle", "last")
+]
 LARGE_BATCH: Entries = [
     says("({} training trials;", number(len(frames("large-batch").trials))),
     stated("epochs at rate 0.05", "setting"),
@@ -147,8 +151,8 @@ LARGE_BATCH: Entries = [
     says("{} points below the plain reference at", -1 * accuracy(LARS, 2_048, "plain_difference")),
     stated("2,048. The gradient noise scale", "setting"),
     says(
-        "puts the critical batch at {}, but it grows from {} in the first epoch to {} in the last",
-        *(number(NOISE[f"noise_batch{which}"]) for which in ("", "_first", "_last")),
+        "the critical batch at {} samples in the first third of the epochs, {} in the middle and {} in the last",
+        *CRITICAL_BATCHES,
     ),
     says("a training loss of {} and {} % training accuracy", *_fifth_epoch("nothing", 128)),
     says("two steps per epoch, has {} and {} %", *_fifth_epoch("nothing", 32_768)),
