@@ -33,8 +33,32 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
                 f"workload {trial.workload!r} returned {type(workload).__name__}; "
                 "it must return a trainables.workload.Workload"
             )
+        if problem := _problem(trial, workload):
+            raise WorkloadError(f"workload {trial.workload!r}: {problem}")
         return workload
     return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
+
+
+def _problem(trial: Trial, workload: Workload) -> str | None:
+    """Return what is wrong with the fields of a user's workload, and the fix. None if nothing is."""
+    if not isinstance(workload.model, nn.Module):
+        return f"model must be a torch.nn.Module, got {type(workload.model).__name__}"
+    for name in ("optimizer", "step", "loss", "loader", "after_backward", "scheduler", "collate", "prepare", "ahead"):
+        value = getattr(workload, name)
+        if value is not None and not callable(value):
+            example = "; for example lambda parameters: torch.optim.AdamW(parameters)" if name == "optimizer" else ""
+            return f"{name} must be a function, got {type(value).__name__}{example}"
+    if (workload.step is None) == (workload.loss is None):
+        return "give either step, or loss for batches (inputs, targets)"
+    if (workload.dataset is None) == (workload.loader is None):
+        return "give either dataset or loader"
+    if workload.step is not None and (
+        workload.ahead is not None or workload.prepare is not identity or workload.gathered
+    ):
+        return "prepare, ahead and gathered apply to batches (inputs, targets) with loss; with step, do that in step"
+    if workload.step is not None and trial.parallel == "dp":
+        return "parallel 'dp' splits batches (inputs, targets) itself and requires loss instead of step; use 'ddp'"
+    return None
 
 
 def _images(trial: Trial, device: torch.device) -> Workload:

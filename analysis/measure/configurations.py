@@ -27,6 +27,19 @@ _ESTIMATE = tuple(name for name in ESTIMATE_COLUMNS if name not in ("n", "groups
 """Columns of `statistics.log_estimates` that ratios need."""
 
 
+def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
+    """Return the tokens that all ranks process per second; NaN unless the user's code states tokens per sample.
+
+    found: see `configurations`. measured: see `measures.summaries`.
+    """
+    ranks = [environment.get("ranks") or [{}] for environment in measured["environment"]]
+    stated = pd.Series(
+        [facts[0].get("tokens_per_sample") for facts in ranks], index=measured["trial_id"].to_numpy(), dtype=float
+    )
+    per_sample = found["trial_ids"].map(lambda trial_ids: stated.reindex(list(trial_ids)).max()).astype(float)
+    return found["throughput_samples_per_s"] * per_sample
+
+
 RESULT_COLUMNS = (
     "global_batch", "n", "groups", *(f"throughput_samples_per_s_{end}" for end in _ENDS),
     *(f"step_s_{end}" for end in _ENDS), *(f"throughput_{name}" for name in _ESTIMATE), "trial_ids",
@@ -69,6 +82,10 @@ def derived_lengths(trials: pd.DataFrame) -> list[str]:
     return [] if chosen.any() else lengths
 
 
+def _is_whole(rows: pd.DataFrame, name: str) -> bool:
+    return name in rows and bool(rows[name].notna().all())
+
+
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per configuration, from `measures.summaries`; the index numbers them from 0.
 
@@ -79,6 +96,8 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids. Host-bound configurations and others are strata.
     """
     rows = rows.dropna(subset="throughput_samples_per_s")
+    # as columns with gaps they are floats, because trials without a result have an unknown batch
+    rows = rows.astype({name: int for name in ("batch_per_gpu", "accumulation_steps") if _is_whole(rows, name)})
     fields = [name for name in trial_fields(rows) if name != "repeat"]
     if rows.empty:
         return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))

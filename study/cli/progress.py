@@ -152,7 +152,11 @@ def describe(trial: Trial, varying: Sequence[str]) -> str:
     ranks = (
         f"{trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'' if trial.world_size == 1 else 's'}"
     )
-    parts = [trial.workload.rpartition(":")[2] if trial.workload else trial.model, ranks]
+    parts = [trial.code_name, ranks]
+    if trial.door != "factory":
+        bound = [f"{flag} {getattr(trial, name)}" for name, flag in trial.bound_fields.items()]
+        own = (trial.script_flags, trial.function_config.strip("{}"), trial.script_env, *bound)
+        return ", ".join([*parts, *filter(None, own), f"repeat {trial.repeat + 1}"])
     batch_fields = ("batch_per_gpu", "accumulation_steps") if trial.epochs else ()
     if trial.epochs and {"world_size", *batch_fields} & set(varying):
         parts.append(f"global batch {trial.global_batch}")
