@@ -56,6 +56,8 @@ class Evidence:
     """Tokens per sample that a user's workload states."""
     probe: JSON | None = None
     """What the probe saw in a user's loop, such as samples per step; None for the project's own loop."""
+    unread_fields: list[str] | None = None
+    """Fields that a user's workload ignores; None for models of the registry."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""
