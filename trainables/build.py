@@ -1,6 +1,7 @@
 """Build a trial's workload (model, data, loss and optimizer) from the registry or from a user's file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from trainables.batch import identity
 from trainables.data.images.augment import padded_crop_and_flip
 from trainables.data.loader import all_on_device
 from trainables.data.text import next_byte_loss, streams
+from trainables.fields import TrialFields
 from trainables.models.resnet import zero_last_gammas
 from trainables.models.rewritten_stem.stem import rewrite_stem
 from trainables.optimizers import make_optimizer
@@ -35,6 +37,8 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
             )
         if problem := _problem(trial, workload):
             raise WorkloadError(f"workload {trial.workload!r}: {problem}")
+        if (make_loader := workload.loader) is not None:  # a trial may record which of its fields are read
+            return replace(workload, loader=lambda _, rank, world: make_loader(trial, rank, world))
         return workload
     return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
 
@@ -58,6 +62,10 @@ def _problem(trial: Trial, workload: Workload) -> str | None:
         return "prepare, ahead and gathered apply to batches (inputs, targets) with loss; with step, do that in step"
     if workload.step is not None and trial.parallel == "dp":
         return "parallel 'dp' splits batches (inputs, targets) itself and requires loss instead of step; use 'ddp'"
+    defaults = TrialFields.model_fields
+    replaced = [name for name in ("lr_rule", "warmup", "decay") if getattr(trial, name) != defaults[name].default]
+    if workload.scheduler is not None and replaced:
+        return f"its scheduler replaces {' and '.join(replaced)} of the trial; omit {'them' if replaced[1:] else 'it'}"
     return None
 
 

@@ -1,5 +1,8 @@
 """Reduce trials to configurations: trials that differ only in their repeat."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from analysis.measure.measures import MEASURES
@@ -21,16 +24,23 @@ def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
 
 
 def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
-    """Return the tokens that all ranks process per second; NaN unless the user's code states tokens per sample.
+    """Return the tokens that all ranks process per second; NaN if the number of tokens per sample is not known.
 
-    found: see `configurations`. measured: see `measures.summaries`.
+    A workload states it, and the probe sees it in the batches of a script. found: see `configurations`. measured: see
+    `measures.summaries`.
     """
-    ranks = [environment.get("ranks") or [{}] for environment in measured["environment"]]
-    stated = pd.Series(
-        [facts[0].get("tokens_per_sample") for facts in ranks], index=measured["trial_id"].to_numpy(), dtype=float
-    )
-    per_sample = found["trial_ids"].map(lambda trial_ids: stated.reindex(list(trial_ids)).max()).astype(float)
+    known = [_tokens_per_sample(environment) for environment in measured["environment"]]
+    by_trial = pd.Series(known, index=measured["trial_id"].to_numpy(), dtype=float)
+    per_sample = found["trial_ids"].map(lambda trial_ids: by_trial.reindex(list(trial_ids)).median()).astype(float)
     return found["throughput_samples_per_s"] * per_sample
+
+
+def _tokens_per_sample(environment: Mapping[str, Any]) -> float | None:
+    first: Mapping[str, Any] = next(iter(environment.get("ranks") or ()), {})
+    seen = first.get("probe") or {}
+    if seen.get("tokens_per_step") and seen.get("samples_per_step"):
+        return seen["tokens_per_step"] / seen["samples_per_step"]
+    return first.get("tokens_per_sample")
 
 
 _ENDS = ("low", "high", "more")

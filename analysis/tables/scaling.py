@@ -42,7 +42,7 @@ def throughput(analysis: Analysis) -> Table:
             Column(
                 "tokens_per_s",
                 "tokens/s",
-                "samples/s × tokens per sample, as stated by the user's code.",
+                "samples/s × tokens per sample, as the user's code states them or its batches show.",
                 decimals=0,
                 optional=True,
             ),

@@ -137,6 +137,8 @@ def varying_fields(trials: Sequence[Trial]) -> tuple[str, ...]:
     )
 
 
+_NAMES = ("model", "workload", "script", "train_function")
+
 _NOT_LABELS = {"repeat", "seed", "workload_digest", "script_digest", "train_function_digest"}
 
 _LABELS: Mapping[str, Callable[[Trial], str]] = {
@@ -160,7 +162,7 @@ def describe(trial: Trial, varying: Sequence[str]) -> str:
     if trial.epochs and {"world_size", *batch_fields} & set(varying):
         parts.append(f"global batch {trial.global_batch}")
     for name in varying:
-        if name not in ("model", "workload", "device", "world_size", *batch_fields):
+        if name not in (*_NAMES, "device", "world_size", *batch_fields):
             value = getattr(trial, name)
             text = "yes" if value is True else "no" if value is False else value
             parts.append(_LABELS[name](trial) if name in _LABELS else f"{name} {text}")

@@ -58,7 +58,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.user_workload",),
         ("trainables.build",),
         ("trainables.step",),
-        ("trainables.measure", "trainables.train", "trainables.check"),
+        ("trainables.measure", "trainables.train"),
         ("trainables.probe",),
     ),
 }

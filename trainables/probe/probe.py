@@ -164,7 +164,7 @@ class Probe:
             ends = ends[:-1]
         self._marks, self.number = ends, len(ends)
         self._call_marks = []
-        late = self.number - self._discovery
+        late = self.number + 1 - self._discovery  # the modules are found in a step that starts later
         if late > 0:
             self._windows[0] = ("warmup", self._windows[0][1] + late)
             self._plan()
