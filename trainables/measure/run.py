@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from trainables.measure.windows import (
     busy_window,
     issue_window,
     phase_window,
+    plain_and_phase_parts,
     plain_blocks,
     steady_blocks,
     step_window,
@@ -56,10 +57,6 @@ ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, MIN_STEPS = 10, 5, 10, 3
 PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
 """untimed replays of a new CUDA graph; the first one uploads it to the device"""
-
-INTERLEAVED = (True, False, False, True)
-"""with and without communication, in an order that cancels a linear drift"""
-
 
 StepContext = Callable[[], contextlib.AbstractContextManager[Any]]
 """creates the context in which a step runs"""
@@ -192,10 +189,13 @@ def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int
     context, clock, batches = windows.context, windows.clock, windows.batches
     trial, devices = context.trial, context.devices
     step = windows.warm_up(training_step(context, model))
-    steps = _plain_window(windows, step)
-    phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+    if context.device.type == "cpu" and not windows.delivered and not trial.median_width:
+        _plain_and_phase_windows(windows, step)
+    else:
+        steps = _plain_window(windows, step)
+        phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+        windows.add("phases", phases_s, phases, phase_row)
     windows.observations.append(windows.setup.observe())
-    windows.add("phases", phases_s, phases, phase_row)
     if not isinstance(clock, CudaClock):
         return {"peak_memory_bytes": None, "peak_reserved_bytes": None}
     issue_marks = issue_window(step, batches, windows.diagnostic_steps(ISSUE_STEPS), clock)
@@ -217,6 +217,22 @@ def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int
         )
         windows.add("transfer_synced", synced_s, synced, phase_row)
     return peaks
+
+
+def _plain_and_phase_windows(windows: _Windows, step: Step) -> None:
+    """Run the plain and the phases window in turn, in parts.
+
+    Not on GPUs, whose energy counter is too coarse for parts, nor with loaders, which refill their queues meanwhile.
+    """
+    context, read_energy = windows.context, windows.setup.read_energy
+    windows.energies.append(read_energy(context.devices))
+    parts = plain_and_phase_parts(step, windows.batches, context.trial.steps, windows.clock, context.barrier)
+    windows.energies.append(read_energy(context.devices))
+    plain_s = sum(part.seconds for part in parts if part.outputs)
+    phases_s = sum(part.seconds for part in parts if part.marks)
+    for part in parts:
+        windows.steps += [LabelledStep("plain", plain_s, output, dict) for output in part.outputs]
+        windows.add("phases", phases_s, list(part.marks), phase_row)
 
 
 def _plain_window(windows: _Windows, step: Step) -> int:
@@ -248,24 +264,36 @@ def _plain_window(windows: _Windows, step: Step) -> int:
     return sum(len(block.outputs) for block in blocks)
 
 
+def interleaved_blocks(steps: int) -> list[tuple[bool, int]]:
+    """Return blocks of steps with (True) and without communication, `steps` of each.
+
+    Their order cancels a linear drift.
+    """
+    blocks = [(True, steps - steps // 2), (False, steps), (True, steps // 2)]
+    return [(communicates, count) for communicates, count in blocks if count]
+
+
 def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
     """Run steps with and without gradient communication.
+
+    Ranks drift apart in steps without communication, and a host runs ahead of a device that waits for gradients. A
+    barrier therefore separates the blocks, and the first step after it is not counted. Otherwise a step would pay for
+    the lateness of ranks in the block before.
 
     The ranks' weights diverge, so the wrapper must not be used afterwards.
     """
     context = windows.context
     step = training_step(context, model)
-    communicates = list(islice(cycle(INTERLEAVED), 2 * context.trial.account_steps))
     no_sync = partial(context.strategy.unsynchronised, model)
     if context.trial.captured:
         step, contexts = _two_graphs(windows, step, no_sync)
     else:
         contexts = {True: contextlib.nullcontext, False: no_sync}
-    _, window_marks = step_window(
-        step, windows.batches, [contexts[value] for value in communicates], windows.clock, context.barrier
-    )
-    for marks, value in zip(window_marks, communicates, strict=True):
-        windows.add("synchronised" if value else "no_sync", None, [marks], step_row)
+    for communicates, count in interleaved_blocks(context.trial.account_steps):
+        block = [contexts[communicates]] * (1 + count)
+        _, window_marks = step_window(step, windows.batches, block, windows.clock, context.barrier)
+        windows.add("lead_in", None, window_marks[:1], step_row)
+        windows.add("synchronised" if communicates else "no_sync", None, window_marks[1:], step_row)
 
 
 def _two_graphs(windows: _Windows, step: Step, no_sync: StepContext) -> tuple[Step, dict[bool, StepContext]]:
