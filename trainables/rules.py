@@ -91,6 +91,12 @@ _INVALID: tuple[Rule, ...] = (
         "execution {execution!r} captures one batch per step, but accumulation_steps is {accumulation_steps}; use 1",
     ),
     Rule(
+        ("execution", "find_unused_parameters"),
+        lambda trial: trial.captured and trial.find_unused_parameters,
+        "execution {execution!r} captures the step in a CUDA graph, in which find_unused_parameters cannot search; use "
+        "execution 'eager' or 'compile'",
+    ),
+    Rule(
         ("optimizer", "momentum"),
         lambda trial: OPTIMIZERS[trial.optimizer].needs_momentum and trial.momentum == 0,
         "optimizer {optimizer!r} requires momentum > 0, got {momentum}; set momentum, or use optimizer 'sgd'",

@@ -72,7 +72,7 @@ def exposed_costs(breakdown: pd.DataFrame, configurations: pd.DataFrame, scaling
     for name in ("exposed_s", "difference_s"):
         estimates = log_estimates(rows.assign(ratio=1 + rows[name] / base), "configuration", "ratio")
         scale = base.groupby(rows["configuration"]).median()
-        bounds = intervals(estimates).sub(1).mul(scale, axis=0).reindex(result.index)
+        bounds = intervals(estimates)[["low", "high"]].sub(1).mul(scale, axis=0).reindex(result.index)
         result[[f"{name}_low", f"{name}_high"]] = bounds
     pairs = weak_pairs(scaling)
     pairs = pairs[pairs["reference_world_size"] == 1].set_index("configuration").reindex(result.index)

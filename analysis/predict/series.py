@@ -251,8 +251,8 @@ def _points(analysis: Analysis) -> pd.DataFrame:
         # Throughput and step time both come from the slowest rank's window, so they are equivalent.
         log_step=np.log(configurations["global_batch"].astype(float))
         - configurations["throughput_log_mean"].astype(float),
-        variance=configurations["throughput_log_variance"].astype(float) * configurations["n"].astype(float),
-        degrees=configurations["throughput_degrees"].astype(float),
+        variance=configurations["throughput_own_variance"].astype(float),
+        degrees=configurations["throughput_own_degrees"].astype(float),
     )
 
 

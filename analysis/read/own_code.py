@@ -58,17 +58,17 @@ def _varied(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flags_of(text: str) -> dict[str, Any]:
-    """Return value by flag of arguments such as `--batch-size 16 --amp lr=0.1`. A flag without a value is True."""
+    """Return value by flag of arguments such as `--batch-size 16 lr=0.1 --amp`. A flag without a value is True."""
     flags: dict[str, Any] = {}
-    last = None
+    open_flag = None
     for argument in shlex.split(text):
         name, equals, value = argument.partition("=")
-        if equals and (last is None or argument.startswith("-") or flags[last] is not True):
-            flags[name], last = value, None
-        elif argument.startswith("-") or last is None:
-            flags[argument], last = True, argument
+        if open_flag is not None and not argument.startswith("-"):
+            flags[open_flag], open_flag = argument, None
+        elif equals:
+            flags[name], open_flag = value, None
         else:
-            flags[last], last = argument, None
+            flags[argument], open_flag = True, argument
     return flags
 
 

@@ -159,15 +159,16 @@ def _combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _as_flags(chosen: Mapping[str, Any]) -> str:
-    """Return chosen values as arguments: `--name value`, `--name` alone, or `name=value` if it has no dashes."""
+    """Return chosen values as arguments: `--name value`, or `name=value` if it has no dashes.
+
+    Flags without a value come last, so that what follows a flag is always its value.
+    """
     arguments: list[str] = []
     for flag, value in chosen.items():
-        if value is PRESENT:
-            arguments.append(flag)
-        elif value is not ABSENT:
+        if isinstance(value, str):
             together = not flag.startswith("-") or value.startswith("-")
             arguments += [f"{flag}={value}"] if together else [flag, value]
-    return shlex.join(arguments)
+    return shlex.join([*arguments, *(flag for flag, value in chosen.items() if value is PRESENT)])
 
 
 def _as_json(chosen: Mapping[str, Any]) -> str:

@@ -182,13 +182,13 @@ class TrialDriver:
         return replace(layout, world_sizes=(trial.processes,)) if self.options.isolate else layout
 
     def check(self, grid: Grid) -> None:
-        """Run a few steps of each script and train function of a grid, on the fewest ranks and without storing them.
+        """Run a few steps of each workload, script and train function of a grid, without storing them.
 
-        Raises UserCodeError.
+        Uses the fewest ranks of the grid; of a workload, only the first rank runs a step. Raises UserCodeError.
         """
         for point in check_points(grid):
             outcome = self.keeper.measure(
-                self._job(point.trial, f"check-{point.trial.trial_id}"),
+                replace(self._job(point.trial, f"check-{point.trial.trial_id}"), check=True),
                 self.layout(point.trial),
                 point.block,
                 self.options.timeout_s,
@@ -240,13 +240,25 @@ class TrialDriver:
 
 
 def check_points(grid: Grid) -> list[Point]:
-    """Return a short trial of each script and train function of a grid, on its fewest ranks."""
-    smallest: dict[tuple[str, str], Point] = {}
-    for point in sorted(grid.points, key=lambda point: point.trial.processes):
-        if point.trial.door != "factory":
-            smallest.setdefault((point.trial.script, point.trial.train_function), point)
+    """Return a short trial of each workload, script and train function of a grid, on its fewest ranks.
+
+    A workload is also checked for loader processes if any of its trials has them.
+    """
+    smallest: dict[tuple[str, str, str], Point] = {}
+    workers: dict[str, int] = {}
+    for point in sorted(grid.points, key=lambda point: (point.trial.processes, point.trial.batch_per_gpu)):
+        trial = point.trial
+        if trial.workload or trial.door != "factory":
+            smallest.setdefault((trial.workload, trial.script, trial.train_function), point)
+        if trial.workload:
+            workers[trial.workload] = max(trial.loader_workers, workers.get(trial.workload, 0))
     short = {"steps": CHECK_STEPS, "warmup_steps": CHECK_STEPS, "account_steps": 0, "profile_ranks": ""}
-    return [replace(point, trial=point.trial.but(**short)) for point in smallest.values()]
+    return [
+        replace(point, trial=point.trial.but(loader_workers=workers[point.trial.workload]))
+        if point.trial.workload
+        else replace(point, trial=point.trial.but(**short))
+        for point in smallest.values()
+    ]
 
 
 def error_log(content: str, name: str) -> str:

@@ -28,12 +28,14 @@ from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
 from trainables.probe.session import probe_session
+from trainables.step.check import check
 from trainables.step.context import RankSetup
 from trainables.step.process import release_memory
 from trainables.step.timing import clock_for, without_garbage_collection
 from trainables.train.train import train
 from trainables.trial import Trial
 from trainables.user_workload import load_user_workload
+from trainables.workload import WorkloadError
 
 DDP_WARMUP_STEPS = 12
 """Minimum warm-up on GPUs, because DDP's logger synchronises during its first ten steps."""
@@ -72,6 +74,8 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
     The evidence has memory and `readings` before and after. For the project's own timed windows, it also has the
     `energies` of the rank's GPUs before and after the plain window.
     """
+    if job.check and job.trial.workload:
+        return _check_workload(job, trial_rank)
     if job.trial.door == "script":
         return _measure_script(job, trial_rank)
     if job.trial.door == "function":
@@ -107,6 +111,24 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
         ended_at=ended_at,
         trace=output.trace,
     )
+
+
+def _check_workload(job: Job, trial_rank: TrialRank) -> Payload:
+    """Run a step of a user's workload on rank 0. Raises WorkloadError."""
+    problem = check(job.trial, trial_rank.device, job.source) if trial_rank.rank == 0 else None
+    if problem:
+        raise WorkloadError(problem)
+    now = time.time()
+    evidence = Evidence(
+        before={},
+        after={},
+        memory={},
+        threads=job.trial.cpus_per_rank,
+        peak_memory_by_device_bytes=None,
+        step_flops=None,
+        dataset_samples=None,
+    )
+    return Payload({name: packed(name, ()) for name in SCHEMAS}, evidence, started_at=now, ended_at=now)
 
 
 # ---------------------------------------------------------------------------------------------------------- scripts

@@ -16,7 +16,7 @@ from trainables.trial import Trial
 
 JSON = dict[str, Any]
 
-_RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\w*\): ")
+_RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\S*\): ")
 """see `study.orchestrate.group.WorkerGroup.rank_and_host`"""
 
 
@@ -34,6 +34,8 @@ class Job:
     """Time limit of a script, which its ranks keep themselves, so that they can say what it was doing."""
     directory: str = ""
     """Working directory of the command that started the study, for scripts."""
+    check: bool = False
+    """Only run a step of a user's workload on rank 0, without measuring it."""
 
 
 _OPTIONAL = ("plain_window", "probe")
@@ -56,6 +58,8 @@ class Evidence:
     """Tokens per sample that a user's workload states."""
     probe: JSON | None = None
     """What the probe saw in a user's loop, such as samples per step; None for the project's own loop."""
+    unread_fields: list[str] | None = None
+    """Fields that a user's workload ignores; None for models of the registry."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""

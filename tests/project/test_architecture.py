@@ -23,6 +23,7 @@ FILES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room
 
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "analysis": (
+        ("analysis.two_way",),
         ("analysis.text", "analysis.statistics"),
         ("analysis.read",),
         ("analysis.measure",),
@@ -57,7 +58,6 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.user_workload",),
         ("trainables.build",),
         ("trainables.step",),
-        ("trainables.measure", "trainables.train", "trainables.check"),
         ("trainables.measure", "trainables.train"),
         ("trainables.probe",),
     ),

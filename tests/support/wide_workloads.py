@@ -84,7 +84,7 @@ def own_loader(trial: Trial) -> Workload:
     """A DataLoader with a DistributedSampler, as scripts have one."""
 
     def loader(trial: Trial, rank: int, world: int) -> DataLoader[Any]:
-        sampler = torch.utils.data.DistributedSampler(Tokens(), num_replicas=world, rank=rank)
+        sampler: Any = torch.utils.data.DistributedSampler(Tokens(), num_replicas=world, rank=rank)
         return DataLoader(Tokens(), batch_size=trial.batch_per_gpu, sampler=sampler)
 
     return Workload(model=LossInside(), loader=loader, step=loss_of, optimizer=adamw)

@@ -1,6 +1,7 @@
 """Workloads in every form, on real gloo ranks: own steps, dict batches, streams, loaders, clipping, schedules."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from tests.support import wide_workloads
 from tests.support.gloo import RankFailed, on_ranks
 from tests.support.wide_workloads import FEATURES, SAMPLES
 from trainables.batch import byte_size, map_tensors, sample_count, to_device
-from trainables.check import check
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
-from trainables.step.context import RankSetup, build_context, rank_context
+from trainables.step.check import check
+from trainables.step.context import RankOutput, RankSetup, build_context, rank_context
 from trainables.step.flops import counted_flops
 from trainables.step.step import training_step
 from trainables.step.timing import no_mark
@@ -39,7 +40,7 @@ def workload(name: str) -> str:
 def norms_and_weights(trial: Trial, rank: int, group: Any) -> dict[str, Any]:
     """Return the gradient norms before clipping of four steps, and the weights after them."""
     with rank_context(trial, RankSetup(rank, CPU, group)) as context:
-        norms: list[float] = load_user_workload(trial.workload).__globals__["NORMS"]  # type: ignore[attr-defined]
+        norms: list[float] = vars(sys.modules[load_user_workload(trial.workload).__module__])["NORMS"]
         norms.clear()
         model = context.strategy.wrap_model(context.workload.model, trial, group)
         step = training_step(context, model)
@@ -64,6 +65,8 @@ def visit_all(rank: int) -> dict[str, Any]:
     setup = RankSetup(rank, CPU)
     for name in FORMS:
         found[name] = run(PAIR.but(workload=workload(name)), setup)
+    for name in ("zero1", "fsdp2"):
+        found[f"dicts, {name}"] = run(PAIR.but(workload=workload("dicts"), parallel=name), setup)
     for name in ("dicts", "own_loader"):
         found[f"{name}, epochs"] = train(PAIR.but(workload=workload(name), epochs=2, account_steps=10), setup)
     try:
@@ -120,6 +123,19 @@ def test_every_form_is_measured_and_learns(visit: list[dict[str, Any]], name: st
             assert phases["after_backward_s"] > 0
             parts |= {"after_backward_s"}
         assert sum(phases[part] for part in parts) == pytest.approx(phases["step_s"], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["zero1", "fsdp2"])
+def test_schedule_and_clipping_have_the_same_effect_under_every_strategy(
+    visit: list[dict[str, Any]], name: str
+) -> None:
+    def losses(output: RankOutput) -> list[float]:
+        return [row["loss"] for row in output.tables["steps"] if row["window"] in ("warmup", "plain", "phases")]
+
+    for rank in visit:
+        expected = losses(rank["dicts"])
+        assert len(set(expected)) == 8
+        assert losses(rank[f"dicts, {name}"]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_evidence_has_tokens_and_samples_if_the_workload_knows_them(visit: list[dict[str, Any]]) -> None:
@@ -203,7 +219,7 @@ def test_a_batch_that_is_no_pair_is_reported_with_its_keys() -> None:
         pair((1, 2, 3))
 
 
-class Batch(dict[str, torch.Tensor]):
+class Batch(dict[str, Any]):
     """A batch with a type of its own, as of a tokenizer."""
 
 
@@ -271,6 +287,7 @@ def make(**parts):
 BROKEN = {
     "make(loss=None)": "give either step, or loss",
     "make(dataset=None)": "give either dataset or loader",
+    "make(dataset=iter([]))": "dataset must have __len__ and __getitem__, or be an IterableDataset",
     "make(model='resnet')": "model must be a torch.nn.Module, got str",
     "make(optimizer=torch.optim.AdamW([nn.Parameter(torch.zeros(1))]))": "optimizer must be a function, got AdamW",
     "make(dataset=[{'a': torch.zeros(3), 'b': torch.zeros(1)}] * 64)": "is a dict with keys a, b: give Workload.step",
@@ -291,6 +308,11 @@ def test_a_workload_that_cannot_work_is_described_in_one_line(tmp_path: Path, ex
     path.write_text(f"{HEAD}\ndef build(trial):\n    return {expression}\n")
     line = check(Trial(workload=f"{path}:build", batch_per_gpu=8)) or ""
     assert BROKEN[expression] in line and str(path) in line and "\n" not in line
+
+
+def test_a_schedule_of_the_trial_is_refused_if_the_workload_has_one() -> None:
+    trial = PAIR.but(workload=workload("dicts"), epochs=1, decay="cosine", account_steps=10)
+    assert "its scheduler replaces decay of the trial; omit it" in (check(trial) or "")
 
 
 @pytest.mark.parametrize("name", [*FORMS, "clipped"])
@@ -317,3 +339,14 @@ def test_a_lambda_that_loader_processes_would_need_is_reported(tmp_path: Path, p
     assert f"{parts.partition('=')[0]} cannot be sent to a loader process" in line and "loader_workers 0" in line
     with pytest.raises(WorkloadError, match="cannot be sent to a loader process"):
         endless_batches(trial, dataclasses.replace(build_context(trial, RankSetup(0, CPU)).workload), 0)
+
+
+def test_a_field_that_only_the_loader_reads_counts_as_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    loader = "lambda trial, rank, world: [(torch.zeros(8, 3), torch.zeros(8, 1))] * (trial.image_size // 7)"
+    path.write_text(f"{HEAD}\ndef build(trial):\n    return make(dataset=None, loader={loader})\n")
+    context = build_context(Trial(workload=f"{path}:build", batch_per_gpu=8), RankSetup(0, CPU))
+    assert context.recorded_trial is not None
+    assert "image_size" in context.recorded_trial.unread_fields()
+    next(endless_batches(context.trial, context.workload, 0))
+    assert "image_size" not in context.recorded_trial.unread_fields()

@@ -263,6 +263,8 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"dataset": "synthetic", "order": "in_order"}, ("order", "dataset")),
         ({"world_size": 3, "nodes": 2}, ("world_size", "nodes")),
         ({"parallel": "fsdp2", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "fsdp2", "find_unused_parameters": True}, ("find_unused_parameters", "parallel")),
+        ({"execution": "graph", "find_unused_parameters": True}, ("execution", "find_unused_parameters")),
         ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),
         ({"parallel": "none", "gradient_as_bucket_view": False}, ("gradient_as_bucket_view", "parallel")),
         ({"parallel": "fsdp2", "world_size": 2, "broadcast_buffers": False}, ("broadcast_buffers", "parallel")),

@@ -63,6 +63,14 @@ class Outermost:
     trained: bool
 
 
+@dataclass
+class _Call:
+    """A module that is being called, and the modules that it has called so far."""
+
+    module: nn.Module
+    called: list[nn.Module] = field(default_factory=list)
+
+
 class Instruments:
     """The wrappers of a window. `steps` receives one entry per step; `next_step` starts a new one."""
 
@@ -97,22 +105,63 @@ class Instruments:
         self._restore.append(register_optimizer_step_pre_hook(self._optimizer_starts).remove)
 
     def discover(self) -> list[Outermost]:
-        """Install wrappers that find the modules which the loop calls itself. The list fills until `remove`."""
+        """Install wrappers that find the modules which the loop calls itself. The list fills until `remove`.
+
+        A module within whose call a backward pass or an optimizer step starts contains the loop, as Lightning's does
+        with manual optimization. The modules that it calls are found instead.
+        """
         self._wrap_loaders()
         found: dict[int, Outermost] = {}
+        calls: list[_Call] = []
         original = nn.Module.__call__
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._open is not None or torch.compiler.is_compiling() or threading.get_ident() != self.thread:
-                return original(module, *args, **kwargs)
+        def find(module: nn.Module) -> Outermost:
             if id(module) not in found:
                 trained = any(parameter.requires_grad for parameter in module.parameters())
                 found[id(module)] = Outermost(_reference(module), type(module).__name__, trained)
                 modules.append(found[id(module)])
-            return self._forward(found[id(module)], original, (module, *args), kwargs)
+            return found[id(module)]
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or threading.get_ident() != self.thread:
+                return original(module, *args, **kwargs)
+            if calls:
+                calls[-1].called.append(module)
+            calls.append(_Call(module))
+            try:
+                if self._open is not None:
+                    return original(module, *args, **kwargs)
+                return self._forward(find(module), original, (module, *args), kwargs)
+            finally:
+                calls.pop()
+
+        def enter_containers(*_: Any) -> None:
+            """Replace the modules that are being called by those that they have called so far."""
+            if threading.get_ident() != self.thread or not calls:
+                return
+            self._open = None
+            for outer in calls:
+                if (container := found.get(id(outer.module))) in modules:
+                    modules.remove(container)
+            containers = {id(outer.module) for outer in calls}
+            for outer in calls:
+                for module in outer.called:
+                    if id(module) not in containers:
+                        find(module)
+                outer.called.clear()
+
+        def wrap_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(backward)
+            def entered(*args: Any, **kwargs: Any) -> Any:
+                enter_containers()
+                return backward(*args, **kwargs)
+
+            return entered
 
         modules: list[Outermost] = []
         self._set(nn.Module, "__call__", call)
+        self._patch(torch.autograd, "_engine_run_backward", wrap_backward)
+        self._restore.append(register_optimizer_step_pre_hook(enter_containers).remove)
         return modules
 
     def remove(self) -> None:
@@ -142,7 +191,7 @@ class Instruments:
         return self._open
 
     def _end(self, span: Span | None) -> None:
-        if span is None:
+        if span is None or span is not self._open:  # not timed, or the call of a module that contains the loop
             return
         span.end, span.end_s = self.clock.mark(), time.perf_counter()
         self._current.spans.append(span)

@@ -17,6 +17,7 @@ from trainables.step.flops import counted_flops, step_flops
 from trainables.step.parallel import Strategy
 from trainables.step.precision import Precision, cast_model
 from trainables.step.process import settings_for
+from trainables.step.recorded_trial import RecordedTrial
 from trainables.step.timing import Row, Step
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError
@@ -72,6 +73,7 @@ class RankOutput:
     - `step_flops`: operations of a complete step, see `trainables.step.flops`. Counted on CUDA only.
     - `dataset_samples`: samples of all ranks per epoch. None for endless data.
     - `tokens_per_sample`: tokens per sample. None unless the workload states them.
+    - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
     - `plain_window` (timed windows only): results of `read_energy` before and after the plain window.
     """
 
@@ -93,6 +95,8 @@ class RankContext:
     precision: Precision
     strategy: Strategy
     workload: Workload
+    recorded_trial: RecordedTrial | None = None
+    """the trial as functions of a user's workload get it; None for models of the registry"""
 
     @property
     def devices(self) -> list[torch.device]:
@@ -193,13 +197,15 @@ class RankContext:
             "step_flops": flops,
             "dataset_samples": self.dataset_samples(),
             "tokens_per_sample": self.workload.tokens_per_sample,
+            "unread_fields": self.recorded_trial.unread_fields() if self.recorded_trial else None,
         }
 
 
 def build_context(trial: Trial, setup: RankSetup) -> RankContext:
     """Build the trial's workload on the rank's device. Call within `settings_for`."""
     precision: Precision = load(PRECISIONS[trial.precision])
-    workload = build_workload(trial, setup.device, setup.source)
+    recorded_trial = RecordedTrial.of(trial) if trial.workload else None
+    workload = build_workload(recorded_trial or trial, setup.device, setup.source)
     return RankContext(
         trial,
         setup.rank,
@@ -209,6 +215,7 @@ def build_context(trial: Trial, setup: RankSetup) -> RankContext:
         precision,
         load(PARALLEL[trial.parallel]),
         on_device(workload, trial, precision, setup.device),
+        recorded_trial,
     )
 
 

@@ -55,10 +55,13 @@ def _length(context: RankContext) -> int:
     """Return the number of samples per epoch. Raises WorkloadError if there are no epochs."""
     workload = context.workload
     if workload.samples is None or workload.batch_indices:
+        kind, fix = "a stream", "give a map-style data set or a loader that has a length"
+        if workload.resident:
+            kind, fix = "resident", "omit Workload.resident"
+        elif workload.batch_indices:
+            kind, fix = "endless", "omit Workload.batch_indices"
         raise WorkloadError(
-            f"workload {context.trial.workload!r} has no epochs, because its batches are "
-            f"{'resident' if workload.resident else 'endless'}; "
-            "use epochs 0, or give a map-style data set or a loader that has a length"
+            f"workload {context.trial.workload!r} has no epochs, because its batches are {kind}; use epochs 0, or {fix}"
         )
     return workload.samples
 

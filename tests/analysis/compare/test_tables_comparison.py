@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_rel
 
 from analysis.compare.ladder import reference_rows
 from analysis.compare.one_field import against_reference
@@ -38,6 +38,7 @@ from tests.support.frames import (
     grid,
     record,
     steps,
+    trial_id,
     write_results,
     write_study,
     write_trial,
@@ -73,7 +74,7 @@ def test_each_strategy_is_compared_with_ddp_on_the_same_number_of_gpus(tmp_path:
     ]
 
 
-def test_a_ratio_has_the_interval_of_the_welch_test(tmp_path: Path) -> None:
+def test_a_ratio_of_two_configurations_has_the_interval_of_the_paired_test(tmp_path: Path) -> None:
     noise = {0: 1.0, 1: 1.02, 2: 0.97}
     trials = grid(GPU, storage=["jpeg", "arrow_raw"], repeat=range(3))
 
@@ -83,10 +84,10 @@ def test_a_ratio_has_the_interval_of_the_welch_test(tmp_path: Path) -> None:
     analysis = timed(tmp_path / "results", trials, step_s)
     frame = TABLES["storage"](analysis).frame.set_index("storage")
     logs = {name: [math.log(32 / step_s(t)) for t in trials if t["storage"] == name] for name in ("jpeg", "arrow_raw")}
-    interval = ttest_ind(logs["arrow_raw"], logs["jpeg"], equal_var=False).confidence_interval(0.95)
+    interval = ttest_rel(logs["arrow_raw"], logs["jpeg"]).confidence_interval(0.95)
     row = frame.loc["arrow_raw"]
     assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
-    assert row["ratio"] == pytest.approx(2.0)
+    assert row["ratio"] == pytest.approx(math.exp(np.mean(logs["arrow_raw"]) - np.mean(logs["jpeg"])))
     assert frame.loc["jpeg", ["ratio_low", "ratio_high"]].isna().all()
 
 
@@ -192,9 +193,9 @@ def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: 
     analysis = ladder_study(tmp_path / "results", rungs)
     cells = TABLES["ladder"](analysis).cells()
     assert cells.head(3).to_numpy().tolist() == [
-        ["this study", "plain", "32", "60.0", "160", "–", "1.00", "2"],
-        ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]", "2"],
-        ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "5.00 [5.00, 5.00]", "2"],
+        ["this study", "plain", "32", "60.0", "160", "–", "–", "1.00", "2"],
+        ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "plain", "2.00 [2.00, 2.00]", "2"],
+        ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "TF32", "5.00 [5.00, 5.00]", "2"],
     ]
     assert cells["machine"].tolist()[3:] == reference_rows(REFERENCES.reference_ladders)["machine"].tolist()
     assert "published study" in TABLES["ladder"](analysis).note
@@ -203,6 +204,29 @@ def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: 
     bars = [patch.get_width() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     # microseconds per sample, then the saving of each step
     assert bars == pytest.approx([6250, 3125, 1250, 0, 3125, 1875])
+
+
+def test_a_ladder_step_is_compared_with_the_step_from_which_it_differs_least(tmp_path: Path) -> None:
+    raw = {"storage": "arrow_raw"}
+    several = raw | {"world_size": 2, "batch_per_gpu": 16, "parallel": "dp"}
+    steps_s: dict[str, tuple[dict[str, Any], float]] = {
+        "JPEG, fp32": ({}, 0.4),
+        "raw": (raw, 0.2),
+        "raw, fp16": (raw | {"precision": "fp16"}, 0.1),
+        "DataParallel, fp32": (several, 0.16),
+        "DDP, fp32": (several | {"parallel": "ddp"}, 0.08),
+    }
+    trials = {name: grid(GPU | fields)[0] for name, (fields, _) in steps_s.items()}
+    rungs = [{"name": name, "trial_ids": [trial_id(fields)]} for name, fields in trials.items()]
+    directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
+    for name, fields in trials.items():
+        write_trial(directory, record(fields), steps(fields, steps_s[name][1]))
+    rows = analyse(load(directory)).ladder.set_index("rung")
+    assert rows["against"].dropna().to_dict() == {
+        "raw": "JPEG, fp32", "raw, fp16": "raw", "DataParallel, fp32": "raw",
+        "DDP, fp32": "DataParallel, fp32",
+    }  # fmt: skip
+    assert rows["step_ratio"].iloc[1:].tolist() == pytest.approx([2.0, 2.0, 0.2 / 0.16, 2.0], rel=0.02)
 
 
 def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -> None:
