@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from trainables.batch import identity
 from trainables.data.images.augment import padded_crop_and_flip
@@ -56,6 +57,10 @@ def _problem(trial: Trial, workload: Workload) -> str | None:
         return "give either step, or loss for batches (inputs, targets)"
     if (workload.dataset is None) == (workload.loader is None):
         return "give either dataset or loader"
+    has_length = hasattr(workload.dataset, "__len__") and hasattr(workload.dataset, "__getitem__")
+    if workload.dataset is not None and not has_length and not isinstance(workload.dataset, IterableDataset):
+        kind = type(workload.dataset).__name__
+        return f"dataset must have __len__ and __getitem__, or be an IterableDataset, got {kind}; or give loader"
     if workload.step is not None and (
         workload.ahead is not None or workload.prepare is not identity or workload.gathered
     ):

@@ -287,6 +287,7 @@ def make(**parts):
 BROKEN = {
     "make(loss=None)": "give either step, or loss",
     "make(dataset=None)": "give either dataset or loader",
+    "make(dataset=iter([]))": "dataset must have __len__ and __getitem__, or be an IterableDataset",
     "make(model='resnet')": "model must be a torch.nn.Module, got str",
     "make(optimizer=torch.optim.AdamW([nn.Parameter(torch.zeros(1))]))": "optimizer must be a function, got AdamW",
     "make(dataset=[{'a': torch.zeros(3), 'b': torch.zeros(1)}] * 64)": "is a dict with keys a, b: give Workload.step",
@@ -338,3 +339,14 @@ def test_a_lambda_that_loader_processes_would_need_is_reported(tmp_path: Path, p
     assert f"{parts.partition('=')[0]} cannot be sent to a loader process" in line and "loader_workers 0" in line
     with pytest.raises(WorkloadError, match="cannot be sent to a loader process"):
         endless_batches(trial, dataclasses.replace(build_context(trial, RankSetup(0, CPU)).workload), 0)
+
+
+def test_a_field_that_only_the_loader_reads_counts_as_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    loader = "lambda trial, rank, world: [(torch.zeros(8, 3), torch.zeros(8, 1))] * (trial.image_size // 7)"
+    path.write_text(f"{HEAD}\ndef build(trial):\n    return make(dataset=None, loader={loader})\n")
+    context = build_context(Trial(workload=f"{path}:build", batch_per_gpu=8), RankSetup(0, CPU))
+    assert context.recorded_trial is not None
+    assert "image_size" in context.recorded_trial.unread_fields()
+    next(endless_batches(context.trial, context.workload, 0))
+    assert "image_size" not in context.recorded_trial.unread_fields()
