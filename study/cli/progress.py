@@ -144,10 +144,10 @@ _NOT_LABELS = {"repeat", "seed", "workload_digest", "script_digest", "train_func
 _LABELS: Mapping[str, Callable[[Trial], str]] = {
     "precision": lambda trial: trial.precision,
     "batch_per_gpu": lambda trial: f"batch {trial.batch_per_gpu}",
-    "loader_workers": lambda trial: f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}",
     "script_flags": lambda trial: trial.script_flags,
     "script_env": lambda trial: trial.script_env,
-    "function_config": lambda trial: trial.function_config.strip("{}"),
+    "function_config": lambda trial: trial.function_config.strip("{}").replace('"', ""),
+    "loader_workers": lambda trial: f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}",
 }
 """Short forms of some fields; all others are shown as name and value."""
 
@@ -167,7 +167,7 @@ def describe(trial: Trial, varying: Sequence[str]) -> str:
             text = "yes" if value is True else "no" if value is False else value
             parts.append(_LABELS[name](trial) if name in _LABELS else f"{name} {text}")
     parts.append(f"seed {trial.seed}" if trial.epochs else f"repeat {trial.repeat + 1}")
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _epoch_and_accuracy(trial: Trial, row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from trainables.trial import Trial
 
 JSON = dict[str, Any]
 
-_RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\w*\): ")
+_RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\S*\): ")
 """see `study.orchestrate.group.WorkerGroup.rank_and_host`"""
 
 

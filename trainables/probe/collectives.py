@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainables.probe.flops import traced_operations
 from trainables.probe.job import Row
 from trainables.probe.probe import BOUNDARY
 
@@ -44,11 +45,12 @@ Interval = tuple[float, float]
 
 
 class TraceRows(NamedTuple):
-    """Rows of one rank. last_gradients_s: by step, for those with buckets."""
+    """Rows of one rank. last_gradients_s: by step, for those with buckets. step_flops: see `traced_operations`."""
 
     collectives: list[Row]
     buckets: list[Row]
     last_gradients_s: dict[int, float]
+    step_flops: float | None = None
 
 
 def trace_rows(path: Path, rank: int, numbers: Sequence[int]) -> TraceRows:
@@ -91,7 +93,11 @@ def trace_rows(path: Path, rank: int, numbers: Sequence[int]) -> TraceRows:
                 row = {"rank": rank, "window": WINDOW, "step": number, "bucket": bucket, "bytes": collective.bytes}
                 times = {"ready_s": ready - start, "end_s": collective.end - start}
                 rows.buckets.append(row | {name: value / MICROSECONDS for name, value in times.items()})
-    return rows
+    if not boundaries:
+        return rows
+    timed = [event for event in events if boundaries[0] <= event["ts"] < boundaries[-1]]
+    total = traced_operations(timed)
+    return rows._replace(step_flops=None if total is None else total / (len(boundaries) - 1))
 
 
 @dataclass(frozen=True)

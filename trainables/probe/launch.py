@@ -83,7 +83,7 @@ def run_script(
         evaluated = _agree(ranks, result, failure)
         found = rank_tables(result, place.rank, evaluated, folder / TRACE_FILE, job.probe.keep_trace)
     span = (result.get("started_at") or started_at, result.get("ended_at") or time.time())
-    return ScriptOutput(found.tables, result.get("evidence", {}), span, failure, found.trace)
+    return ScriptOutput(found.tables, found.evidence, span, failure, found.trace)
 
 
 @contextlib.contextmanager

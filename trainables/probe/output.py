@@ -27,16 +27,19 @@ def measured(probe: Probe) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RankTables:
-    """Rows by table, and the trace."""
+    """Rows by table, the evidence, and the trace."""
 
     tables: dict[str, list[Row]]
+    evidence: dict[str, Any]
     trace: bytes | None = None
 
 
 def rank_tables(
     result: Mapping[str, Any], rank: int, evaluated: Collection[int], trace_file: Path, keep_trace: bool
 ) -> RankTables:
-    """Return the tables of a rank. `result`: of `measured`. `evaluated`: the steps in which any rank evaluated."""
+    """Return the tables and the evidence of a rank. Operations that could not be counted are taken from the trace.
+
+    `result`: of `measured`. `evaluated`: the steps in which any rank evaluated."""
     rows = label_evaluations(result.get("rows", ()), evaluated)
     found, trace = TraceRows([], [], {}), None
     if trace_file.exists():
@@ -49,4 +52,8 @@ def rank_tables(
         "buckets": [row for row in found.buckets if row["step"] not in evaluated],
         "collectives": [row for row in found.collectives if row["step"] not in evaluated],
     }
-    return RankTables(tables, trace)
+    evidence = dict(result.get("evidence", {}))
+    if evidence and evidence["step_flops"] is None and found.step_flops is not None:
+        nulls = {name: reason for name, reason in evidence["nulls"].items() if name != "step_flops"}
+        evidence |= {"step_flops": found.step_flops, "nulls": nulls}
+    return RankTables(tables, evidence, trace)

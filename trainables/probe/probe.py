@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -77,6 +78,9 @@ class Probe:
         self._restore: list[Callable[[], None]] = []
         self._discovery = 0
         self._labels: list[str] = []
+        self._owners: list[str] = []
+        """per step the window, or that which a lead-in belongs to"""
+
         self._changes: list[int] = []
         self._plan()
         self._next_change = self._changes[0]
@@ -86,16 +90,16 @@ class Probe:
     def _plan(self) -> None:
         """Number the steps of all windows, and list the ends of steps at which something changes."""
         self._labels = [name for name, steps in self._windows for _ in range(steps)]
+        self._owners = list(self._labels)
+        for number in range(len(self._labels) - 2, -1, -1):
+            if self._labels[number] == "lead_in":
+                self._owners[number] = self._owners[number + 1]
         self._discovery = self._windows[0][1] - MIN_WARMUP_STEPS + 2
         changes = {self._discovery, self._discovery + 1, self._discovery + 2, len(self._labels)}
         for number in range(1, len(self._labels)):
-            if self._labels[number] != self._labels[number - 1] or self._window_of(number) in WATCHED:
+            if self._labels[number] != self._labels[number - 1] or self._owners[number] in WATCHED:
                 changes.add(number)
         self._changes = sorted(changes)
-
-    def _window_of(self, number: int) -> str:
-        """Return the window of a step, or that which its lead-in belongs to."""
-        return next(name for name in self._labels[number:] if name != "lead_in")
 
     @property
     def needed_steps(self) -> int:
@@ -200,8 +204,8 @@ class Probe:
             return
         self._next_change = next(change for change in self._changes if change > number)
         if self._labels[number] != self._labels[number - 1]:
-            self._enter(self._labels[number], self._window_of(number))
-        if self._window_of(number) == "issue":
+            self._enter(self._labels[number], self._owners[number])
+        if self._owners[number] == "issue":
             self.clock.synchronize()
             self._starts[number] = self.clock.mark()
         if self._profiler is not None:
@@ -315,10 +319,14 @@ class Probe:
         return [spans for number, spans in self._spans.items() if number not in evaluated]
 
     def _samples(self) -> int | None:
-        """Return the samples per step: from the batches of DataLoaders, otherwise from the model's inputs."""
+        """Return the samples per step: from the batches of DataLoaders, otherwise from the model's inputs.
+
+        Some loaders return the batch of all ranks, of which each rank takes its part (Accelerate's `split_batches`).
+        """
         observed = self._observed()
-        seen = usual(per_step(observed, "loader_samples"))
-        return usual(per_step(observed, "forward_samples")) if seen is None else seen
+        loaded, computed = (usual(per_step(observed, name)) for name in ("loader_samples", "forward_samples"))
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        return computed if loaded is None or (computed is not None and loaded == ranks * computed) else loaded
 
     def evaluated(self) -> set[int]:
         """Return the steps of this rank that contain an evaluation pass."""

@@ -74,7 +74,7 @@ def probe_session(
             found = rank_tables(result, rank, set(evaluated), trace_file, job.keep_trace)
             session.output = ScriptOutput(
                 found.tables,
-                result.get("evidence", {}),
+                found.evidence,
                 (probe.started_at or started_at, time.time()),
                 None if failure is None else ScriptFailure(*failure, rank, "", None, probe.number, probe.needed_steps),
                 found.trace,

@@ -10,7 +10,7 @@ from trainables.probe.job import ProbeJob, RankPlace, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SHORT = ProbeJob(warmup_steps=6, plain_steps=8, phase_steps=8, trace_steps=3)
+SHORT = ProbeJob(warmup_steps=6, plain_steps=8, phase_steps=8, trace_steps=6)
 
 
 def run_on(

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
+from torch.profiler import ProfilerActivity, profile
 
 from trainables.probe.batches import samples, tokens
 from trainables.probe.collectives import trace_rows
 from trainables.probe.counter import MOST_CALLS, period
+from trainables.probe.flops import OperationCounter, traced_operations
 from trainables.probe.job import ProbeJob, ScriptJob
 from trainables.probe.loop import steps
 from trainables.probe.probe import BOUNDARY
@@ -208,3 +210,34 @@ def test_other_collectives_in_the_backward_pass_leave_no_buckets(tmp_path: Path)
     found = trace_rows(trace_file(tmp_path, events), 0, [3])
     assert found.buckets == []
     assert [row["operation"] for row in found.collectives] == ["reduce_scatter_base"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(3, 8)),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 4, 2)),
+            torch.randn(2, 3, 16, 16),
+        ),
+        (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16)),
+    ],
+    ids=["linear", "convolution", "attention"],
+)
+def test_the_operations_of_a_trace_are_those_that_are_counted(
+    model: nn.Module, inputs: torch.Tensor, tmp_path: Path
+) -> None:
+    counter = OperationCounter().start()
+    model(inputs).sum().backward()
+    counted = counter.stop()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        model(inputs).sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert counted
+    assert traced_operations(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == counted
+
+
+def test_operations_in_a_cuda_graph_are_unknown() -> None:
+    product = event("aten::mm", "cpu_op", 0.0, 1.0, **{"Input Dims": [[2, 3], [3, 4]], "Concrete Inputs": ["", ""]})
+    assert traced_operations([product]) == 2 * 2 * 3 * 4
+    assert traced_operations([product, event("cudaGraphLaunch", "cuda_runtime", 1.0, 1.0)]) is None

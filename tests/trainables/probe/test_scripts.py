@@ -7,6 +7,8 @@ import pytest
 from tests.trainables.probe.runs import SHORT, median, rows, run_on
 from trainables.probe.job import ScriptOutput
 
+DELAY_S = 0.04
+
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -15,8 +17,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def accumulating(logs: Path) -> list[ScriptOutput]:
-    """A loop with accumulation and evaluation on rank 0, whose rank 1 is 20 ms late in each step."""
-    return run_on(2, "accumulate.py", "--data", "x", "--slow-rank", "1", logs=logs)
+    """A loop with accumulation and evaluation on rank 0, whose rank 1 is late in each step."""
+    return run_on(2, "accumulate.py", "--data", "x", "--slow-rank", "1", "--delay", str(DELAY_S), logs=logs)
 
 
 def test_all_windows_of_all_ranks_are_complete(accumulating: list[ScriptOutput]) -> None:
@@ -52,7 +54,7 @@ def test_steps_with_an_evaluation_on_any_rank_belong_to_no_measure(accumulating:
     assert second.evidence["evaluation_steps"] == []
     for output in accumulating:
         assert {row["step"] for row in rows(output, "evaluation")} == evaluated
-        assert max(row["step_s"] for row in rows(output, "plain")) < 0.1
+        assert max(row["step_s"] for row in rows(output, "plain")) < 0.5
 
 
 def test_the_parts_of_a_step_add_up_to_it(accumulating: list[ScriptOutput]) -> None:
@@ -69,8 +71,8 @@ def test_a_delay_on_one_rank_is_the_wait_of_the_other(accumulating: list[ScriptO
     first, second = ([row["end_s"] - row["ready_s"] for row in output.tables["buckets"]] for output in accumulating)
     assert len(first) == len(second) >= 2
     waits = [one - min(one, two) for one, two in zip(first, second, strict=True)]
-    assert 0.015 < median(waits) < 0.05
-    assert median([row["other_s"] for row in rows(accumulating[1], "phases")]) > 0.02
+    assert DELAY_S / 2 < median(waits) < 2 * DELAY_S
+    assert median([row["other_s"] for row in rows(accumulating[1], "phases")]) >= DELAY_S
 
 
 def test_collectives_match_across_ranks(accumulating: list[ScriptOutput]) -> None:

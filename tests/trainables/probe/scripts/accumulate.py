@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", required=True)
 parser.add_argument("--slow-rank", type=int, default=-1)
+parser.add_argument("--delay", type=float, default=0.0)
 parser.add_argument("--iterations", type=int, default=10_000)
 args = parser.parse_args()
 
@@ -40,7 +41,7 @@ def evaluate() -> None:
     model.eval()
     for _ in range(3):
         net(get_batch()[0])
-    time.sleep(0.1)
+    time.sleep(0.5)
     model.train()
 
 
@@ -50,7 +51,7 @@ for iteration in range(args.iterations):
     for part in range(2):
         model.require_backward_grad_sync = part == 1
         if rank == args.slow_rank and part == 1:
-            time.sleep(0.02)
+            time.sleep(args.delay)
         scaler.scale(loss_of(*get_batch()) / 2).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
