@@ -252,7 +252,7 @@ def _columns(window: str, step: LawStep, rank: int) -> Row:
         return launches | {"step_launch_s": step.host_s, "step_s": max(step.host_s, float(step.no_sync_s[rank]))}
     if window in ("phases", "warmup"):
         backward_s = step.step_s - step.load_s - sum(kernels.values())
-        host_bound = step.host_s >= step.step_s
+        host_bound = step.host_s > 0.999 * step.step_s
         parts = {"load_wait_s": step.load_s, "backward_s": backward_s, "previous_step_done": host_bound}
         return kernels | parts | {"step_s": step.step_s}
     if window == "no_sync":

@@ -14,7 +14,7 @@ remainder must be at most 10 % of the growth. Host-bound series have no remainde
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +119,10 @@ def recovered(case: str, studies: int) -> Iterator[dict[str, Any]]:
             }
 
 
-def law_figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def law_figures(samples: list[dict[str, Any]], cases: Iterable[str] = LAWS) -> list[dict[str, Any]]:
     """Return, per case, the largest error of a cause, without and with noise, and how often the late rank is named."""
     found = []
-    for case in LAWS:
+    for case in cases:
         of_case = [sample for sample in samples if sample["case"] == case]
         exact, noisy = (
             [sample for sample in of_case if (sample["seed"] > 0) == is_noisy] for is_noisy in (False, True)
