@@ -85,7 +85,7 @@ def run_study(**options: Any) -> int:
     if options["print_config"]:
         print(session.prepare(configuration, session.planning_nodes(configuration.address)).yaml, end="")
         return DONE
-    return session.run(configuration, command=_command(), quiet=options["quiet"])
+    return session.run(configuration, command=_command(), quiet=options["quiet"], strict=options["strict"])
 
 
 @app.command()

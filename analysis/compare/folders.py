@@ -143,7 +143,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
         rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True),
         axes,
         tuple(
-            Failure(label, *failures.loc[index, ["status", "reason", "trials"]])
+            Failure(label, *failures.loc[index, ["status", "reason"]], int(failures.loc[index, "trials"]))
             for index, label in zip(sorted(failed), labels(failed), strict=True)
         ),
         labels({*done["a"]} - {*done["b"]} - failed),

@@ -66,10 +66,11 @@ def ladder(analysis: Analysis) -> Table:
             Column(
                 "step_ratio",
                 "step speed-up",
-                f"throughput / that of the step before {RATIO_ESTIMATE}.",
+                f"throughput / that of the step in the next column {RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),
+            Column("against", "compared with", "the earlier step from which it differs in the fewest settings."),
             Column(
                 "cumulative_ratio",
                 "cumulative speed-up",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
+from study.cli.host import HostBusy, busy_lines, measuring
 from study.cli.prepared import PreparedStudy, concurrent_trainings, warnings, workload_warnings
 from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
@@ -145,8 +146,11 @@ def print_warnings(prepared: PreparedStudy) -> None:
         print_to_stderr(line)
 
 
-def run(configuration: Configuration, command: str, quiet: bool) -> int:
-    """Run the missing trials, write the report and print the summary. Return the exit code."""
+def run(configuration: Configuration, command: str, quiet: bool, strict: bool = False) -> int:
+    """Run the missing trials, write the report and print the summary. Return the exit code.
+
+    Raises HostBusy if `strict` and something disturbs timings on this host.
+    """
     prepared: PreparedStudy | None = None
     store: Store | None = None
     interrupted = False
@@ -160,6 +164,9 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
                 return DOES_NOT_FIT
             store = _open(prepared, command)
             if prepared.pending:
+                if is_local(configuration.address):
+                    _check_host(prepared, quiet, strict)
+                    until_reported.enter_context(measuring())
                 cluster = cluster or until_reported.enter_context(connect(configuration.address))
                 until_reported.enter_context(_on_sigterm(_interrupt))
                 interrupted = _measure(prepared, store, cluster, quiet)
@@ -168,6 +175,15 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
                 raise
             interrupted = True
         return _report(prepared, store, interrupted, quiet, command)
+
+
+def _check_host(prepared: PreparedStudy, quiet: bool, strict: bool) -> None:
+    """Warn if this host is busy. Raises HostBusy instead if `strict`."""
+    lines = busy_lines(on_gpus=any(trial.device == "cuda" for trial in prepared.pending))
+    if lines and strict:
+        raise HostBusy(f"--strict: {'; '.join(lines)}")
+    for line in lines if not quiet else ():
+        print_to_stderr(f"warning: {line}")
 
 
 def _prepare_to_run(
@@ -220,11 +236,11 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
     with (
         open(tune_log, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
-        Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
+        Progress(prepared.study.name, prepared.pending, quiet=quiet, planned=prepared.planned) as progress,
     ):
         return run_trials(
             prepared.study.name,
-            blocks(prepared.pending, prepared.study.repeats, configuration.order_seed),
+            blocks(prepared.pending, configuration.order_seed),
             store,
             cluster,
             isolate=configuration.isolate,

@@ -66,6 +66,11 @@ class PreparedStudy:
         return [row.trial for row in self.rows if row.status == "pending" and row.trial is not None]
 
     @property
+    def planned(self) -> list[Trial]:
+        """All valid trials, also those that have run or cannot."""
+        return [row.trial for row in self.rows if row.trial is not None]
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of rows by status."""
         return dict(Counter(row.status for row in self.rows))

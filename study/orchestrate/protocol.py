@@ -41,6 +41,8 @@ class Evidence:
     dataset_samples: int | None
     plain_window: JSON | None = None
     """Energy readings before and after the plain window; None for training trials, which have no windows."""
+    unread_fields: list[str] | None = None
+    """Fields that a user's workload ignores; None for models of the registry."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""

@@ -30,6 +30,7 @@ from trainables.measure.windows import (
     busy_window,
     issue_window,
     phase_window,
+    plain_and_phase_parts,
     plain_blocks,
     steady_blocks,
     step_window,
@@ -188,10 +189,13 @@ def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int
     context, clock, batches = windows.context, windows.clock, windows.batches
     trial, devices = context.trial, context.devices
     step = windows.warm_up(training_step(context, model))
-    steps = _plain_window(windows, step)
-    phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+    if context.device.type == "cpu" and not windows.delivered and not trial.median_width:
+        _plain_and_phase_windows(windows, step)
+    else:
+        steps = _plain_window(windows, step)
+        phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+        windows.add("phases", phases_s, phases, phase_row)
     windows.observations.append(windows.setup.observe())
-    windows.add("phases", phases_s, phases, phase_row)
     if not isinstance(clock, CudaClock):
         return {"peak_memory_bytes": None, "peak_reserved_bytes": None}
     issue_marks = issue_window(step, batches, windows.diagnostic_steps(ISSUE_STEPS), clock)
@@ -213,6 +217,22 @@ def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int
         )
         windows.add("transfer_synced", synced_s, synced, phase_row)
     return peaks
+
+
+def _plain_and_phase_windows(windows: _Windows, step: Step) -> None:
+    """Run the plain and the phases window in turn, in parts.
+
+    Not on GPUs, whose energy counter is too coarse for parts, nor with loaders, which refill their queues meanwhile.
+    """
+    context, read_energy = windows.context, windows.setup.read_energy
+    windows.energies.append(read_energy(context.devices))
+    parts = plain_and_phase_parts(step, windows.batches, context.trial.steps, windows.clock, context.barrier)
+    windows.energies.append(read_energy(context.devices))
+    plain_s = sum(part.seconds for part in parts if part.outputs)
+    phases_s = sum(part.seconds for part in parts if part.marks)
+    for part in parts:
+        windows.steps += [LabelledStep("plain", plain_s, output, dict) for output in part.outputs]
+        windows.add("phases", phases_s, list(part.marks), phase_row)
 
 
 def _plain_window(windows: _Windows, step: Step) -> int:

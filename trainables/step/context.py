@@ -15,6 +15,7 @@ from trainables.step.flops import step_flops
 from trainables.step.parallel import Strategy
 from trainables.step.precision import Precision, cast_model
 from trainables.step.process import settings_for
+from trainables.step.recorded_trial import RecordedTrial
 from trainables.step.timing import Row, Step
 from trainables.trial import Trial
 from trainables.workload import Workload
@@ -69,6 +70,7 @@ class RankOutput:
     - `peak_memory_by_device_bytes`: per GPU of this rank, its own first. None on CPUs.
     - `step_flops`: operations of a complete step, see `trainables.step.flops`. Counted on CUDA only.
     - `dataset_samples`: samples of all ranks per epoch. None for endless data.
+    - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
     - `plain_window` (timed windows only): results of `read_energy` before and after the plain window.
     """
 
@@ -90,6 +92,8 @@ class RankContext:
     precision: Precision
     strategy: Strategy
     workload: Workload
+    recorded_trial: RecordedTrial | None = None
+    """the trial as functions of a user's workload get it; None for models of the registry"""
 
     @property
     def devices(self) -> list[torch.device]:
@@ -161,13 +165,15 @@ class RankContext:
             "peak_memory_by_device_bytes": peaks,
             "step_flops": flops,
             "dataset_samples": self.dataset_samples(),
+            "unread_fields": self.recorded_trial.unread_fields() if self.recorded_trial else None,
         }
 
 
 def build_context(trial: Trial, setup: RankSetup) -> RankContext:
     """Build the trial's workload on the rank's device. Call within `settings_for`."""
     precision: Precision = load(PRECISIONS[trial.precision])
-    workload = build_workload(trial, setup.device, setup.source)
+    recorded_trial = RecordedTrial.of(trial) if trial.workload else None
+    workload = build_workload(recorded_trial or trial, setup.device, setup.source)
     return RankContext(
         trial,
         setup.rank,
@@ -177,6 +183,7 @@ def build_context(trial: Trial, setup: RankSetup) -> RankContext:
         precision,
         load(PARALLEL[trial.parallel]),
         on_device(workload, trial, precision, setup.device),
+        recorded_trial,
     )
 
 

@@ -175,8 +175,17 @@ def test_observations_enclose_all_windows_and_energies_the_plain_window(
         assert {observation["rank"] for observation in (first, last, before, after)} == {rank}
         assert [energy["devices"] for energy in (before, after)] == [[CPU]] * 2
         assert before["at_s"] - first["at_s"] > sum(row["step_s"] for row in steps_of(measurement, "warmup"))
-        assert after["at_s"] - before["at_s"] > steps_of(measurement, "plain")[0]["window_s"]
-        assert last["at_s"] - after["at_s"] > steps_of(measurement, "phases")[0]["window_s"]
+        in_turn = [steps_of(measurement, window)[0]["window_s"] for window in ("plain", "phases")]
+        assert after["at_s"] - before["at_s"] > sum(in_turn)
+        assert last["at_s"] > after["at_s"]
+
+
+def test_with_loaders_the_energies_enclose_the_plain_window_alone() -> None:
+    trial = Trial(model="mlp", batch_per_gpu=4, warmup_steps=2, steps=2, loader_workers=1)
+    [measurement] = on_ranks(1, measured, trial)
+    before, after = measurement.evidence["plain_window"]["before"], measurement.evidence["plain_window"]["after"]
+    assert after["at_s"] - before["at_s"] > steps_of(measurement, "plain")[0]["window_s"]
+    assert measurement.evidence["after"]["at_s"] - after["at_s"] > steps_of(measurement, "phases")[0]["window_s"]
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
