@@ -66,4 +66,5 @@ def test_held_out_error_notes_that_nothing_of_the_held_out_size_weighs_the_laws(
         analyse(load_reduced(write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1})))
     )
     for table, column in (("predictions", "held-out error (%)"), ("laws", "held out")):
-        assert "fitted and weighted without the largest number of ranks" in dict(TABLES[table](analysis).definitions())[column]
+        meaning = dict(TABLES[table](analysis).definitions())[column]
+        assert "fitted and weighted without the largest number of ranks" in meaning
