@@ -1,32 +1,52 @@
-"""Compute medians across repeats, and 95 % intervals of medians and of their ratios.
+"""Estimate values of configurations and their ratios, with 95 % intervals.
 
-Times and throughputs vary by factors, so all statistics use logarithms. A ratio of two medians is a difference of
-logs, and its interval is Welch's t. The point estimate is the median across repeats. The interval is that of the
-geometric mean, which estimates the same value if the logs are distributed symmetrically.
-
-Repeats come from several worker groups (newly started processes). If groups differ by more than chance, repeats of
-one group are not independent, and the groups themselves become the sample.
+Times and throughputs vary by factors, so all statistics use logarithms. Repeats come from several worker groups (newly
+started processes), and repeats of one group are not independent. The sample of a configuration therefore consists of
+its group means. Point and interval belong to one estimator: the mean of these group means. Its variance has two parts,
+see `two_way`. A ratio of configurations that ran in the same groups does not contain the first one, the groups' shift.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.special import fdtrc, stdtrit
+from scipy.special import stdtrit
+
+from analysis.two_way import Array, components, independent
 
 CONFIDENCE = 0.95
-GROUPS_DIFFER_P = 0.05
-"""Significance level of the one-way F test for differences between worker groups."""
+
+WIDEST = 2.0
+"""Ratio of the ends of an interval above which a value counts as not resolved."""
+
+MOST_FURTHER_REPEATS = 999
+"""Largest number of further repeats that is worked out; beyond it, the number is infinite."""
+
+ESTIMATE_COLUMNS = (
+    "n", "groups", "value", "log_mean", "variance", "degrees", "outlying", "shift_share", "shift_variance",
+    "shift_degrees", "residual_degrees", "sample", "group_names", "own_variance", "own_degrees",
+)  # fmt: skip
+"""Columns of `log_estimates`."""
 
 
-def log_estimates(frame: pd.DataFrame, by: str, value: str, group: str = "worker_group") -> pd.DataFrame:
-    """Estimate the log of `value` from the repeats of each configuration, indexed by `by`.
+def log_estimates(
+    frame: pd.DataFrame, by: str, value: str, group: str = "worker_group", stratum: str | None = None
+) -> pd.DataFrame:
+    """Estimate `value` for each configuration of one study, indexed by `by`.
 
-    frame: one row per trial; `value` in any unit, positive. Null values are dropped; null groups count as one group.
-    Columns: n (repeats), groups, median (unit of `value`), log_mean, log_variance (of log_mean; NaN for one repeat),
-    degrees (of freedom), groups_differ. Raises ValueError for values <= 0.
+    frame: one row per trial of a study; `value` in any unit, positive. Null values are dropped; null groups count as
+    one group. stratum: column whose most frequent value per configuration says which configurations spread alike, such
+    as host_bound.
 
-    If groups agree, the variance is s²/n with n-1 degrees. If they differ by the one-way F test (p < 0.05), it is the
-    random-effects variance, that is, the variance of the group means divided by their number, with groups-1 degrees
-    (Searle, Casella and McCulloch, Variance Components, 1992, chapter 3).
+    Columns: n (repeats), groups; value = exp(log_mean), in its unit; log_mean (mean of the group means of logs);
+    variance and degrees (of freedom) of one group mean around the shift of its group, NaN for a single repeat;
+    outlying; shift_share, shift_variance, shift_degrees and residual_degrees, see `two_way.Components`; sample (size:
+    number of group means); group_names (tuple); own_variance and own_degrees: variance of one group mean, from this
+    configuration alone. Raises ValueError for values <= 0.
+
+    If most configurations with repeats ran in a single group, differences between groups are unknown. The repeats are
+    then the sample, and intervals only cover the spread within a group.
     """
     data = pd.DataFrame(
         {"by": frame[by], "group": frame[group].fillna(""), "value": frame[value].astype(float)}
@@ -34,92 +54,182 @@ def log_estimates(frame: pd.DataFrame, by: str, value: str, group: str = "worker
     if (data["value"] <= 0).any():
         raise ValueError(f"{value} must be > 0 to take its logarithm")
     data["y"] = np.log(data["value"])
-    by_config = data.groupby("by")
-    groups_of_config = data.groupby(["by", "group"])["y"].agg(["mean", "count"])
-    group_means = groups_of_config["mean"].groupby(level="by")
-    n = by_config["y"].count()
-    groups = group_means.count()
-    mean = by_config["y"].mean()
-    within = (data["y"] - data.groupby(["by", "group"])["y"].transform("mean")).pow(2).groupby(data["by"]).sum()
-    # Discard rounding errors, so that groups of equal values do not count as different.
-    within = within.where(within > 1e-24, 0.0)
-    between = (
-        (
-            groups_of_config["count"]
-            * (groups_of_config["mean"] - mean.reindex(groups_of_config.index, level="by")).pow(2)
-        )
-        .groupby(level="by")
-        .sum()
-    )
-    between = between.where(between > 1e-24, 0.0)
-    testable = (groups > 1) & (n > groups)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        f_value = (between / (groups - 1)) / (within / (n - groups))
-    p = pd.Series(fdtrc(groups - 1, n - groups, f_value), index=n.index)
-    differ = testable & ((p < GROUPS_DIFFER_P) | ((within == 0) & (between > 0)))
-    return pd.DataFrame(
-        {
-            "n": n,
-            "groups": groups,
-            "median": by_config["value"].median(),
-            "log_mean": group_means.mean().where(differ, mean),
-            "log_variance": (group_means.var() / groups).where(differ, by_config["y"].var() / n),
-            "degrees": (groups - 1).where(differ, n - 1),
-            "groups_differ": differ,
-        }
-    ).rename_axis(by)
+    n = data.groupby("by")["y"].count()
+    names = data.groupby("by")["group"].agg(lambda groups: tuple(sorted(set(groups))))
+    groups = names.map(len).astype(int)
+    repeated = n > 1
+    by_group = bool((groups[repeated] > 1).sum() * 2 >= repeated.sum())
+    data["unit"] = data["group"] if by_group else data.groupby("by").cumcount()
+    means = data.groupby(["by", "unit"])["y"].mean().unstack()
+    result = pd.DataFrame({"n": n, "groups": groups, "log_mean": means.mean(axis=1)})
+    result["value"] = np.exp(result["log_mean"])
+    result["group_names"] = names if by_group else [()] * len(names)
+    result["sample"] = means.notna().sum(axis=1)
+    result["own_variance"] = means.var(axis=1)
+    result["own_degrees"] = result["sample"] - 1
+    strata = _strata(frame, by, stratum).reindex(result.index).fillna(-1).astype(int)
+    used = means[repeated].dropna(axis=1, how="all").to_numpy()
+    found = (components if by_group else independent)(used, strata[repeated].to_numpy()) if repeated.any() else None
+    for name in (
+        "variance",
+        "degrees",
+        "outlying",
+        "shift_share",
+        "shift_variance",
+        "shift_degrees",
+        "residual_degrees",
+    ):
+        result[name] = False if name == "outlying" else np.nan
+        if found is not None:
+            result.loc[repeated, name] = getattr(found, name)
+    return result[list(ESTIMATE_COLUMNS)].rename_axis(by)
+
+
+def _strata(frame: pd.DataFrame, by: str, stratum: str | None) -> pd.Series:
+    """Return a number per configuration: the most frequent value of `stratum`, -1 if unknown."""
+    if stratum is None:
+        return pd.Series(0, index=frame[by].unique())
+    codes = pd.Series(pd.factorize(frame[stratum].astype(object))[0], index=frame.index)
+    return codes.groupby(frame[by]).agg(lambda values: values.mode().iloc[0])
 
 
 def intervals(estimates: pd.DataFrame) -> pd.DataFrame:
-    """Return the 95 % interval of each row of `log_estimates`: columns low and high in the unit of the values.
+    """Return the 95 % interval of each row of `log_estimates`: columns low, high and more.
 
-    Student's t on the logs; NaN for a single repeat.
+    low and high are in the unit of the values, NaN for a single repeat. more: further repeats until the interval is
+    resolved, see `is_resolved`; 0 if it is, infinite beyond `MOST_FURTHER_REPEATS`. Student's t on logs with the
+    variance (shift_variance + (1 - shift_share) * variance) / sample and the degrees of Satterthwaite (Biometrics
+    Bulletin 2, 1946).
     """
-    return _t_interval(estimates["log_mean"], estimates["log_variance"], estimates["degrees"])
+    shift, rest = _parts(estimates)
+    limit = estimates["residual_degrees"].to_numpy(dtype=float)
+    size = estimates["sample"].to_numpy(dtype=float)
+    return _interval(estimates["log_mean"], _Variance((shift,), (rest,), limit, size))
 
 
-def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame) -> pd.DataFrame:
-    """Return the ratio of medians per row with its 95 % interval: columns ratio, low, high, without unit.
+def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, *, same_study: bool = True) -> pd.DataFrame:
+    """Return the ratio of values per row with its 95 % interval: columns ratio, low, high (no unit) and more.
 
-    Both frames come from `log_estimates` and have the same index. Welch's t on log means with the degrees of Welch and
-    Satterthwaite (Welch, Biometrika 34, 1947); NaN if either side has a single repeat. The two sides are treated as
-    independent, which is conservative if they share worker groups that were slow or fast as a whole.
+    Both frames come from `log_estimates` and have the same index. low, high and more as in `intervals`; NaN if either
+    side has a single repeat.
 
-    Coverage of the nominal 95 % in 20,000 simulated studies with equal log-normal spread
-    (`python -m benchmarks.truth.coverage`; benchmarks/results/coverage):
-    - If groups agree: 97.6 % with 2 repeats, 96.6 % with 3, 95.8 % with 5 and 95.3 % with 10 in one group. With two
-      groups it is up to 0.5 % higher, since false positives of the F test widen some intervals.
-    - If groups differ as much as repeats do, independently on both sides: 88 % with 5 repeats in two groups and 92 %
-      with 10 in five, since the F test often misses differences between so few groups.
+    same_study: both frames come from one call. The shift of a group then cancels if both sides ran in it, and the
+    variance is the sum of variance / sample, with the degrees of Welch (Biometrika 34, 1947) and at most
+    residual_degrees. The shifts of groups in which only one side ran remain. If False, the sides are independent.
     """
-    va, vb = numerator["log_variance"], denominator["log_variance"]
-    variance = va + vb
-    with np.errstate(divide="ignore", invalid="ignore"):
-        degrees = variance**2 / (va**2 / numerator["degrees"] + vb**2 / denominator["degrees"])
-    known = va.notna() & vb.notna()
-    degrees = degrees.where(variance > 0, numerator["degrees"] + denominator["degrees"]).where(known)
-    result = _t_interval(numerator["log_mean"] - denominator["log_mean"], variance, degrees)
-    result.insert(0, "ratio", numerator["median"] / denominator["median"])
+    center = numerator["log_mean"] - denominator["log_mean"]
+    result = _interval(center, (_common if same_study else _independent)(numerator, denominator))
+    result.insert(0, "ratio", np.exp(center))
     return result
 
 
 def ratios_to_reference(estimates: pd.DataFrame, reference: pd.Series) -> pd.DataFrame:
-    """Return the ratio of medians of each row to its reference: columns ratio, low, high as in `ratios`.
+    """Return the ratio of each row to its reference: columns ratio, low, high and more as in `ratios`.
 
     estimates: from `log_estimates`. reference: maps each compared row to the index label of its reference in
     `estimates`. A row that is its own reference has ratio 1 by definition and no interval.
     """
     result = ratios(estimates.loc[reference.index], estimates.loc[reference].set_axis(reference.index))
-    result.loc[reference == reference.index, ["low", "high"]] = float("nan")
+    result.loc[reference == reference.index, ["low", "high", "more"]] = float("nan")
     return result
 
 
-def _t_interval(center: pd.Series, variance: pd.Series, degrees: pd.Series) -> pd.DataFrame:
-    known = (variance.notna() & (degrees > 0)).to_numpy()
-    t = np.where(known, stdtrit(np.where(known, degrees, 1.0).astype(float), 0.5 + CONFIDENCE / 2), np.nan)
-    half = t * np.sqrt(variance.to_numpy(dtype=float))
-    center_values = center.to_numpy(dtype=float)
-    return pd.DataFrame({"low": np.exp(center_values - half), "high": np.exp(center_values + half)}, index=center.index)
+def is_resolved(low: Array | float, high: Array | float) -> Array | bool:
+    """Return True if an interval is narrow enough to be printed: its ends differ by at most the factor `WIDEST`."""
+    return high <= WIDEST * low  # type: ignore[no-any-return]
+
+
+_Part = tuple[Array, Array]
+"""A part of a variance, and its degrees of freedom, one value per row."""
+
+
+@dataclass(frozen=True)
+class _Variance:
+    """The variance of a log as a sum of parts with their own degrees; the degrees of all `rest` are limited.
+
+    size: of the sample, the smaller one of a ratio.
+    """
+
+    shifts: tuple[_Part, ...]
+    rest: tuple[_Part, ...]
+    limit: Array
+    size: Array
+
+    def half_width(self, further: Array | float = 0.0) -> Array:
+        """Return half the width of the 95 % interval if the sample had `further` values with the same variances."""
+        growth = np.maximum(self.size - 1 + further, 1) / np.maximum(self.size - 1, 1)
+        rest, rest_degrees = _satterthwaite([(value, degrees + further) for value, degrees in self.rest])
+        parts = [(value, degrees + further) for value, degrees in self.shifts]
+        total, degrees = _satterthwaite([*parts, (rest, np.minimum(rest_degrees, self.limit * growth))])
+        known = ~np.isnan(total) & ((degrees > 0) | (total == 0))
+        t = stdtrit(np.where(known & (total > 0), degrees, 1.0), 0.5 + CONFIDENCE / 2)
+        half: Array = np.where(known, t * np.sqrt(total * self.size / (self.size + further)), np.nan)
+        return half
+
+    def further_repeats(self) -> Array:
+        """Return how many further values make the interval narrow enough; see `MOST_FURTHER_REPEATS`."""
+        low, high = np.zeros(len(self.size)), np.full(len(self.size), MOST_FURTHER_REPEATS + 1.0)
+        limit = np.log(WIDEST) / 2
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            narrow = self.half_width(middle) <= limit
+            low, high = np.where(narrow, low, middle), np.where(narrow, middle, high)
+        return np.where(high > MOST_FURTHER_REPEATS, np.inf, high)
+
+
+def _satterthwaite(parts: Sequence[_Part]) -> _Part:
+    """Return the sum of variances and its degrees of freedom; infinite if the sum is 0."""
+    total = np.sum([value for value, _ in parts], axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.sum([np.where(value > 0, value**2 / degrees, 0.0) for value, degrees in parts], axis=0)
+        return total, np.where(spread > 0, total**2 / spread, np.inf)
+
+
+def _parts(side: pd.DataFrame) -> tuple[_Part, _Part]:
+    """Return the parts of the variance of a mean of group means: that of shifts, and the rest."""
+    size, variance, degrees, share, shift, shift_degrees = (
+        side[name].to_numpy(dtype=float)
+        for name in ("sample", "variance", "degrees", "shift_share", "shift_variance", "shift_degrees")
+    )
+    return (shift / size, shift_degrees), ((1 - share) * variance / size, degrees)
+
+
+def _common(a: pd.DataFrame, b: pd.DataFrame) -> _Variance:
+    """Return the variance of a ratio of two configurations of one study."""
+    size_a, size_b = a["sample"].to_numpy(dtype=float), b["sample"].to_numpy(dtype=float)
+    names = zip(a["group_names"], b["group_names"], strict=True)
+    both = np.array([len({*first} & {*second}) for first, second in names], dtype=float)
+    alone = 1 / size_a + 1 / size_b
+    apart = alone - 2 * both / (size_a * size_b)  # sum of squared differences of the weights of groups
+    apart = np.where(apart > 1e-12, apart, 0.0)
+    rest = []
+    for side, size in ((a, size_a), (b, size_b)):
+        share, variance, degrees = (side[name].to_numpy(dtype=float) for name in ("shift_share", "variance", "degrees"))
+        rest.append(((1 - share * apart / alone) * variance / size, degrees))
+    shift = apart * a["shift_variance"].to_numpy(dtype=float), a["shift_degrees"].to_numpy(dtype=float)
+    limit = a["residual_degrees"].to_numpy(dtype=float)
+    return _Variance((shift,), tuple(rest), limit, np.minimum(size_a, size_b))
+
+
+def _independent(a: pd.DataFrame, b: pd.DataFrame) -> _Variance:
+    """Return the variance of a ratio of configurations of two studies."""
+    parts: list[_Part] = []
+    for side in (a, b):
+        shift, (rest, degrees) = _parts(side)
+        parts += [shift, (rest, np.minimum(degrees, side["residual_degrees"].to_numpy(dtype=float)))]
+    size = np.minimum(a["sample"].to_numpy(dtype=float), b["sample"].to_numpy(dtype=float))
+    return _Variance((), tuple(parts), np.full(len(size), np.inf), size)
+
+
+def _interval(center: pd.Series, variance: _Variance) -> pd.DataFrame:
+    """Return low, high and more of an interval around the log `center`."""
+    half = variance.half_width()
+    logs = center.to_numpy(dtype=float)
+    low, high = np.exp(logs - half), np.exp(logs + half)
+    more = np.where(np.isnan(half), np.nan, 0.0)
+    wide = ~np.isnan(half) & ~np.asarray(is_resolved(low, high))
+    more[wide] = variance.further_repeats()[wide]
+    return pd.DataFrame({"low": low, "high": high, "more": more}, index=center.index)
 
 
 def mean_interval(values: pd.Series, least: float = -np.inf, most: float = np.inf) -> tuple[float, float]:

@@ -108,8 +108,28 @@ def number(value: float | None, decimals: int) -> str:
     )  # + 0.0 avoids "-0"
 
 
-def with_interval(value: float, low: float, high: float, decimals: int, too_wide: bool = False) -> str:
-    """Return `12.3 [11.9, 12.8]` or `12.3 [too wide to use]`, or the number alone if it has no interval."""
+def not_resolved(more: float) -> str:
+    """Say that an interval is too wide to print its value, and how many further repeats would narrow it enough.
+
+    more: column of `statistics.intervals`, > 0.
+    """
+    return f"not resolved (needs {further_repeats(more)})"
+
+
+def further_repeats(more: float) -> str:
+    """Return a number of further repeats: "about 3 more repeats"; infinite is "many more repeats"."""
+    return f"{'many' if math.isinf(more) else f'about {more:.0f}'} more repeat{'' if more == 1 else 's'}"
+
+
+def with_interval(
+    value: float, low: float, high: float, decimals: int, too_wide: bool = False, more: float = 0.0
+) -> str:
+    """Return `12.3 [11.9, 12.8]` or `12.3 [too wide to use]`, or the number alone if it has no interval.
+
+    more: further repeats that the interval needs (see `statistics.intervals`); above 0, that is all that is shown.
+    """
+    if more > 0:
+        return not_resolved(more)
     if pd.isna(low) or pd.isna(high):
         return number(value, decimals)
     if too_wide:
@@ -144,10 +164,12 @@ def join(parts: list[str], last: str = "and") -> str:
 
 
 SLOWDOWN_LABELS = {
-    "exposed_wire_s": "exposed transfer",
-    "exposed_wait_s": "exposed wait for slowest rank",
-    "host_work_s": "host work",
+    "transfer_s": "transfer",
+    "queueing_s": "queueing",
+    "wait_s": "wait for slowest rank",
+    "host_s": "host",
     "load_s": "load",
+    "slower_compute_s": "slower compute",
     "remainder_s": "remainder",
 }
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE, ConfigurationError, shown
 from study.options import Address, Debug, Json, Quiet, with_study_options
 
 app = typer.Typer(
@@ -184,11 +184,17 @@ def compare(
         str | None,
         typer.Option(
             metavar="PERCENT",
-            help="Exit with code 1 if the throughput of any configuration fell by more than this, such as 5%, "
-            "according to the entire 95 % interval of its ratio. Exit with code 3 if nothing has repeats and "
-            "therefore an interval.",
+            help="Exit with code 1 if a configuration lost more throughput than this, such as 5%, according to the "
+            "entire 95 % interval of its ratio, or if it failed in DIR_B only. Otherwise exit with code 3 if one is "
+            "missing in DIR_B, if none can be judged, or if one that cannot be judged seems to have lost more.",
         ),
     ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
+    ] = False,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")
+    ] = "text",
     json_: Json = False,
     debug: Debug = False,
 ) -> int:
@@ -196,15 +202,17 @@ def compare(
     from analysis.compare.folders import compare as compare_folders
     from study.cli import compare as comparison
 
+    if format_ not in ("text", "markdown"):
+        raise ConfigurationError(f"--format: unknown format {shown(format_)}; allowed: text, markdown")
     threshold = comparison.share(fail_above) if fail_above is not None else None
     found = compare_folders(before, after)
     if json_:
         _print_json(comparison.as_json(found, threshold))
+    elif format_ == "markdown":
+        print(comparison.markdown(found, before, after, threshold))
     else:
         comparison.show(found, before, after, threshold)
-    if threshold is not None and not found.judged:
-        return DOES_NOT_FIT
-    return SOME_FAILED if threshold is not None and len(found.regressions(threshold)) else DONE
+    return comparison.exit_code(found, threshold, allow_missing)
 
 
 @app.command()

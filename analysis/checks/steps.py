@@ -17,6 +17,7 @@ from analysis.checks.drift import change_point, drift
 from analysis.checks.finding import FALSE_ALARM, MATTERS, CheckData, Finding
 from analysis.read.step_shape import WINDOW
 from analysis.text import number, percent
+from analysis.two_way import PRIOR_DEGREES
 
 MIN_REPEATS = 3
 LONGEST_PERIOD = 64
@@ -194,7 +195,7 @@ def _poisson_binomial_sf(count: int, chances: np.ndarray) -> float:
 
 
 def few_repeats(data: CheckData) -> list[Finding]:
-    """Find configurations with two repeats, whose intervals have one degree of freedom.
+    """Find configurations with two repeats, and how much wider that makes their intervals.
 
     The verdict reports configurations without repeats.
     """
@@ -202,11 +203,12 @@ def few_repeats(data: CheckData) -> list[Finding]:
     rows = data.trials[counts.between(2, MIN_REPEATS - 1)]
     if rows.empty:
         return []
-    few = rows["configuration"].nunique()
-    factor = stats.t.ppf(0.975, 1) / stats.t.ppf(0.975, 4) * (5 / 2) ** 0.5
+    few, others = rows["configuration"].nunique(), data.trials["configuration"].nunique() - 1
+    half_width = {n: stats.t.ppf(0.975, n - 1 + min(PRIOR_DEGREES, others * (n - 1))) / n**0.5 for n in (2, 5)}
+    factor = half_width[2] / half_width[5]
     sentence = (
         f"{few} of {data.trials['configuration'].nunique()} configurations ran twice: their intervals are about "
-        f"{number(factor, 0)} times as wide as with 5 repeats."
+        f"{number(factor, 1)} times as wide as with 5 repeats."
     )
     fix = "Rerun the study with --repeats 5; only the missing trials run."
     return [Finding("few_repeats", sentence, tuple(rows["trial_id"]), fix)]

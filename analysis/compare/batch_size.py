@@ -11,7 +11,7 @@ from analysis.read.environment import used_gpus
 
 _MEASURED, _OUT_OF_MEMORY, _PRUNED = "measured", "out of memory", "not tried: a smaller batch ran out of memory"
 
-_THROUGHPUT = ("throughput_samples_per_s", "throughput_samples_per_s_low", "throughput_samples_per_s_high")
+_THROUGHPUT = tuple(f"throughput_samples_per_s{end}" for end in ("", "_low", "_high", "_more"))
 
 
 def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +22,7 @@ def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFr
     Columns: the fields of a trial; series (configurations that differ only in the batch); configuration (index into
     `configurations`, null if not measured); outcome; throughput with interval, n, trial_ids and peak_memory_bytes of
     the configuration; memory_share (of the smallest GPU's memory); sample_s (1 / throughput); relative (throughput /
-    the best of the series). Series with a single batch are omitted.
+    the best of the series); both null if the throughput is not resolved. Series with a single batch are omitted.
     """
     fields = [name for name in trial_fields(trials) if name in configurations]
     columns = [
@@ -63,9 +63,9 @@ def batch_curve(trials: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFr
     frame = frame.sort_values(["series", "batch_per_gpu"], kind="stable", ignore_index=True)
     numbers = [*_THROUGHPUT, "n", "peak_memory_bytes", "memory_share"]
     frame[numbers] = frame[numbers].astype(float)
-    frame["sample_s"] = 1 / frame["throughput_samples_per_s"]
-    best = frame["throughput_samples_per_s"].groupby(frame["series"]).transform("max")
-    frame["relative"] = frame["throughput_samples_per_s"] / best
+    resolved = frame["throughput_samples_per_s"].mask(frame["throughput_samples_per_s_more"] > 0)
+    frame["sample_s"] = 1 / resolved
+    frame["relative"] = resolved / resolved.groupby(frame["series"]).transform("max")
     for _, series in frame.groupby("series"):
         fits = series[series["outcome"] == _MEASURED]
         if len(fits) and (series["outcome"] == _OUT_OF_MEMORY).any():

@@ -20,8 +20,8 @@ class BestConfiguration:
     """The best configuration of a workload, and the runner-up (indices of `configurations.configurations`).
 
     workload: its values of the workload fields that vary in the study. runner_up: the next configuration that differs
-    in more than its timing; None if there is none. ratio, low, high: value of the best / the runner-up's, with its 95 %
-    interval (Welch's t on logarithms; NaN for one repeat).
+    in more than its timing; None if there is none. A value that is not resolved (see `statistics.intervals`) only
+    counts if no other is. ratio, low, high, more: value of the best / the runner-up's, see `statistics.ratios`.
     """
 
     workload: Mapping[str, Any]
@@ -30,6 +30,7 @@ class BestConfiguration:
     ratio: float
     low: float
     high: float
+    more: float
 
     @property
     def within_noise(self) -> bool | None:
@@ -62,14 +63,16 @@ def _best_configuration(
     distinguishing: list[str], workload: Mapping[str, Any], rows: pd.DataFrame, scale: pd.Series
 ) -> BestConfiguration:
     value = (rows["throughput_samples_per_s"] * scale).reindex(rows.index).sort_values(ascending=False)
+    is_wide = rows["throughput_samples_per_s_more"].reindex(value.index) > 0
+    value = pd.concat([value[~is_wide], value[is_wide]])
     best = int(value.index[0])
     values = rows[distinguishing].astype(object).where(rows[distinguishing].notna(), None)
     same_as_best = [tuple(row) == tuple(values.loc[best]) for row in values.to_numpy()]
     others = value.drop(rows.index[same_as_best])
     if others.empty:
-        return BestConfiguration(workload, best, None, float("nan"), float("nan"), float("nan"))
+        return BestConfiguration(workload, best, None, *[float("nan")] * 4)
     runner_up = int(others.index[0])
     estimates = throughput_estimates(rows).assign(log_mean=lambda frame: frame["log_mean"] + np.log(scale))
     comparison = ratios_to_reference(estimates, pd.Series({best: runner_up})).iloc[0]
-    ratio = float(value[best] / value[runner_up])
-    return BestConfiguration(workload, best, runner_up, ratio, float(comparison["low"]), float(comparison["high"]))
+    ratio, low, high, more = (float(comparison[name]) for name in ("ratio", "low", "high", "more"))
+    return BestConfiguration(workload, best, runner_up, ratio, low, high, more)

@@ -1,7 +1,7 @@
 """Compare the same configurations in two results folders: before and after a change, on two machines or versions."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +21,40 @@ COMPARED_MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
 
 SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "no interval"
 
+REGRESSION, NO_REGRESSION, UNDECIDED = "regression", "no regression", "cannot be judged"
+
+BROKEN = ("failed", "timeout", "out_of_memory", "pruned")
+"""Statuses of trials that ran without a result. Pruned ones would run out of memory."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A configuration that a has done and that failed in b. trials: number of failed ones; the first one's reason."""
+
+    label: str
+    status: str
+    reason: str
+    trials: int
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of the configurations that two folders, a and b, both measured.
+    """Comparison of the configurations of two folders, a and b.
 
-    rows: one row per configuration, the largest loss of throughput first, those without an interval last: `label`, n_a,
-    n_b (repeats), the fields in `axes`, `verdict`, and for each of `COMPARED_MEASURES` (seconds, samples/s) NAME_a,
-    NAME_b (medians over repeats), NAME_ratio = b / a with NAME_low and NAME_high (95 %, `statistics.ratios`); NaN if
-    unknown. verdict: "within noise" if the interval of throughput contains 1, else "slower" or "faster"; "no interval"
-    if one side has a single repeat. axes: fields that vary among these rows. only_a, only_b: labels of configurations
-    that only one folder has done. assumed: one line per field that only one folder has. environments: differences
-    between the environments as name, a, b. left_out: one line per folder with trials in further environments.
+    rows: one row per configuration that both have done, the largest loss of throughput first, those without an interval
+    last: `label`, n_a, n_b (repeats), the fields in `axes`, `verdict`, and for each of `COMPARED_MEASURES` (seconds,
+    samples/s) NAME_a, NAME_b (see `statistics.log_estimates`), NAME_ratio = b / a with NAME_low, NAME_high (95 %) and
+    NAME_more, see `statistics.ratios` of different studies; NaN if unknown. verdict: "within noise" if the interval of
+    throughput contains 1, else "slower" or "faster"; "no interval" if one side has a single repeat. axes: fields that
+    vary among these rows. failed: configurations done in a that failed in b, if not a trial of them failed in a too, or
+    none is done in b. only_a, only_b: labels of other configurations that only one folder has done. assumed: one line
+    per field that only one folder has. environments: differences between the environments as name, a, b. left_out: one
+    line per folder with trials in further environments.
     """
 
     rows: pd.DataFrame
     axes: tuple[str, ...]
+    failed: tuple[Failure, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     assumed: tuple[str, ...]
@@ -48,15 +66,32 @@ class Comparison:
         """Return the number of rows with an interval, and therefore a verdict."""
         return int((self.rows["verdict"] != UNKNOWN).sum())
 
-    def regressions(self, threshold: float) -> pd.DataFrame:
-        """Return the rows with a significant loss of throughput above `threshold`, a share such as 0.05.
+    def judgements(self, threshold: float) -> pd.DataFrame:
+        """Judge a loss of throughput above `threshold`, a share such as 0.05; indexed like `rows`.
 
-        Significant means that the complete 95 % interval is below 1 - threshold. A true loss equal to the threshold, or
-        none at all, therefore fails a build in at most one of forty rows. If the point estimate were beyond the
-        threshold and the interval only had to exclude 1, it would fail in every second row. Other rows are not proven
-        unchanged: more repeats narrow the interval.
+        Columns: judgement: `REGRESSION` if the complete 95 % interval is below 1 - threshold, so that a true loss equal
+        to the threshold, or none at all, is one in at most one of forty rows. `NO_REGRESSION` if it is above.
+        `UNDECIDED` if it contains 1 - threshold, `UNKNOWN` without an interval. detectable: the smallest loss that
+        would be a regression with an interval of this width, NaN without one. is_suspected: not judged, and the
+        estimate is below 1 - threshold.
         """
-        return self.rows[self.rows["throughput_samples_per_s_high"] < 1 - threshold]
+        ratio, low, high = (
+            self.rows[f"throughput_samples_per_s_{end}"].astype(float) for end in ("ratio", "low", "high")
+        )
+        limit = 1 - threshold
+        judgement = pd.Series(UNDECIDED, index=self.rows.index, dtype=object)
+        judgement = judgement.mask(high < limit, REGRESSION).mask(low >= limit, NO_REGRESSION).mask(low.isna(), UNKNOWN)
+        return pd.DataFrame(
+            {
+                "judgement": judgement,
+                "detectable": 1 - limit * (low / high) ** 0.5,
+                "is_suspected": judgement.isin([UNDECIDED, UNKNOWN]) & (ratio < limit),
+            }
+        )
+
+    def regressions(self, threshold: float) -> pd.DataFrame:
+        """Return the rows with a loss of throughput above `threshold`, see `judgements`."""
+        return self.rows[self.judgements(threshold)["judgement"] == REGRESSION]
 
 
 def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Comparison:
@@ -66,11 +101,13 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
     of kind machine, which describe where a trial ran, may differ if each folder has a single value. In a folder with
     several environments, the one with most done trials counts.
 
-    Raises ResultsError if a folder cannot be read, has no done trial, or has a field without a stated default that the
-    other lacks, or if no configuration is common.
+    Raises ResultsError if a folder cannot be read, `before` has no done trial, `after` has neither a done nor a failed
+    one, or a field without a stated default is missing in one of them, or if no configuration is common.
     """
-    sides = [_measured(directory) for directory in (before, after)]
+    sides = [_trials(directory) for directory in (before, after)]
     frames = [frame for frame, _, _ in sides]
+    if not (frames[0]["status"] == "done").any():
+        raise ResultsError(f"{before}: nothing to compare: {nothing_timed(frames[0])}")
     assumed = _add_defaults(frames, [declared for _, declared, _ in sides], (before, after))
     machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
     fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
@@ -79,47 +116,62 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
     both = pd.concat([frame.assign(side=side) for frame, side in zip(frames, "ab", strict=True)], ignore_index=True)
     both["configuration"] = both.groupby(keys, dropna=False, sort=False).ngroup()
     found = both.groupby("configuration").first()
-    sides_of = both.groupby("configuration")["side"].agg(set)
-    common = sides_of.index[sides_of.map(len) == 2]
-    if common.empty:
+    done, broken = (
+        {side: both.loc[(both["side"] == side) & members, "configuration"] for side in "ab"}
+        for members in (both["status"] == "done", both["status"] != "done")
+    )
+    common = sorted({*done["a"]} & {*done["b"]})
+    failed = {
+        index for index in {*done["a"]} & {*broken["b"]} if index not in {*broken["a"]} or index not in {*done["b"]}
+    }
+    if not common and not failed:
         raise ResultsError(f"{before} and {after} have no configuration in common{_why(frames, keys)}")
     axes = tuple(name for name in keys if found.loc[common, name].nunique(dropna=False) > 1)
     varying = tuple(name for name in keys if found[name].nunique(dropna=False) > 1)
     ranks = rank_noun(found["device"])
 
-    def only(side: str) -> tuple[str, ...]:
-        alone = found[sides_of.map(lambda seen: seen == {side})]
-        return tuple(configuration_label(row, varying, ranks) for _, row in alone.iterrows())
+    def labels(indices: Iterable[int]) -> tuple[str, ...]:
+        return tuple(configuration_label(found.loc[i], varying, ranks) or "all trials" for i in sorted(indices))
 
-    shared = both[both["configuration"].isin(common)]
-    rows = _ratios(shared).join(found[list(axes)])
+    rows = _ratios(both[both["status"] == "done"], common).join(found[list(axes)])
     rows.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in rows.index])
     order = rows["verdict"].eq(UNKNOWN).to_frame("last").assign(ratio=rows["throughput_samples_per_s_ratio"])
+    of_b = both[(both["side"] == "b") & (both["status"] != "done")].groupby("configuration")
+    failures = of_b[["status", "reason"]].first().assign(trials=of_b.size()).fillna({"reason": ""})
+    done_frames = [frame[frame["status"] == "done"] for frame in frames]
     return Comparison(
         rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True),
         axes,
-        only("a"),
-        only("b"),
+        tuple(
+            Failure(label, *failures.loc[index, ["status", "reason"]], int(failures.loc[index, "trials"]))
+            for index, label in zip(sorted(failed), labels(failed), strict=True)
+        ),
+        labels({*done["a"]} - {*done["b"]} - failed),
+        labels({*done["b"]} - {*done["a"]}),
         assumed,
         _unlike(
-            [*_environment(frames), *((name, _values(frames[0][name]), _values(frames[1][name])) for name in apart)]
+            [
+                *_environment(done_frames),
+                *((name, _values(frames[0][name]), _values(frames[1][name])) for name in apart),
+            ]
         ),
         tuple(line for _, _, line in sides if line),
     )
 
 
-def _measured(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, str]:
-    """Return one row per done trial, the declared fields, and a line on other environments.
+def _trials(directory: str | os.PathLike[str]) -> tuple[pd.DataFrame, Fields, str]:
+    """Return one row per done trial with throughput, or broken trial, the declared fields, and a line on environments.
 
-    The line is empty if there are none.
+    The line reports trials of other environments; it is empty if there are none.
     """
     results, *others = by_environment(load_reduced(directory))
     rows = summaries(results.trials, results.windows).dropna(subset="throughput_samples_per_s")
-    if rows.empty:
+    broken = results.trials[results.trials["status"].isin(BROKEN)]
+    if rows.empty and broken.empty:
         raise ResultsError(f"{directory}: nothing to compare: {nothing_timed(results.trials)}")
     count = sum(len(other.trials) for other in others)
     line = f"{directory}: {count} trial{'' if count == 1 else 's'} in other environments excluded." if count else ""
-    return rows, results.fields, line
+    return pd.concat([rows, broken], ignore_index=True) if len(broken) else rows, results.fields, line
 
 
 def _add_defaults(frames: list[pd.DataFrame], declared: Sequence[Fields], folders: tuple[Any, Any]) -> tuple[str, ...]:
@@ -143,25 +195,27 @@ def _add_defaults(frames: list[pd.DataFrame], declared: Sequence[Fields], folder
     return tuple(lines)
 
 
-def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return `Comparison.rows` without labels and fields, indexed by configuration.
+def _ratios(rows: pd.DataFrame, common: Sequence[int]) -> pd.DataFrame:
+    """Return `Comparison.rows` without labels and fields, indexed by the configurations in `common`.
 
-    rows: with measures, side and configuration.
+    rows: all done trials of both sides, with measures, side and configuration. All configurations of a side count
+    towards the variance of its repeats.
     """
+    index = pd.Index(common, name="configuration", dtype=int)
     columns: dict[str, pd.Series] = {}
     for name in COMPARED_MEASURES:
         values = rows[name].astype(float)
         usable = rows.assign(**{name: values.where(values > 0)})  # a phase that is not there may be written as 0 s
-        index = pd.Index(sorted(rows["configuration"].unique()), name="configuration")
         a, b = (
-            log_estimates(part, "configuration", name).reindex(index)
+            log_estimates(part, "configuration", name, stratum="host_bound").reindex(index)
             for part in (usable[usable["side"] == side] for side in "ab")
         )
-        ratio = ratios(b, a)
-        columns |= {f"{name}_a": a["median"], f"{name}_b": b["median"]}
-        columns |= {f"{name}_{end}": ratio[end] for end in ("ratio", "low", "high")}
+        ratio = ratios(b, a, same_study=False)
+        columns |= {f"{name}_a": a["value"], f"{name}_b": b["value"]}
+        columns |= {f"{name}_{end}": ratio[end] for end in ("ratio", "low", "high", "more")}
         if name == COMPARED_MEASURES[0]:
-            columns |= {"n_a": a["n"], "n_b": b["n"], "verdict": ratio.apply(_verdict, axis=1)}
+            verdict = pd.Series([_verdict(row) for _, row in ratio.iterrows()], index=index, dtype=object)
+            columns |= {"n_a": a["n"], "n_b": b["n"], "verdict": verdict}
     return pd.DataFrame(columns)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.compare.accuracy import Accuracy, by_precision
 from analysis.measure.configurations import trial_fields
 from analysis.read.study_record import ReferenceLadder, StudyRecord
-from analysis.statistics import log_estimates, ratios_to_reference
+from analysis.statistics import intervals, log_estimates, ratios_to_reference
 
 BATCHES = 300
 """Number of batches whose time a ladder reports. The study and reference ladders use the same."""
@@ -17,9 +17,10 @@ OURS = "this study"
 
 
 COLUMNS = [
-    "machine", "rung", "against", "samples", "batches_s", "throughput_samples_per_s", "step_ratio", "step_ratio_low",
-    "step_ratio_high", "cumulative_ratio", "cumulative_ratio_low", "cumulative_ratio_high", "trained_percent",
-    "trained_percent_low", "trained_percent_high", "n", "trial_ids",
+    "machine", "rung", "against", "samples", "batches_s", "batches_s_more", "throughput_samples_per_s",
+    "throughput_samples_per_s_more",
+    *(f"{name}{end}" for name in ("step_ratio", "cumulative_ratio") for end in ("", "_low", "_high", "_more")),
+    "trained_percent", "trained_percent_low", "trained_percent_high", "n", "trial_ids",
 ]  # fmt: skip
 
 
@@ -28,11 +29,11 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
 
     measured: see `measures.summaries`. Empty if the study has no ladder.
 
-    throughput: median over the trials of the step. batches_s: seconds of `BATCHES` batches on one rank = `BATCHES`
-    times the median plain step. against: the earlier step from which the step differs in the fewest fields, and of
-    those the last one. step_ratio, cumulative_ratio: throughput / that of `against`, and of the first step, with
-    `_low` and `_high` (see `statistics.ratios`; null for a single repeat). samples: per step of all ranks.
-    trained_percent with `_low` and `_high`: accuracy of trainings in the number format of the step, see
+    throughput: see `statistics.log_estimates`. batches_s: seconds of `BATCHES` batches on one rank = `BATCHES` times
+    the plain step. against: the earlier step from which the step differs in the fewest fields, and of those the last
+    one. step_ratio, cumulative_ratio: throughput / that of `against`, and of the first step, with `_low`, `_high` and
+    `_more` (see `statistics.ratios`; null for a single repeat). samples: per step of all ranks. trained_percent with
+    `_low` and `_high`: accuracy of trainings in the number format of the step, see
     `accuracy.by_precision`.
     """
     measured = measured.set_index("trial_id")
@@ -45,15 +46,18 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
         return pd.DataFrame(columns=COLUMNS)
     trials = pd.concat(rows, ignore_index=True).dropna(subset="throughput_samples_per_s")
     trials["samples"] = trials["throughput_samples_per_s"].astype(float) * trials["step_s"].astype(float)
-    estimates = log_estimates(trials, "place", "throughput_samples_per_s")
+    estimates = log_estimates(trials, "place", "throughput_samples_per_s", stratum="host_bound")
+    step = log_estimates(trials, "place", "step_s", stratum="host_bound")
     grouped = trials.groupby("place")
     frame = pd.DataFrame(
         {
             "machine": OURS,
             "rung": grouped["rung"].first(),
             "samples": grouped["samples"].median(),
-            "batches_s": BATCHES * grouped["step_s"].median(),
-            "throughput_samples_per_s": estimates["median"],
+            "batches_s": BATCHES * step["value"],
+            "batches_s_more": intervals(step)["more"],
+            "throughput_samples_per_s": estimates["value"],
+            "throughput_samples_per_s_more": intervals(estimates)["more"],
             "precision": grouped["precision"].first() if "precision" in trials else None,
             "n": estimates["n"],
             "trial_ids": grouped["trial_id"].agg(tuple),
@@ -66,7 +70,8 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     frame["against"] = nearest.map(frame["rung"]).where(nearest != nearest.index, None)
     for name, reference in (("step", nearest), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
         ratio = ratios_to_reference(estimates, reference)
-        frame[[f"{name}_ratio", f"{name}_ratio_low", f"{name}_ratio_high"]] = ratio[["ratio", "low", "high"]]
+        frame[f"{name}_ratio"] = ratio["ratio"]
+        frame[[f"{name}_ratio_{end}" for end in ("low", "high", "more")]] = ratio[["low", "high", "more"]]
     frame.loc[frame.index[0], "step_ratio"] = float("nan")  # the first has no predecessor
     return pd.concat([frame.reset_index(drop=True), reference_rows(record.reference_ladders)], ignore_index=True)[
         COLUMNS

@@ -10,7 +10,7 @@ from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates
 from analysis.measure.measures import configuration_of
 from analysis.statistics import ratios_to_reference
 
-COLUMNS = ["configuration", "reference", "against", "ratio", "ratio_low", "ratio_high"]
+COLUMNS = ["configuration", "reference", "against", "ratio", "ratio_low", "ratio_high", "ratio_more"]
 
 
 def against_reference(configurations: pd.DataFrame, field: str, order: Sequence[object] = ()) -> pd.DataFrame:
@@ -21,8 +21,7 @@ def against_reference(configurations: pd.DataFrame, field: str, order: Sequence[
     the group. Null values of `field` are omitted. Rows are ordered by group and value.
 
     Columns: configuration and reference (index into `configurations`), against (the reference's value of `field`),
-    ratio with `_low` and `_high`: 95 %, Welch's t on logarithms (see `statistics.ratios_to_reference`), null for the
-    reference.
+    ratio with `_low`, `_high` (95 %) and `_more`, see `statistics.ratios_to_reference`; null for the reference.
     """
     if configurations.empty or field not in configurations or configurations[field].nunique() < 2:
         return pd.DataFrame(columns=COLUMNS)
@@ -51,6 +50,7 @@ def against_reference(configurations: pd.DataFrame, field: str, order: Sequence[
             "ratio": ratio["ratio"],
             "ratio_low": ratio["low"],
             "ratio_high": ratio["high"],
+            "ratio_more": ratio["more"],
         }
     ).reset_index(drop=True)
 

@@ -19,6 +19,8 @@ from analysis.figures.style import (
     TEXT,
     facet_fields,
     grid_of_axes,
+    hollow,
+    hollow_handle,
     legend,
     outer_labels,
     wrapped,
@@ -43,7 +45,9 @@ def batch_size(analysis: Analysis) -> Figure | None:
     kinds = list(dict.fromkeys(curve[line])) if line else [None]
     colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
     batches = sorted(curve["batch_per_gpu"].unique())
-    highest = 1.08 * curve[["throughput_samples_per_s", "throughput_samples_per_s_high"]].max().max()
+    is_wide = curve["throughput_samples_per_s_more"] > 0
+    ends = [curve["throughput_samples_per_s"], curve["throughput_samples_per_s_high"].mask(is_wide)]
+    highest = 1.08 * max(end.max() for end in ends if end.notna().any())
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         for axis, (key, panel) in zip(axes, panels, strict=False):
@@ -51,7 +55,9 @@ def batch_size(analysis: Analysis) -> Figure | None:
                 points = panel if line is None else panel[panel[line] == kind]
                 known = points.dropna(subset="throughput_samples_per_s")
                 y = known["throughput_samples_per_s"]
-                ends = np.array([y - known["throughput_samples_per_s_low"], known["throughput_samples_per_s_high"] - y])
+                wide = known["throughput_samples_per_s_more"] > 0
+                low, high = (known[f"throughput_samples_per_s_{end}"].mask(wide) for end in ("low", "high"))
+                ends = np.array([y - low, high - y])
                 axis.errorbar(
                     known["batch_per_gpu"],
                     y,
@@ -63,6 +69,7 @@ def batch_size(analysis: Analysis) -> Figure | None:
                     linewidth=1.3,
                     elinewidth=1,
                 )
+                hollow(axis, known.loc[wide, "batch_per_gpu"], y[wide], colours[kind], MARKERS[i % len(MARKERS)])
                 lost = points[points["outcome"] == "out of memory"]
                 axis.scatter(
                     lost["batch_per_gpu"] * 2 ** (0.08 * (i - (len(kinds) - 1) / 2)),
@@ -96,6 +103,7 @@ def batch_size(analysis: Analysis) -> Figure | None:
         ]
         if (curve["outcome"] == "out of memory").any():
             handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", markersize=6, label="out of memory"))
+        handles += [hollow_handle()] * bool(is_wide.any())
         if handles:
             legend(figure, handles)
     return figure
@@ -135,9 +143,10 @@ def _waterfall(axis: Any, steps: Any, colour: Any) -> None:
     positions = range(len(times))
     axis.barh(positions, times, height=0.72, color=colour, linewidth=0)
     axis.barh(positions, np.maximum(before - times, 0), left=times, height=0.72, color=GRID, linewidth=0)
-    ratios = zip(steps["cumulative_ratio"], np.maximum(before, times), strict=True)
-    for position, (ratio, end) in zip(positions, ratios, strict=True):
-        axis.annotate(f"{ratio:.2f}×", (end, position), xytext=(4, 0), textcoords="offset points", va="center")
+    ratios = zip(steps["cumulative_ratio"], steps["cumulative_ratio_more"], np.maximum(before, times), strict=True)
+    for position, (ratio, more, end) in zip(positions, ratios, strict=True):
+        shown = "not resolved" if more > 0 else f"{ratio:.2f}×"
+        axis.annotate(shown, (end, position), xytext=(4, 0), textcoords="offset points", va="center")
     axis.set_xlim(0, 1.12 * max(before.max(), times.max()))
     axis.set_yticks(list(positions), list(steps["rung"]))
     axis.invert_yaxis()

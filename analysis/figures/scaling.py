@@ -21,6 +21,8 @@ from analysis.figures.style import (
     TEXT,
     facet_fields,
     grid_of_axes,
+    hollow,
+    hollow_handle,
     legend,
     outer_labels,
     stacked_bars,
@@ -101,13 +103,20 @@ def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None
             for b in batches
         ]
         handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
+        handles += [hollow_handle()] * bool((rows[f"{value}_more"] > 0).any())
         legend(figure, handles)
     return figure
 
 
 def _errors(axis: Any, points: pd.DataFrame, value: str, scale: float, colours: pd.Series) -> None:
-    """Draw 95 % intervals and a small mark per point, including layouts on more nodes, which no line joins."""
+    """Draw 95 % intervals and a small mark per point, including layouts on more nodes, which no line joins.
+
+    A point whose interval is too wide is hollow and has none.
+    """
     for (_, point), colour in zip(points.iterrows(), colours, strict=True):
+        if point[f"{value}_more"] > 0:
+            hollow(axis, point["x"], point["y"], colour)
+            continue
         low, high = scale * point[f"{value}_low"], scale * point[f"{value}_high"]
         ends = [[max(0.0, point["y"] - low)], [max(0.0, high - point["y"])]] if low <= high else None
         axis.errorbar(point["x"], point["y"], yerr=ends, color=colour, marker=".", capsize=2.5, elinewidth=1)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from analysis.study import Analysis
@@ -111,6 +112,19 @@ def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
             axis.tick_params(labelbottom=True)
         if cell.is_first_col():
             axis.set_ylabel(y_label)
+
+
+def hollow(axis: Any, x: Any, y: Any, colour: Any, marker: str = "o") -> None:
+    """Mark a value that is not resolved: a hollow point without whiskers."""
+    axis.plot(
+        x, y, linestyle="none", marker=marker, markersize=5.5, markerfacecolor="white", markeredgecolor=colour, zorder=5
+    )
+
+
+def hollow_handle() -> Line2D:
+    """Return the entry of a legend for points of `hollow`."""
+    style: dict[str, Any] = {"marker": "o", "markersize": 5, "markerfacecolor": "white", "markeredgecolor": INK}
+    return Line2D([], [], linestyle="none", label="not resolved", **style)
 
 
 def legend(figure: Figure, handles: list[Any]) -> None:

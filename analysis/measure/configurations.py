@@ -6,7 +6,7 @@ from analysis.measure.measures import MEASURES
 from analysis.read.fields import Fields
 from analysis.read.reduce import require
 from analysis.read.results import OUTCOME_COLUMNS
-from analysis.statistics import intervals, log_estimates
+from analysis.statistics import ESTIMATE_COLUMNS, intervals, log_estimates
 
 
 def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
@@ -20,9 +20,16 @@ def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
     return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
 
 
+_ENDS = ("low", "high", "more")
+
+
+_ESTIMATE = tuple(name for name in ESTIMATE_COLUMNS if name not in ("n", "groups", "value"))
+"""Columns of `statistics.log_estimates` that ratios need."""
+
+
 RESULT_COLUMNS = (
-    "global_batch", "n", "groups", "groups_differ", "throughput_samples_per_s_low", "throughput_samples_per_s_high",
-    "step_s_low", "step_s_high", "throughput_log_mean", "throughput_log_variance", "throughput_degrees", "trial_ids",
+    "global_batch", "n", "groups", *(f"throughput_samples_per_s_{end}" for end in _ENDS),
+    *(f"step_s_{end}" for end in _ENDS), *(f"throughput_{name}" for name in _ESTIMATE), "trial_ids",
 )  # fmt: skip
 """Columns that `configurations` adds to the fields and measures of a trial."""
 
@@ -65,11 +72,11 @@ def derived_lengths(trials: pd.DataFrame) -> list[str]:
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per configuration, from `measures.summaries`; the index numbers them from 0.
 
-    Columns: the fields of a trial except repeat; global_batch (samples per optimizer step); n (repeats), groups (worker
-    groups) and groups_differ; throughput_samples_per_s and step_s (medians over repeats) with `_low` and `_high` (95 %
-    interval, NaN for one repeat) and `throughput_log_*` for ratios; medians over repeats of the other measures;
-    host_bound (majority of the repeats, None if unknown); peak_memory_bytes and peak_reserved_bytes (maxima);
-    trial_ids.
+    Columns: the fields of a trial except repeat; global_batch (samples per optimizer step); n (repeats) and groups
+    (worker groups); throughput_samples_per_s and step_s with `_low` and `_high` (95 % interval, NaN for one repeat) and
+    `_more` (see `statistics.intervals`); `throughput_*` with the columns of `statistics.log_estimates`, for ratios;
+    medians over repeats of the other measures; host_bound (majority of the repeats, None if unknown);
+    peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids. Host-bound configurations and others are strata.
     """
     rows = rows.dropna(subset="throughput_samples_per_s")
     fields = [name for name in trial_fields(rows) if name != "repeat"]
@@ -87,31 +94,23 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
     if "accumulation_steps" in result:
         result["global_batch"] *= result["accumulation_steps"]
-    throughput = log_estimates(rows, "configuration", "throughput_samples_per_s")
-    result[["n", "groups", "groups_differ"]] = throughput[["n", "groups", "groups_differ"]]
-    result["throughput_samples_per_s"] = throughput["median"]
-    result[["throughput_samples_per_s_low", "throughput_samples_per_s_high"]] = intervals(throughput)
-    for name in ("log_mean", "log_variance", "degrees"):
-        result[f"throughput_{name}"] = throughput[name]
-    step = log_estimates(rows, "configuration", "step_s")
-    result["step_s"] = step["median"]
-    result[["step_s_low", "step_s_high"]] = intervals(step)
+    for name in ("throughput_samples_per_s", "step_s"):
+        estimates = log_estimates(rows, "configuration", name, stratum="host_bound")
+        result[name] = estimates["value"]
+        result[[f"{name}_{end}" for end in _ENDS]] = intervals(estimates)
+        if name == "throughput_samples_per_s":
+            result[["n", "groups"]] = estimates[["n", "groups"]]
+            result = result.join(estimates[list(_ESTIMATE)].add_prefix("throughput_"))
     medians = [name for name in MEASURES if name not in _NOT_MEDIANS]
     result[medians] = rows[medians].astype(float).groupby(rows["configuration"]).median()
     votes = rows["host_bound"].astype(float).groupby(rows["configuration"]).mean()
     result["host_bound"] = (votes > 0.5).astype(object).where(votes.notna(), None)
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
     result[peaks] = rows[peaks].astype(float).groupby(rows["configuration"]).max()
-    result["trial_ids"] = grouped["trial_id"].agg(tuple)
-    return result
+    return result.join(grouped["trial_id"].agg(tuple).rename("trial_ids")).copy()  # the copy defragments the frame
 
 
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:
     """Return the throughput columns of `configurations` in the format of `statistics.ratios`."""
-    names = {
-        "throughput_samples_per_s": "median",
-        "throughput_log_mean": "log_mean",
-        "throughput_log_variance": "log_variance",
-        "throughput_degrees": "degrees",
-    }
+    names = {f"throughput_{name}": name for name in _ESTIMATE}
     return found[list(names)].rename(columns=names)

@@ -101,8 +101,10 @@ def pooled_spread(analysis: Analysis) -> Spread:
     configurations = analysis.configurations
     if configurations.empty:
         return UNKNOWN
-    variance = configurations["throughput_log_variance"].astype(float) * configurations["n"].astype(float)
-    return pooled(pd.DataFrame({"variance": variance, "degrees": configurations["throughput_degrees"].astype(float)}))
+    variance = configurations["throughput_own_variance"].astype(float)
+    return pooled(
+        pd.DataFrame({"variance": variance, "degrees": configurations["throughput_own_degrees"].astype(float)})
+    )
 
 
 def run_spread(series: ScalingSeries, chosen: Fit, like: Sequence[Fit | NotIdentifiable], common: Spread) -> Spread:

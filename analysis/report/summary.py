@@ -10,7 +10,7 @@ from analysis.study import Analysis
 from analysis.tables.accuracy import accuracy_table
 from analysis.tables.scaling import throughput
 from analysis.tables.table import Table
-from analysis.text import text
+from analysis.text import not_resolved, number
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,15 @@ def _throughput(analysis: Analysis) -> pd.DataFrame:
     table = throughput(analysis)
     names = {*analysis.axes, "world_size", "throughput_samples_per_s", "step_s", "n"}
     cells = Table(table.title, tuple(column for column in table.columns if column.name in names), table.frame).cells()
-    weak = analysis.scaling[analysis.scaling["scaling"] == "weak"].set_index("configuration")["efficiency"]
-    shown = (100 * weak.reindex(analysis.configurations.index)).map(
-        lambda value: text(value if pd.isna(value) else f"{value:.1f}")
-    )
-    cells.insert(len(cells.columns) - 1, "weak efficiency (%)", shown.to_numpy())
+    weak = analysis.scaling[analysis.scaling["scaling"] == "weak"].set_index("configuration")
+    weak = weak.reindex(analysis.configurations.index)
+    shown = [
+        not_resolved(more) if more > 0 else number(100 * efficiency, 1)
+        for efficiency, more in zip(
+            weak["efficiency"].astype(float), weak["efficiency_more"].astype(float), strict=True
+        )
+    ]
+    cells.insert(len(cells.columns) - 1, "weak efficiency (%)", shown)
     return cells
 
 

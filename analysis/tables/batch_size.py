@@ -3,7 +3,7 @@
 from analysis.compare.accuracy import by_precision
 from analysis.compare.ladder import BATCHES
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns
+from analysis.tables.table import ESTIMATE, N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns
 from analysis.text import GIB
 
 
@@ -22,11 +22,13 @@ def batch_size(analysis: Analysis) -> Table:
             Column(
                 "throughput_samples_per_s",
                 "throughput (samples/s)",
-                "median of the repeats [95 % interval].",
+                f"{ESTIMATE}.",
                 interval=True,
             ),
             Column("sample_s", "time per sample (µs)", "1 / throughput.", 1e6),
-            Column("relative", "of the best (%)", "throughput / the highest of these batches.", 1e2, 1),
+            Column(
+                "relative", "of the best (%)", "throughput / the highest of these batches that is resolved.", 1e2, 1
+            ),
             Column(
                 "peak_memory_bytes",
                 "peak memory (GiB)",
@@ -60,11 +62,11 @@ def ladder(analysis: Analysis) -> Table:
                 f"{BATCHES} plain training steps, without instrumentation.",
                 decimals=1,
             ),
-            Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.", decimals=0),
+            Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here.", decimals=0),
             Column(
                 "step_ratio",
                 "step speed-up",
-                "throughput / that of the step in the next column [95 % interval].",
+                f"throughput / that of the step in the next column {RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),

@@ -6,11 +6,13 @@ import pandas as pd
 
 from analysis.compare.one_field import against_reference, loss_summary, trained_accuracy
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns
+from analysis.tables.table import N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns
 from analysis.text import GIB, configuration_label, field_label, field_value
 
-_STEP = Column("step_s", "step time (ms)", "plain step, without instrumentation; median of the repeats.", 1e3)
-_THROUGHPUT = Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats.")
+_STEP = Column(
+    "step_s", "step time (ms)", "plain step, without instrumentation; geometric mean over worker groups.", 1e3
+)
+_THROUGHPUT = Column("throughput_samples_per_s", "throughput (samples/s)", "geometric mean over worker groups.")
 _MEMORY = Column(
     "peak_memory_bytes", "peak memory (GiB)", "largest of all ranks; 1 GiB = 2³⁰ bytes.", 1 / GIB, 2, optional=True
 )
@@ -213,8 +215,7 @@ def _ratio() -> Column:
     return Column(
         "ratio",
         "relative throughput",
-        "throughput / that of the reference [95 % interval, Welch's t on logarithms]; not significantly different if "
-        "the interval contains 1.",
+        f"throughput / that of the reference {RATIO_ESTIMATE}; not significantly different if the interval contains 1.",
         decimals=3,
         interval=True,
     )
@@ -223,6 +224,6 @@ def _ratio() -> Column:
 def _joined(analysis: Analysis, rows: pd.DataFrame, axes: list[Column]) -> pd.DataFrame:
     configurations = analysis.configurations
     new = [name for name in configurations.columns if name not in rows.columns]
-    return rows.astype({"configuration": int, "ratio": float, "ratio_low": float, "ratio_high": float}).join(
-        configurations[new], on="configuration"
-    )
+    return rows.astype(
+        {"configuration": int, "ratio": float, "ratio_low": float, "ratio_high": float, "ratio_more": float}
+    ).join(configurations[new], on="configuration")

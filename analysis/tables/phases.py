@@ -47,7 +47,7 @@ def phases(analysis: Analysis) -> Table:
             Column(
                 "hidden_s",
                 "hidden (ms)",
-                "all-reduces overlapped with the backward pass, from the communication breakdown.",
+                "all-reduces overlapped with the backward pass, of the ranks that wait (communication breakdown).",
                 1e3,
                 decimals,
                 optional=True,
@@ -55,7 +55,7 @@ def phases(analysis: Analysis) -> Table:
             Column(
                 "exposed_s",
                 "exposed (ms)",
-                "all-reduces after the last local gradient, from the same breakdown.",
+                "all-reduces after the last local gradient, of the same ranks.",
                 1e3,
                 decimals,
                 optional=True,

@@ -2,11 +2,13 @@
 
 import pandas as pd
 
-from analysis.compare.scaling import STRONG, WEAK
+from analysis.compare.scaling import PLAIN, STRONG, WEAK
 from analysis.measure.configurations import characters_per_s
 from analysis.study import Analysis, study_ranks
-from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
+from analysis.tables.table import ESTIMATE, N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns, blocks
 from analysis.text import GIB, decimals_for, field_label, value_label
+
+_THROUGHPUT = ("throughput_samples_per_s", "throughput_samples_per_s_more")
 
 
 def throughput(analysis: Analysis) -> Table:
@@ -26,9 +28,7 @@ def throughput(analysis: Analysis) -> Table:
             Column(
                 "throughput_samples_per_s",
                 "throughput (samples/s)",
-                "samples of all ranks / wall time of the slowest, in a window without instrumentation; median of the "
-                "repeats "
-                "[95 % interval].",
+                f"samples of all ranks / wall time of the slowest, in a window without instrumentation; {ESTIMATE}.",
                 interval=True,
             ),
             Column(
@@ -91,22 +91,29 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
     rows = analysis.scaling[analysis.scaling["scaling"] == label]
     shown = [column.name for column in axes if column.name != "world_size"]
     configurations = analysis.configurations
-    frame = rows.join(configurations[[*shown, "throughput_samples_per_s", "trial_ids"]], on="configuration")
+    frame = rows.join(configurations[[*shown, *_THROUGHPUT, "trial_ids"]], on="configuration")
     frame["efficiency_percent"] = 100 * frame["efficiency"]
     for end in ("low", "high"):
         frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]
+        frame[f"plain_percent_{end}"] = 100 * frame[f"plain_efficiency_{end}"]
+    frame["efficiency_percent_more"], frame["plain_percent_more"] = (
+        frame["efficiency_more"],
+        frame["plain_efficiency_more"],
+    )
+    frame["plain_percent"] = 100 * frame["plain_efficiency"].astype(float)
     references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
+    ranks = study_ranks(analysis)
     reference = f"N₀ = {', '.join(map(str, references))}" if references else ""
     return Table(
         title,
         (
             *axes,
-            Column("throughput_samples_per_s", "throughput (samples/s)", "median of the repeats."),
+            Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here."),
             Column(
                 "speed_up",
                 "speed-up",
                 f"throughput / throughput of the reference, the smallest number of ranks in its series ({reference}) "
-                "[95 % interval, Welch's t on logarithms].",
+                f"{RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),
@@ -114,9 +121,18 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
                 "ideal", "ideal", "number of ranks / that of the reference.", decimals=_ideal_decimals(frame["ideal"])
             ),
             Column(
+                "plain_percent",
+                f"efficiency, plain {ranks[0]} (%)",
+                f"throughput / ({ranks[1]} × throughput of one {ranks[0]} without any parallel strategy).",
+                1,
+                1,
+                True,
+                optional=True,
+            ),
+            Column(
                 "efficiency_percent",
                 "efficiency (%)",
-                "speed-up / ideal; the reference is 100 by definition.",
+                "speed-up / ideal; the reference, with the same parallel strategy, is 100 by definition.",
                 1,
                 1,
                 True,
@@ -166,14 +182,16 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
     decimals = decimals_for(
         pd.Series(scale * frame[[f"{kind}_{size}" for size in sizes]].to_numpy(dtype=float).ravel())
     )
-    gain = f"throughput (samples/s of all {ranks[1]}) / that of the baseline [95 % interval]."
+    gain = f"throughput (samples/s of all {ranks[1]}) / that of the baseline {RATIO_ESTIMATE}."
     measured = []
     for size in sizes:
         name = value_label("world_size", size, ranks)
         measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", meaning, scale, decimals))
         measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
     frame = (
-        frame.sort_values([*(column.name for column in axes if column.name in frame), batch, "baseline"], kind="stable")
+        frame.assign(with_strategy=frame["baseline"] != PLAIN).sort_values(
+            [*(column.name for column in axes if column.name in frame), batch, "with_strategy"], kind="stable"
+        )
         if len(frame)
         else frame
     )
@@ -187,7 +205,7 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
             Column(
                 "baseline",
                 "baseline",
-                f"strategy on one {ranks[0]}: the same strategy, or none, which is plain training without any wrapper.",
+                f"strategy on one {ranks[0]}: none, which is plain training without any wrapper, or the same strategy.",
                 optional=True,
             ),
             *measured,

@@ -9,7 +9,17 @@ import numpy as np
 import pandas as pd
 
 from analysis.study import Analysis, study_ranks
-from analysis.text import MISSING, decimals_for, field_label, field_value, join, number, percent, with_interval
+from analysis.text import (
+    MISSING,
+    decimals_for,
+    field_label,
+    field_value,
+    join,
+    not_resolved,
+    number,
+    percent,
+    with_interval,
+)
 
 
 def _exact(frame: pd.DataFrame, name: str) -> int | None:
@@ -54,7 +64,8 @@ class Column:
     """One column as readers see it.
 
     name: column of the frame; `scale` converts its unit to that of the header.
-    interval: show the interval from the columns `name_low` and `name_high`.
+    interval: show the interval from the columns `name_low` and `name_high`. If the frame has a column `name_more` (see
+    `statistics.intervals`), a value whose interval is too wide is not shown, with or without its interval.
     too_wide: name of a boolean column; if True, the interval is too wide to be shown.
     share: name of a column with the share of the total, shown in brackets.
     paired_with: name of a column of the same unit, shown in the same cell as "1.2 / 3.4".
@@ -84,24 +95,33 @@ class Column:
         others = frame[second] * self.scale if second else None
         shown = values if others is None else pd.concat([values, others])
         decimals = decimals_for(shown) if self.decimals is None else self.decimals
+        more = frame[f"{self.name}_more"] if f"{self.name}_more" in frame else pd.Series(0.0, index=frame.index)
         if self.interval:
             low, high = frame[f"{self.name}_low"] * self.scale, frame[f"{self.name}_high"] * self.scale
             wide = frame[self.too_wide].eq(True) if self.too_wide else [False] * len(frame)
-            rows = zip(values, low, high, wide, strict=True)
-            return [with_interval(value, least, most, decimals, flag) for value, least, most, flag in rows]
+            rows = zip(values, low, high, wide, more, strict=True)
+            return [with_interval(value, least, most, decimals, flag, n) for value, least, most, flag, n in rows]
         if self.share:
             shares = frame[self.share]
             return [
                 number(value, decimals) if pd.isna(share) else f"{number(value, decimals)} ({percent(share)})"
                 for value, share in zip(values, shares, strict=True)
             ]
-        first = [number(value, decimals) for value in values]
+        first = [not_resolved(n) if n > 0 else number(value, decimals) for value, n in zip(values, more, strict=True)]
         if others is None:
             return first
         pairs = zip(first, [number(other, decimals) for other in others], strict=True)
         if self.up_to:
             return [low if low == high else f"{low}–{high}" for low, high in pairs]
         return [MISSING if a == b == MISSING else f"{a} / {b}" for a, b in pairs]
+
+
+ESTIMATE = "geometric mean over worker groups [95 % interval]"
+"""How a value of several repeats is estimated, as part of the meaning of a column."""
+
+
+RATIO_ESTIMATE = "[95 % interval; what all configurations of a worker group share cancels]"
+"""The interval of a ratio within one study, as part of the meaning of a column."""
 
 
 N_COLUMN = Column("n", "n", "repeats: separate runs of the same configuration; no interval for one repeat.", decimals=0)

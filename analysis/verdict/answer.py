@@ -10,7 +10,16 @@ from analysis.compare.scaling import STRONG, WEAK
 from analysis.measure.configurations import characters_per_s
 from analysis.read.schema import PHASES
 from analysis.study import Analysis, study_ranks
-from analysis.text import PHASE_LABELS, configuration_label, number, percent, significance, value_label, with_interval
+from analysis.text import (
+    PHASE_LABELS,
+    configuration_label,
+    not_resolved,
+    number,
+    percent,
+    significance,
+    value_label,
+    with_interval,
+)
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
 from analysis.verdict.bottleneck import bounds, host_bound
@@ -77,9 +86,11 @@ def _best_of_workload(analysis: Analysis, workload: BestConfiguration) -> str:
     excluded = (*workload.workload, *analysis.fields.timing, "world_size")
     names = [*(name for name in analysis.axes if name not in excluded), "world_size"]
     value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
-    shown = with_interval(value, low, high, 0 if value >= 1000 else 1)
     workload_label = configuration_label(workload.workload, workload.workload, ranks)
-    text = f"The highest throughput{f' of {workload_label}' if workload_label else ''} is {shown} samples/s"
+    start = f"The highest throughput{f' of {workload_label}' if workload_label else ''} is"
+    if (more := float(first["throughput_samples_per_s_more"])) > 0:
+        return f"{start} {not_resolved(more)}."
+    text = f"{start} {with_interval(value, low, high, 0 if value >= 1000 else 1)} samples/s"
     if pd.notna(characters := characters_per_s(configurations, analysis.fields).iloc[workload.best]):
         text += f", {number(characters, 0)} characters/s"
     if label := configuration_label(first, names, ranks):
@@ -88,8 +99,10 @@ def _best_of_workload(analysis: Analysis, workload: BestConfiguration) -> str:
         return f"{text}."
     second = configurations.iloc[workload.runner_up]
     differing = [name for name in names if second[name] != first[name]]
-    slower = percent(1 - 1 / workload.ratio, 1)
-    text += f"; the runner-up ({configuration_label(second, differing, ranks) or 'otherwise equal'}) is {slower} slower"
+    text += f"; the runner-up ({configuration_label(second, differing, ranks) or 'otherwise equal'}) is"
+    if workload.more > 0:
+        return f"{text} slower by a ratio that is {not_resolved(workload.more)}."
+    text += f" {percent(1 - 1 / workload.ratio, 1)} slower"
     if workload.within_noise is None:
         return f"{text}, but one repeat cannot tell whether they differ."
     return f"{text} ({significance(workload.within_noise)})."

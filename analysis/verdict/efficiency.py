@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.study import Analysis, study_ranks
-from analysis.text import configuration_label, join, number, value_label, with_interval
+from analysis.text import configuration_label, further_repeats, join, not_resolved, number, value_label, with_interval
 
 
 def efficiency(analysis: Analysis, scaling: str) -> str | None:
@@ -18,17 +18,26 @@ def efficiency(analysis: Analysis, scaling: str) -> str | None:
     ranks = study_ranks(analysis)
     largest = rows["world_size"].max()
     rows = rows[rows["world_size"] == largest].sort_values("efficiency", ascending=False)
+    is_wide = rows["efficiency_more"] > 0
+    wide, rows = rows[is_wide], rows[~is_wide]
     references = sorted(rows["reference_world_size"].astype(int).unique())
     constant = f"constant batch per {ranks[0]}" if scaling == WEAK else "constant global batch"
     reference = join([value_label("world_size", size, ranks) for size in references], "or")
     start = f"{scaling.capitalize()} scaling ({constant}): {value_label('world_size', int(largest), ranks)} reach"
+    if rows.empty:
+        return f"{start} an efficiency that is {not_resolved(wide['efficiency_more'].max())}."
+    without = ""
+    if len(wide):
+        needed = further_repeats(wide["efficiency_more"].max())
+        without = f" {len(wide)} further series {'is' if len(wide) == 1 else 'are'} not resolved (up to {needed})."
     best, worst = rows.iloc[0], rows.iloc[-1]
     if len(rows) == 1:
-        return f"{start} {_speed_up(best)} the throughput of {reference}, an efficiency of {efficiency_text(best)}."
+        text = f"{start} {_speed_up(best)} the throughput of {reference}, an efficiency of {efficiency_text(best)}."
+        return text + without
     return (
         f"{start} at best {_speed_up(best)} the throughput of {reference}, an efficiency of {efficiency_text(best)} "
         f"({series_label(analysis, best, scaling)}), and at worst {_speed_up(worst)}, {efficiency_text(worst)} "
-        f"({series_label(analysis, worst, scaling)})."
+        f"({series_label(analysis, worst, scaling)}).{without}"
     )
 
 
@@ -42,7 +51,9 @@ def _speed_up(row: pd.Series) -> str:
 
 
 def efficiency_text(row: pd.Series) -> str:
-    """Return the efficiency of a scaling row in percent, with its interval."""
+    """Return the efficiency of a scaling row in percent, with its interval, or that it is not resolved."""
+    if row["efficiency_more"] > 0:
+        return not_resolved(row["efficiency_more"])
     value, low, high = (100 * float(row[name]) for name in ("efficiency", "efficiency_low", "efficiency_high"))
     shown, _, interval = with_interval(value, low, high, 1).partition(" ")
     return f"{shown}\u00a0% {interval}".rstrip()

@@ -11,7 +11,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import NARROWER, NextTrial, next_trial
 from analysis.read.study_record import GOALS
 from analysis.study import Analysis, study_ranks
-from analysis.text import configuration_label, number, percent, significance, value_label
+from analysis.text import configuration_label, not_resolved, number, percent, significance, value_label
 from analysis.verdict.accuracy import soonest
 
 
@@ -71,12 +71,14 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
     value = float(configurations["throughput_samples_per_s"].loc[workload.best] * scale.loc[workload.best])
     unit = "samples/s" if goal == "throughput" else f"samples per {ranks[0]}-hour"
     workload_label = configuration_label(workload.workload, workload.workload, ranks)
-    text = (
-        f"Best for {goal}{f' of {workload_label}' if workload_label else ''}: {label(workload.best)}, "
-        f"{number(value, 0 if value >= 1000 else 1)} {unit}"
-    )
+    start = f"Best for {goal}{f' of {workload_label}' if workload_label else ''}:"
+    if (more := float(configurations["throughput_samples_per_s_more"].loc[workload.best])) > 0:
+        return f"{start} {not_resolved(more)}."
+    text = f"{start} {label(workload.best)}, {number(value, 0 if value >= 1000 else 1)} {unit}"
     if workload.runner_up is None:
         return f"{text}; nothing else was measured."
+    if workload.more > 0:
+        return f"{text}; runner-up: {label(workload.runner_up)}, by a ratio that is {not_resolved(workload.more)}."
     text += f"; runner-up: {label(workload.runner_up)}, {percent(1 - 1 / workload.ratio, 1)} less"
     if workload.within_noise is None:
         return f"{text} (one repeat cannot tell whether they differ)."

@@ -11,7 +11,7 @@ from analysis.compare.ladder import OURS
 from analysis.compare.one_field import against_reference
 from analysis.read.schema import PHASES
 from analysis.study import Analysis, study_ranks
-from analysis.text import GIB, configuration_label, join, number, percent, value_label
+from analysis.text import GIB, configuration_label, further_repeats, join, not_resolved, number, percent, value_label
 
 WORTH_A_WORD = 0.05
 """Share of a step below which loading and copying are not mentioned."""
@@ -26,6 +26,9 @@ def ladder(analysis: Analysis) -> str | None:
     rows = rows[rows["machine"] == OURS]
     if len(rows) < 2:
         return None
+    if (rows["cumulative_ratio_more"] > 0).any():
+        needed = further_repeats(rows[["step_ratio_more", "cumulative_ratio_more"]].max(axis=None))
+        return f"The speed-ups of the ladder are not resolved (need {needed})."
     speed_up = rows["cumulative_ratio"].astype(float)
     step_ratios = rows.set_index("rung")["step_ratio"].astype(float).dropna()
     against: dict[Any, Any] = rows.set_index("rung")["against"].to_dict()
@@ -43,7 +46,10 @@ def ladder(analysis: Analysis) -> str | None:
 
 
 def comparisons(analysis: Analysis) -> str | None:
-    """State the speed-up of each value of a compared field over its reference, with all other fields equal."""
+    """State the speed-up of each value of a compared field over its reference, with all other fields equal.
+
+    The ranges are those of resolved ratios.
+    """
     if not analysis.ladder.empty:
         return None  # the steps of the ladder are such comparisons
     ranks, sentences = study_ranks(analysis), []
@@ -51,25 +57,34 @@ def comparisons(analysis: Analysis) -> str | None:
         rows = against_reference(analysis.configurations, field, analysis.fields[field].order)
         rows = rows.assign(value=analysis.configurations[field].reindex(rows["configuration"]).to_numpy())
         for reference, part in rows[rows["value"] != rows["against"]].groupby("against", sort=False):
-            by_value = part.astype({"ratio": float}).groupby("value", sort=False)["ratio"].agg(["min", "max"])
-            if by_value.empty or len(by_value) > MOST_VALUES:
+            by_value = list(part.astype({"ratio": float}).groupby("value", sort=False))
+            if not by_value or len(by_value) > MOST_VALUES:
                 continue
-            notes = part.groupby("value", sort=False)[["ratio_low", "ratio_high"]].apply(_significant_count)
-            listed = [
-                f"{value_label(field, value, ranks)} is {_range(low, high)} times as fast{notes[value]}"
-                for value, low, high in by_value.itertuples()
-            ]
+            listed = [f"{value_label(field, value, ranks)} is {_times_as_fast(pairs)}" for value, pairs in by_value]
             sentences.append(f"Compared with {value_label(field, reference, ranks)}, {join(listed)}.")
     return " ".join(sentences) or None
 
 
+def _times_as_fast(pairs: pd.DataFrame) -> str:
+    """Return the range of the resolved ratios, with counts in brackets; or that none is resolved."""
+    is_wide = pairs["ratio_more"].astype(float) > 0
+    resolved = pairs[~is_wide]
+    if resolved.empty:
+        return not_resolved(float(pairs["ratio_more"].max()))
+    count = _significant_count(resolved[["ratio_low", "ratio_high"]])
+    notes = [count, f"{int(is_wide.sum())} not resolved" if is_wide.any() else ""]
+    shown = ", ".join(note for note in notes if note)
+    times = _range(float(resolved["ratio"].min()), float(resolved["ratio"].max()))
+    return f"{times} times as fast{f' ({shown})' if shown else ''}"
+
+
 def _significant_count(intervals: pd.DataFrame) -> str:
-    """Return how many ratios differ significantly from 1, in brackets; empty if all do or no interval is known."""
+    """Return how many ratios differ significantly from 1; empty if all do or no interval is known."""
     known = intervals.astype(float).dropna()
     significant = int(((known["ratio_low"] > 1) | (known["ratio_high"] < 1)).sum())
     if known.empty or significant == len(intervals):
         return ""
-    return f" ({significant} of {len(intervals)} significant)"
+    return f"{significant} of {len(intervals)} significant"
 
 
 def memory(analysis: Analysis) -> str | None:

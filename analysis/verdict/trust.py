@@ -8,8 +8,10 @@ import pandas as pd
 
 from analysis.compare.scaling import NEITHER, WEAK
 from analysis.read.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
+from analysis.statistics import WIDEST
 from analysis.study import Analysis, study_ranks
-from analysis.text import GIB, join, named, number, percent
+from analysis.text import GIB, configuration_label, further_repeats, join, named, number, percent, telling_fields
+from analysis.two_way import OUTLYING_P
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import audit
@@ -161,7 +163,7 @@ def _mixed_nodes(done: list[tuple[str, dict[str, Any]]]) -> str | None:
 def superlinear(analysis: Analysis) -> str | None:
     """Warn about weak scaling that is better than ideal, beyond its interval if it has one."""
     rows = compared_series(analysis, WEAK)
-    rows = rows[rows["efficiency_low"].fillna(rows["efficiency"]) > 1 + TOO_GOOD]
+    rows = rows[(rows["efficiency_low"].fillna(rows["efficiency"]) > 1 + TOO_GOOD) & ~(rows["efficiency_more"] > 0)]
     if rows.empty:
         return None
     best_row = rows.sort_values("efficiency").iloc[-1]
@@ -206,6 +208,8 @@ def trust(analysis: Analysis) -> list[str]:
     if configurations.empty:
         return [*lines, *caveats(analysis)]
     lines += _repeats(configurations)
+    if line := _outlying(analysis):
+        lines.append(line)
     lines += [line for line in (superlinear(analysis), audit(analysis)) if line]
     gain = 1 - configurations["instruments_ratio"]
     if (gain > NOISE).any():
@@ -226,7 +230,7 @@ def trust(analysis: Analysis) -> list[str]:
 
 
 def _repeats(configurations: pd.DataFrame) -> list[str]:
-    """Return caveats about the number of repeats, the width of intervals, and differing worker groups."""
+    """Return caveats about the number of repeats and worker groups, and the width of intervals."""
     lines = []
     single = int((configurations["n"] == 1).sum())
     fewest, most = int(configurations["n"].min()), int(configurations["n"].max())
@@ -237,7 +241,14 @@ def _repeats(configurations: pd.DataFrame) -> list[str]:
             "run the study with more repeats."
         )
     low, high = (configurations[f"throughput_samples_per_s_{end}"] for end in ("low", "high"))
-    half_width = (high - low) / 2 / configurations["throughput_samples_per_s"]
+    half_width = (high / low).astype(float) ** 0.5 - 1
+    more = configurations["throughput_samples_per_s_more"].astype(float)
+    if (more > 0).any():
+        lines.append(
+            f"{int((more > 0).sum())} of {len(configurations)} throughputs are not resolved: their 95 % intervals are "
+            f"wider than a factor of {WIDEST:g}. They need up to {further_repeats(more.max())}."
+        )
+    half_width = half_width[~(more > 0)]
     if half_width.notna().any():
         wide = int((half_width > WIDE_INTERVAL).sum())
         advice = (
@@ -250,10 +261,27 @@ def _repeats(configurations: pd.DataFrame) -> list[str]:
             f"{repeats} repeat{'' if repeats == '1' else 's'} per configuration; the median 95 % interval of "
             f"throughput is ±{percent(half_width.median(), 1)}. {advice}"
         )
-    differ = int(configurations["groups_differ"].sum())
-    if differ:
+    repeated = configurations["n"] > 1
+    if repeated.any() and (configurations.loc[repeated, "throughput_group_names"].map(len) == 0).all():
         lines.append(
-            f"In {differ} of {len(configurations)} configurations worker groups differ by more than chance, so their "
-            "intervals are based on groups instead of repeats and are wide. More groups would narrow them."
+            "Each configuration ran in one worker group only, so its interval does not contain differences between "
+            "groups: add repeats, each of which starts a group."
         )
     return lines
+
+
+def _outlying(analysis: Analysis) -> str | None:
+    """Name the configurations whose repeats vary more than those of the others."""
+    configurations = analysis.configurations
+    rows = configurations[configurations["throughput_outlying"].eq(True)]
+    if rows.empty:
+        return None
+    ranks = study_ranks(analysis)
+    labels = [
+        configuration_label(row, telling_fields(configurations, row, analysis.axes), ranks)
+        for _, row in rows.iterrows()
+    ]
+    return (
+        f"In {len(rows)} of {len(configurations)} configurations repeats vary more than in the others, beyond the "
+        f"{percent(OUTLYING_P)} point, so their intervals are based on their own repeats only: {named(labels)}."
+    )

@@ -1,4 +1,4 @@
-"""The `compare` command: parse its options and print a comparison of two results folders."""
+"""The `compare` command: parse its options, print a comparison of two results folders, and choose the exit code."""
 
 import json
 import re
@@ -6,11 +6,18 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.compare.folders import COMPARED_MEASURES, SLOWER, Comparison
+from analysis.compare.folders import (
+    COMPARED_MEASURES,
+    NO_REGRESSION,
+    REGRESSION,
+    SLOWER,
+    UNDECIDED,
+    Comparison,
+)
 from analysis.read.schema import PHASES
 from analysis.text import number, percent, with_interval
 from study.cli.terminal import terminal
-from study.errors import ConfigurationError, shown
+from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, ConfigurationError, shown
 
 _PART_HEADERS = {
     "step_s": "step",
@@ -22,7 +29,7 @@ _PART_HEADERS = {
     "optimizer_s": "optim.",
 }
 _RATIO = "throughput_samples_per_s_ratio"
-_LOW, _HIGH = "throughput_samples_per_s_low", "throughput_samples_per_s_high"
+_LOW, _HIGH, _MORE = (f"throughput_samples_per_s_{end}" for end in ("low", "high", "more"))
 _MAX_LISTED = 10
 
 
@@ -36,17 +43,39 @@ def share(text: str) -> float:
     return float(match[1]) / 100
 
 
+def exit_code(comparison: Comparison, threshold: float | None, allow_missing: bool) -> int:
+    """Return the exit code of a comparison; `DONE` without a threshold.
+
+    `SOME_FAILED`: a configuration lost more than the threshold, or failed in B. Otherwise `DOES_NOT_FIT`: a
+    configuration is missing in B (unless allowed), none can be judged, or one that cannot be judged has an estimate
+    beyond the threshold.
+    """
+    if threshold is None:
+        return DONE
+    judgements = comparison.judgements(threshold)
+    if comparison.failed or (judgements["judgement"] == REGRESSION).any():
+        return SOME_FAILED
+    if comparison.only_a and not allow_missing:
+        return DOES_NOT_FIT
+    is_judged = (judgements["judgement"] == NO_REGRESSION).any()
+    return DONE if is_judged and not judgements["is_suspected"].any() else DOES_NOT_FIT
+
+
 def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
     """Return a comparison as JSON values. Unknown values are null."""
     rows = json.loads(comparison.rows.to_json(orient="records", double_precision=15))
-    failing = set() if threshold is None else set(comparison.regressions(threshold).index)
+    judgements = comparison.judgements(threshold or 0.0)
+    detectable = judgements["detectable"].astype(object).where(judgements["detectable"].notna(), None)
+    is_regression = judgements["judgement"] == REGRESSION
     configurations = [
         {
             "label": row["label"],
             "fields": {name: row[name] for name in comparison.axes},
             "repeats": [int(row["n_a"]), int(row["n_b"])],
             "verdict": row["verdict"],
-            "beyond_threshold": None if threshold is None else i in failing,
+            "beyond_threshold": None if threshold is None else bool(is_regression[i]),
+            "judgement": None if threshold is None else judgements.loc[i, "judgement"],
+            "detectable_loss": None if threshold is None else detectable[i],
             **{
                 name: {
                     "a": row[f"{name}_a"],
@@ -61,6 +90,7 @@ def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
     ]
     return {
         "configurations": configurations,
+        "failed": [failure.__dict__ for failure in comparison.failed],
         "only_a": comparison.only_a,
         "only_b": comparison.only_b,
         "environments": [{"name": name, "a": a, "b": b} for name, a, b in comparison.environments],
@@ -68,7 +98,7 @@ def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "judged": comparison.judged,
         "fail_above": threshold,
-        "regressions": len(failing),
+        "regressions": 0 if threshold is None else int(is_regression.sum()),
     }
 
 
@@ -76,53 +106,101 @@ def show(comparison: Comparison, before: str, after: str, threshold: float | Non
     """Print a comparison: differing environments, throughput, the parts of a step, and counts."""
     out = terminal()
     out.print(f"A  {before}\nB  {after}\n", soft_wrap=True)
-    for name, a, b in comparison.environments:
-        out.print(f"different {name}: {a} in A, {b} in B")
-    for line in (*comparison.assumed, *comparison.left_out):
-        out.print(line)
-    if comparison.environments or comparison.assumed or comparison.left_out:
-        out.print()
-    out.print(_throughput(comparison))
+    if lines := _context(comparison):
+        out.print("\n".join(lines) + "\n")
+    if len(comparison.rows):
+        out.print(_throughput(comparison))
     if comparison.rows[[f"{name}_ratio" for name in _PART_HEADERS]].notna().any(axis=None):
-        out.print("\nTime of a step and of its parts, B / A; * = significantly different (95 %)")
+        out.print("\nTime of a step and of its parts, B / A; * = significantly different (95 %), wide = not resolved")
         out.print(_parts(comparison))
     out.print()
-    for label, only in (("A", comparison.only_a), ("B", comparison.only_b)):
-        if only:
-            more = f"; and {len(only) - _MAX_LISTED} more" if len(only) > _MAX_LISTED else ""
-            out.print(f"only in {label}: {'; '.join(only[:_MAX_LISTED])}{more}")
-    counts = comparison.rows["verdict"].value_counts()
-    out.print(
-        f"{len(comparison.rows)} configurations: {', '.join(f'{count} {name}' for name, count in counts.items())}"
+    for line in findings(comparison, threshold):
+        out.print(line, soft_wrap=True)
+
+
+def markdown(comparison: Comparison, before: str, after: str, threshold: float | None) -> str:
+    """Return a comparison as Markdown, for a comment on a pull request: findings first, then the throughputs."""
+    lines = [f"**Throughput of `{after}` (B) compared with `{before}` (A)**", ""]
+    lines += [f"- {_escaped(line)}" for line in (*findings(comparison, threshold), *_context(comparison))]
+    if len(comparison.rows):
+        lines += ["", "| configuration | A samples/s | B samples/s | B / A [95 %] | |", "|---|---:|---:|---:|---|"]
+        lines += [f"| {' | '.join(map(_escaped, cells))} |" for cells in _throughput_cells(comparison)]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text.replace("\n", " "))
+
+
+def _context(comparison: Comparison) -> list[str]:
+    """Return the differences between the environments, assumptions, and excluded trials, one line each."""
+    differences = [f"different {name}: {a} in A, {b} in B" for name, a, b in comparison.environments]
+    return [*differences, *comparison.assumed, *comparison.left_out]
+
+
+def findings(comparison: Comparison, threshold: float | None) -> list[str]:
+    """Return what was found, one line each: failures and regressions first, then missing and undecided ones."""
+    lines = _listed(
+        "failed in B, done in A",
+        [f"{failure.label}: {failure.status.replace('_', ' ')}: {failure.reason}" for failure in comparison.failed],
     )
-    if comparison.judged < len(comparison.rows):
-        without_interval = len(comparison.rows) - comparison.judged
-        out.print(
+    lines += _listed("only in A", list(comparison.only_a)) + _listed("only in B", list(comparison.only_b))
+    counts = comparison.rows["verdict"].value_counts()
+    lines.append(
+        f"{len(comparison.rows)} configurations: {', '.join(f'{count} {name}' for name, count in counts.items())}"
+        if len(comparison.rows)
+        else "no configuration is done in both"
+    )
+    if without_interval := len(comparison.rows) - comparison.judged:
+        lines.append(
             f"no interval for {without_interval} of {len(comparison.rows)} configurations: one side has a single "
-            "repeat; run both with --repeats 3 or more",
-            soft_wrap=True,
+            "repeat; run both with --repeats 3 or more"
         )
-    if threshold is not None and comparison.judged:
-        failing = len(comparison.regressions(threshold))
-        out.print(
+    if threshold is None:
+        return lines
+    judgements = comparison.judgements(threshold)
+    if comparison.judged:
+        failing = int((judgements["judgement"] == REGRESSION).sum())
+        lines.append(
             f"throughput loss above {percent(threshold, 1)} (whole 95 % interval): {failing} of {comparison.judged}"
         )
+    undecided = comparison.rows.join(judgements)[judgements["judgement"] == UNDECIDED]
+    return lines + _listed(
+        "cannot be judged",
+        [
+            f"{row['label']} (would detect a loss of {percent(row['detectable'])} or more)"
+            for _, row in undecided.iterrows()
+        ],
+    )
+
+
+def _listed(start: str, items: list[str]) -> list[str]:
+    """Return one line with at most `_MAX_LISTED` items; none without items."""
+    more = f"; and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return [f"{start}: {'; '.join(items[:_MAX_LISTED])}{more}"] if items else []
+
+
+def _throughput_cells(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
+    """Return label, throughput in A and B, their ratio, and the verdict of each row."""
+    cells = []
+    for _, row in comparison.rows.iterrows():
+        a, b = (float(row[f"throughput_samples_per_s_{side}"]) for side in "ab")
+        decimals = 0 if min(a, b) >= 100 else 2
+        ratio = with_interval(float(row[_RATIO]), float(row[_LOW]), float(row[_HIGH]), 3, more=float(row[_MORE]))
+        cells.append((str(row["label"]), number(a, decimals), number(b, decimals), ratio, str(row["verdict"])))
+    return cells
 
 
 def _throughput(comparison: Comparison) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", padding=(0, 1))
     table.add_column("", justify="right")
     table.add_column("configuration", overflow="fold", ratio=1)
-    for header in ("A samples/s", "B samples/s", "B / A [95 %]"):
+    for header in ("A samples/s", "B samples/s"):
         table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("B / A [95 %]", justify="right", no_wrap=not (comparison.rows[_MORE] > 0).any())
     table.add_column("", no_wrap=True)
-    for i, row in comparison.rows.iterrows():
-        a, b = (float(row[f"throughput_samples_per_s_{side}"]) for side in "ab")
-        decimals = 0 if min(a, b) >= 100 else 2
-        ratio = with_interval(float(row[_RATIO]), float(row[_LOW]), float(row[_HIGH]), 3)
-        style = "bold red" if row["verdict"] == SLOWER else ""
-        cells = (str(row["label"]), number(a, decimals), number(b, decimals), ratio, str(row["verdict"]))
-        table.add_row(str(int(str(i)) + 1), *cells, style=style)
+    for i, cells in enumerate(_throughput_cells(comparison), 1):
+        table.add_row(str(i), *cells, style="bold red" if cells[-1] == SLOWER else "")
     return table
 
 
@@ -135,7 +213,7 @@ def _parts(comparison: Comparison) -> Table:
     for i, row in comparison.rows.iterrows():
         cells = []
         for name in shown_parts:
-            ratio, low, high = (row[f"{name}_{end}"] for end in ("ratio", "low", "high"))
-            cells.append(f"{number(ratio, 3)}{'*' if low > 1 or high < 1 else ' '}")
+            ratio, low, high, more = (row[f"{name}_{end}"] for end in ("ratio", "low", "high", "more"))
+            cells.append("wide " if more > 0 else f"{number(ratio, 3)}{'*' if low > 1 or high < 1 else ' '}")
         table.add_row(str(int(str(i)) + 1), *cells)
     return table

@@ -275,7 +275,7 @@ def record(fields: dict[str, Any], status: str = "done", reason: str | None = No
         "trial": fields,
         "status": status,
         "reason": reason,
-        "worker_group": f"group-{fields['repeat'] % 2}" if ran else None,
+        "worker_group": f"group-{fields['repeat']}" if ran else None,
         "started_at": 1.7e9 + 10.0 * fields["repeat"] if ran else None,
         "duration_s": 4.2 if ran else None,
         "environment": environment(fields) if ran else {},

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,10 +57,6 @@ ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, MIN_STEPS = 10, 5, 10, 3
 PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
 """untimed replays of a new CUDA graph; the first one uploads it to the device"""
-
-INTERLEAVED = (True, False, False, True)
-"""with and without communication, in an order that cancels a linear drift"""
-
 
 StepContext = Callable[[], contextlib.AbstractContextManager[Any]]
 """creates the context in which a step runs"""
@@ -268,24 +264,36 @@ def _plain_window(windows: _Windows, step: Step) -> int:
     return sum(len(block.outputs) for block in blocks)
 
 
+def interleaved_blocks(steps: int) -> list[tuple[bool, int]]:
+    """Return blocks of steps with (True) and without communication, `steps` of each.
+
+    Their order cancels a linear drift.
+    """
+    blocks = [(True, steps - steps // 2), (False, steps), (True, steps // 2)]
+    return [(communicates, count) for communicates, count in blocks if count]
+
+
 def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
     """Run steps with and without gradient communication.
+
+    Ranks drift apart in steps without communication, and a host runs ahead of a device that waits for gradients. A
+    barrier therefore separates the blocks, and the first step after it is not counted. Otherwise a step would pay for
+    the lateness of ranks in the block before.
 
     The ranks' weights diverge, so the wrapper must not be used afterwards.
     """
     context = windows.context
     step = training_step(context, model)
-    communicates = list(islice(cycle(INTERLEAVED), 2 * context.trial.account_steps))
     no_sync = partial(context.strategy.unsynchronised, model)
     if context.trial.captured:
         step, contexts = _two_graphs(windows, step, no_sync)
     else:
         contexts = {True: contextlib.nullcontext, False: no_sync}
-    _, window_marks = step_window(
-        step, windows.batches, [contexts[value] for value in communicates], windows.clock, context.barrier
-    )
-    for marks, value in zip(window_marks, communicates, strict=True):
-        windows.add("synchronised" if value else "no_sync", None, [marks], step_row)
+    for communicates, count in interleaved_blocks(context.trial.account_steps):
+        block = [contexts[communicates]] * (1 + count)
+        _, window_marks = step_window(step, windows.batches, block, windows.clock, context.barrier)
+        windows.add("lead_in", None, window_marks[:1], step_row)
+        windows.add("synchronised" if communicates else "no_sync", None, window_marks[1:], step_row)
 
 
 def _two_graphs(windows: _Windows, step: Step, no_sync: StepContext) -> tuple[Step, dict[bool, StepContext]]:

@@ -1,4 +1,4 @@
-"""Medians, intervals and ratios, compared with values computed by hand, scipy's Welch test and simulated studies."""
+"""Estimates, intervals and ratios, compared with formulas, scipy's tests, and studies generated from a known law."""
 
 import math
 
@@ -7,135 +7,237 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.statistics import intervals, log_estimates, ratios, ratios_to_reference
+from analysis.statistics import intervals, is_resolved, log_estimates, ratios, ratios_to_reference
+from analysis.two_way import OUTLYING_P, PRIOR_DEGREES, complete, incomplete
 
 
-def repeats(values: list[float], groups: list[str] | None = None, study: int = 0) -> pd.DataFrame:
-    return pd.DataFrame({"study": study, "worker_group": groups or ["a"] * len(values), "value": values})
+def study(logs: np.ndarray, groups: list[str] | None = None) -> pd.DataFrame:
+    """Return trials with these logs [configurations, repeats], one group per repeat by default; NaN is no trial."""
+    rows = [
+        {"c": c, "worker_group": (groups or [str(r) for r in range(logs.shape[1])])[r], "value": math.exp(log)}
+        for c, values in enumerate(logs)
+        for r, log in enumerate(values)
+        if not math.isnan(log)
+    ]
+    return pd.DataFrame(rows)
 
 
 def estimates(values: list[float], groups: list[str] | None = None) -> pd.DataFrame:
-    return log_estimates(repeats(values, groups), "study", "value")
+    return log_estimates(study(np.log([values]), groups), "c", "value")
 
 
-def test_the_interval_of_three_repeats_is_student_t_of_logarithms() -> None:
-    row = estimates([100.0, 110.0, 121.0]).iloc[0]
-    assert (row["n"], row["groups"], row["degrees"]) == (3, 1, 2)
-    assert row["median"] == 110.0
+@pytest.fixture
+def noise() -> np.ndarray:
+    """Return logs of 12 configurations in 3 groups, with a shift per group."""
+    rng = np.random.default_rng(4)
+    return 0.01 * rng.standard_normal((12, 3)) + 0.03 * rng.standard_normal(3)
+
+
+def test_one_configuration_has_student_t_of_its_group_means() -> None:
+    row = intervals(estimates([100.0, 110.0, 121.0])).iloc[0]
     half = 4.302652729911275 * math.log(1.1) / math.sqrt(3)  # t of two degrees, s = ln 1.1
-    interval = intervals(estimates([100.0, 110.0, 121.0])).iloc[0]
-    assert interval["low"] == pytest.approx(110 * math.exp(-half))
-    assert interval["high"] == pytest.approx(110 * math.exp(half))
+    assert (row["low"], row["high"]) == pytest.approx((110 * math.exp(-half), 110 * math.exp(half)))
 
 
-def test_the_interval_of_a_ratio_is_welch_t() -> None:
-    fast, slow = [402.0, 391.0, 396.0, 399.0, 405.0], [101.0, 97.0, 104.0]
-    row = ratios(estimates(fast), estimates(slow)).iloc[0]
-    expected = stats.ttest_ind(np.log(fast), np.log(slow), equal_var=False).confidence_interval(0.95)
-    assert row["ratio"] == pytest.approx(399 / 101)
+def test_the_point_is_the_center_of_the_interval_and_the_mean_of_group_means() -> None:
+    found = estimates([100.0, 104.0, 110.0], ["a", "a", "b"])
+    center = math.exp((math.log(100) / 2 + math.log(104) / 2 + math.log(110)) / 2)
+    row = intervals(found).iloc[0]
+    assert found["value"].iloc[0] == pytest.approx(center)
+    assert math.sqrt(row["low"] * row["high"]) == pytest.approx(center)
+    assert (found["n"].iloc[0], found["groups"].iloc[0], found["sample"].iloc[0]) == (3, 2, 2)
+
+
+def test_variances_follow_the_two_way_formulas(noise: np.ndarray) -> None:
+    found = log_estimates(study(noise), "c", "value")
+    shift = noise.mean(axis=0)
+    own = (noise - shift).var(axis=1, ddof=1) * 12 / 11
+    assert found["shift_variance"].tolist() == pytest.approx([shift.var(ddof=1)] * 12)
+    assert found["variance"].tolist() == pytest.approx(list((PRIOR_DEGREES * own.mean() + 2 * own) / (8 + 2)))
+    assert found["degrees"].tolist() == [10] * 12
+    assert found["residual_degrees"].tolist() == [22] * 12
+    row = intervals(found).iloc[3]
+    parts = [(shift.var(ddof=1) / 3, 2), ((1 - 1 / 12) * found["variance"].iloc[3] / 3, 10)]
+    variance = sum(value for value, _ in parts)
+    degrees = variance**2 / sum(value**2 / n for value, n in parts)
+    half = stats.t.ppf(0.975, degrees) * math.sqrt(variance)
+    assert math.log(row["high"] / row["low"]) / 2 == pytest.approx(half)
+
+
+def test_a_shift_of_a_group_cancels_in_ratios_of_the_same_study_only(noise: np.ndarray) -> None:
+    shifted = noise + np.array([0.0, 0.5, -0.3])
+    before, after = (log_estimates(study(logs), "c", "value") for logs in (noise, shifted))
+    reference = pd.Series(0, index=before.index)
+    widths = [
+        np.log(found["high"] / found["low"])
+        for found in (ratios_to_reference(before, reference), ratios_to_reference(after, reference))
+    ]
+    pd.testing.assert_series_equal(*widths)
+    apart = ratios(after.loc[[1]], after.loc[[0]].set_axis([1]), same_study=False)
+    assert math.log(apart["high"].iloc[0] / apart["low"].iloc[0]) > 10 * widths[1].iloc[1]
+
+
+def test_two_configurations_have_the_paired_t_test() -> None:
+    logs = np.log([[402.0, 391.0, 396.0, 405.0], [101.0, 97.0, 104.0, 100.0]])
+    found = log_estimates(study(logs), "c", "value")
+    row = ratios(found.loc[[0]], found.loc[[1]].set_axis([0])).iloc[0]
+    expected = stats.ttest_rel(*logs).confidence_interval(0.95)
+    assert row["ratio"] == pytest.approx(math.exp(logs[0].mean() - logs[1].mean()))
     assert (row["low"], row["high"]) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
 
 
-def test_one_repeat_has_a_median_and_no_interval() -> None:
+def test_single_configurations_of_two_studies_have_welch_t() -> None:
+    fast, slow = [402.0, 391.0, 396.0, 399.0, 405.0], [101.0, 97.0, 104.0]
+    row = ratios(estimates(fast), estimates(slow), same_study=False).iloc[0]
+    expected = stats.ttest_ind(np.log(fast), np.log(slow), equal_var=False).confidence_interval(0.95)
+    assert (row["low"], row["high"]) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+
+
+def test_one_repeat_has_a_value_and_no_interval() -> None:
     alone, several = estimates([100.0]), estimates([100.0, 101.0, 102.0])
-    assert alone["median"].iloc[0] == 100.0
+    assert alone["value"].iloc[0] == pytest.approx(100.0)
     assert intervals(alone).isna().all(axis=None)
-    assert ratios(several, alone)[["low", "high"]].isna().all(axis=None)
-    assert ratios(several, alone)["ratio"].iloc[0] == pytest.approx(1.01)
+    assert ratios(several, alone)[["low", "high", "more"]].isna().all(axis=None)
+
+
+def test_one_repeat_among_others_has_no_interval_and_changes_none(noise: np.ndarray) -> None:
+    with_single = np.vstack([noise, [0.7, np.nan, np.nan]])
+    found = intervals(log_estimates(study(with_single), "c", "value"))
+    assert found.loc[12].isna().all()
+    pd.testing.assert_frame_equal(found.loc[:11], intervals(log_estimates(study(noise), "c", "value")))
+
+
+def test_repeats_of_a_single_group_are_the_sample() -> None:
+    found = log_estimates(study(np.log([[100.0, 102.0, 101.0]]), ["a"] * 3), "c", "value")
+    one_group_each = estimates([100.0, 102.0, 101.0])
+    assert found["group_names"].iloc[0] == ()
+    pd.testing.assert_frame_equal(intervals(found), intervals(one_group_each))
 
 
 def test_equal_repeats_give_an_interval_of_zero_width() -> None:
-    same = estimates([50.0, 50.0, 50.0, 50.0], ["a", "a", "b", "b"])
-    assert not same["groups_differ"].iloc[0]
-    assert intervals(same).iloc[0].tolist() == pytest.approx([50.0, 50.0])
-    assert ratios(same, estimates([25.0, 25.0])).iloc[0].tolist() == pytest.approx([2.0, 2.0, 2.0])
-
-
-def test_groups_are_the_sample_if_they_differ() -> None:
-    values, groups = [100.0, 100.1, 100.2, 110.0, 110.1], ["a", "a", "a", "b", "b"]
-    row = estimates(values, groups).iloc[0]
-    means = [np.log(values[:3]).mean(), np.log(values[3:]).mean()]
-    assert row["groups_differ"]
-    assert row["degrees"] == 1
-    assert row["log_mean"] == pytest.approx(np.mean(means))
-    assert row["log_variance"] == pytest.approx(np.var(means, ddof=1) / 2)
-
-
-def test_repeats_are_the_sample_if_groups_agree() -> None:
-    values, groups = [100.0, 104.0, 98.0, 101.0, 103.0], ["a", "b", "a", "b", "a"]
-    f_test = stats.f_oneway(np.log([100, 98, 103]), np.log([104, 101]))
-    assert f_test.pvalue > 0.05
-    pd.testing.assert_frame_equal(
-        estimates(values, groups).drop(columns="groups"), estimates(values).drop(columns="groups"), check_exact=False
-    )
-
-
-@pytest.mark.parametrize("shift", [1.01, 1.02, 1.03, 1.04, 1.06])
-def test_groups_differ_if_and_only_if_the_f_test_is_significant(shift: float) -> None:
-    first, second = np.array([100.0, 101.0, 102.5]), shift * np.array([99.7, 100.8])
-    f_test = stats.f_oneway(np.log(first), np.log(second))
-    row = estimates([*first, *second], ["a"] * 3 + ["b"] * 2).iloc[0]
-    assert bool(row["groups_differ"]) == (f_test.pvalue < 0.05)
+    logs = np.log([[50.0] * 3, [25.0] * 3, [10.0] * 3])
+    found = log_estimates(study(logs), "c", "value")
+    assert intervals(found).iloc[0].tolist() == pytest.approx([50.0, 50.0, 0.0])
+    assert ratios_to_reference(found, pd.Series({1: 0})).iloc[0].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.0])
+    assert not found["outlying"].any()
 
 
 def test_null_values_are_ignored_and_null_groups_are_one_group() -> None:
-    frame = repeats([100.0, np.nan, 102.0, 104.0]).assign(worker_group=None)
-    row = log_estimates(frame, "study", "value").iloc[0]
+    frame = pd.DataFrame({"c": 0, "worker_group": None, "value": [100.0, np.nan, 102.0, 104.0]})
+    row = log_estimates(frame, "c", "value").iloc[0]
     assert (row["n"], row["groups"]) == (3, 1)
 
 
 def test_a_value_without_a_logarithm_is_refused() -> None:
     with pytest.raises(ValueError, match="^value must be > 0"):
-        estimates([1.0, 0.0])
+        log_estimates(pd.DataFrame({"c": 0, "worker_group": "a", "value": [1.0, 0.0]}), "c", "value")
 
 
-def coverage(repeat_count: int, group_count: int, between: float = 0.0, studies: int = 12_000) -> float:
-    """Return the share of simulated studies whose 95 % interval contains the true ratio, 3.8.
-
-    The relative standard deviation is 1 % between repeats and `between` between groups.
-    """
-    rng = np.random.default_rng(repeat_count + 100 * group_count)
-    study = np.repeat(np.arange(studies), repeat_count)
-    group = np.tile(np.arange(repeat_count) % group_count, studies)
-
-    def simulated(true_value: float) -> pd.DataFrame:
-        noise = (
-            0.01 * rng.standard_normal(len(study)) + between * rng.standard_normal((studies, group_count))[study, group]
-        )
-        values = true_value * np.exp(noise)
-        return log_estimates(
-            pd.DataFrame({"study": study, "worker_group": group.astype(str), "value": values}), "study", "value"
-        )
-
-    intervals = ratios(simulated(380.0), simulated(100.0))
-    return float(((intervals["low"] <= 3.8) & (intervals["high"] >= 3.8)).mean())
+def test_a_configuration_whose_repeats_vary_most_keeps_its_own_variance(noise: np.ndarray) -> None:
+    noise[4, 2] += 0.4
+    found = log_estimates(study(noise), "c", "value")
+    assert found.index[found["outlying"]].tolist() == [4]
+    assert found.loc[4, "degrees"] == 2
+    others = log_estimates(study(np.delete(noise, 4, axis=0)), "c", "value")
+    assert found.drop(index=4)["variance"].mean() == pytest.approx(others["variance"].mean(), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("repeat_count", "group_count", "least", "most"),
-    [
-        (2, 1, 0.97, 0.99),
-        (3, 1, 0.955, 0.975),
-        (5, 1, 0.94, 0.96),
-        (10, 1, 0.94, 0.96),
-        (3, 2, 0.955, 0.98),
-        (5, 2, 0.95, 0.97),
-    ],
-)
-def test_intervals_cover_the_true_ratio(repeat_count: int, group_count: int, least: float, most: float) -> None:
-    assert least <= coverage(repeat_count, group_count) <= most
+def test_about_one_configuration_in_a_hundred_is_outlying_by_chance() -> None:
+    means = np.random.default_rng(2).standard_normal((2_000, 16, 3))
+    share = complete(means, np.zeros(16, dtype=int)).outlying.mean()
+    assert 0.8 * OUTLYING_P <= share <= 1.3 * OUTLYING_P
 
 
-def test_intervals_cover_the_true_ratio_of_different_groups_only_if_groups_are_known() -> None:
-    assert 0.94 <= coverage(10, 5, between=0.03) <= 0.97
-    assert coverage(10, 1, between=0.03) < 0.5  # the same spread between runs, hidden in one group
+def test_strata_have_variances_of_their_own(noise: np.ndarray) -> None:
+    logs = np.vstack([noise, 10 * noise[:6] - 9 * noise[:6].mean(axis=0)])
+    frame = study(logs)
+    frame["host_bound"] = frame["c"] >= 12
+    apart, together = (log_estimates(frame, "c", "value", stratum=name) for name in ("host_bound", None))
+    assert np.sqrt(apart.loc[12:, "variance"].mean() / apart.loc[:11, "variance"].mean()) > 7
+    assert together.loc[:11, "variance"].mean() > 5 * apart.loc[:11, "variance"].mean()
+    alone = log_estimates(study(noise), "c", "value")
+    assert apart.loc[:11, "variance"].tolist() == pytest.approx(alone["variance"].tolist(), rel=0.1)
 
 
-def test_the_ratio_to_a_reference_has_no_interval_for_the_reference_itself() -> None:
-    rows = pd.DataFrame({"by": list("aabbcc"), "worker_group": "g", "value": [1.0, 1.1, 2.0, 2.2, 4.0, 4.1]})
-    estimates = log_estimates(rows, "by", "value")
-    to_reference = ratios_to_reference(estimates, pd.Series({"a": "a", "c": "b"}))
-    expected = ratios(estimates.loc[["c"]], estimates.loc[["b"]].set_axis(["c"]))
-    pd.testing.assert_frame_equal(to_reference.loc[["c"]], expected)
-    assert to_reference.loc["a", "ratio"] == 1
-    assert to_reference[["low", "high"]].isna().loc["a"].all()
+def test_a_stratum_of_few_configurations_is_pooled_with_the_others(noise: np.ndarray) -> None:
+    frame = study(noise)
+    frame["host_bound"] = frame["c"] < 2
+    pd.testing.assert_frame_equal(
+        log_estimates(frame, "c", "value", stratum="host_bound"), log_estimates(frame, "c", "value")
+    )
+
+
+def test_restricted_likelihood_agrees_with_the_closed_form_if_nothing_is_missing(noise: np.ndarray) -> None:
+    strata = np.zeros(12, dtype=int)
+    closed, likelihood = complete(noise, strata), incomplete(noise, strata)
+    assert likelihood.shift_variance == pytest.approx(closed.shift_variance, rel=1e-3)
+    assert likelihood.shift_degrees == pytest.approx(2)
+    assert likelihood.residual_degrees == pytest.approx(22)
+    assert likelihood.shift_share.tolist() == pytest.approx([1 / 12] * 12, rel=1e-3)
+    assert likelihood.variance.tolist() == pytest.approx(closed.variance.tolist(), rel=0.05)
+
+
+def test_restricted_likelihood_finds_the_variances_of_studies_with_missing_trials() -> None:
+    rng = np.random.default_rng(3)
+    shift, rest = [], []
+    for _ in range(60):
+        logs = rng.standard_normal((10, 4)) + 3 * rng.standard_normal(4)
+        logs[rng.random((10, 4)) < 0.15] = np.nan
+        logs = logs[(~np.isnan(logs)).sum(axis=1) > 1]
+        found = incomplete(logs, np.zeros(len(logs), dtype=int))
+        shift.append(float(found.shift_variance))
+        rest.append(float(found.variance.mean()))
+    assert np.mean(rest) == pytest.approx(1.0, rel=0.06)
+    assert np.mean(shift) == pytest.approx(9.1, rel=0.3)
+
+
+def test_groups_that_only_one_side_has_remain_in_a_ratio(noise: np.ndarray) -> None:
+    logs = noise + np.array([0.0, 0.2, -0.2])
+    logs[3, 2] = np.nan
+    found = log_estimates(study(logs), "c", "value")
+    same, apart = (ratios(found.loc[[c]], found.loc[[0]].set_axis([c])).iloc[0] for c in (1, 3))
+    assert math.log(apart["high"] / apart["low"]) > 3 * math.log(same["high"] / same["low"])
+
+
+def test_a_configuration_of_a_single_group_uses_the_variance_of_the_study(noise: np.ndarray) -> None:
+    frame = pd.concat([study(noise), pd.DataFrame({"c": 12, "worker_group": "0", "value": [1.0, 1.01]})])
+    found = log_estimates(frame, "c", "value")
+    assert found.loc[12, "degrees"] == PRIOR_DEGREES
+    assert found.loc[12, "variance"] == pytest.approx(found.loc[:11, "variance"].mean(), rel=0.2)
+    assert intervals(found).loc[12].notna().all()
+
+
+def test_trials_that_each_have_their_own_group_are_independent(noise: np.ndarray) -> None:
+    frame = study(noise)
+    frame["worker_group"] = range(len(frame))
+    found = log_estimates(frame, "c", "value")
+    own = noise.var(axis=1, ddof=1)
+    assert found["shift_variance"].eq(0).all()
+    assert found["variance"].tolist() == pytest.approx(list((8 * own.mean() + 2 * own) / 10))
+
+
+def test_the_ratio_to_a_reference_has_no_interval_for_the_reference_itself(noise: np.ndarray) -> None:
+    found = log_estimates(study(noise), "c", "value")
+    to_reference = ratios_to_reference(found, pd.Series({0: 0, 2: 1}))
+    expected = ratios(found.loc[[2]], found.loc[[1]].set_axis([2]))
+    pd.testing.assert_frame_equal(to_reference.loc[[2]], expected, check_names=False)
+    assert to_reference.loc[0, "ratio"] == 1
+    assert to_reference[["low", "high", "more"]].isna().loc[0].all()
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(1.0, 2.0, True), (1.0, 2.01, False), (0.0, 1e6, False)])
+def test_an_interval_beyond_a_factor_of_2_is_not_resolved(low: float, high: float, expected: bool) -> None:
+    assert is_resolved(low, high) is expected
+
+
+def test_the_further_repeats_narrow_the_interval_to_a_factor_of_2_if_the_spread_stays() -> None:
+    spread = 0.2
+    few = spread * np.array([-1.0, 1.0]) / math.sqrt(2)
+    row = intervals(estimates(list(np.exp(few)))).iloc[0]
+    assert row["high"] > 2 * row["low"]
+    for further, narrow in ((row["more"] - 1, False), (row["more"], True)):
+        n = int(2 + further)
+        half = stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n)
+        assert (math.exp(2 * half) <= 2) is narrow
+    assert intervals(estimates([100.0, 101.0])).iloc[0]["more"] == 0
+    assert math.isinf(intervals(estimates([1.0, 1e9])).iloc[0]["more"])
