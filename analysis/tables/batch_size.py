@@ -59,7 +59,7 @@ def ladder(analysis: Analysis) -> Table:
             Column(
                 "batches_s",
                 f"{BATCHES} batches (s)",
-                f"{BATCHES} plain training steps, without instrumentation.",
+                f"{BATCHES} times the median plain step; the trials may run fewer steps.",
                 decimals=1,
             ),
             Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here.", decimals=0),
