@@ -300,7 +300,7 @@ def test_the_step_of_a_workload_is_assumed_and_the_estimate_says_so() -> None:
     grid = study(workload=("mine.py:build",))
     [trial] = [row.trial for row in plan_trials(grid, HOST) if row.trial]
     assert step_s(trial) == step_s(trial.but(batch_per_gpu=512))
-    assert "assuming steps of 0.1 s of the workload" in estimate(plan_trials(grid, HOST), [], None).basis
+    assert "assuming steps of 0.1 s of your own code" in estimate(plan_trials(grid, HOST), [], None).basis
 
 
 def test_records_of_other_trials_scale_the_model() -> None:
