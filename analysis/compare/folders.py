@@ -144,8 +144,8 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
         rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True),
         axes,
         tuple(
-            Failure(label, *failures.loc[index, ["status", "reason", "trials"]])
-            for index, label in zip(sorted(failed), labels(failed), strict=True)
+            Failure(label, str(row["status"]), str(row["reason"]), int(row["trials"]))
+            for label, (_, row) in zip(labels(failed), failures.loc[sorted(failed)].iterrows(), strict=True)
         ),
         labels({*done["a"]} - {*done["b"]} - failed),
         labels({*done["b"]} - {*done["a"]}),
