@@ -1,6 +1,6 @@
 """Analyse a study: `analyse` computes everything that tables, figures, sentences and predictions need."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from analysis.read.environment import by_environment, comparable_fingerprints, d
 from analysis.read.fields import Fields
 from analysis.read.results import Results
 from analysis.read.study_record import StudyRecord
+from analysis.read.unread import unread_axes, with_merged_axes
 from analysis.text import rank_noun
 
 
@@ -39,6 +40,7 @@ class Analysis:
     findings: results of the data checks, see `checks.steps.CHECKS`.
     accuracy: of trials that train to an accuracy (see `compare.accuracy.Accuracy`); None if there are none. They have
         no plain window and appear in none of the other attributes.
+    unread: values of the fields that vary although the workload never reads them, by field, see `read.unread`.
     """
 
     results: Results
@@ -51,6 +53,7 @@ class Analysis:
     communication: Communication
     findings: tuple[Finding, ...]
     accuracy: Accuracy | None
+    unread: Mapping[str, tuple[Any, ...]]
 
     @property
     def fields(self) -> Fields:
@@ -103,8 +106,11 @@ def analyses(results: Results) -> list[Analysis]:
 def analyse(results: Results) -> Analysis:
     """Analyse trials that ran under one environment.
 
+    Trials that differ only in fields that their workload never reads count as repeats, see `read.unread`.
     Raises ValueError naming a missing column, or the difference if done trials ran under several environments.
     """
+    unread = unread_axes(results.trials)
+    results = with_merged_axes(results)
     measured = summaries(results.trials, results.windows)
     measured = measured.drop(columns=derived_lengths(measured))
     environments = list(comparable_fingerprints(measured).values())
@@ -121,7 +127,7 @@ def analyse(results: Results) -> Analysis:
     breakdown = communication(results, configured, scaling)
     checked = findings(check_data(configured, measured, results.shapes, results.windows))
     return Analysis(
-        results, configured, scaling, axes, fixed, environment, measured, breakdown, tuple(checked), trained
+        results, configured, scaling, axes, fixed, environment, measured, breakdown, tuple(checked), trained, unread
     )
 
 

@@ -164,10 +164,12 @@ def join(parts: list[str], last: str = "and") -> str:
 
 
 SLOWDOWN_LABELS = {
-    "exposed_wire_s": "exposed transfer",
-    "exposed_wait_s": "exposed wait for slowest rank",
-    "host_work_s": "host work",
+    "transfer_s": "transfer",
+    "queueing_s": "queueing",
+    "wait_s": "wait for slowest rank",
+    "host_s": "host",
     "load_s": "load",
+    "slower_compute_s": "slower compute",
     "remainder_s": "remainder",
 }
 
@@ -199,5 +201,7 @@ PHASE_LABELS = {
     "backward_s": "backward",
     "reduce_s": "reduce",
     "graph_s": "CUDA graph",
+    "after_backward_s": "after backward",
     "optimizer_s": "optimizer",
+    "other_s": "other",
 }

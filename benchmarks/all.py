@@ -27,6 +27,8 @@ SMALL: dict[str, str] = {
     "cost.growth": "--small",
     "cost.noise_scale_cost": "--device cpu --small --seconds 60",
     "cost.overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
+    "truth.known_laws": "--small",
+    "truth.others": "--device cpu --small",
     "speed.peers": "--device cpu --small --seconds 60",
     "truth.prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
     "speed.resnet50_modes": "--device cpu --small --seconds 60",

@@ -34,6 +34,10 @@ class ModelFacts(Facts):
     """carries state from step to step, which replicas created for each step would lose"""
     fits_cpu: bool = True
     """small enough to train on a CPU rank"""
+    million_weights: float = 0.0
+    """weights in millions, with 3 channels, 10 classes and images of 224 pixels; 0: unknown"""
+    image_gflop: float = 0.0
+    """1e9 operations of a forward and a backward pass over an image of 224 pixels, by `trainables.step.flops`"""
 
 
 @dataclass(frozen=True)

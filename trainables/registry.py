@@ -21,21 +21,36 @@ from trainables.facts import (
 )
 
 MODELS: Mapping[str, ModelFacts] = {
-    "mlp": ModelFacts("trainables.models.mlp:mlp"),
-    "resnet18": ModelFacts("trainables.models.resnet:resnet18", residual=True, imagenet_stem=True),
-    "resnet18_small": ModelFacts("trainables.models.resnet:resnet18_small", residual=True),
-    "resnet50": ModelFacts("trainables.models.resnet:resnet50", residual=True, imagenet_stem=True),
-    "resnet50_small": ModelFacts("trainables.models.resnet:resnet50_small", residual=True),
-    "inception_v3": ModelFacts("trainables.models.inception:inception_v3", smallest_image=75),
-    "vgg19": ModelFacts("trainables.models.vgg:vgg19", smallest_image=32),
-    "vgg19_bn": ModelFacts("trainables.models.vgg:vgg19_bn", smallest_image=32),
-    "mlstm64": ModelFacts("trainables.models.mlstm:mlstm64", "text", carries_state=True),
-    "mlstm1024": ModelFacts("trainables.models.mlstm:mlstm1024", "text", carries_state=True),
-    "mlstm2048": ModelFacts("trainables.models.mlstm:mlstm2048", "text", carries_state=True),
-    "mlstm4096": ModelFacts("trainables.models.mlstm:mlstm4096", "text", carries_state=True, fits_cpu=False),
-    "mlstm8192": ModelFacts("trainables.models.mlstm:mlstm8192", "text", carries_state=True, fits_cpu=False),
-    "transformer": ModelFacts("trainables.models.transformer:transformer", "text"),
-    "transformer_tiny": ModelFacts("trainables.models.transformer:transformer_tiny", "text"),
+    "mlp": ModelFacts("trainables.models.mlp:mlp", million_weights=9.63, image_gflop=0.0385),
+    "resnet18": ModelFacts(
+        "trainables.models.resnet:resnet18", residual=True, imagenet_stem=True, million_weights=11.2, image_gflop=10.6
+    ),
+    "resnet18_small": ModelFacts(
+        "trainables.models.resnet:resnet18_small", residual=True, million_weights=11.2, image_gflop=163
+    ),
+    "resnet20": ModelFacts("trainables.models.resnet:resnet20", residual=True, million_weights=0.272, image_gflop=12.0),
+    "resnet50": ModelFacts(
+        "trainables.models.resnet:resnet50", residual=True, imagenet_stem=True, million_weights=23.5, image_gflop=24.3
+    ),
+    "resnet50_small": ModelFacts(
+        "trainables.models.resnet:resnet50_small", residual=True, million_weights=23.5, image_gflop=381
+    ),
+    "inception_v3": ModelFacts(
+        "trainables.models.inception:inception_v3", smallest_image=75, million_weights=21.8, image_gflop=17.0
+    ),
+    "vgg19": ModelFacts("trainables.models.vgg:vgg19", smallest_image=32, million_weights=140, image_gflop=118),
+    "vgg19_bn": ModelFacts("trainables.models.vgg:vgg19_bn", smallest_image=32, million_weights=140, image_gflop=118),
+    "mlstm64": ModelFacts("trainables.models.mlstm:mlstm64", "text", carries_state=True, million_weights=0.0742),
+    "mlstm1024": ModelFacts("trainables.models.mlstm:mlstm1024", "text", carries_state=True, million_weights=5.85),
+    "mlstm2048": ModelFacts("trainables.models.mlstm:mlstm2048", "text", carries_state=True, million_weights=22.2),
+    "mlstm4096": ModelFacts(
+        "trainables.models.mlstm:mlstm4096", "text", carries_state=True, fits_cpu=False, million_weights=86.3
+    ),
+    "mlstm8192": ModelFacts(
+        "trainables.models.mlstm:mlstm8192", "text", carries_state=True, fits_cpu=False, million_weights=340
+    ),
+    "transformer": ModelFacts("trainables.models.transformer:transformer", "text", million_weights=25.5),
+    "transformer_tiny": ModelFacts("trainables.models.transformer:transformer_tiny", "text", million_weights=0.0454),
 }
 
 DATASETS: Mapping[str, DatasetFacts] = {
@@ -83,7 +98,7 @@ PRECISIONS: Mapping[str, PrecisionFacts] = {
 }
 
 _BUCKETS = ("broadcast_buffers", "bucket_mb")
-_DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph")
+_DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 
 PARALLEL: Mapping[str, StrategyFacts] = {
     "none": StrategyFacts("trainables.step.parallel:none", one_rank=True),

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare.recipes import LAYOUT, with_recipes
+from analysis.measure.noise_scale import PERIODS, critical_batches
 from analysis.measure.training import reached_target, training_runs
 from analysis.read.results import Results
 from analysis.statistics import mean_interval, welch_difference
@@ -29,8 +30,10 @@ a wide interval always does.
 
 LOSSLESS_BATCH_COLUMNS = [
     "remedy", "reference_batch", "reference_top1", "elbow", "is_open", "failing_batch", "failing_difference",
-    "failing_difference_low", "failing_difference_high", "critical_batch", "critical_batch_low",
-    "critical_batch_high", "critical_from",
+    "failing_difference_low", "failing_difference_high",
+    *(f"critical_batch{period}{end}" for period in ("", *(f"_{period}" for period in PERIODS))
+      for end in ("", "_low", "_high")),
+    *(f"epochs_{period}" for period in PERIODS), "critical_from",
 ]  # fmt: skip
 """Columns of `lossless_batches`."""
 
@@ -75,8 +78,8 @@ def _reference_of(members: dict[Key, pd.DataFrame], recipe: str, plain: str) -> 
     return next(iter([*of_recipe, *of_plain, *(key for key in members if key[0] == recipe)]), ())
 
 
-def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
-    """Return one row per recipe, global batch and layout.
+def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per recipe, global batch and layout. epochs: rows of epochs.parquet of these runs.
 
     Columns: remedy, remedy_number, global_batch, the layout's fields, made_of (the layout in words). is_reference;
     is_chosen: the layout that represents its batch; is_shared: its runs also belong to another recipe.
@@ -88,8 +91,8 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
     within_noise: True if the interval contains 0 and excludes a loss of RELEVANT_LOSS, False if it excludes 0, None if
     there are too few seeds.
     plain_difference: difference to the plain reference, for recipes with another one.
-    throughput_samples_per_s: geometric mean with interval. noise_batch with `_low`, `_high` (t on logarithms over
-    seeds), noise_n, and noise_batch_first, noise_batch_last (geometric means of the first and last epoch).
+    throughput_samples_per_s: geometric mean with interval. noise_batch, noise_batch_first, _middle and _last, each with
+    `_low` and `_high`, noise_n and noise_epochs_*: see `noise_scale.critical_batches`.
     reached: runs that reached the target. steps_to_target, samples_to_target, time_to_target_s (with `_low` and
     `_high`) and hours_to_target (rank-hours): means, NaN unless every run reached it.
     side_by_side: largest number of concurrent trainings. trial_ids.
@@ -122,7 +125,7 @@ def cells(runs: pd.DataFrame, plain: str) -> pd.DataFrame:
         other_values = members[plain_reference]["validation_top1"] if has_other_reference else values.iloc[:0]
         row |= _difference("plain_difference", values, other_values, not has_other_reference)
         row |= _throughput(part["throughput_samples_per_s"].dropna())
-        row |= _noise(part) | _to_target(part)
+        row |= critical_batches(epochs[epochs["trial_id"].isin(part["trial_id"])]) | _to_target(part)
         row |= {"side_by_side": part["side_by_side"].max(), "trial_ids": tuple(part["trial_id"])}
         rows.append(row)
     return pd.DataFrame(rows)
@@ -150,17 +153,6 @@ def _throughput(values: pd.Series) -> dict[str, float]:
     return {f"throughput_samples_per_s{end}": float(np.exp(log)) for end, log in ends.items()}
 
 
-def _noise(part: pd.DataFrame) -> dict[str, Any]:
-    logs = part["noise_batch"].astype(float).dropna().map(np.log)
-    low, high = mean_interval(logs)
-    first_and_last = {
-        f"noise_batch_{end}": np.exp(np.log(part[f"noise_batch_{end}"].astype(float)).mean())
-        for end in ("first", "last")
-    }
-    result = {"noise_batch": np.exp(logs.mean()) if len(logs) else np.nan, "noise_n": len(logs)}
-    return result | {"noise_batch_low": np.exp(low), "noise_batch_high": np.exp(high)} | first_and_last
-
-
 def _to_target(part: pd.DataFrame) -> dict[str, Any]:
     reached = part["time_to_target_s"].notna()
     names = ("steps_to_target", "samples_to_target", "time_to_target_s", "hours_to_target")
@@ -177,10 +169,9 @@ def lossless_batches(cells: pd.DataFrame) -> pd.DataFrame:
     difference lies below 0); NaN if there are too few seeds.
     is_open: accuracy never dropped, so the elbow may be larger.
     failing_batch: the first batch with a significant drop, and its difference with `_low` and `_high`.
-    critical_batch with `_low` and `_high`: the gradient noise scale (McCandlish et al. 2018,
-    https://arxiv.org/abs/1812.06162, section 2.3: B_crit is approximately B_simple) of the recipe's runs at the
-    reference batch, or at its smallest batch with a noise scale.
-    critical_from: the cell it comes from.
+    critical_batch and critical_batch_first, _middle, _last with `_low` and `_high`: see `critical_batch`, of the
+    recipe's runs at the reference batch, or at its smallest batch with a noise scale. epochs_first, _middle, _last:
+    their epochs. critical_from: the cell they come from.
     """
     rows = []
     for recipe, part in cells.groupby("remedy", sort=False):
@@ -237,7 +228,7 @@ def accuracy(results: Results) -> Accuracy | None:
     runs = runs.join(reached, on="trial_id")
     runs["hours_to_target"] = runs["world_size"] * runs["time_to_target_s"] / 3600
     epochs = results.epochs[results.epochs["trial_id"].isin(runs["trial_id"])]
-    frame = cells(runs, plain)
+    frame = cells(runs, plain, epochs)
     known_target = target if target is not None and np.isfinite(target) else None
     return Accuracy(runs, epochs, frame, lossless_batches(frame), plain, known_target, bool(len(asked)))
 
@@ -264,21 +255,21 @@ def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
 
 
 def critical_batch(cells: pd.DataFrame, recipe: str) -> dict[str, Any]:
-    """Return the critical batch of a recipe in samples, its interval over seeds, and the cell it comes from."""
-    known = cells[(cells["remedy"] == recipe) & cells["noise_batch"].notna()]
+    """Return the critical batch of a recipe in samples, and the cell and seeds that it comes from.
+
+    Over all epochs and in `noise_scale.PERIODS`, each with its interval over blocks of epochs.
+    """
+    names = [f"critical_batch{period}" for period in ("", *(f"_{period}" for period in PERIODS))]
+    columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
+    known = cells[(cells["remedy"] == recipe) & (cells["noise_n"] > 0)]
     known = known.sort_values(["is_reference", "global_batch"], ascending=[False, True], kind="stable")
+    epochs = [f"epochs_{period}" for period in PERIODS]
     if known.empty:
-        return {
-            "critical_batch": np.nan,
-            "critical_batch_low": np.nan,
-            "critical_batch_high": np.nan,
-            "critical_from": None,
-        }
+        return dict.fromkeys(columns, np.nan) | dict.fromkeys([*epochs, "critical_from"])
     row = known.iloc[0]
     return {
-        "critical_batch": row["noise_batch"],
-        "critical_batch_low": row["noise_batch_low"],
-        "critical_batch_high": row["noise_batch_high"],
+        **{name: row[name.replace("critical_batch", "noise_batch")] for name in columns},
+        **{name: row[f"noise_{name}"] for name in epochs},
         "critical_from": f"batch {row['global_batch']} ({row['made_of']}), n = {row['noise_n']}",
     }
 
@@ -302,7 +293,8 @@ def goodput(cells: pd.DataFrame, plain: str) -> pd.DataFrame:
                 f"critical_batch{end}"
             ]
         )
-        shown[f"efficiency{end}"] = (phi + shown["reference_batch"]) / (phi + shown["global_batch"])
+        efficiency = (phi + shown["reference_batch"]) / (phi + shown["global_batch"])
+        shown[f"efficiency{end}"] = efficiency.where(~np.isinf(phi.astype(float)), 1.0)  # noise hides the gradient
     ends = shown[["efficiency_low", "efficiency_high"]]  # below the reference batch, efficiency falls with phi
     shown["efficiency_low"], shown["efficiency_high"] = ends.min(axis=1, skipna=False), ends.max(axis=1, skipna=False)
     name, product = "goodput_samples_per_s", shown["throughput_samples_per_s"] * shown["efficiency"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare.communication import Communication, breakdown_step_s
+from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
 from analysis.text import join
 
@@ -64,10 +64,10 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     configurations: see the function of that name. Shares add up to 1. If phases are unknown, they are NaN and bound is
     None.
 
-    load, transfer: phases of the step. wire, wait: exposed parts of the communication breakdown; 0 on one rank. On
-    several ranks without a breakdown they are NaN and included in compute. host: if the step is host-bound
-    (`measures.summarise`), the device's idle time that no other region explains. NaN, and included in compute, if
-    kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
+    load, transfer: phases of the step. wire, wait: exposed parts of the communication breakdown, as shares of a step in
+    its window; 0 on one rank. On several ranks without a breakdown they are NaN and included in compute. host: if the
+    step is host-bound (`measures.summarise`), the device's idle time that no other region explains. NaN, and included
+    in compute, if kernel time is unknown. compute: the rest, at most the kernel time if known. idle: the remainder.
 
     bound: "host" if the step is host-bound. Otherwise the largest of load + transfer, wire + wait, and idle (of a pair,
     the larger part) if it takes at least `BOUND_SHARE`; else "compute".
@@ -77,13 +77,13 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     total = total.where(total > 0)
     exposed = traffic.exposed.reindex(configurations.index)
     step_s, alone = configurations["step_s"].astype(float), configurations["world_size"] == 1
-    measured_step_s = breakdown_step_s(exposed, step_s)
+    window_step_s = exposed["communication_step_s"].astype(float)
     shares = pd.DataFrame(
         {
             "load": parts["load_wait_s"].fillna(0.0) / total,
             "transfer": parts["host_to_device_s"].fillna(0.0) / total,
-            "wire": (exposed["exposed_wire_s"].astype(float) / measured_step_s).mask(alone, 0.0),
-            "wait": (exposed["exposed_wait_s"].astype(float) / measured_step_s).mask(alone, 0.0),
+            "wire": (exposed["exposed_wire_s"].astype(float) / window_step_s).mask(alone, 0.0),
+            "wait": (exposed["exposed_wait_s"].astype(float) / window_step_s).mask(alone, 0.0),
         }
     )
     host_bound = pd.Series([value is True for value in configurations["host_bound"]], index=configurations.index)

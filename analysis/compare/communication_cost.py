@@ -27,12 +27,13 @@ def bandwidth_rows(configurations: pd.DataFrame, traffic: Communication) -> pd.D
 
     Bus bandwidth = S / t · 2(N-1)/N for S bytes on N ranks (NVIDIA nccl-tests, doc/PERFORMANCE.md), with three t:
     wire_s: the transfer of all buckets (see `communication.step_rows`).
-    course_s: the textbook estimate, step(N) - step(1). course_bus_bytes_per_s is null if the step is not longer.
+    step_time_difference_s: the textbook estimate, step(N) - step(1). Its bandwidth is null if the step is not
+    longer.
     ceiling_s: the same buckets one after another in the sweep of the same trials.
     utilisation = ceiling_s / wire_s, each summed over the buckets.
     """
     exposed, buckets = traffic.exposed, traffic.buckets
-    columns = ["gradient_bytes", "buckets", "wire_s", "course_s"]
+    columns = ["gradient_bytes", "buckets", "wire_s", "step_time_difference_s"]
     frame = exposed[columns].astype(float).join(configurations[["world_size", "n", "trial_ids"]])
     sums = buckets.groupby("configuration")[["wire_s", "ceiling_s"]].sum(min_count=1).astype(float)
     complete = ~buckets["ceiling_s"].isna().groupby(buckets["configuration"]).any()
@@ -41,6 +42,6 @@ def bandwidth_rows(configurations: pd.DataFrame, traffic: Communication) -> pd.D
     frame["utilisation"] = sums["ceiling_s"] / sums["wire_s"]
     bus_bytes = frame["gradient_bytes"] * bus_factor(frame["world_size"].astype(float))
     frame["algorithm_bytes_per_s"] = frame["gradient_bytes"] / frame["wire_s"]
-    for name in ("wire", "ceiling", "course"):
+    for name in ("wire", "ceiling", "step_time_difference"):
         frame[f"{name}_bus_bytes_per_s"] = bus_bytes / frame[f"{name}_s"].where(frame[f"{name}_s"] > 0)
     return frame

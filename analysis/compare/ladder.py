@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.accuracy import Accuracy, by_precision
+from analysis.measure.configurations import trial_fields
 from analysis.read.study_record import ReferenceLadder, StudyRecord
 from analysis.statistics import intervals, log_estimates, ratios_to_reference
 
@@ -16,7 +17,7 @@ OURS = "this study"
 
 
 COLUMNS = [
-    "machine", "rung", "samples", "batches_s", "batches_s_more", "throughput_samples_per_s",
+    "machine", "rung", "against", "samples", "batches_s", "batches_s_more", "throughput_samples_per_s",
     "throughput_samples_per_s_more",
     *(f"{name}{end}" for name in ("step_ratio", "cumulative_ratio") for end in ("", "_low", "_high", "_more")),
     "trained_percent", "trained_percent_low", "trained_percent_high", "n", "trial_ids",
@@ -29,9 +30,10 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     measured: see `measures.summaries`. Empty if the study has no ladder.
 
     throughput: see `statistics.log_estimates`. batches_s: seconds of `BATCHES` batches on one rank = `BATCHES` times
-    the plain step. step_ratio, cumulative_ratio: throughput / that of the previous measured step, and of the first one,
-    with `_low`, `_high` and `_more` (see `statistics.ratios`; null for a single repeat). samples: per step of all
-    ranks. trained_percent with `_low` and `_high`: accuracy of trainings in the number format of the step, see
+    the plain step. against: the earlier step from which the step differs in the fewest fields, and of those the last
+    one. step_ratio, cumulative_ratio: throughput / that of `against`, and of the first step, with `_low`, `_high` and
+    `_more` (see `statistics.ratios`; null for a single repeat). samples: per step of all ranks. trained_percent with
+    `_low` and `_high`: accuracy of trainings in the number format of the step, see
     `accuracy.by_precision`.
     """
     measured = measured.set_index("trial_id")
@@ -64,8 +66,9 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     reached = by_precision(accuracy)
     for end in ("", "_low", "_high"):
         frame[f"trained_percent{end}"] = 100 * frame["precision"].map(reached[f"top1{end}"]).astype(float)
-    previous = pd.Series(frame.index, index=frame.index).shift().fillna(frame.index[0]).astype(int)
-    for name, reference in (("step", previous), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
+    nearest = _nearest_earlier(trials)
+    frame["against"] = nearest.map(frame["rung"]).where(nearest != nearest.index, None)
+    for name, reference in (("step", nearest), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
         ratio = ratios_to_reference(estimates, reference)
         frame[f"{name}_ratio"] = ratio["ratio"]
         frame[[f"{name}_ratio_{end}" for end in ("low", "high", "more")]] = ratio[["low", "high", "more"]]
@@ -73,6 +76,26 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     return pd.concat([frame.reset_index(drop=True), reference_rows(record.reference_ladders)], ignore_index=True)[
         COLUMNS
     ]
+
+
+def _nearest_earlier(trials: pd.DataFrame) -> pd.Series:
+    """Return, per place on the ladder, the place of the earlier step from which it differs in the fewest fields.
+
+    Of several, the last one; for the first step, its own place. The step before is another one if it changes something
+    that the next step undoes, such as the number format on one GPU.
+    """
+    names = [name for name in trial_fields(trials) if name not in _NOT_COMPARED]
+    fields = trials.drop_duplicates("place").set_index("place")[names].sort_index()
+    nearest = {fields.index[0]: fields.index[0]}
+    for number, place in enumerate(fields.index[1:], 1):
+        earlier = fields.iloc[:number]
+        same = (earlier == fields.loc[place]) | (earlier.isna() & fields.loc[place].isna())
+        changes = (~same).sum(axis=1)
+        nearest[place] = changes[changes == changes.min()].index[-1]
+    return pd.Series(nearest)
+
+
+_NOT_COMPARED = ("repeat", "seed", "rung", "place", "samples")
 
 
 def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
@@ -84,6 +107,7 @@ def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
                 {
                     "machine": ladder.machine,
                     "rung": f"published step {number + 1}",
+                    "against": f"published step {number}" if number else None,
                     "samples": ladder.samples,
                     "batches_s": seconds,
                     "throughput_samples_per_s": BATCHES * ladder.samples / seconds,

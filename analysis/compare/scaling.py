@@ -14,12 +14,15 @@ from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
 
 WEAK, STRONG, NEITHER = "weak", "strong", "neither"
+PLAIN = "none"
+"""the strategy of training without any wrapper, on one rank"""
 
 
 SCALING_COLUMNS = [
     "scaling", "series", "configuration", "world_size", "reference", "reference_world_size", "ideal", "speed_up",
     "speed_up_low", "speed_up_high", "speed_up_more", "efficiency", "efficiency_low", "efficiency_high",
-    "efficiency_more", "n", "reference_n",
+    "efficiency_more", "plain_efficiency", "plain_efficiency_low", "plain_efficiency_high", "plain_efficiency_more",
+    "n", "reference_n",
 ]  # fmt: skip
 
 
@@ -29,13 +32,14 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
     Columns: scaling ("weak": constant batch per rank; "strong": constant global batch; "neither": no other number of
     ranks to compare with), series (number), configuration (index into `configurations`), world_size, reference
     (configuration), reference_world_size, ideal (speed-up), speed_up and efficiency with `_low`, `_high` and `_more`
-    (see `statistics.ratios`), n, reference_n.
+    (see `statistics.ratios`), plain_efficiency with the same, n, reference_n.
 
     A series without one rank uses the configuration of `one_rank`, if there is one, as reference; it adds no row.
     N₀ is the smallest world size of the series, including such a reference, and thr its throughput:
     speed-up = thr(N) / thr(N₀), ideal = N / N₀, efficiency = thr(N) N₀ / (thr(N₀) N). For a constant global batch,
     efficiency is T(N₀) N₀ / (T(N) N); for a constant batch per rank, T(N₀) / T(N). The reference itself is 1 by
-    definition and has no interval.
+    definition and has no interval. plain_efficiency: throughput / (N times that of plain training on one rank, without
+    any strategy); null without such a configuration, and for series of plain training.
     """
     shared = [
         name
@@ -62,6 +66,7 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
         reference = members["series"].map(external_reference).fillna(first).astype(int)
         several = (by_series["world_size"].transform("nunique") > 1) | members["series"].isin(list(external_reference))
         part = _against_reference(members[several], configurations, reference[several])
+        part = part.join(_against_plain(members[several], configurations, keys, declared), on="configuration")
         part["series"] = part.groupby("series", sort=False).ngroup() + first_series
         first_series += part["series"].nunique()
         parts.append(part.assign(scaling=label))
@@ -134,6 +139,29 @@ def _against_reference(members: pd.DataFrame, configurations: pd.DataFrame, firs
     ).reset_index(drop=True)
 
 
+def _against_plain(
+    members: pd.DataFrame, configurations: pd.DataFrame, keys: Sequence[str], declared: Fields
+) -> pd.DataFrame:
+    """Return plain_efficiency of the members of each series, see `scaling_rows`; indexed by configuration."""
+    plain: dict[Hashable, int] = {}
+    for _, rows in members.groupby("series") if "parallel" in members else ():
+        several = rows[(rows["world_size"] > 1) & (rows["parallel"] != PLAIN)].assign(parallel=PLAIN)
+        single = one_rank(several, configurations, keys, declared) if len(several) else None
+        if single is not None:
+            plain |= dict.fromkeys(rows.index, single)
+    reference = pd.Series(plain, dtype="int64")
+    ratio = ratios_to_reference(throughput_estimates(configurations), reference)
+    ranks = members["world_size"].reindex(reference.index).astype(float)
+    return pd.DataFrame(
+        {
+            "plain_efficiency": ratio["ratio"] / ranks,
+            "plain_efficiency_low": ratio["low"] / ranks,
+            "plain_efficiency_high": ratio["high"] / ranks,
+            "plain_efficiency_more": ratio["more"],
+        }
+    )
+
+
 def speed_up_rows(
     configurations: pd.DataFrame, fields: Sequence[str], epoch_s: Mapping[Hashable, float], declared: Fields
 ) -> pd.DataFrame:
@@ -143,11 +171,11 @@ def speed_up_rows(
     `batch_size.epoch_seconds`. declared: declared fields of the study.
 
     There is one row per baseline of each series of configurations that differ only in the number of ranks, at a
-    constant batch per rank (weak) or global batch (strong). Baselines are the same strategy on one rank, and training
-    without any (parallel "none"). Columns: the fields of the first member, scaling, global_batch, baseline, trial_ids
-    of all members, n (fewest repeats), and for each number of ranks k: step_s_k, epoch_s_k (null if the size of the
-    data set is unknown) and `_more` of both, speed_up_k = throughput / the baseline's, with `_low`, `_high` and `_more`
-    (see `statistics.ratios`).
+    constant batch per rank (weak) or global batch (strong). Baselines on one rank are training without any strategy
+    (parallel "none"), and the same strategy. Columns: the fields of the first member, scaling, global_batch, baseline,
+    trial_ids of all members, n (fewest repeats), and for each number of ranks k: step_s_k, epoch_s_k (null if the size
+    of the data set is unknown) and `_more` of both, speed_up_k = throughput / the baseline's, with `_low`, `_high` and
+    `_more` (see `statistics.ratios`).
     """
     rows: list[dict[Hashable, Any]] = []
     strong = ["global_batch" if name == "batch_per_gpu" else name for name in fields]
@@ -156,7 +184,7 @@ def speed_up_rows(
         for _, members in configurations[configurations["world_size"] > 1].groupby(keys, dropna=False, sort=False):
             several_ranks = members.sort_values(["world_size", "nodes"]).drop_duplicates("world_size")
             strategy = several_ranks.iloc[0].get("parallel", "none")
-            for baseline in dict.fromkeys([strategy, "none"]):
+            for baseline in dict.fromkeys([PLAIN, strategy]):
                 like_baseline = (
                     several_ranks.assign(parallel=baseline) if "parallel" in configurations else several_ranks
                 )

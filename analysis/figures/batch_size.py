@@ -137,9 +137,9 @@ def ladder(analysis: Analysis) -> Figure | None:
 
 
 def _waterfall(axis: Any, steps: Any, colour: Any) -> None:
-    """Draw a bar per step: its time, and in grey the time saved over the step before."""
+    """Draw a bar per step: its time, and in grey the time saved over the step that it is compared with."""
     times = 1e6 / steps["throughput_samples_per_s"].to_numpy(dtype=float)
-    before = np.concatenate([times[:1], times[:-1]])
+    before = times * steps["step_ratio"].astype(float).fillna(1.0).to_numpy()
     positions = range(len(times))
     axis.barh(positions, times, height=0.72, color=colour, linewidth=0)
     axis.barh(positions, np.maximum(before - times, 0), left=times, height=0.72, color=GRID, linewidth=0)

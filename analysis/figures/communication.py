@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from analysis.compare.communication import SLOWDOWN_PARTS
+from analysis.compare.causes import SLOWDOWN_PARTS
 from analysis.figures.style import (
     INK,
     MARKERS,
@@ -32,7 +32,7 @@ VISIBLE_SPAN = 10_000
 
 
 def slowdown(analysis: Analysis) -> Figure | None:
-    """Parts of the slowdown with more ranks at a constant batch per rank; negative parts are stacked to the left."""
+    """Causes of the slowdown with more ranks at a constant batch per rank; negative ones are stacked to the left."""
     rows = analysis.communication.slowdown.set_index("configuration")
     if rows.empty:
         return None
@@ -45,7 +45,7 @@ def slowdown(analysis: Analysis) -> Figure | None:
         [*facet_fields(analysis), "world_size"],
         study_ranks(analysis),
         "longer than on the fewest (ms)",
-        rows["slower_s"] * 1e3,
+        rows["growth_s"] * 1e3,
     )
 
 

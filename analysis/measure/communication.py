@@ -1,25 +1,20 @@
 """Reduce gradient buckets to communication times per rank, step and trial."""
 
-from typing import Literal
+from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
-from analysis.read.reduce import require
+from analysis.read.reduce import LAUNCHED, require
 
 WINDOW = "communication"
 
 
 WAIT_MATTERS_SHARE = 0.02
-"""The slowest rank is reported if the wait for it exceeds this share of a step."""
+"""The slowest rank is reported if its lateness exceeds this share of a step."""
 
 
 _STEP = ["trial_id", "window", "rank", "step"]
-
-
-_SECONDS = [
-    "queueing_s", "wire_s", "wait_s", "communication_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_wait_s",
-    "first_ready_s", "last_gradient_s",
-]  # fmt: skip
 
 
 BUCKET_COLUMNS = ["wire_s", "ready_before_s", "ceiling_s", "utilisation", "bus_bytes_per_s"]
@@ -28,9 +23,15 @@ BUCKET_COLUMNS = ["wire_s", "ready_before_s", "ceiling_s", "utilisation", "bus_b
 _SUMS = ["queueing_s", "communication_s", "hidden_s", "exposed_s", "wire_s", "wait_s", "exposed_wire_s"]
 
 
+_OF_WAITING_RANKS = [
+    "gradient_bytes", "buckets", "queueing_s", "wire_s", "communication_s", "first_ready_s", "last_gradient_s",
+]  # fmt: skip
+
+
 BREAKDOWN_COLUMNS = [
-    "gradient_bytes", "buckets", *_SECONDS, "waited_for_rank", "lateness_s", "caused_wait_s", "late_by_load_s",
-    "synchronised_step_s", "no_sync_step_s", "seen_exposed_wire_s", "seen_exposed_wait_s", "seen_load_wait_s",
+    *_OF_WAITING_RANKS, "wait_s", "hidden_s", "exposed_s", "exposed_wire_s", "exposed_queueing_s", "exposed_wait_s",
+    "waited_for_rank", "lateness_s", "late_by_load_s", "communication_step_s", "synchronised_step_s", "no_sync_step_s",
+    "kernel_s",
 ]  # fmt: skip
 """Columns of `communication_breakdown`, which is indexed by trial_id."""
 
@@ -81,17 +82,19 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
     gradient) = wire_s + wait_s (transfer and wait). If buckets run in order, wire_s and wait_s are sums over buckets.
     If they overlap, wire_s is the smallest union over ranks, and wait_s the excess.
     exposed_wire_s: |union of the buckets' [end - wire, end]| after the last local gradient; exposed_wait_s: the rest of
-    exposed_s.
+    exposed_s. exposed_queueing_s: the part of exposed_s before the last bucket starts; null if buckets overlap.
     """
     uncovered_start_s = _uncovered_start(rows, rows["start_s"])
     wire_start_s = _uncovered_start(rows, rows["end_s"] - rows["wire_s"])
     added_s = rows["end_s"] - uncovered_start_s
     exposed = _after(uncovered_start_s, rows["end_s"], rows["last_gradient_s"])
+    is_last_bucket = rows["bucket"] == rows.groupby(_STEP)["bucket"].transform("max")
     rows = rows.assign(
         communication_s=added_s,
         exposed_s=exposed,
         hidden_s=added_s - exposed,
         exposed_wire_s=_after(wire_start_s, rows["end_s"], rows["last_gradient_s"]),
+        exposed_queueing_s=exposed.where(~is_last_bucket, 0.0).where(rows["in_order"]),
     )
     result = (
         rows.groupby(_STEP)
@@ -102,7 +105,7 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
             first_ready_s=("ready_s", "min"),
             last_gradient_s=("last_gradient_s", "first"),
         )
-        .join(rows.groupby(_STEP)[_SUMS].sum(min_count=1))
+        .join(rows.groupby(_STEP)[[*_SUMS, "exposed_queueing_s"]].sum(min_count=1))
         .reset_index()
     )
     union = result["communication_s"].groupby([result[name] for name in ("trial_id", "window", "step")])
@@ -116,46 +119,59 @@ def step_rows(rows: pd.DataFrame) -> pd.DataFrame:
 def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, window: str = WINDOW) -> pd.DataFrame:
     """Return `BREAKDOWN_COLUMNS` per trial with buckets in `window`, indexed by trial_id.
 
-    rows: see `bucket_rows`. window_rows: see `reduce.windows`. Seconds are the median over steps per rank, then the
-    mean over ranks. first_ready_s, last_gradient_s: times in the step of the first bucket and of the last local
-    gradient. synchronised_step_s, no_sync_step_s: interleaved steps with and without communication.
+    rows: see `bucket_rows`. window_rows: see `reduce.windows`.
 
-    waited_for_rank: the rank that waits least, because it arrives last. lateness_s: the others' mean wait for it, at
-    the bucket of the step with the longest wait. caused_wait_s: excess of the others' mean exposed wait over its own.
-    late_by_load_s: excess of its wait for a batch over theirs. The rank is only reported if caused_wait_s is at least
-    `WAIT_MATTERS_SHARE` of a step.
+    All ranks leave the last all-reduce together, so the last rank to arrive in a step has the shortest exposed time.
+    Values are those of the ranks that wait for it: the median over all ranks but the last to arrive, then the median
+    over steps. communication_s: all-reduces = wire_s + wait_s = hidden_s + exposed_s. first_ready_s, last_gradient_s:
+    times in the step of the first bucket and of the last local gradient.
 
-    seen_exposed_wire_s, seen_exposed_wait_s, seen_load_wait_s: values on the rank with the longest exposed wait.
+    exposed_wire_s: exposed time of the last rank to arrive, which waits for nobody. exposed_queueing_s: its part before
+    the last bucket starts, because earlier ones still occupy the link; null if buckets overlap. exposed_wait_s: how
+    much later the last rank has its last gradient than the median of the others, that is, the excess of their exposed
+    time over its own. exposed_s: the sum of both.
+
+    communication_step_s: step in this window. synchronised_step_s, no_sync_step_s: interleaved steps with and without
+    communication. kernel_s: kernel time of a step without communication; null on CPU ranks. Each is the median over
+    the steps of a rank, then the median over all ranks but the usual last one.
+
+    waited_for_rank: the rank that usually arrives last. lateness_s: how much less exposed time it has than the median
+    of the others. late_by_load_s: excess of its wait for a batch over theirs. The rank is only reported if lateness_s
+    is at least `WAIT_MATTERS_SHARE` of a step.
     """
     per_step = step_rows(rows[rows["window"] == window])
     if per_step.empty:
         return pd.DataFrame(columns=BREAKDOWN_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
-    ranks = per_step.groupby(["trial_id", "rank"])[["gradient_bytes", "buckets", *_SECONDS]].median()
-    ranks["load_wait_s"] = _rank_medians(window_rows, "phases", "load_wait_s").reindex(ranks.index)
-    result = ranks.drop(columns="load_wait_s").groupby(level="trial_id").mean()
-    for kind in ("synchronised", "no_sync"):
-        result[f"{kind}_step_s"] = _rank_medians(window_rows, kind, "step_s").groupby(level="trial_id").mean()
-    late = _rank_with(ranks["wait_s"], "idxmin")
-    result["lateness_s"] = _lateness(rows[rows["window"] == window], late)
-    result["caused_wait_s"] = -_against_others(ranks["exposed_wait_s"], late)
-    result["late_by_load_s"] = _against_others(ranks["load_wait_s"], late)
-    step_s = _rank_medians(window_rows, window, "step_s").groupby(level="trial_id").mean()
-    is_relevant = result["caused_wait_s"] >= WAIT_MATTERS_SHARE * step_s
-    result["waited_for_rank"] = late.get_level_values("rank").to_series(result.index).where(is_relevant).astype("Int64")
-    longest_wait = ranks.loc[_rank_with(ranks["exposed_wait_s"].fillna(-1.0), "idxmax")].droplevel("rank")
-    for name in ("exposed_wire_s", "exposed_wait_s", "load_wait_s"):
-        result[f"seen_{name}"] = longest_wait[name]
+    step = ["trial_id", "step"]
+    order = per_step.groupby(step)["exposed_s"].rank(method="first", na_option="bottom")
+    last, waiting = per_step[order == 1].set_index(step), per_step[order > 1].groupby(step)
+    steps = waiting[_OF_WAITING_RANKS].median()
+    steps["exposed_wire_s"], steps["exposed_queueing_s"] = last["exposed_s"], last["exposed_queueing_s"]
+    steps["exposed_wait_s"] = waiting["exposed_s"].median() - last["exposed_s"]
+    result = steps.groupby(level="trial_id").median()
+    result["exposed_s"] = result["exposed_wire_s"] + result["exposed_wait_s"]
+    result["communication_s"] = result[["communication_s", "exposed_s"]].max(axis=1)
+    result["hidden_s"] = result["communication_s"] - result["exposed_s"]
+    result["wait_s"] = (result["communication_s"] - result["wire_s"]).clip(lower=0.0)
+
+    exposed = per_step.groupby(["trial_id", "rank"])["exposed_s"].median()
+    usual_last = _least(exposed.fillna(np.inf))
+
+    def of_waiting(window_name: str, columns: Sequence[str]) -> pd.Series:
+        """Return the median over all ranks but the usual last one of the sum of these columns, by trial_id."""
+        return _others(_rank_medians(window_rows, window_name, columns), usual_last)
+
+    result["communication_step_s"] = of_waiting(window, ["step_s"])
+    result["synchronised_step_s"] = of_waiting("synchronised", ["step_s"])
+    result["no_sync_step_s"] = of_waiting("no_sync", ["step_s"])
+    result["kernel_s"] = of_waiting("busy", LAUNCHED)
+    result["lateness_s"] = _others(exposed, usual_last) - exposed.loc[usual_last].droplevel("rank")
+    load_wait_s = _rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(exposed.index)
+    result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - _others(load_wait_s, usual_last)
+    is_relevant = result["lateness_s"] >= WAIT_MATTERS_SHARE * result["communication_step_s"]
+    ranks = usual_last.get_level_values("rank").to_series(result.index)
+    result["waited_for_rank"] = ranks.where(is_relevant).astype("Int64")
     return result[BREAKDOWN_COLUMNS]
-
-
-def _lateness(rows: pd.DataFrame, late: pd.MultiIndex) -> pd.Series:
-    """Return, per trial, the mean wait of all ranks except `late` at the bucket where it is longest.
-
-    late: (trial_id, rank). Median over steps.
-    """
-    others = rows[~pd.MultiIndex.from_frame(rows[["trial_id", "rank"]]).isin(late)]
-    at_bucket = others.groupby(["trial_id", "step", "bucket"])["wait_s"].mean()
-    return at_bucket.groupby(level=["trial_id", "step"]).max().groupby(level="trial_id").median()
 
 
 def _latest_end_before(rows: pd.DataFrame) -> pd.Series:
@@ -182,18 +198,17 @@ def _after(start_s: pd.Series, end_s: pd.Series, stamp_s: pd.Series) -> pd.Serie
     return (end_s - start_s.where(start_s > stamp_s, stamp_s)).clip(lower=0.0)
 
 
-def _rank_medians(window_rows: pd.DataFrame, window: str, column: str) -> pd.Series:
-    """Return the median over a rank's steps in a window, by trial_id and rank."""
-    return window_rows[window_rows["window"] == window].set_index(["trial_id", "rank"])[column]
+def _rank_medians(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.Series:
+    """Return the sum of the medians of these columns over a rank's steps in a window, by trial_id and rank."""
+    rows = window_rows[window_rows["window"] == window].set_index(["trial_id", "rank"])
+    return rows[list(columns)].astype(float).sum(axis=1, min_count=len(columns))
 
 
-def _rank_with(values: pd.Series, which: Literal["idxmin", "idxmax"]) -> pd.MultiIndex:
-    """Return (trial_id, rank) of the smallest or largest value per trial; `values` is indexed by both."""
-    return pd.MultiIndex.from_tuples(values.groupby(level="trial_id").agg(which), names=["trial_id", "rank"])
+def _least(values: pd.Series) -> pd.MultiIndex:
+    """Return (trial_id, rank) of the smallest value per trial; `values` is indexed by both."""
+    return pd.MultiIndex.from_tuples(values.groupby(level="trial_id").idxmin(), names=["trial_id", "rank"])
 
 
-def _against_others(values: pd.Series, chosen: pd.MultiIndex) -> pd.Series:
-    """Return the value of the chosen rank minus the mean of the others', by trial_id."""
-    chosen_values = values.loc[chosen].droplevel("rank")
-    others = values.drop(chosen).groupby(level="trial_id").mean()
-    return chosen_values - others
+def _others(values: pd.Series, excluded: pd.MultiIndex) -> pd.Series:
+    """Return the median over all ranks except `excluded`, by trial_id; `values` is indexed by trial_id and rank."""
+    return values[~values.index.isin(excluded)].groupby(level="trial_id").median()

@@ -10,10 +10,8 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per done training with at least one epoch: its fields and the results of its last epoch.
 
     Columns besides the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
-    samples_trained, train_s; throughput_samples_per_s (samples / train_s, without validation); noise_trace and
-    noise_norm2 (means over its epochs); noise_batch (their ratio, NaN unless both are positive), and noise_batch_first
-    and _last (of single epochs); side_by_side (maximum of concurrent trainings on a host, including itself; NaN if not
-    recorded).
+    samples_trained, train_s; throughput_samples_per_s (samples / train_s, without validation); side_by_side (maximum of
+    concurrent trainings on a host, including itself; NaN if not recorded).
     """
     rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
     rows = rows[rows["trial_id"].isin(epochs["trial_id"])]
@@ -25,21 +23,11 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     last = ordered.drop_duplicates("trial_id", keep="last").set_index("trial_id").drop(columns=["learning_rate"])
     last = last.rename(columns={"epoch": "epochs_trained", "step": "steps_trained", "samples": "samples_trained"})
     last = last.drop(columns=["validation_s", "noise_trace", "noise_norm2", "non_finite_steps"])
-    by_run = ordered.groupby("trial_id")
-    noise = by_run[["noise_trace", "noise_norm2"]].mean()
-    last = last.join(noise).assign(noise_batch=_ratio(noise["noise_trace"], noise["noise_norm2"]))
-    each = ordered.assign(scale=_ratio(ordered["noise_trace"], ordered["noise_norm2"])).dropna(subset="scale")
-    last["noise_batch_first"] = each.groupby("trial_id")["scale"].first()
-    last["noise_batch_last"] = each.groupby("trial_id")["scale"].last()
     rows = rows.join(last, on="trial_id")
     rows["global_batch"] = rows["world_size"] * rows["batch_per_gpu"] * rows["accumulation_steps"]
     rows["throughput_samples_per_s"] = rows["samples_trained"] / rows["train_s"]
     rows["side_by_side"] = [_noted(environment, "side_by_side") for environment in rows["environment"]]
     return rows
-
-
-def _ratio(numerator: pd.Series, denominator: pd.Series) -> pd.Series:
-    return (numerator / denominator).where((numerator > 0) & (denominator > 0))
 
 
 def _noted(environment: Any, name: str) -> float:

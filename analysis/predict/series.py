@@ -274,13 +274,13 @@ def _gradients(analysis: Analysis, rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _exposed(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return exposed transfer and wait of each configuration with a breakdown, on the rank that waits longest."""
+    """Return exposed transfer and wait of each configuration with a breakdown."""
     exposed = analysis.communication.exposed.reindex(rows["configuration"])
     frame = pd.DataFrame(
         {
             "world_size": rows["world_size"].to_numpy(dtype=int),
-            "wire_s": exposed["seen_exposed_wire_s"].to_numpy(dtype=float),
-            "wait_s": exposed["seen_exposed_wait_s"].to_numpy(dtype=float),
+            "wire_s": exposed["exposed_wire_s"].to_numpy(dtype=float),
+            "wait_s": exposed["exposed_wait_s"].to_numpy(dtype=float),
         }
     )
     return frame[frame["world_size"] > 1].dropna(ignore_index=True)

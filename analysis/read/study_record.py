@@ -27,6 +27,7 @@ class StudyRecord:
     rungs: name and trial ids of each step of an acceleration ladder, in order.
     reference_ladders: ladders measured elsewhere.
     report_epoch: epoch at which the largest batch is compared with the reference batch.
+    small_form: what a study on CPU ranks replaces to finish in minutes; empty for the complete form.
     notes: sentences about the data that no number shows.
     """
 
@@ -39,6 +40,7 @@ class StudyRecord:
     rungs: tuple[tuple[str, tuple[str, ...]], ...]
     reference_ladders: tuple[ReferenceLadder, ...]
     report_epoch: int | None
+    small_form: str
     notes: tuple[str, ...]
 
     @classmethod
@@ -67,6 +69,7 @@ class StudyRecord:
             ),
             reference_ladders=tuple(_ladders(configuration.get("reference_ladders"))),
             report_epoch=epoch if isinstance(epoch, int) and not isinstance(epoch, bool) else None,
+            small_form=str(configuration.get("small_form") or ""),
             notes=tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else (),
         )
 

@@ -19,7 +19,6 @@ import pyarrow.fs as pafs
 from markupsafe import Markup
 
 from analysis.figures.style import GRID, INK, render
-from analysis.measure.configurations import derived_lengths
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.environment import commit, difference
 from analysis.read.errors import ResultsError, line
@@ -27,11 +26,12 @@ from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
 from analysis.report.sections import PLOTS, SECTIONS, TABLES
 from analysis.report.summary import Summary, left_out, summary
-from analysis.study import Analysis, study_ranks
+from analysis.study import Analysis
 from analysis.tables.table import Table
-from analysis.text import field_label, field_value, join, text
+from analysis.text import join
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.communication import sentences
+from analysis.verdict.facts import facts
 from analysis.verdict.next_steps import next_steps
 from analysis.verdict.trust import trust
 
@@ -172,8 +172,6 @@ def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None
 
 def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
     """Return what the templates of page and Markdown show besides the environments' parts."""
-    ranks = study_ranks(analysis)
-    runs = analysis.accuracy.runs if analysis.accuracy and analysis.configurations.empty else analysis.configurations
     return {
         "name": analysis.record.name,
         "question": analysis.record.question,
@@ -181,23 +179,8 @@ def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], p
         "partial": partial,
         "left_out": left_out(analysis, others),
         "counts": status_counts(results),
-        "fixed": [
-            (field_label(name, ranks), field_value(name, value))
-            for name, value in analysis.fixed.items()
-            if value not in ("", None)
-        ],
-        "axes": [
-            (
-                field_label(name, ranks),
-                ", ".join(field_value(name, v) for v in sorted(runs[name].dropna().unique())),
-            )
-            for name in analysis.axes
-        ]
-        + [
-            (field_label(name, ranks), f"{text(lengths.min())} to {text(lengths.max())}, derived from the other fields")
-            for name in derived_lengths(results.trials)
-            for lengths in [results.trials[name]]
-        ],
+        "banner": analysis.record.small_form,
+        "facts": facts(analysis),
     }
 
 

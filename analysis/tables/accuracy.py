@@ -5,6 +5,7 @@ import pandas as pd
 
 from analysis.compare.accuracy import RELEVANT_LOSS, Accuracy, goodput
 from analysis.compare.report_epoch import EPOCH_COLUMNS, report_epoch_rows
+from analysis.measure.noise_scale import PERIODS
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Column, Table
 from analysis.text import number, percent
@@ -96,6 +97,23 @@ def accuracy_table(analysis: Analysis) -> Table:
     )
 
 
+_CRITICAL_BATCHES = tuple(
+    Column(
+        f"critical_batch{suffix}",
+        f"critical batch{of}",
+        "gradient noise scale tr(Σ)/|G|², the batch that balances the cost of steps and samples (McCandlish et al. "
+        f"2018), {over} [95 % interval, jackknife over blocks of epochs].",
+        decimals=0,
+        interval=True,
+        optional=True,
+    )
+    for suffix, of, over in (
+        ("", "", "over all epochs"),
+        *((f"_{period}", f", {period} third", f"over the {period} third of the epochs") for period in PERIODS),
+    )
+)
+
+
 def elbow(analysis: Analysis) -> Table:
     """Tabulate the largest lossless batch of each recipe, next to the critical batch of the noise scale."""
     accuracy = analysis.accuracy
@@ -108,10 +126,6 @@ def elbow(analysis: Analysis) -> Table:
         frame["trial_ids"] = frame["remedy"].map(trial_ids)
         frame["elbow_text"] = [_elbow_text(row) for _, row in frame.iterrows()]
         frame = _percent(frame, "failing_difference", "reference_top1")
-        frame["critical_from"] = [
-            f"{value}; means over {_epochs(accuracy)}" if isinstance(value, str) else None
-            for value in frame["critical_from"]
-        ]
     return Table(
         "Largest lossless batch",
         (
@@ -143,21 +157,8 @@ def elbow(analysis: Analysis) -> Table:
                 True,
                 optional=True,
             ),
-            Column(
-                "critical_batch",
-                "critical batch",
-                "gradient noise scale tr(Σ)/|G|², the batch that balances the cost of steps and samples (McCandlish "
-                "et al. 2018) [95 % interval over seeds].",
-                decimals=0,
-                interval=True,
-                optional=True,
-            ),
-            Column(
-                "critical_from",
-                "estimated from",
-                "cell, seeds, and averaged epochs; the noise scale grows during training.",
-                optional=True,
-            ),
+            *_CRITICAL_BATCHES,
+            Column("critical_from", "estimated from", "cell and seeds.", optional=True),
         ),
         frame,
         "The largest lossless batch is measured. The critical batch is an estimate from gradients at another batch, "
@@ -167,8 +168,8 @@ def elbow(analysis: Analysis) -> Table:
 
 _ELBOW_COLUMNS = [
     "remedy", "reference_batch", "reference_top1_percent", "elbow_text", "failing_batch", "failing_difference_percent",
-    "failing_difference_percent_low", "failing_difference_percent_high", "critical_batch", "critical_batch_low",
-    "critical_batch_high", "critical_from",
+    "failing_difference_percent_low", "failing_difference_percent_high",
+    *(f"{column.name}{end}" for column in _CRITICAL_BATCHES for end in ("", "_low", "_high")), "critical_from",
 ]  # fmt: skip
 
 
@@ -371,11 +372,6 @@ def _elbow_text(row: pd.Series) -> str:
     if pd.isna(row["elbow"]):
         return "unknown: too few seeds"
     return f"{'≥ ' if row['is_open'] else ''}{number(row['elbow'], 0)}"
-
-
-def _epochs(accuracy: Accuracy) -> str:
-    known = accuracy.epochs.dropna(subset=["noise_trace", "noise_norm2"])["epoch"]
-    return f"epochs {known.min()} to {known.max()}" if len(known) else "no epoch"
 
 
 def _target_note(accuracy: Accuracy | None) -> str:

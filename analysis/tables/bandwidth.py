@@ -72,7 +72,7 @@ def bandwidth(analysis: Analysis) -> Table:
                 optional=True,
             ),
             Column(
-                "course_bus_bytes_per_s",
+                "step_time_difference_bus_bytes_per_s",
                 f"by N minus 1 {one} (GB/s)",
                 f"the textbook estimate, t = step on N {several} minus step on one {one}. It includes waiting and "
                 "contention but omits hidden communication, so it overstates bandwidth if overlap is good.",

@@ -59,17 +59,18 @@ def ladder(analysis: Analysis) -> Table:
             Column(
                 "batches_s",
                 f"{BATCHES} batches (s)",
-                f"{BATCHES} plain training steps, without instrumentation.",
+                f"{BATCHES} times the median plain step; the trials may run fewer steps.",
                 decimals=1,
             ),
             Column("throughput_samples_per_s", "throughput (samples/s)", f"{ESTIMATE}, not shown here.", decimals=0),
             Column(
                 "step_ratio",
                 "step speed-up",
-                f"throughput / that of the step before {RATIO_ESTIMATE}.",
+                f"throughput / that of the step in the next column {RATIO_ESTIMATE}.",
                 decimals=2,
                 interval=True,
             ),
+            Column("against", "compared with", "the earlier step from which it differs in the fewest settings."),
             Column(
                 "cumulative_ratio",
                 "cumulative speed-up",

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.compare.communication import SLOWDOWN_PARTS
+from analysis.compare.causes import SLOWDOWN_PARTS
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
+from analysis.measure.collectives import COLUMNS, by_operation
+from analysis.measure.measures import configuration_of
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import MIB, SLOWDOWN_LABELS, decimals_for
@@ -21,29 +23,37 @@ def communication(analysis: Analysis) -> Table:
     frame = _by_configuration(analysis, analysis.communication.exposed)
     frame["late"] = [_late(row) for _, row in frame.iterrows()]
     decimals = _typical_decimals(frame["communication_s"] * _MS)
+    idle = ""
+    if any(value is True for value in analysis.configurations["host_bound"].reindex(frame.index)):
+        idle = " If the step is host-bound, this includes time in which the device idles between kernels."
     seconds = (
         Column("last_gradient_s", "last gradient", "time in the step at which the last local gradient is ready."),
         Column("communication_s", "all-reduces", "time with at least one all-reduce in progress = wire time + wait."),
         Column(
             "wire_s", "wire time", "transfer time: the shortest time of any rank, which is that of the last to arrive."
         ),
-        Column(
-            "wait_s",
-            "wait for slowest rank",
-            "additional time that ranks spend in all-reduces until the last rank arrives.",
-        ),
+        Column("wait_s", "wait for slowest rank", "time in all-reduces until the last rank arrives."),
         Column(
             "queueing_s",
             "queueing",
             "total time for which ready buckets wait for earlier ones; not included in the all-reduces.",
             optional=True,
         ),
-        Column("hidden_s", "hidden", "all-reduces before the last local gradient, overlapped with the backward pass."),
+        Column(
+            "hidden_s",
+            "hidden",
+            "all-reduces before the last local gradient, overlapped with the backward pass = all-reduces - exposed."
+            f"{idle}",
+        ),
         Column(
             "exposed_s", "exposed", "all-reduces after the last local gradient, when the step has nothing else to do."
         ),
-        Column("exposed_wire_s", "exposed transfer", "the exposed part of the wire time."),
-        Column("exposed_wait_s", "exposed wait", "the exposed part of the wait: the cost of late ranks."),
+        Column("exposed_wire_s", "exposed transfer", "exposed time of the rank that arrives last."),
+        Column(
+            "exposed_wait_s",
+            "exposed wait",
+            "how much later the last rank has its last gradient: the cost of late ranks.",
+        ),
     )
     axes = axis_columns(analysis)
     return Table(
@@ -53,16 +63,14 @@ def communication(analysis: Analysis) -> Table:
             Column("gradient_bytes", "gradients (MiB)", "bytes that every rank reduces per step.", 1 / MIB, 1),
             Column("buckets", "buckets", "groups of gradients that are reduced together, per step.", decimals=0),
             *(replace(column, scale=_MS, decimals=decimals) for column in seconds),
-            Column(
-                "late", "late rank", "the rank that the others wait for, and how long at the bucket where it is latest."
-            ),
+            Column("late", "late rank", "the rank that usually arrives last, and by how much in a step."),
             N_COLUMN,
         ),
         frame,
-        "Measured with a communication hook on every rank and bucket: median over the steps of a rank, mean over "
-        "ranks, median over repeats. In each step, hidden + exposed = wire time + wait = all-reduces; their medians "
-        "add up only nearly. A bucket waits first and transfers last. Ranks wait for a late rank at each bucket, so "
-        "the wait may be several times its lateness; the part hidden by the backward pass costs nothing.",
+        "Measured with a communication hook on every rank and bucket. All values but the exposed transfer are those of "
+        "the ranks that wait: the median over all ranks except the last to arrive, over steps, then over repeats. A "
+        "bucket waits first and transfers last. Ranks wait for a late rank at each bucket, so the wait may be several "
+        "times its lateness; the part hidden by the backward pass costs nothing.",
         blocks=blocks(axes),
     )
 
@@ -74,7 +82,7 @@ def exposed_cost(analysis: Analysis) -> Table:
     step_s = analysis.configurations["step_s"].astype(float).to_dict()
     frame["step_s"] = analysis.configurations["step_s"].reindex(frame.index).astype(float)
     frame["live_compute_s"] = frame["step_s"] - frame["exposed_s"].astype(float)
-    frame["alone_step_s"] = frame["step_s"] - frame["course_s"].astype(float)
+    frame["alone_step_s"] = frame["step_s"] - frame["step_time_difference_s"].astype(float)
     frame["reading"] = [_largest_reason(row, slowdowns.get(i), step_s[i]) for i, row in frame.iterrows()]
     decimals = _typical_decimals(frame["exposed_s"] * _MS)
     ranks = study_ranks(analysis)
@@ -88,7 +96,7 @@ def exposed_cost(analysis: Analysis) -> Table:
             Column(
                 "exposed_s",
                 "live (ms)",
-                "all-reduces after the last gradient of a rank, mean over ranks.",
+                "exposed communication of the ranks that wait: transfer, and wait for the last rank.",
                 _MS,
                 decimals,
                 True,
@@ -96,14 +104,14 @@ def exposed_cost(analysis: Analysis) -> Table:
             Column(
                 "no_sync_step_s",
                 "rest, no_sync (ms)",
-                "step under no_sync, which computes without communicating.",
+                "step under no_sync, which computes without communicating, of the same ranks.",
                 _MS,
                 decimals,
             ),
             Column(
                 "difference_s",
                 "by difference (ms)",
-                "step with communication minus step under no_sync, interleaved on the same ranks, mean over ranks.",
+                "step with communication minus step under no_sync, interleaved, of the same ranks.",
                 _MS,
                 decimals,
                 True,
@@ -117,7 +125,7 @@ def exposed_cost(analysis: Analysis) -> Table:
                 optional=True,
             ),
             Column(
-                "course_s",
+                "step_time_difference_s",
                 f"N minus 1 {ranks[0]} (ms)",
                 f"textbook estimate: plain step minus plain step on one {ranks[0]} with the same batch per {ranks[0]}.",
                 _MS,
@@ -147,14 +155,14 @@ def exposed_cost(analysis: Analysis) -> Table:
 
 
 def slowdown(analysis: Analysis) -> Table:
-    """Tabulate the parts of the slowdown with more ranks."""
+    """Tabulate the causes of the slowdown with more ranks."""
     rows = analysis.communication.slowdown.set_index("configuration")
-    frame = _by_configuration(analysis, rows.drop(columns="world_size"))
-    total_s = frame["slower_s"].where(frame["slower_s"] > 0)
+    frame = _by_configuration(analysis, rows.drop(columns=["world_size", "host_bound"]))
+    total_s = frame["growth_s"].where(frame["growth_s"] > 0)
     for name in SLOWDOWN_PARTS:
         frame[f"{name}_share"] = frame[name].astype(float) / total_s
         frame[name] = frame[name].astype(float)
-    decimals = _typical_decimals(frame["slower_s"] * _MS)
+    decimals = _typical_decimals(frame["growth_s"] * _MS)
     parts = [
         Column(name, f"{label} (ms)", _SLOWDOWN_MEANINGS[name], _MS, decimals, share=f"{name}_share", optional=True)
         for name, label in SLOWDOWN_LABELS.items()
@@ -169,28 +177,39 @@ def slowdown(analysis: Analysis) -> Table:
             *axes,
             *references,
             Column(
-                "slower_s",
+                "growth_s",
                 "longer (ms)",
                 "plain step minus that of the smallest size with the same batch per rank.",
                 _MS,
                 decimals,
             ),
             *parts,
+            Column(
+                "kernels_s",
+                "kernels alone (ms)",
+                "evidence: growth of kernel time without communication, or of the step under no_sync if kernel time is "
+                "unknown. Slower compute contains it.",
+                _MS,
+                decimals,
+            ),
         ),
         frame,
-        "Of the rank that waits most, since its own work is the shortest; shares of the total in brackets.",
+        "Causes and remainder add up to the first column; shares of it in brackets. Values of the ranks that wait for "
+        "the last one. Communication takes the share of the plain step that it takes of a step in its own window.",
         blocks=blocks(axes),
     )
 
 
 _SLOWDOWN_MEANINGS = {
-    "exposed_wire_s": "transfer after the last local gradient.",
-    "exposed_wait_s": "wait for a later rank, after the last local gradient.",
-    "host_work_s": "if the device waits for the host: growth of the host's launch time, at most what the other parts "
-    "leave. Not separable from compute on CPU ranks.",
-    "load_s": "growth of the wait for a batch.",
-    "remainder_s": "unexplained: contention of communication and compute, unmeasured host work, noise. "
-    "Negative if the parts add up to more than the slowdown.",
+    "transfer_s": "transfer of the last bucket after the last gradient of the rank that arrives last.",
+    "queueing_s": "the same for earlier buckets, which still occupy the link.",
+    "wait_s": "how much later the last rank has its last gradient than the others.",
+    "host_s": "if the step is host-bound on either size: growth of the time in which the device waits for the host. "
+    "Not separable from compute on CPU ranks.",
+    "load_s": "growth of the wait for a batch and of its copy to the device.",
+    "slower_compute_s": "growth of all else in a step with communication: kernels that share cores, memory or clocks "
+    "with other ranks, or multiprocessors and memory with an all-reduce.",
+    "remainder_s": "unexplained, such as noise between windows. Above 10 % of the growth it deserves a look.",
 }
 
 
@@ -220,6 +239,43 @@ def audit(analysis: Analysis) -> Table:
     )
 
 
+def collectives(analysis: Analysis) -> Table:
+    """Tabulate what scripts communicate, by operation."""
+    trials = by_operation(analysis.results.collectives).reset_index()
+    trials["configuration"] = trials["trial_id"].map(configuration_of(analysis.configurations))
+    grouped = trials.dropna(subset=["configuration"]).groupby(["configuration", "operation"])
+    rows = grouped[COLUMNS].median().assign(n=grouped.size()).reset_index()
+    axes = axis_columns(analysis)
+    frame = rows.join(analysis.configurations[[column.name for column in axes]], on="configuration")
+    decimals = decimals_for(frame["duration_s"].astype(float) * _MS)
+    seconds = (
+        ("duration_s", "time (ms)", "from the start on a rank to its end, summed over the calls."),
+        ("transfer_s", "transfer (ms)", "the shortest time of any rank, which is that of the last to arrive."),
+        ("wait_s", "wait (ms)", "additional time until the last rank arrives."),
+        ("hidden_s", "hidden (ms)", "part during which the device also computed."),
+        ("exposed_transfer_s", "exposed transfer (ms)", "part of the transfer during which it did not."),
+        ("exposed_wait_s", "exposed wait (ms)", "part of the wait during which it did not: the cost of late ranks."),
+    )
+    return Table(
+        "Collectives of a script, per step",
+        (
+            *axes,
+            Column("operation", "operation", "as torch.distributed names it."),
+            Column("calls", "calls", "per step and rank.", decimals=0),
+            Column(
+                "bytes", "size (MiB)", "the larger of input and output on a rank, summed over the calls.", 1 / MIB, 2
+            ),
+            *(Column(name, header, meaning, _MS, decimals) for name, header, meaning in seconds),
+            N_COLUMN,
+        ),
+        frame,
+        "From a profiler trace of a few steps on every rank, which slows the host: median over the steps of a rank, "
+        "mean over ranks, median over repeats. Operations may overlap on CPUs, so that their times add up to more than "
+        "a step.",
+        blocks=blocks(axes),
+    )
+
+
 def _by_configuration(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
     """Join `rows`, indexed by configuration, with the fields of the configurations, in their order."""
     fields = [column.name for column in axis_columns(analysis)]
@@ -235,16 +291,16 @@ def _late(row: pd.Series) -> str | None:
 
 def _largest_reason(row: pd.Series, parts: pd.Series | None, step_s: float) -> str | None:
     """Return the main reason why N minus 1 differs from live; None if either or the slowdown `parts` are unknown."""
-    if pd.isna(row["course_s"]) or pd.isna(row["exposed_s"]) or parts is None:
+    if pd.isna(row["step_time_difference_s"]) or pd.isna(row["exposed_s"]) or parts is None:
         return None
-    gap_s = row["course_s"] - row["exposed_s"]
+    gap_s = row["step_time_difference_s"] - row["exposed_s"]
     if abs(gap_s) < 0.02 * step_s:
         return "agree within 2 % of a step"
     reasons = {
-        "DDP's host work": parts["host_work_s"],
-        "load wait": parts["load_s"],
-        "a late rank": parts["exposed_wait_s"] - row["exposed_wait_s"],
-        "unexplained: contention or noise": parts["remainder_s"],
+        "the host": parts["host_s"],
+        "load": parts["load_s"],
+        "slower compute": parts["slower_compute_s"],
+        "unexplained": parts["remainder_s"],
     }
     sign = 1 if gap_s > 0 else -1
     name, value = max(reasons.items(), key=lambda reason: -1 if pd.isna(reason[1]) else sign * reason[1])

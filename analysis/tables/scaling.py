@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from analysis.compare.scaling import STRONG, WEAK
-from analysis.measure.configurations import characters_per_s
+from analysis.compare.scaling import PLAIN, STRONG, WEAK
+from analysis.measure.configurations import characters_per_s, tokens_per_s
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import ESTIMATE, N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns, blocks
 from analysis.text import GIB, decimals_for, field_label, value_label
@@ -18,6 +18,7 @@ def throughput(analysis: Analysis) -> Table:
     frame = configurations.assign(
         series=labels.reindex(configurations.index).astype(object),
         characters_per_s=characters_per_s(configurations, analysis.fields),
+        tokens_per_s=tokens_per_s(configurations, analysis.measured),
     )
     axes = axis_columns(analysis)
     return Table(
@@ -35,6 +36,13 @@ def throughput(analysis: Analysis) -> Table:
                 "characters_per_s",
                 "characters/s",
                 "samples/s × bytes per sample, for models that read text as bytes.",
+                decimals=0,
+                optional=True,
+            ),
+            Column(
+                "tokens_per_s",
+                "tokens/s",
+                "samples/s × tokens per sample, as the user's code states them or its batches show.",
                 decimals=0,
                 optional=True,
             ),
@@ -95,8 +103,14 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
     frame["efficiency_percent"] = 100 * frame["efficiency"]
     for end in ("low", "high"):
         frame[f"efficiency_percent_{end}"] = 100 * frame[f"efficiency_{end}"]
-    frame["efficiency_percent_more"] = frame["efficiency_more"]
+        frame[f"plain_percent_{end}"] = 100 * frame[f"plain_efficiency_{end}"]
+    frame["efficiency_percent_more"], frame["plain_percent_more"] = (
+        frame["efficiency_more"],
+        frame["plain_efficiency_more"],
+    )
+    frame["plain_percent"] = 100 * frame["plain_efficiency"].astype(float)
     references = sorted(set(frame["reference_world_size"].dropna().astype(int)))
+    ranks = study_ranks(analysis)
     reference = f"N₀ = {', '.join(map(str, references))}" if references else ""
     return Table(
         title,
@@ -115,9 +129,18 @@ def _scaling_table(analysis: Analysis, label: str, title: str, axes: list[Column
                 "ideal", "ideal", "number of ranks / that of the reference.", decimals=_ideal_decimals(frame["ideal"])
             ),
             Column(
+                "plain_percent",
+                f"efficiency, plain {ranks[0]} (%)",
+                f"throughput / ({ranks[1]} × throughput of one {ranks[0]} without any parallel strategy).",
+                1,
+                1,
+                True,
+                optional=True,
+            ),
+            Column(
                 "efficiency_percent",
                 "efficiency (%)",
-                "speed-up / ideal; the reference is 100 by definition.",
+                "speed-up / ideal; the reference, with the same parallel strategy, is 100 by definition.",
                 1,
                 1,
                 True,
@@ -174,7 +197,9 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
         measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", meaning, scale, decimals))
         measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
     frame = (
-        frame.sort_values([*(column.name for column in axes if column.name in frame), batch, "baseline"], kind="stable")
+        frame.assign(with_strategy=frame["baseline"] != PLAIN).sort_values(
+            [*(column.name for column in axes if column.name in frame), batch, "with_strategy"], kind="stable"
+        )
         if len(frame)
         else frame
     )
@@ -188,7 +213,7 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
             Column(
                 "baseline",
                 "baseline",
-                f"strategy on one {ranks[0]}: the same strategy, or none, which is plain training without any wrapper.",
+                f"strategy on one {ranks[0]}: none, which is plain training without any wrapper, or the same strategy.",
                 optional=True,
             ),
             *measured,

@@ -6,9 +6,11 @@ import pandas as pd
 from analysis.compare.accuracy import Accuracy, goodput
 from analysis.compare.recipes import NOTHING
 from analysis.compare.report_epoch import report_epoch_rows
-from analysis.statistics import welch_difference
+from analysis.measure.noise_scale import PERIODS
+from analysis.statistics import mean_interval, welch_difference
 from analysis.study import Analysis
 from analysis.text import join, number, percent, significance, with_interval
+from analysis.verdict.facts import trained_workload, trains_another_model
 
 
 def sentences(analysis: Analysis) -> list[str]:
@@ -16,8 +18,10 @@ def sentences(analysis: Analysis) -> list[str]:
     accuracy = analysis.accuracy
     if accuracy is None:
         return []
+    if not accuracy.runs["validation_top1"].notna().any():
+        return [without_validation(accuracy), *filter(None, [critical(accuracy)])]
     candidates = (
-        reference(accuracy),
+        reference(accuracy, f" of {trained_workload(accuracy)}" if trains_another_model(analysis) else ""),
         at_one_batch(accuracy),
         at_report_epoch(accuracy, analysis.record.report_epoch),
         largest_plain_batch(accuracy),
@@ -34,8 +38,16 @@ def trust(analysis: Analysis) -> list[str]:
     accuracy = analysis.accuracy
     if accuracy is None:
         return []
-    cells, epochs = accuracy.cells, accuracy.epochs
+    cells, epochs = accuracy.cells[accuracy.cells["n"] > 0], accuracy.epochs
     lines = []
+    if trains_another_model(analysis):
+        timed = join(sorted(analysis.configurations["model"].unique()))
+        lines.append(
+            f"The accuracies are those of {trained_workload(accuracy)}, the times those of {timed}: no accuracy of "
+            f"{timed} was measured."
+        )
+    if cells.empty:
+        return [*lines, *_non_finite(epochs)]
     fewest, most = int(cells["n"].min()), int(cells["n"].max())
     seeds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     half_width = (cells["difference_high"] - cells["difference_low"]).median() / 2
@@ -55,14 +67,31 @@ def trust(analysis: Analysis) -> list[str]:
             f"Up to {number(concurrent, 0)} trainings ran concurrently on a host, each on its own device. "
             "This does not affect accuracies, but it may affect times."
         )
-    if non_finite := int(epochs["non_finite_steps"].fillna(0).sum()):
-        trials = epochs.loc[epochs["non_finite_steps"] > 0, "trial_id"].nunique()
-        lines.append(f"{non_finite} steps of {trials} trainings had a non-finite loss or gradient.")
-    return lines
+    return [*lines, *_non_finite(epochs)]
 
 
-def reference(accuracy: Accuracy) -> str | None:
-    """State the accuracy that all others are compared with."""
+def _non_finite(epochs: pd.DataFrame) -> list[str]:
+    """Return a caveat about steps with a non-finite loss or gradient, if there are any."""
+    steps = int(epochs["non_finite_steps"].fillna(0).sum())
+    trials = epochs.loc[epochs["non_finite_steps"] > 0, "trial_id"].nunique()
+    return [f"{steps} steps of {trials} trainings had a non-finite loss or gradient."] if steps else []
+
+
+def without_validation(accuracy: Accuracy) -> str:
+    """State the training loss of trainings whose workload has no held-out samples, and what would give an accuracy."""
+    losses = accuracy.runs["train_loss"].astype(float)
+    low, high = mean_interval(losses)
+    trainings = "1 training" if len(losses) == 1 else f"{len(losses)} trainings"
+    own = "workload" in accuracy.runs and accuracy.runs["workload"].fillna("").ne("").any()
+    fix = "; give Workload(validation=...) to measure it" if own else ""
+    return (
+        f"{trained_workload(accuracy)} has no validation set, so there is no accuracy{fix}. The training loss of the "
+        f"last epoch is {with_interval(losses.mean(), low, high, 3)} (mean of {trainings})."
+    )
+
+
+def reference(accuracy: Accuracy, of: str = "") -> str | None:
+    """State the accuracy that all others are compared with. `of` names what was trained, such as " of mlp"."""
     rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["remedy"] == accuracy.plain)]
     if rows.empty:
         return None
@@ -70,7 +99,7 @@ def reference(accuracy: Accuracy) -> str | None:
     value, low, high = (100 * row[f"top1{end}"] for end in ("", "_low", "_high"))
     seeds = "one seed" if row["n"] == 1 else f"{row['n']} seeds"
     return (
-        f"Plain training at global batch {number(row['global_batch'], 0)} reaches a held-out accuracy of "
+        f"Plain training{of} at global batch {number(row['global_batch'], 0)} reaches a held-out accuracy of "
         f"{_percent(value, low, high)} ({seeds}, last epoch)."
     )
 
@@ -147,16 +176,28 @@ def recipes(accuracy: Accuracy) -> str | None:
 
 
 def critical(accuracy: Accuracy) -> str | None:
-    """State the critical batch that the gradient noise scale predicts."""
-    known = accuracy.lossless_batches.dropna(subset="critical_batch")
+    """State the critical batch that the gradient noise scale predicts, over the course of the training."""
+    known = accuracy.lossless_batches.dropna(subset="critical_from")
     if known.empty:
         return None
     row = known.iloc[0]
-    shown = with_interval(row["critical_batch"], row["critical_batch_low"], row["critical_batch_high"], 0)
+    periods = [period for period in PERIODS if isinstance(row[f"epochs_{period}"], str)]
+    listed = [f"{_samples(row, f'_{period}')} in epochs {row[f'epochs_{period}']}" for period in periods]
+    overall = f"{_samples(row, '')} over all epochs"
     return (
-        f"The gradient noise scale estimates the critical batch of “{row['remedy']}” at {shown} samples "
-        f"({row['critical_from']})."
+        f"The gradient noise scale estimates the critical batch of “{row['remedy']}” in samples: "
+        f"{join([*listed, overall])} ({row['critical_from']})."
     )
+
+
+def _samples(row: pd.Series, suffix: str) -> str:
+    """Return a critical batch with its interval; "not resolved" if the noise hides the gradient."""
+    value, low, high = (float(row[f"critical_batch{suffix}{end}"]) for end in ("", "_low", "_high"))
+    if pd.isna(value):
+        return "not resolved"
+    if np.isinf(high):
+        return f"{number(value, 0)} (at least {number(low, 0)})"
+    return with_interval(value, low, high, 0)
 
 
 def soonest(accuracy: Accuracy) -> str | None:

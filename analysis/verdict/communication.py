@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from analysis.compare.communication import SLOWDOWN_PARTS, breakdown_step_s
+from analysis.compare.causes import CAUSES
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.study import Analysis, study_ranks
 from analysis.text import SLOWDOWN_LABELS, configuration_label, join, number, percent, value_label
@@ -23,18 +23,20 @@ def slowdown(analysis: Analysis) -> str | None:
     if rows.empty:
         return None
     step_s = rows["reference"].map(analysis.configurations["step_s"])
-    row = rows.assign(share=rows["slower_s"] / step_s).sort_values("share").iloc[-1]
+    row = rows.assign(share=rows["growth_s"] / step_s).sort_values("share").iloc[-1]
     if row["share"] <= _WORTH_A_WORD:
         return None
     ranks = study_ranks(analysis)
-    parts = row[list(SLOWDOWN_PARTS[:-1])].dropna().astype(float)
-    parts = parts[parts.abs() >= _WORTH_A_WORD * row["slower_s"]].sort_values(ascending=False)
+    parts = row[list(CAUSES)].dropna().astype(float)
+    parts = parts[parts.abs() >= _WORTH_A_WORD * row["growth_s"]].sort_values(ascending=False)
     listed = join([f"{_ms(value)} {SLOWDOWN_LABELS[str(name)]}" for name, value in parts.items()])
     remainder = row["remainder_s"]
-    rest = f"{_ms(remainder)} unexplained" if remainder >= 0 else f"{_ms(-remainder)} more than the slowdown itself"
+    rest = (
+        f"{_ms(remainder)} remain unexplained" if remainder >= 0 else f"{_ms(-remainder)} more than the slowdown itself"
+    )
     label = _label(analysis, row["configuration"], without=("world_size", "nodes"))
     return (
-        f"Largest slowdown{f' ({label})' if label else ''}: a step takes {_ms(row['slower_s'])} longer on "
+        f"Largest slowdown{f' ({label})' if label else ''}: a step takes {_ms(row['growth_s'])} longer on "
         f"{value_label('world_size', int(row['world_size']), ranks)} than on "
         f"{value_label('world_size', int(row['reference_world_size']), ranks)}: {listed or 'no part is known'}; {rest}."
     )
@@ -46,14 +48,15 @@ def late_ranks(analysis: Analysis) -> str | None:
     rows = exposed_rows[exposed_rows["waited_for_rank"].notna()]
     if rows.empty:
         return None
-    row = rows.sort_values("caused_wait_s").iloc[-1]
+    row = rows.sort_values("lateness_s").iloc[-1]
     label = _label(analysis, row.name)
     others = "the other rank" if _world_size(analysis, row.name) == 2 else "the others"
     text = (
-        f"Rank {int(row['waited_for_rank'])} arrived last{f' ({label})' if label else ''}: {others} waited for it "
-        f"{_ms(row['lateness_s'])} at one bucket, and {_ms(row['caused_wait_s'])} per step after the last gradient"
+        f"Rank {int(row['waited_for_rank'])} usually arrives last{f' ({label})' if label else ''}: {others} "
+        f"{'waits' if others == 'the other rank' else 'wait'} {_ms(row['lateness_s'])} per step for it after the last "
+        "gradient"
     )
-    if row["late_by_load_s"] >= 0.5 * row["caused_wait_s"]:
+    if row["late_by_load_s"] >= 0.5 * row["lateness_s"]:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
     if len(exposed_rows) == 1:
         return f"{text}."
@@ -65,12 +68,11 @@ def exposed(analysis: Analysis) -> str | None:
     rows = analysis.communication.exposed.dropna(subset=["exposed_s"])
     if rows.empty:
         return None
-    step_s = breakdown_step_s(rows, analysis.configurations["step_s"].reindex(rows.index))
-    row = rows.assign(share=rows["exposed_s"] / step_s).sort_values("share").iloc[-1]
+    row = rows.assign(share=rows["exposed_s"] / rows["communication_step_s"]).sort_values("share").iloc[-1]
     label = _label(analysis, row.name)
     most = "at most " if len(rows) > 1 else ""
     return (
-        f"Exposed communication takes {most}{percent(row['share'])} of a step (mean of the ranks), "
+        f"Exposed communication takes {most}{percent(row['share'])} of a step of the ranks that wait, "
         f"{_ms(row['exposed_s'])}{f' ({label})' if label else ''}; the backward pass hides "
         f"{percent(row['hidden_s'] / row['communication_s'])} of the all-reduce time."
     )

@@ -3,6 +3,8 @@
 Each function returns None if the study has no data for it.
 """
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.compare.ladder import OURS
@@ -29,16 +31,18 @@ def ladder(analysis: Analysis) -> str | None:
         return f"The speed-ups of the ladder are not resolved (need {needed})."
     speed_up = rows["cumulative_ratio"].astype(float)
     step_ratios = rows.set_index("rung")["step_ratio"].astype(float).dropna()
+    against: dict[Any, Any] = rows.set_index("rung")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = (
         f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['rung'].iloc[0]} "
-        f"({fastest['rung']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x)"
+        f"({fastest['rung']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x "
+        f"compared with {against[step_ratios.idxmax()]})"
     )
     slower = step_ratios[step_ratios.round(2) < 1]
     if slower.empty:
         return f"{text}."
-    listed = join([f"{name} ({number(ratio, 2)}x)" for name, ratio in slower.items()])
-    return f"{text}; slower than the step before: {listed}."
+    listed = join([f"{name} ({number(ratio, 2)}x of {against[name]})" for name, ratio in slower.items()])
+    return f"{text}; slower than what they are compared with: {listed}."
 
 
 def comparisons(analysis: Analysis) -> str | None:

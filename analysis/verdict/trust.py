@@ -190,10 +190,19 @@ def without_throughput(analysis: Analysis) -> str | None:
     )
 
 
+def unread_fields(analysis: Analysis) -> list[str]:
+    """Return a sentence per field that varies although the workload never reads it."""
+    return [
+        f"The workload never reads {name}: trials with {name} {join([str(value) for value in values])} are identical, "
+        "so they count as repeats and are not compared."
+        for name, values in analysis.unread.items()
+    ]
+
+
 def trust(analysis: Analysis) -> list[str]:
     """Return all caveats about the numbers of the study."""
     configurations = analysis.configurations
-    lines = [*analysis.record.notes, *accuracy_verdict.trust(analysis)]
+    lines = [*analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
     if line := without_throughput(analysis):
         lines.append(line)
     if configurations.empty:

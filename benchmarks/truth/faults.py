@@ -4,7 +4,7 @@
 
 The hosts are sets of network namespaces on this machine (`tests/support/hosts.py`; needs root). The faults, and what
 must hold after each, are defined in `tests/support/faults.py`. Moments are seeded. One study with all faults takes
-minutes; earlier counts are kept, and the same command resumes. Writes benchmarks/results/faults and the table in
+minutes; earlier counts are kept, and the same command resumes. `python -m scripts.check_claims --write` then updates
 docs/evidence.md. Goal: every fault is survived every time.
 """
 
@@ -16,19 +16,15 @@ from typing import Any
 
 from benchmarks.harness.common import figure, kept_samples, write_summary
 from tests.support.faults import CLOCKS, COMPLETED, FAULTS, Cluster, FaultError, cluster, suffer
-from tests.support.hosts import ROOT
 
-NAME = "faults"
-PAGE = ROOT / "docs" / "evidence.md"
 EVERY = [*FAULTS, CLOCKS, COMPLETED]
-BEGIN, END = "<!-- by python -m benchmarks.truth.faults -->\n", "<!-- end -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10, help="repeats per fault")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default=NAME, help="folder under benchmarks/results")
+    parser.add_argument("--name", default="faults", help="folder under benchmarks/results")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no study after this many seconds")
     options = parser.parse_args()
     samples = kept_samples(options.name)
@@ -43,8 +39,6 @@ def main() -> None:
                     samples.append({"repeat": repeat} | sample)
                     print(samples[-1], flush=True)
                     write_summary(options.name, figures(samples), samples)
-                    if options.name == NAME:
-                        publish(table(samples))
 
 
 def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iterator[dict[str, Any]]:
@@ -59,25 +53,11 @@ def _suffered(made: Cluster, moments: random.Random, missing: list[str]) -> Iter
         yield {"holds": False, "fault": left[0], "what": str(error)[-3_000:]}
 
 
-def publish(text: str) -> None:
-    """Replace the table in docs/evidence.md."""
-    before, begin, rest = PAGE.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    PAGE.write_text(before + begin + "\n" + text + end + after)
-
-
 def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     made = []
     for name, (held, count) in _counts(samples).items():
         made.append(figure(f"{name}: survived", held, None, f"of {count}", f"{count} of {count}", held == count))
     return made
-
-
-def table(samples: list[dict[str, Any]]) -> str:
-    """Return the counts as a Markdown table."""
-    lines = ["| fault, while a study runs on two nodes | survived |", "|---|---|"]
-    lines += [f"| {name} | {held} of {count} |" for name, (held, count) in _counts(samples).items()]
-    return "\n".join(lines) + "\n"
 
 
 def _counts(samples: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:

@@ -1,6 +1,7 @@
 """The `plan` and `run` commands: from a configuration to a plan, from a plan to results and a report."""
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
+from study.cli.host import HostBusy, busy_lines, measuring
 from study.cli.prepared import PreparedStudy, concurrent_trainings, warnings, workload_warnings
 from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
@@ -23,6 +25,7 @@ from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
 from study.store.records import count_statuses, statuses_of
 from study.studies.basic import STUDIES
+from study.studies.own_code import own_code_study
 from study.studies.study import Study
 from trainables.rules import unmet_requirement
 
@@ -51,7 +54,8 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
     """Plan a configuration on these nodes. Trials that the results folder already holds are taken into account."""
-    study_of = STUDIES[configuration.study]
+    name = configuration.study
+    study_of = functools.partial(own_code_study, name=name) if configuration.has_own_code else STUDIES[name]
     study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
@@ -145,8 +149,11 @@ def print_warnings(prepared: PreparedStudy) -> None:
         print_to_stderr(line)
 
 
-def run(configuration: Configuration, command: str, quiet: bool) -> int:
-    """Run the missing trials, write the report and print the summary. Return the exit code."""
+def run(configuration: Configuration, command: str, quiet: bool, strict: bool = False) -> int:
+    """Run the missing trials, write the report and print the summary. Return the exit code.
+
+    Raises HostBusy if `strict` and something disturbs timings on this host.
+    """
     prepared: PreparedStudy | None = None
     store: Store | None = None
     interrupted = False
@@ -160,6 +167,9 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
                 return DOES_NOT_FIT
             store = _open(prepared, command)
             if prepared.pending:
+                if is_local(configuration.address):
+                    _check_host(prepared, quiet, strict)
+                    until_reported.enter_context(measuring())
                 cluster = cluster or until_reported.enter_context(connect(configuration.address))
                 until_reported.enter_context(_on_sigterm(_interrupt))
                 interrupted = _measure(prepared, store, cluster, quiet)
@@ -168,6 +178,15 @@ def run(configuration: Configuration, command: str, quiet: bool) -> int:
                 raise
             interrupted = True
         return _report(prepared, store, interrupted, quiet, command)
+
+
+def _check_host(prepared: PreparedStudy, quiet: bool, strict: bool) -> None:
+    """Warn if this host is busy. Raises HostBusy instead if `strict`."""
+    lines = busy_lines(on_gpus=any(trial.device == "cuda" for trial in prepared.pending))
+    if lines and strict:
+        raise HostBusy(f"--strict: {'; '.join(lines)}")
+    for line in lines if not quiet else ():
+        print_to_stderr(f"warning: {line}")
 
 
 def _prepare_to_run(
@@ -220,11 +239,11 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
     with (
         open(tune_log, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
-        Progress(prepared.study.name, prepared.pending, quiet=quiet) as progress,
+        Progress(prepared.study.name, prepared.pending, quiet=quiet, planned=prepared.planned) as progress,
     ):
         return run_trials(
             prepared.study.name,
-            blocks(prepared.pending, prepared.study.repeats, configuration.order_seed),
+            blocks(prepared.pending, configuration.order_seed),
             store,
             cluster,
             isolate=configuration.isolate,

@@ -1,7 +1,7 @@
 """Progress of a run on stderr: a live display on a terminal, plain lines in a log, nothing if quiet."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,16 +17,25 @@ EPOCH_LINES_EVERY_S = 30.0
 
 
 class Progress:
-    """Show the progress of a run from its events. A context manager.
+    """Show the progress of a run of `trials` from its events. A context manager.
+
+    A trial is described by the fields in which the `planned` trials differ (default: those to run).
 
     The time left is the mean time per ended trial, including starts of worker groups, times the remaining trials. Lines
     about trials that failed or ran out of memory stay on the screen.
     """
 
     def __init__(
-        self, study_name: str, trials: Sequence[Trial], *, quiet: bool, console: Console | None = None
+        self,
+        study_name: str,
+        trials: Sequence[Trial],
+        *,
+        quiet: bool,
+        console: Console | None = None,
+        planned: Sequence[Trial] = (),
     ) -> None:
         self.study_name = study_name
+        self.varying = varying_fields(planned or trials)
         self.left = len(trials)
         self.ended = 0
         self.activity = "starting"
@@ -61,7 +70,7 @@ class Progress:
         if event.kind == "group_starting":
             self.activity = "starting a worker group"
         elif event.kind == "trial_started" and event.trial:
-            self.running[event.trial.trial_id], self.activity = describe(event.trial), "next trial"
+            self.running[event.trial.trial_id], self.activity = self._describe(event.trial), "next trial"
         elif event.kind == "epoch_ended" and event.trial:
             self._show_epoch(event.trial, event.summary)
         elif event.kind == "trial_ended" and event.trial:
@@ -73,16 +82,19 @@ class Progress:
         if not self.live.is_started and event.kind == "group_starting":
             self.console.print(self.activity)
 
+    def _describe(self, trial: Trial) -> str:
+        return describe(trial, self.varying)
+
     def _show_epoch(self, trial: Trial, row: Mapping[str, Any]) -> None:
         now_s = time.monotonic()
-        line = self.running[trial.trial_id] = f"{describe(trial)}: {_epoch_and_accuracy(trial, row)}"
+        line = self.running[trial.trial_id] = f"{self._describe(trial)}: {_epoch_and_accuracy(trial, row)}"
         last_line_at_s = self.last_epoch_line_at_s.setdefault(trial.trial_id, self.started_at_s)
         if not self.live.is_started and now_s - last_line_at_s >= EPOCH_LINES_EVERY_S:
             self.last_epoch_line_at_s[trial.trial_id] = now_s
             self.console.print(line, soft_wrap=True)
 
     def _show_end(self, event: Event, trial: Trial) -> None:
-        line = f"{event.status.replace('_', ' ')}: {describe(trial)}"
+        line = f"{event.status.replace('_', ' ')}: {self._describe(trial)}"
         if event.reason:
             line += f": {event.reason}"
         if event.log:
@@ -114,22 +126,48 @@ class Progress:
         return f", about {duration(left_s)} left"
 
 
-def describe(trial: Trial) -> str:
-    """Return a description of a trial that fits on a terminal line."""
-    network = trial.workload.rpartition(":")[2] if trial.workload else trial.model
+def varying_fields(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the fields in which these trials differ, other than their repeat and what follows from it."""
+    if not trials:
+        return ()
+    first = trials[0].model_dump()
+    others = [trial.model_dump() for trial in trials[1:]]
+    return tuple(
+        name for name in first if name not in _NOT_LABELS and any(other[name] != first[name] for other in others)
+    )
+
+
+_NAMES = ("model", "workload", "script", "train_function")
+
+_NOT_LABELS = {"repeat", "seed", "workload_digest", "script_digest", "train_function_digest"}
+
+_LABELS: Mapping[str, Callable[[Trial], str]] = {
+    "precision": lambda trial: trial.precision,
+    "batch_per_gpu": lambda trial: f"batch {trial.batch_per_gpu}",
+    "script_flags": lambda trial: trial.script_flags,
+    "script_env": lambda trial: trial.script_env,
+    "function_config": lambda trial: trial.function_config.strip("{}").replace('"', ""),
+    "loader_workers": lambda trial: f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}",
+}
+"""Short forms of some fields; all others are shown as name and value."""
+
+
+def describe(trial: Trial, varying: Sequence[str]) -> str:
+    """Return network, ranks, the fields that vary within the plan, and the repeat, on one line."""
     ranks = (
         f"{trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'' if trial.world_size == 1 else 's'}"
     )
-    if trial.epochs:
-        lr_rule = "" if trial.lr_rule == "none" else f" {trial.lr_rule}"
-        return (
-            f"{network} {trial.precision}, {ranks}, global batch {trial.global_batch}, {trial.optimizer}{lr_rule}, "
-            f"seed {trial.seed}"
-        )
-    return (
-        f"{network} {trial.precision}, {ranks}, batch {trial.batch_per_gpu}, "
-        f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}, repeat {trial.repeat + 1}"
-    )
+    parts = [trial.code_name, ranks]
+    batch_fields = ("batch_per_gpu", "accumulation_steps") if trial.epochs else ()
+    if trial.epochs and {"world_size", *batch_fields} & set(varying):
+        parts.append(f"global batch {trial.global_batch}")
+    for name in varying:
+        if name not in (*_NAMES, "device", "world_size", *batch_fields):
+            value = getattr(trial, name)
+            text = "yes" if value is True else "no" if value is False else value
+            parts.append(_LABELS[name](trial) if name in _LABELS else f"{name} {text}")
+    parts.append(f"seed {trial.seed}" if trial.epochs else f"repeat {trial.repeat + 1}")
+    return ", ".join(filter(None, parts))
 
 
 def _epoch_and_accuracy(trial: Trial, row: Mapping[str, Any]) -> str:

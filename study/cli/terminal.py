@@ -64,9 +64,7 @@ def print_plan(prepared: "PreparedStudy") -> None:
 
 def _estimate(prepared: "PreparedStudy") -> str:
     estimate = prepared.estimate
-    if estimate.duration_s is None:
-        return f"estimated time: unknown ({estimate.basis})"
-    parts = [f"estimated time: {duration(estimate.duration_s)}"]
+    parts = [f"estimated time: about {duration(estimate.duration_s)}"]
     if estimate.gpu_hours:
         parts.append(f"{estimate.gpu_hours:.2f} GPU-hours")
     if estimate.cost is not None:

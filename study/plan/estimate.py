@@ -1,12 +1,18 @@
 """Order planned trials and estimate their time and cost."""
 
+import contextlib
+import itertools
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from study.errors import counted
+from study.plan.duration import AROUND_S, START_S, trial_s
 from study.plan.placement import ProcessKind, can_share_host
 from study.plan.trials import PlannedTrial
 from trainables.fields import fields_of_kind
@@ -15,13 +21,14 @@ from trainables.trial import Trial
 
 @dataclass(frozen=True)
 class Estimate:
-    """Time and cost of the pending trials; None if unknown. `basis` says which records the estimate uses.
+    """Time and cost of the pending trials, with starts of worker groups. `cost` is None without a price.
 
-    GPU-hours count every GPU that a worker group holds, even while a trial uses fewer.
+    `basis` says what the estimate comes from. GPU-hours count every GPU that a worker group holds, even while a trial
+    uses fewer.
     """
 
-    duration_s: float | None
-    gpu_hours: float | None
+    duration_s: float
+    gpu_hours: float
     cost: float | None
     basis: str
 
@@ -29,24 +36,18 @@ class Estimate:
 # ------------------------------------------------------------------------------------------------------------ order
 
 
-def blocks(trials: Sequence[Trial], repeats: int, seed: int) -> list[list[Trial]]:
-    """Return the trials in run order, divided into blocks. Warm worker groups live for at most one block.
+def blocks(trials: Sequence[Trial], seed: int) -> list[list[Trial]]:
+    """Return the trials in run order, one block per repeat. Warm worker groups live for at most one block.
 
-    Two or more repeats are divided over two blocks, so that the difference between worker groups shows. Within a block,
-    trials of the same process kind stay together, because another kind needs another group. Within a kind, repeats
-    follow each other, each in its own random order (`seed`), so that drift does not look like an effect of an axis.
+    A worker group per repeat lets the spread between repeats include that between worker groups, so that an interval
+    holds for the next run. Within a block, trials of the same process kind stay together, because another kind needs
+    another group. Within a kind, trials are in random order (`seed`), so that drift does not look like an effect of an
+    axis.
     """
     shuffled = random.Random(seed).sample(list(trials), len(trials))
     kinds = list(dict.fromkeys(ProcessKind.of(trial) for trial in shuffled))
-    shuffled.sort(key=lambda trial: (kinds.index(ProcessKind.of(trial)), trial.repeat))
-    if repeats < 2:
-        return [shuffled] if shuffled else []
-    first = -(-repeats // 2)
-    halves = (
-        [trial for trial in shuffled if trial.repeat < first],
-        [trial for trial in shuffled if trial.repeat >= first],
-    )
-    return [half for half in halves if half]
+    shuffled.sort(key=lambda trial: (trial.repeat, kinds.index(ProcessKind.of(trial))))
+    return [list(block) for _, block in itertools.groupby(shuffled, key=lambda trial: trial.repeat)]
 
 
 # --------------------------------------------------------------------------------------------------- time and money
@@ -61,37 +62,69 @@ def estimate(
     """Estimate time, GPU-hours and cost of the pending rows from the durations in `records` (contents of trial.json).
 
     A trial takes the median time of recorded repeats of its configuration, else of trials that also differ in batch,
-    loader workers and precision. Everything is unknown if one pending trial has neither. `concurrent` training trials
-    on one rank run at the same time, each with its own GPU.
+    loader workers and precision, else the time that `study.plan.duration` models, scaled so that the model fits the
+    records. Starts of worker groups take their recorded median, else a typical time. `concurrent` training trials on
+    one rank run at the same time, each with its own GPU.
     """
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     if not pending:
         return Estimate(0.0, 0.0, None if price_per_gpu_hour is None else 0.0, "nothing is left to run")
     done = [record for record in records if record.get("status") == "done" and record.get("duration_s")]
     exact, similar = _median_durations(done, _REPEAT_FIELDS), _median_durations(done, _SIMILAR_FIELDS)
-
-    def is_shared(trial: Trial) -> bool:
-        return concurrent > 1 and can_share_host(trial)
-
-    group_sizes = _group_sizes(trial for trial in pending if not is_shared(trial))
+    scale = _model_scale(done)
+    start_s = _median_start_s(done) or START_S[pending[0].device]
+    group_sizes = _group_sizes(trial for trial in pending if not _is_shared(trial, concurrent))
     total_s = gpu_s = 0.0
-    similar_count = 0
+    sources: Counter[str] = Counter()
     for trial in pending:
-        duration_s = exact.get(_key(trial.model_dump(), _REPEAT_FIELDS))
-        if duration_s is None:
-            duration_s = similar.get(_key(trial.model_dump(), _SIMILAR_FIELDS))
-            similar_count += 1
-        if duration_s is None:
-            return Estimate(None, None, None, "this results folder has no record of a similar trial")
-        total_s += duration_s / concurrent if is_shared(trial) else duration_s
+        repeat_s = exact.get(_key(trial.model_dump(), _REPEAT_FIELDS))
+        similar_s = similar.get(_key(trial.model_dump(), _SIMILAR_FIELDS))
+        sources["repeats" if repeat_s else "similar" if similar_s else "model"] += 1
+        duration_s = repeat_s or similar_s or scale * trial_s(trial)
+        is_shared = _is_shared(trial, concurrent)
+        total_s += duration_s / concurrent if is_shared else duration_s
         if trial.device == "cuda":
-            gpu_s += duration_s * (1 if is_shared(trial) else group_sizes[ProcessKind.of(trial)])
-    basis = f"{counted(len(done), 'recorded trial')}, without the start of worker groups"
-    if similar_count:
-        changes = "batch, loader workers or precision" + (" or recipe" if any(t.epochs for t in pending) else "")
-        basis = f"{similar_count} of {len(pending)} from trials with another {changes}; {basis}"
+            gpu_s += duration_s * (1 if is_shared else group_sizes[ProcessKind.of(trial)])
+    for kind, _ in {(ProcessKind.of(trial), trial.repeat) for trial in pending}:
+        total_s += start_s
+        gpu_s += start_s * group_sizes.get(kind, 1) if kind.device == "cuda" else 0.0
+    total_s += AROUND_S[pending[0].device]
     gpu_hours = gpu_s / 3600
-    return Estimate(total_s, gpu_hours, None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour, basis)
+    cost = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
+    return Estimate(total_s, gpu_hours, cost, _basis(sources, len(done), pending))
+
+
+def _is_shared(trial: Trial, concurrent: int) -> bool:
+    return concurrent > 1 and can_share_host(trial)
+
+
+def _basis(sources: Mapping[str, int], records: int, pending: Sequence[Trial]) -> str:
+    """Return which trials the estimate takes from records, and which from the model."""
+    if sources["model"] == len(pending) and not records:
+        return "estimate from operations and typical rates, no trial is recorded yet"
+    parts = [f"{counted(records, 'recorded trial')}"]
+    if sources["similar"]:
+        changes = "batch, loader workers or precision" + (" or recipe" if any(t.epochs for t in pending) else "")
+        parts.append(f"{sources['similar']} of {len(pending)} from trials with another {changes}")
+    if sources["model"]:
+        parts.append(f"{sources['model']} of {len(pending)} estimated from operations")
+    return "; ".join(parts)
+
+
+def _model_scale(done: Sequence[Mapping[str, Any]]) -> float:
+    """Return the median of recorded durations, relative to the modelled ones; 1 without records."""
+    ratios = []
+    for record in done:
+        with contextlib.suppress(ValidationError):  # a record of an earlier version, with other fields
+            ratios.append(record["duration_s"] / trial_s(Trial.model_validate(record["trial"])))
+    return statistics.median(ratios) if ratios else 1.0
+
+
+def _median_start_s(done: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the median time of recorded starts of worker groups; None without records."""
+    times = [record.get("environment", {}).get("group") or {} for record in done]
+    starts = {facts["opened_at"] - facts["asked_at"] for facts in times if facts}
+    return statistics.median(starts) if starts else None
 
 
 _REPEAT_FIELDS = frozenset({"repeat", "seed"})

@@ -86,6 +86,12 @@ class Study:
         return [*(name for name in self.axes if len(self.axes[name]) > 1), *in_cases]
 
 
+def small_form(on_gpus: bool) -> dict[str, str]:
+    """Return the entry of study.json that marks the form of a GPU study that CPU ranks finish in minutes."""
+    text = "this study is made for GPUs; on CPU ranks it takes minutes, with smaller models, images and batches."
+    return {} if on_gpus else {"small_form": text}
+
+
 def gpus(capacity: Capacity) -> int:
     return sum(node.gpus for node in capacity)
 

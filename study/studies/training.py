@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from study.capacity import Capacity
-from study.studies.study import Fields, Study, gpus, world_sizes
+from study.studies.study import Fields, Study, gpus, small_form, world_sizes
 
 REFERENCE_BATCH = 128
 
@@ -50,6 +50,7 @@ def large_batch(capacity: Capacity) -> Study:
         cases=recipes | {"gradient noise scale at the reference batch": noise},
         simplify=without_idle_rules,
         skip=(noise_scale_off_the_reference,),
+        report=small_form(on_gpus),
     )
 
 
@@ -74,7 +75,7 @@ def fifth_epoch(capacity: Capacity) -> Study:
             "largest batch, linear + gradual warm-up": largest | _GRADUAL,
             "largest batch, LARS": largest | dict(RECIPES["+ LARS"]),
         },
-        report={"report_epoch": 5},
+        report={"report_epoch": 5} | small_form(on_gpus),
     )
 
 
@@ -87,6 +88,7 @@ def accuracy(capacity: Capacity) -> Study:
         base=_training(on_gpus) | {"global_batch": REFERENCE_BATCH},
         axes={"world_size": world_sizes(capacity)},
         repeats=3,
+        report=small_form(on_gpus),
     )
 
 

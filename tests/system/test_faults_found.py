@@ -27,6 +27,8 @@ CPU = torch.device("cpu")
 FAULTS = Path(__file__).parent.parent.parent / "benchmarks/harness/faulty_workloads.py"
 WIRE = "wire0"
 WIRE_BYTES_PER_S = 12_500_000
+ATTEMPTS = 6
+"""other processes on the cores of two CPU ranks delay them as well, by milliseconds"""
 CLONE_NEWNET = 0x40000000
 """Linux, sched.h"""
 
@@ -58,28 +60,44 @@ def findings(trial: Trial, ranks: list[RankOutput]) -> pd.Series:
     return pd.concat([found, pd.Series(summarise(steps) | {"all_reduce_bytes_per_s": rate})])
 
 
-@pytest.fixture(scope="module")
-def visit() -> dict[str, pd.Series]:
-    """Return the findings for a sound trial and two faulty ones, run on the same two ranks."""
-    trials = {name: PAIR.but(workload=f"{FAULTS}:{name}") for name in ("sound", "late_rank", "slow_loader")}
+def visited(*names: str) -> dict[str, pd.Series]:
+    """Return the findings for workloads of FAULTS, run on the same two ranks."""
+    trials = {name: PAIR.but(workload=f"{FAULTS}:{name}") for name in names}
     by_rank = on_ranks(2, measured, *trials.values())
     return {name: findings(trial, [rank[i] for rank in by_rank]) for i, (name, trial) in enumerate(trials.items())}
 
 
-def test_a_late_rank_causes_waiting(visit: dict[str, pd.Series]) -> None:
-    late = visit["late_rank"]
-    assert late["waited_for_rank"] == LATE_RANK
-    assert late["caused_wait_s"] > LATE_S / 2
-    assert late["caused_wait_s"] > late["wire_s"]
-    assert LATE_S / 2 < late["lateness_s"] < 3 * LATE_S
-    assert late["load_wait_s"] < LATE_S / 2
+@pytest.fixture(scope="module")
+def visit() -> dict[str, pd.Series]:
+    """Return the findings for a sound trial and two faulty ones."""
+    return visited("sound", "late_rank", "slow_loader")
+
+
+def lateness_estimates(late: pd.Series) -> dict[str, float]:
+    """Return three estimates of how late a rank is, in seconds.
+
+    By difference, the transfer is subtracted, which ranks under no_sync do not have either.
+    """
+    difference_s = late["synchronised_step_s"] - late["no_sync_step_s"] - late["exposed_wire_s"]
+    return {"lateness": late["lateness_s"], "exposed wait": late["exposed_wait_s"], "difference": difference_s}
+
+
+def test_the_lateness_of_a_rank_is_found_within_ten_percent_and_counts_once(visit: dict[str, pd.Series]) -> None:
+    found = [visit["late_rank"]]
+    missing = lateness_estimates(found[0])
+    while missing := {name: value for name, value in missing.items() if value != pytest.approx(LATE_S, rel=0.1)}:
+        assert len(found) < ATTEMPTS, f"in {len(found)} attempts none of these was right: {missing}"
+        found.append(visited("late_rank")["late_rank"])
+        missing = {name: lateness_estimates(found[-1])[name] for name in missing}
+    assert {rank["waited_for_rank"] for rank in found} == {LATE_RANK}
+    assert found[0]["load_wait_s"] < LATE_S / 2
 
 
 def test_a_slow_loader_causes_load_wait(visit: dict[str, pd.Series]) -> None:
     sound, slow = visit["sound"], visit["slow_loader"]
     assert slow["load_wait_s"] >= LOAD_S > 2 * sound["load_wait_s"]
     assert slow["load_wait_s"] > slow["phases_step_s"] / 2
-    assert slow["caused_wait_s"] < slow["load_wait_s"] / 2
+    assert slow["lateness_s"] < slow["load_wait_s"] / 2
 
 
 # ------------------------------------------------------------------------------------------------------- a slow wire
@@ -130,5 +148,5 @@ def test_a_slow_link_causes_transfer_time(slow_wire: list[str], tmp_path: Path) 
     expected_s = found["gradient_bytes"] / WIRE_BYTES_PER_S
     assert found["wire_s"] > 0.9 * expected_s
     assert found["exposed_wire_s"] > found["phases_step_s"] / 2
-    assert found["caused_wait_s"] < found["wire_s"] / 2
+    assert found["lateness_s"] < found["wire_s"] / 2
     assert found["all_reduce_bytes_per_s"] < 1.1 * WIRE_BYTES_PER_S

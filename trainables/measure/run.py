@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from trainables.measure.windows import (
     busy_window,
     issue_window,
     phase_window,
+    plain_and_phase_parts,
     plain_blocks,
     steady_blocks,
     step_window,
@@ -37,7 +38,7 @@ from trainables.measure.windows import (
 from trainables.step.context import RankContext, RankOutput, RankSetup, rank_context
 from trainables.step.cuda_graph import GraphClock
 from trainables.step.process import drop_buckets, reset_peak_memory
-from trainables.step.step import training_step
+from trainables.step.step import forward_pass, training_step
 from trainables.step.timing import (
     Annotate,
     Clock,
@@ -48,6 +49,7 @@ from trainables.step.timing import (
     StepMarks,
     StepOutput,
     clock_for,
+    no_mark,
     without_garbage_collection,
 )
 from trainables.trial import Trial
@@ -56,10 +58,6 @@ ISSUE_STEPS, BUSY_STEPS, TRANSFER_STEPS, MIN_STEPS = 10, 5, 10, 3
 PROFILE_STEPS = 10
 CAPTURED_WARMUP = 3
 """untimed replays of a new CUDA graph; the first one uploads it to the device"""
-
-INTERLEAVED = (True, False, False, True)
-"""with and without communication, in an order that cancels a linear drift"""
-
 
 StepContext = Callable[[], contextlib.AbstractContextManager[Any]]
 """creates the context in which a step runs"""
@@ -180,11 +178,13 @@ def _sweep(trial: Trial, setup: RankSetup, buckets: list[Row]) -> list[Row]:
 
 def _flops(windows: _Windows) -> float | None:
     """Return the operations of a step of this rank. None if unknown."""
-    if windows.context.device.type != "cuda":
+    context = windows.context
+    if context.device.type != "cuda":
         return None
     batch = next(windows.batches)
-    inputs, _ = batch[0] if windows.context.trial.accumulation_steps > 1 else batch
-    return windows.context.step_flops(inputs)
+    forward = forward_pass(context, context.workload.model)
+    part = batch[0] if context.trial.accumulation_steps > 1 else batch
+    return context.step_flops(part, lambda part: forward(part, no_mark).loss)
 
 
 def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int | None]:
@@ -192,10 +192,13 @@ def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int
     context, clock, batches = windows.context, windows.clock, windows.batches
     trial, devices = context.trial, context.devices
     step = windows.warm_up(training_step(context, model))
-    steps = _plain_window(windows, step)
-    phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+    if context.device.type == "cpu" and not windows.delivered and not trial.median_width:
+        _plain_and_phase_windows(windows, step)
+    else:
+        steps = _plain_window(windows, step)
+        phases_s, phases = phase_window(step, batches, min(steps, trial.steps), clock, context.barrier)
+        windows.add("phases", phases_s, phases, phase_row)
     windows.observations.append(windows.setup.observe())
-    windows.add("phases", phases_s, phases, phase_row)
     if not isinstance(clock, CudaClock):
         return {"peak_memory_bytes": None, "peak_reserved_bytes": None}
     issue_marks = issue_window(step, batches, windows.diagnostic_steps(ISSUE_STEPS), clock)
@@ -217,6 +220,22 @@ def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int
         )
         windows.add("transfer_synced", synced_s, synced, phase_row)
     return peaks
+
+
+def _plain_and_phase_windows(windows: _Windows, step: Step) -> None:
+    """Run the plain and the phases window in turn, in parts.
+
+    Not on GPUs, whose energy counter is too coarse for parts, nor with loaders, which refill their queues meanwhile.
+    """
+    context, read_energy = windows.context, windows.setup.read_energy
+    windows.energies.append(read_energy(context.devices))
+    parts = plain_and_phase_parts(step, windows.batches, context.trial.steps, windows.clock, context.barrier)
+    windows.energies.append(read_energy(context.devices))
+    plain_s = sum(part.seconds for part in parts if part.outputs)
+    phases_s = sum(part.seconds for part in parts if part.marks)
+    for part in parts:
+        windows.steps += [LabelledStep("plain", plain_s, output, dict) for output in part.outputs]
+        windows.add("phases", phases_s, list(part.marks), phase_row)
 
 
 def _plain_window(windows: _Windows, step: Step) -> int:
@@ -248,24 +267,36 @@ def _plain_window(windows: _Windows, step: Step) -> int:
     return sum(len(block.outputs) for block in blocks)
 
 
+def interleaved_blocks(steps: int) -> list[tuple[bool, int]]:
+    """Return blocks of steps with (True) and without communication, `steps` of each.
+
+    Their order cancels a linear drift.
+    """
+    blocks = [(True, steps - steps // 2), (False, steps), (True, steps // 2)]
+    return [(communicates, count) for communicates, count in blocks if count]
+
+
 def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
     """Run steps with and without gradient communication.
+
+    Ranks drift apart in steps without communication, and a host runs ahead of a device that waits for gradients. A
+    barrier therefore separates the blocks, and the first step after it is not counted. Otherwise a step would pay for
+    the lateness of ranks in the block before.
 
     The ranks' weights diverge, so the wrapper must not be used afterwards.
     """
     context = windows.context
     step = training_step(context, model)
-    communicates = list(islice(cycle(INTERLEAVED), 2 * context.trial.account_steps))
     no_sync = partial(context.strategy.unsynchronised, model)
     if context.trial.captured:
         step, contexts = _two_graphs(windows, step, no_sync)
     else:
         contexts = {True: contextlib.nullcontext, False: no_sync}
-    _, window_marks = step_window(
-        step, windows.batches, [contexts[value] for value in communicates], windows.clock, context.barrier
-    )
-    for marks, value in zip(window_marks, communicates, strict=True):
-        windows.add("synchronised" if value else "no_sync", None, [marks], step_row)
+    for communicates, count in interleaved_blocks(context.trial.account_steps):
+        block = [contexts[communicates]] * (1 + count)
+        _, window_marks = step_window(step, windows.batches, block, windows.clock, context.barrier)
+        windows.add("lead_in", None, window_marks[:1], step_row)
+        windows.add("synchronised" if communicates else "no_sync", None, window_marks[1:], step_row)
 
 
 def _two_graphs(windows: _Windows, step: Step, no_sync: StepContext) -> tuple[Step, dict[bool, StepContext]]:

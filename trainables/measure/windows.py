@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from trainables.step.timing import Annotate, Clock, CudaClock, Mark, Step, StepMarks, StepOutput, no_mark, ranges
 
 HOLD_MARGIN_S = 5e-3
 """minimum time by which the device is held longer than the host needs to issue a phase"""
+
+PLAIN_PARTS = 3
 
 
 def plain_window(
@@ -115,6 +117,38 @@ def phase_window(
         end_of_step = window_marks[-1].end
     clock.synchronize()
     return time.perf_counter() - start_s, window_marks
+
+
+class Part(NamedTuple):
+    """A part of a plain window (`outputs`) or of a phases window (`marks`), and its seconds."""
+
+    seconds: float
+    outputs: Sequence[StepOutput] = ()
+    marks: Sequence[StepMarks] = ()
+
+
+def plain_and_phase_parts(
+    step: Step, batches: Iterator[Any], steps: int, clock: Clock, barrier: Callable[[], None]
+) -> list[Part]:
+    """Run `steps` plain steps in up to `PLAIN_PARTS` parts, with as many phase steps between them. Returns the parts.
+
+    The noise of a shared host lasts longer than a window of a second. The same number of steps, spread over the trial,
+    has a mean that varies less.
+    """
+    count = min(PLAIN_PARTS, steps)
+    parts: list[Part] = []
+    for plain_steps, phase_steps in zip_longest(_equal_parts(steps, count), _equal_parts(steps, max(1, count - 1))):
+        plain_s, outputs = plain_window(step, batches, plain_steps, clock, barrier)
+        parts.append(Part(plain_s, outputs=outputs))
+        if phase_steps:
+            phases_s, marks = phase_window(step, batches, phase_steps, clock, barrier)
+            parts.append(Part(phases_s, marks=marks))
+    return parts
+
+
+def _equal_parts(steps: int, count: int) -> list[int]:
+    """Return the steps of each part, which differ by at most one."""
+    return [steps // count + (part < steps % count) for part in range(count)]
 
 
 def _phase_step(step: Step, batches: Iterator[Any], clock: Clock, start: Mark, wait_for_copy: bool) -> StepMarks:

@@ -14,7 +14,7 @@ of a step. Usage, on every rank:
         forward and backward of each part, each followed by noise.observe_part()
         noise.finish_step(loss_scale)            # after the reduction, before clipping and the update
         optimizer step
-    each epoch: trace, norm2 = noise.read()      # collective; the only call that waits for the device
+    each epoch: trace, norm2 = noise.read()      # collective; the only call that waits for the device; starts anew
     checkpoint: noise.state_dict()               # right after read(), when it is the same on every rank
 
 All methods except `read` issue a few device operations without synchronising, and can be captured in a CUDA graph.
@@ -31,12 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 from trainables.registry import PARALLEL, names_with
 from trainables.trial import Trial
 
-SMOOTHING = 0.99
-"""decay of the exponential average per step, which then covers about the last hundred steps"""
-
 
 class NoiseScale:
-    """Smoothed squared norms of small-batch and large-batch gradients. For usage see the module.
+    """Sums of squared norms of small-batch and large-batch gradients since the last `read`. For usage see the module.
 
     Assumes equal batches on all ranks and in all parts, so the loop calls `skip_step` for a short step. Raises
     ValueError if the trial has gradients of only one batch size.
@@ -65,9 +62,8 @@ class NoiseScale:
         device = self.parameters[0].device
         self._small = torch.zeros((), device=device)
         """sum of this step's small squared norms so far, not corrected for the loss scale or the number of parts"""
-        self._smoothed = torch.zeros(3, device=device)
-        """averages of the small and the large squared norm, and of 1, to correct the bias of starting at zero
-        (Kingma and Ba 2015)"""
+        self._sums = torch.zeros(3, device=device, dtype=torch.float64)
+        """sums of the small and the large squared norm, and number of their steps, since the last `read`"""
         self._before: list[torch.Tensor] = []
 
     def attach(self, model: nn.Module) -> None:
@@ -94,7 +90,7 @@ class NoiseScale:
 
     @torch.no_grad()
     def finish_step(self, loss_scale: torch.Tensor | None = None) -> None:
-        """Update the averages. Call after the reduction and before the update.
+        """Add the step's norms to the sums. Call after the reduction and before the update.
 
         `loss_scale` is the factor of the loss, on the device. A step with non-finite gradients is ignored.
         """
@@ -107,7 +103,7 @@ class NoiseScale:
             new = new / loss_scale.reshape(()).float() / loss_scale.reshape(()).float()
         sample = torch.cat([new, torch.ones_like(new[:1])])
         finite = torch.isfinite(sample).all()
-        self._smoothed.copy_(torch.where(finite, torch.lerp(sample, self._smoothed, SMOOTHING), self._smoothed))
+        self._sums.add_(torch.where(finite, sample, torch.zeros_like(sample)))
         self.skip_step()
 
     def skip_step(self) -> None:
@@ -115,26 +111,28 @@ class NoiseScale:
         self._before = []
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return the smoothed tr(Sigma) and |G|^2. Both are None before the first step.
+        """Return tr(Sigma) and |G|^2 of the steps since the last call, such as an epoch. None without such a step.
 
-        Collective: averages the small norms over the ranks. The estimates are unbiased, so |G|^2 may be negative if
-        noise dominates. Their ratio is the noise scale in samples; compute it from averages.
+        Collective: averages the small norms over the ranks. Successive values have no step in common, so that blocks of
+        epochs are independent samples. The estimates are unbiased, so |G|^2 may be negative if noise dominates. Their
+        ratio is the noise scale in samples; compute it from averages.
         """
         if self.over_ranks:
-            dist.all_reduce(self._smoothed[:1], group=self.group)
-            self._smoothed[:1].div_(self.ranks)
-        small, large, weight = self._smoothed.double().tolist()
-        if weight == 0:
+            dist.all_reduce(self._sums[:1], group=self.group)
+            self._sums[:1].div_(self.ranks)
+        small, large, steps = self._sums.tolist()
+        self._sums.zero_()
+        if steps == 0:
             return None, None
-        return estimates(small / weight, large / weight, self.small_batch, self.large_batch)
+        return estimates(small / steps, large / steps, self.small_batch, self.large_batch)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the averages. They are the same on every rank right after `read`."""
-        return {"smoothed": self._smoothed.to("cpu", copy=True)}
+        """Return the sums. They are zero on every rank right after `read`."""
+        return {"sums": self._sums.to("cpu", copy=True)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore a `state_dict`."""
-        self._smoothed.copy_(state["smoothed"])
+        self._sums.copy_(state["sums"])
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]

@@ -27,11 +27,11 @@ def configuration(**changes: Any) -> tuple[pd.DataFrame, Communication]:
     row = dict.fromkeys(PHASES, 0.0) | {
         "load_wait_s": 0.005, "host_to_device_s": 0.002, "forward_s": 0.03, "backward_s": 0.055, "optimizer_s": 0.008,
         "phases_step_s": 0.1, "step_s": 0.1, "busy_s": 0.087, "host_bound": False, "world_size": 2,
-        "exposed_wire_s": 0.004, "exposed_wait_s": 0.002,
+        "exposed_wire_s": 0.004, "exposed_wait_s": 0.002, "communication_step_s": 0.1,
     } | changes  # fmt: skip
     result = pd.DataFrame([row])
     exposed = result.reindex(columns=list(BREAKDOWN_COLUMNS))
-    return result.drop(columns=["exposed_wire_s", "exposed_wait_s"]), Communication(
+    return result.drop(columns=["exposed_wire_s", "exposed_wait_s", "communication_step_s"]), Communication(
         EMPTY, exposed, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY
     )
 
@@ -48,9 +48,9 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     )
 
 
-def test_shares_refer_to_the_communication_window_if_its_steps_are_slower() -> None:
-    # 0.3 s after a last gradient at 0.1 s, but a plain step takes 0.1 s: the transfers of a socket vary
-    slower = {"exposed_wire_s": 0.3, "exposed_wait_s": 0.0, "exposed_s": 0.3, "last_gradient_s": 0.1}
+def test_shares_of_communication_refer_to_a_step_of_its_window() -> None:
+    # 0.3 s of a step of 0.4 s, but a plain step takes 0.1 s: the transfers of a socket vary
+    slower = {"exposed_wire_s": 0.3, "exposed_wait_s": 0.0, "communication_step_s": 0.4}
     shares = regions(*configuration(**slower)).iloc[0]
     assert shares["wire"] == pytest.approx(0.75)
     assert largest_gain(shares["wire"]) == pytest.approx(4)

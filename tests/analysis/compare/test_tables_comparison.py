@@ -38,6 +38,7 @@ from tests.support.frames import (
     grid,
     record,
     steps,
+    trial_id,
     write_results,
     write_study,
     write_trial,
@@ -192,9 +193,9 @@ def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: 
     analysis = ladder_study(tmp_path / "results", rungs)
     cells = TABLES["ladder"](analysis).cells()
     assert cells.head(3).to_numpy().tolist() == [
-        ["this study", "plain", "32", "60.0", "160", "–", "1.00", "2"],
-        ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "2.00 [2.00, 2.00]", "2"],
-        ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "5.00 [5.00, 5.00]", "2"],
+        ["this study", "plain", "32", "60.0", "160", "–", "–", "1.00", "2"],
+        ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "plain", "2.00 [2.00, 2.00]", "2"],
+        ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "TF32", "5.00 [5.00, 5.00]", "2"],
     ]
     assert cells["machine"].tolist()[3:] == reference_rows(REFERENCES.reference_ladders)["machine"].tolist()
     assert "published study" in TABLES["ladder"](analysis).note
@@ -203,6 +204,29 @@ def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: 
     bars = [patch.get_width() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     # microseconds per sample, then the saving of each step
     assert bars == pytest.approx([6250, 3125, 1250, 0, 3125, 1875])
+
+
+def test_a_ladder_step_is_compared_with_the_step_from_which_it_differs_least(tmp_path: Path) -> None:
+    raw = {"storage": "arrow_raw"}
+    several = raw | {"world_size": 2, "batch_per_gpu": 16, "parallel": "dp"}
+    steps_s: dict[str, tuple[dict[str, Any], float]] = {
+        "JPEG, fp32": ({}, 0.4),
+        "raw": (raw, 0.2),
+        "raw, fp16": (raw | {"precision": "fp16"}, 0.1),
+        "DataParallel, fp32": (several, 0.16),
+        "DDP, fp32": (several | {"parallel": "ddp"}, 0.08),
+    }
+    trials = {name: grid(GPU | fields)[0] for name, (fields, _) in steps_s.items()}
+    rungs = [{"name": name, "trial_ids": [trial_id(fields)]} for name, fields in trials.items()]
+    directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
+    for name, fields in trials.items():
+        write_trial(directory, record(fields), steps(fields, steps_s[name][1]))
+    rows = analyse(load(directory)).ladder.set_index("rung")
+    assert rows["against"].dropna().to_dict() == {
+        "raw": "JPEG, fp32", "raw, fp16": "raw", "DataParallel, fp32": "raw",
+        "DDP, fp32": "DataParallel, fp32",
+    }  # fmt: skip
+    assert rows["step_ratio"].iloc[1:].tolist() == pytest.approx([2.0, 2.0, 0.2 / 0.16, 2.0], rel=0.02)
 
 
 def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -> None:

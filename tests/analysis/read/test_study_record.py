@@ -9,7 +9,7 @@ from study.studies.basic import STUDIES
 from study.studies.published import acceleration_ladder
 from tests.study.studies.test_studies import GPU_HOST
 
-EMPTY = StudyRecord("study", "", "", None, None, None, (), (), None, ())
+EMPTY = StudyRecord("study", "", "", None, None, None, (), (), None, "", ())
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,13 @@ def test_every_entry_is_read() -> None:
         "planned_trials": ["a", 3, "b"],
         "rungs": [{"name": "plain", "trial_ids": ["a"]}],
         "report_epoch": 5,
+        "small_form": "on CPUs",
         "reference_ladders": [{"machine": "m", "samples": 8, "batches_s": [2, 1.0], "source": "s"}],
     }
     study = {"name": "n", "question": "q", "command": "c", "configuration": configuration, "notes": ["n", 3]}
     ladder = ReferenceLadder("m", 8.0, (2.0, 1.0), "s")
     assert StudyRecord.of(study) == StudyRecord(
-        "n", "q", "c", "cost", 3.0, ("a", "b"), (("plain", ("a",)),), (ladder,), 5, ("n",)
+        "n", "q", "c", "cost", 3.0, ("a", "b"), (("plain", ("a",)),), (ladder,), 5, "on CPUs", ("n",)
     )
 
 

@@ -80,15 +80,29 @@ def test_speed_up_is_relative_to_both_baselines_on_one_gpu(tmp_path: Path) -> No
     assert table.cells().to_dict("list") == {
         "parallel": ["ddp", "ddp"],
         "batch per GPU": ["100", "100"],
-        "baseline": ["ddp", "none"],
-        "1 GPU (ms)": ["100.0", "80.0"],
+        "baseline": ["none", "ddp"],
+        "1 GPU (ms)": ["80.0", "100.0"],
         "speed-up on 1": ["1.00", "1.00"],
         "2 GPUs (ms)": ["125.0", "125.0"],
-        "speed-up on 2": ["1.60", "1.28"],
+        "speed-up on 2": ["1.28", "1.60"],
         "4 GPUs (ms)": ["160.0", "160.0"],
-        "speed-up on 4": ["2.50", "2.00"],
+        "speed-up on 4": ["2.00", "2.50"],
         "n": ["1", "1"],
     }
+
+
+def test_efficiency_is_relative_to_plain_training_first(tmp_path: Path) -> None:
+    cells = TABLES["weak_scaling"](with_models(analyse(load(strategies(tmp_path / "results"))))).cells()
+    assert list(cells.columns)[-3:] == ["efficiency, plain GPU (%)", "efficiency (%)", "n"]
+    assert cells["efficiency, plain GPU (%)"].tolist() == ["80.0", "64.0", "50.0"]
+    assert cells["efficiency (%)"].tolist() == ["100.0", "80.0", "62.5"]
+
+
+def test_without_plain_training_there_is_one_efficiency(tmp_path: Path) -> None:
+    trials = grid(GPU | {"parallel": "ddp"}, world_size=[1, 2])
+    directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1 * fields["world_size"]})
+    cells = TABLES["weak_scaling"](with_models(analyse(load(directory)))).cells()
+    assert [name for name in cells.columns if name.startswith("efficiency")] == ["efficiency (%)"]
 
 
 def test_times_are_per_epoch_if_the_data_length_is_known(tmp_path: Path) -> None:
@@ -96,8 +110,8 @@ def test_times_are_per_epoch_if_the_data_length_is_known(tmp_path: Path) -> None
         with_models(analyse(load(strategies(tmp_path / "results", samples=10_000))))
     ).cells()
     assert cells[["1 GPU (s)", "2 GPUs (s)", "4 GPUs (s)"]].to_numpy().tolist() == [
-        ["10.00", "6.25", "4.00"],
         ["8.00", "6.25", "4.00"],
+        ["10.00", "6.25", "4.00"],
     ]
 
 
@@ -121,18 +135,18 @@ def test_strong_scaling_compares_equal_global_batches(tmp_path: Path) -> None:
     assert cells.to_dict("list") == {
         "parallel": ["ddp", "ddp"],
         "global batch": ["200", "200"],
-        "baseline": ["ddp", "none"],
-        "1 GPU (ms)": ["200", "160"],
+        "baseline": ["none", "ddp"],
+        "1 GPU (ms)": ["160", "200"],
         "speed-up on 1": ["1.00", "1.00"],
         "2 GPUs (ms)": ["125", "125"],
-        "speed-up on 2": ["1.60", "1.28"],
+        "speed-up on 2": ["1.28", "1.60"],
         "n": ["1", "1"],
     }
 
 
 def test_times_in_speed_up_tables_have_three_digits(tmp_path: Path) -> None:
     cells = TABLES["speed_up_weak"](with_models(analyse(load(strategies(tmp_path / "results", samples=1000))))).cells()
-    assert cells["1 GPU (s)"].tolist() == ["1.000", "0.800"]
+    assert cells["1 GPU (s)"].tolist() == ["0.800", "1.000"]
     assert cells["4 GPUs (s)"].tolist() == ["0.400", "0.400"]
 
 

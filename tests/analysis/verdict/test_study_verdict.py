@@ -27,8 +27,8 @@ def test_ladder_states_total_speed_up_best_step_and_slower_steps(tmp_path: Path)
     assert text is not None
     total, largest, slower = text.split("; ")
     assert "2.50x over fp32 (fp16)" in total
-    assert "tf32 (2.00x)" in largest
-    assert slower.endswith(": bf16 (0.80x)."), "a step with ratio 1.00 is not listed as slower"
+    assert "tf32 (2.00x compared with fp32)" in largest
+    assert slower.endswith(": bf16 (0.80x of tf32)."), "a step with ratio 1.00 is not listed as slower"
     assert comparisons(analysis) is None
 
 

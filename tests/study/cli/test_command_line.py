@@ -135,8 +135,8 @@ def test_plan_lists_every_trial_and_fits_80_columns(
     assert main(["plan", "--set", "parallel=none,ddp", "--out", str(tmp_path / "out")]) == 0
     lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
     assert max(len(line) for line in lines if not line.startswith("results folder: ")) <= 80
-    assert sum("pending" in line and "ddp" in line for line in lines) == 48
-    assert "96 trials: 72 pending, 24 skipped" in " ".join(lines)
+    assert sum("pending" in line and "ddp" in line for line in lines) == 12
+    assert "24 trials: 18 pending, 6 skipped" in " ".join(lines)
 
 
 def test_a_narrow_terminal_shows_reasons_below_the_table_and_never_splits_ids(
@@ -164,13 +164,13 @@ def test_a_narrow_terminal_shows_reasons_below_the_table_and_never_splits_ids(
     assert ["[1]", "interconnect", "'socket'"] in [line[:3] for line in lines]
 
 
-def test_plan_as_json_contains_ids_fields_and_an_unknown_time(
+def test_plan_as_json_contains_ids_fields_and_an_estimated_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["plan", "smoke", "--gpus", "1,2", "--out", str(tmp_path), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["counts"] == {"pending": 8}
-    assert planned["estimate"]["duration_s"] is None
+    assert 20 < planned["estimate"]["duration_s"] < 200
     assert {trial["trial_id"] for trial in planned["trials"]} == {t.trial_id for t in trials_of("smoke")}
     assert planned["trials"][0]["fields"]["model"] == "mlp"
 
@@ -188,7 +188,7 @@ def test_plan_accounts_for_recorded_trials_and_their_durations(
     out = capsys.readouterr().out
     assert "8 trials: 4 done, 4 pending" in out
     assert "ended as failed before; runs again" in out
-    assert "estimated time: 8 s (4 recorded trials, without the start of worker groups)" in out
+    assert "estimated time: about 48 s (4 recorded trials)" in out
 
 
 def test_print_config_writes_yaml_that_reproduces_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_emulated_interconnects_are_infeasible_without_gpus(capsys: pytest.Captu
         (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
         (["status"], "error: Missing argument 'DIR'; see --help"),
         (
-            ["plan", "--set", "seed=1,2,3", "--batch-per-gpu", ",".join(map(str, range(1, 2000)))],
+            ["plan", "--set", "seed=1,2,3,4,5,6,7,8,9,10,11,12", "--batch-per-gpu", ",".join(map(str, range(1, 2000)))],
             "error: study 'default' with these axes has 143928 trials; allowed: 1 to 100000",
         ),
     ],
@@ -274,10 +274,7 @@ def test_too_many_gpus_are_refused_before_anything_starts(
     assert main([command, "--gpus", "2,64", "--batch-per-gpu", "4,8", "--out", str(tmp_path / "out")]) == 3
     *errors, fix = capsys.readouterr().err.splitlines()
     assert [line.partition(" needs 64 CPU cores")[0] for line in errors] == [
-        f"error: does not fit: world_size 64, batch_per_gpu {batch}, loader_workers {workers}, precision {precision}:"
-        for batch in (4, 8)
-        for workers in (0, 1)
-        for precision in ("fp32", "bf16")
+        f"error: does not fit: world_size 64, batch_per_gpu {batch}:" for batch in (4, 8)
     ]
     assert fix.startswith("fix: ") and "--address" in fix
     assert not (tmp_path / "out").exists()
@@ -293,7 +290,7 @@ def test_a_grid_without_a_feasible_trial_is_refused(capsys: pytest.CaptureFixtur
 def test_a_reason_shared_by_the_complete_grid_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["plan", "--target-accuracy", "0.9", "--gpus", "1", "--out", str(tmp_path / "out")]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: does not fit: all 8 combinations: target_accuracy 0.9 ")
+    assert line.startswith("error: does not fit: all 2 combinations: target_accuracy 0.9 ")
 
 
 def test_a_results_folder_of_another_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from study.cli import progress
-from study.cli.progress import Progress, describe, duration
+from study.cli.progress import Progress, describe, duration, varying_fields
 from study.orchestrate.protocol import Event
 from trainables.trial import Trial
 
@@ -51,12 +51,12 @@ def test_a_log_gets_plain_lines_with_counts_time_left_and_error_logs(clock: Simp
     watch(Console(file=text, markup=False, emoji=False, highlight=False), clock)
     assert text.getvalue().splitlines() == [
         "starting a worker group",
-        "[1/4, about 60 s left] done: mlp fp32, 1 GPU, batch 32, 0 workers, repeat 1, 1,234 samples/s",
+        "[1/4, about 60 s left] done: mlp, 1 GPU, repeat 1, 1,234 samples/s",
         (
-            "[2/4, about 30 s left] failed: mlp fp32, 2 GPUs, batch 32, 0 workers, repeat 1: "
+            "[2/4, about 30 s left] failed: mlp, 2 GPUs, repeat 1: "
             "rank 1: [bold]RuntimeError[/bold] :smile:; log: results/error.log"
         ),
-        "[3/4, about 13 s left] out of memory: mlp fp32, 1 GPU, batch 32, 0 workers, repeat 2: rank 0",
+        "[3/4, about 13 s left] out of memory: mlp, 1 GPU, repeat 2: rank 0",
     ]
 
 
@@ -67,10 +67,10 @@ def test_a_terminal_gets_a_live_display_and_keeps_failures_on_the_screen(clock: 
     )
     assert shown.render().plain.splitlines() == [
         "weak ━━━━━━━━━━━━━━━╌╌╌╌╌ 3/4, about 13 s left, last 1,234 samples/s",
-        "mlp fp32, 2 GPUs, batch 32, 0 workers, repeat 2",
+        "mlp, 2 GPUs, repeat 2",
     ]
     screen = text.getvalue()
-    assert "failed: mlp fp32, 2 GPUs" in screen
+    assert "failed: mlp, 2 GPUs" in screen
     assert "log: results/error.log" in screen
     assert "done: mlp" not in screen
 
@@ -93,7 +93,29 @@ def test_the_display_can_be_pickled_with_the_callbacks_that_tune_keeps() -> None
 
 def test_descriptions_distinguish_cpu_ranks_from_gpus_and_name_the_workload() -> None:
     trial = Trial(workload="/home/me/mine.py:build", world_size=2, loader_workers=1, precision="bf16")
-    assert describe(trial) == "build bf16, 2 CPU ranks, batch 32, 1 worker, repeat 1"
+    assert describe(trial, ()) == "build, 2 CPU ranks, repeat 1"
+    assert describe(trial, ["precision", "batch_per_gpu", "loader_workers"]) == (
+        "build, 2 CPU ranks, bf16, batch 32, 1 worker, repeat 1"
+    )
+
+
+def test_trials_are_described_by_the_fields_that_vary_within_the_plan() -> None:
+    trials = [
+        Trial(model="mlp", parallel=parallel, pin_memory=pinned, repeat=repeat)
+        for parallel in ("ddp", "zero1", "fsdp2")
+        for pinned in (False, True)
+        for repeat in range(2)
+    ]
+    varying = varying_fields(trials)
+    assert varying == ("pin_memory", "parallel")
+    lines = [describe(trial, varying) for trial in trials]
+    assert len(set(lines)) == len(trials)
+    assert lines[0] == "mlp, 1 CPU rank, pin_memory no, parallel ddp, repeat 1"
+
+
+def test_the_last_trial_of_a_plan_is_described_like_the_others() -> None:
+    planned = [TRIALS[0].but(batch_per_gpu=batch) for batch in (8, 16)]
+    assert Progress("weak", planned[1:], quiet=True, planned=planned).varying == ("batch_per_gpu",)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +134,7 @@ def test_concurrent_trainings_show_their_epoch_and_accuracy(clock: SimpleNamespa
         for trial in trials:
             shown.on_event(event("trial_started", trial))
         shown.on_event(event("epoch_ended", trials[0], summary={"epoch": 3, "validation_top1": 0.8712}))
-        what = "mlp fp32, 1 CPU rank, global batch 256, sgd, seed"
+        what = "mlp, 1 CPU rank, seed"
         assert str(shown.render()).splitlines()[1:] == [f"{what} 0: epoch 3/9, accuracy 87.1%", f"{what} 1"]
         shown.on_event(event("trial_ended", trials[0], status="done"))
         assert str(shown.render()).splitlines()[1:] == [f"{what} 1"]
@@ -128,7 +150,7 @@ def test_a_log_gets_a_line_per_half_minute_of_training_and_the_final_accuracy(cl
             shown.on_event(event("epoch_ended", trial, summary={"epoch": epoch, "validation_top1": epoch / 10}))
         summary = {"epoch": 9, "validation_top1": 0.9, "throughput_samples_per_s": 5000.0}
         shown.on_event(event("trial_ended", trial, status="done", summary=summary))
-    what = "mlp fp32, 1 CPU rank, global batch 32, sgd linear, seed 0"
+    what = "mlp, 1 CPU rank, seed 0"
     assert text.getvalue().splitlines() == [
         f"{what}: epoch 3/9, accuracy 30.0%",
         f"{what}: epoch 6/9, accuracy 60.0%",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity, default_cpus_per_rank
+from study.plan.duration import AROUND_S, START_S, trial_s
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import PlanError, fit, plan_trials, pruned_by
 from study.studies.study import Study
@@ -246,41 +247,36 @@ def test_pruning_affects_only_trials_that_differ_in_batch_repeat_or_seed(changes
 
 
 @given(st.integers(1, 6), st.integers(0, 1000), st.sets(st.sampled_from([1, 2, 4, 8]), min_size=1))
-def test_blocks_contain_every_trial_once_and_keep_layouts_and_repeats_together(
+def test_a_block_has_every_trial_of_one_repeat_and_keeps_layouts_together(
     repeats: int, seed: int, worlds: set[int]
 ) -> None:
     rows = plan_trials(study(repeats, world_size=tuple(worlds), batch_per_gpu=(4, 8, 16)), TWO_HOSTS)
     trials = [row.trial for row in rows if row.trial]
-    ordered = blocks(trials, repeats, seed)
+    ordered = blocks(trials, seed)
     assert sorted(t.trial_id for block in ordered for t in block) == sorted(t.trial_id for t in trials)
-    assert len(ordered) == min(2, repeats)
+    assert [{t.repeat for t in block} for block in ordered] == [{repeat} for repeat in range(repeats)]
     for block in ordered:
-        runs = [(t.nodes, t.repeat) for t in block]
-        changes = [run for number, run in enumerate(runs) if number == 0 or run != runs[number - 1]]
-        assert len(changes) == len(set(runs)), "the trials of a layout's repeat are contiguous"
-        layouts = [nodes for nodes, _ in changes]
-        assert sum(a != b for a, b in itertools.pairwise(layouts)) == len(set(layouts)) - 1
-    if repeats > 1:
-        assert {t.repeat for t in ordered[0]} == set(range((repeats + 1) // 2))
+        layouts = [nodes for nodes, _ in itertools.groupby(trial.nodes for trial in block)]
+        assert len(layouts) == len(set(layouts))
 
 
-def test_the_order_is_random_but_reproducible() -> None:
+def test_the_order_is_random_but_reproducible_and_differs_between_repeats() -> None:
     trials = [r.trial for r in plan_trials(study(2, batch_per_gpu=tuple(range(1, 21))), HOST) if r.trial]
-    assert blocks(trials, 2, seed=7) == blocks(trials, 2, seed=7)
-    assert blocks(trials, 2, seed=7) != blocks(trials, 2, seed=8)
-    first, second = blocks(trials, 2, seed=7)
+    assert blocks(trials, seed=7) == blocks(trials, seed=7)
+    assert blocks(trials, seed=7) != blocks(trials, seed=8)
+    first, second = blocks(trials, seed=7)
     assert [t.batch_per_gpu for t in first] != sorted(t.batch_per_gpu for t in first)
     assert [t.batch_per_gpu for t in first] != [t.batch_per_gpu for t in second]
 
 
 def test_trials_of_different_process_kinds_do_not_alternate() -> None:
     grid = study(2, interconnect=("auto", "no_p2p", "socket"), batch_per_gpu=(4, 8, 16))
-    for block in blocks([row.trial for row in plan_trials(grid, HOST) if row.trial], 2, seed=0):
+    for block in blocks([row.trial for row in plan_trials(grid, HOST) if row.trial], seed=0):
         assert len([kind for kind, _ in itertools.groupby(trial.interconnect for trial in block)]) == 3
 
 
 def test_no_trials_give_no_blocks() -> None:
-    assert blocks([], 3, seed=0) == []
+    assert blocks([], seed=0) == []
 
 
 # --------------------------------------------------------------------------------------------------- time and money
@@ -290,10 +286,31 @@ def record(trial: Trial, duration_s: float, status: str = "done") -> dict[str, A
     return {"trial_id": trial.trial_id, "trial": trial.model_dump(), "status": status, "duration_s": duration_s}
 
 
-def test_time_is_unknown_without_records_of_similar_trials() -> None:
-    rows = plan_trials(study(world_size=(1,)), HOST)
-    estimated = estimate(rows, [record(Trial(model="resnet50"), 9.0)], price_per_gpu_hour=2.0)
-    assert (estimated.duration_s, estimated.gpu_hours, estimated.cost) == (None, None, None)
+def test_without_records_the_time_is_modelled_from_operations_and_includes_starts_of_worker_groups() -> None:
+    grid = study(3, world_size=(1, 2), model=("resnet50",), batch_per_gpu=(64,), dataset=("synthetic",))
+    rows = plan_trials(grid.with_overrides({"image_size": (224,), "precision": ("bf16",)}), HOST)
+    estimated = estimate(rows, [], price_per_gpu_hour=2.0)
+    modelled_s = sum(trial_s(row.trial) for row in rows if row.trial)
+    assert estimated.duration_s == pytest.approx(modelled_s + 3 * START_S["cuda"] + AROUND_S["cuda"])
+    assert estimated.cost == pytest.approx(2.0 * (modelled_s + 3 * START_S["cuda"]) * 2 / 3600)
+    assert "estimate" in estimated.basis
+
+
+def test_records_of_other_trials_scale_the_model() -> None:
+    rows = plan_trials(study(batch_per_gpu=(8,)), HOST)
+    [trial] = [row.trial for row in rows if row.trial]
+    other = trial.but(model="resnet50")
+    estimated = estimate(rows, [record(other, 3 * trial_s(other))], None)
+    assert estimated.duration_s - START_S["cuda"] - AROUND_S["cuda"] == pytest.approx(3 * trial_s(trial))
+    assert "1 of 1 estimated from operations" in estimated.basis
+
+
+def test_recorded_starts_of_worker_groups_replace_the_typical_ones() -> None:
+    grid = study(2)
+    first = next(row.trial for row in plan_trials(grid, HOST) if row.trial)
+    rows = plan_trials(grid, HOST, {first.trial_id: "done"})
+    started = record(first, 5.0) | {"environment": {"group": {"asked_at": 100.0, "opened_at": 107.0}}}
+    assert estimate(rows, [started], None).duration_s == pytest.approx(5.0 + 7.0 + AROUND_S["cuda"])
 
 
 def test_time_comes_from_repeats_and_gpu_hours_count_all_gpus_of_the_group() -> None:
@@ -303,10 +320,12 @@ def test_time_comes_from_repeats_and_gpu_hours_count_all_gpus_of_the_group() -> 
     records = [record(done[0], 100.0), record(done[1], 140.0)]
     rows = plan_trials(grid, HOST, {t.trial_id: "done" for t in done})
     estimated = estimate(rows, records, price_per_gpu_hour=3.0)
-    assert estimated.duration_s == 2 * 100 + 2 * 140
-    assert estimated.gpu_hours == pytest.approx(480 * 2 / 3600)  # one-GPU trials also use the group of two GPUs
-    assert estimated.cost == pytest.approx(480 * 2 / 3600 * 3.0)
-    assert estimated.basis.startswith("2 recorded trials")
+    starts_s = 2 * START_S["cuda"]
+    assert estimated.duration_s == 2 * 100 + 2 * 140 + starts_s + AROUND_S["cuda"]
+    gpu_s = (480 + starts_s) * 2  # one-GPU trials also use the group of two GPUs
+    assert estimated.gpu_hours == pytest.approx(gpu_s / 3600)
+    assert estimated.cost == pytest.approx(gpu_s / 3600 * 3.0)
+    assert estimated.basis == "2 recorded trials"
 
 
 def test_an_estimate_from_another_batch_says_so() -> None:
@@ -314,13 +333,14 @@ def test_an_estimate_from_another_batch_says_so() -> None:
     done = next(row.trial for row in plan_trials(grid, HOST) if row.trial)
     rows = plan_trials(grid, HOST, {done.trial_id: "done"})
     estimated = estimate(rows, [record(done, 30.0)], None)
-    assert estimated.duration_s == 30.0
+    assert estimated.duration_s == 30.0 + START_S["cuda"] + AROUND_S["cuda"]
     assert estimated.cost is None
-    assert estimated.basis.startswith("1 of 1 ") and "another batch" in estimated.basis
-    assert "1 recorded trial," in estimated.basis
+    assert "1 of 1 " in estimated.basis and "another batch" in estimated.basis
+    assert estimated.basis.startswith("1 recorded trial;")
 
 
 def test_failed_trials_are_not_used_for_estimates() -> None:
     rows = plan_trials(study(2, world_size=(1,)), HOST)
     assert rows[0].trial
-    assert estimate(rows, [record(rows[0].trial, 1.0, "failed")], None).duration_s is None
+    failed = estimate(rows, [record(rows[0].trial, 1000.0, "failed")], None)
+    assert failed.duration_s == estimate(rows, [], None).duration_s

@@ -3,6 +3,7 @@
 import pytest
 
 from study.capacity import NodeCapacity
+from study.plan.estimate import estimate
 from study.plan.trials import plan_trials
 from study.studies.basic import STUDIES
 from trainables.registry import (
@@ -146,38 +147,43 @@ def test_a_study_has_its_registered_name_and_a_question(name: str) -> None:
     assert study.question.endswith("?")
 
 
-def test_the_default_study_without_gpus_is_a_small_grid() -> None:
+def test_the_default_study_without_gpus_is_a_small_grid_with_one_core_per_rank() -> None:
     study = STUDIES["default"](CPU_HOST)
-    assert study.axes == {
-        "world_size": (1, 2),
-        "batch_per_gpu": (2, 4),
-        "loader_workers": (0, 1),
-        "precision": ("fp32", "bf16"),
-    }
+    assert study.axes == {"world_size": (1, 2), "batch_per_gpu": (16, 64)}
     assert study.repeats == 3
     trials = [row.trial for row in plan_trials(study, CPU_HOST)]
-    assert len(trials) == 48
+    assert len(trials) == 12
     assert {(t.model, t.dataset, t.device, t.memory_format) for t in trials if t} == {
-        ("resnet18", "fashion_mnist_sample", "cpu", "channels_last")
+        ("resnet20", "fashion_mnist_sample", "cpu", "channels_last")
     }
-    assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(1, 2**22)}
+    assert {(t.cpus_per_rank, t.loader_workers) for t in trials if t} == {(1, 0)}
 
 
-def test_the_default_study_uses_all_gpus_in_powers_of_two() -> None:
+def test_the_default_study_times_resnet50_and_a_transformer_on_all_gpus_in_powers_of_two() -> None:
     study = STUDIES["default"](GPU_CLUSTER)
-    assert study.axes["world_size"] == (1, 2, 4, 8)
-    assert study.axes["batch_per_gpu"] == (32, 128, 512)
+    assert study.axes == {
+        "world_size": (1, 2, 4, 8),
+        "model": ("resnet50", "transformer"),
+        "batch_per_gpu": (64, 256),
+    }
+    assert study.repeats == 5
     trials = [row.trial for row in plan_trials(study, GPU_CLUSTER)]
     assert {(t.world_size, t.nodes) for t in trials if t} == {(1, 1), (2, 1), (4, 1), (8, 2)}
-    assert {t.cpus_per_rank for t in trials if t} == {12}
+    assert {(t.dataset, t.image_size, t.precision) for t in trials if t} == {("synthetic", 224, "bf16")}
     assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(10, 2**30)}
+
+
+def test_the_default_study_is_estimated_to_take_at_most_four_minutes_on_two_cores_and_eight_on_two_gpus() -> None:
+    two_gpus = [NodeCapacity("a", "10.0.0.1", cpus=32, gpus=2)]
+    for host, minutes in ((CPU_HOST, 4), (two_gpus, 8)):
+        assert estimate(plan_trials(STUDIES["default"](host), host), [], None).duration_s < 60 * minutes
 
 
 def test_weak_fixes_the_batch_per_gpu_and_strong_the_global_batch() -> None:
     weak = [row.trial for row in plan_trials(STUDIES["weak"](GPU_HOST), GPU_HOST)]
     strong = [row.trial for row in plan_trials(STUDIES["strong"](GPU_HOST), GPU_HOST)]
     assert {t.batch_per_gpu for t in weak if t} == {128}
-    assert {t.global_batch for t in strong if t} == {1024}
+    assert {t.global_batch for t in strong if t} == {512}
     assert {t.world_size for t in weak if t} == {t.world_size for t in strong if t} == {1, 2, 4}
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.support.gloo import on_ranks
 from trainables.measure.allreduce_sweep import REPETITIONS, sweep_sizes
 from trainables.measure.communication import BucketRecorder, averaging_hook, bucket_bytes, record_buckets
-from trainables.measure.run import PROFILE_STEPS, run
+from trainables.measure.run import PROFILE_STEPS, interleaved_blocks, run
 from trainables.step.context import RankOutput, RankSetup
 from trainables.step.parallel import ddp
 from trainables.step.timing import CpuClock, no_mark
@@ -131,9 +131,13 @@ def test_a_bucket_is_ready_and_reduced_within_its_step(pair: list[RankOutput]) -
             assert not ready or max(ready[:-1]) < last_s == ready[-1], "the last gradient completes the last bucket"
 
 
-def test_steps_with_and_without_communication_alternate(pair: list[RankOutput]) -> None:
-    order = [row["window"] for row in pair[0].tables["steps"] if row["window"] in ("synchronised", "no_sync")]
-    assert order == ["synchronised", "no_sync", "no_sync", "synchronised"] * 2
+def test_blocks_with_and_without_communication_each_begin_with_a_step_that_does_not_count(
+    pair: list[RankOutput],
+) -> None:
+    windows = ("synchronised", "no_sync", "lead_in")
+    order = [row["window"] for row in pair[0].tables["steps"] if row["window"] in windows]
+    block = {kind: ["lead_in", *[kind] * count] for kind, count in (("synchronised", 2), ("no_sync", 4))}
+    assert order == [*block["synchronised"], *block["no_sync"], *block["synchronised"]]
     assert all(row["step_s"] > 0 for row in pair[0].tables["steps"] if row["window"] in ("synchronised", "no_sync"))
 
 
@@ -171,8 +175,26 @@ def test_observations_enclose_all_windows_and_energies_the_plain_window(
         assert {observation["rank"] for observation in (first, last, before, after)} == {rank}
         assert [energy["devices"] for energy in (before, after)] == [[CPU]] * 2
         assert before["at_s"] - first["at_s"] > sum(row["step_s"] for row in steps_of(measurement, "warmup"))
-        assert after["at_s"] - before["at_s"] > steps_of(measurement, "plain")[0]["window_s"]
-        assert last["at_s"] - after["at_s"] > steps_of(measurement, "phases")[0]["window_s"]
+        in_turn = [steps_of(measurement, window)[0]["window_s"] for window in ("plain", "phases")]
+        assert after["at_s"] - before["at_s"] > sum(in_turn)
+        assert last["at_s"] > after["at_s"]
+
+
+def test_with_loaders_the_energies_enclose_the_plain_window_alone() -> None:
+    trial = Trial(model="mlp", batch_per_gpu=4, warmup_steps=2, steps=2, loader_workers=1)
+    [measurement] = on_ranks(1, measured, trial)
+    before, after = measurement.evidence["plain_window"]["before"], measurement.evidence["plain_window"]["after"]
+    assert after["at_s"] - before["at_s"] > steps_of(measurement, "plain")[0]["window_s"]
+    assert measurement.evidence["after"]["at_s"] - after["at_s"] > steps_of(measurement, "phases")[0]["window_s"]
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_blocks_of_interleaved_steps_cancel_a_drift(steps: int) -> None:
+    kinds = [kind for kind, count in interleaved_blocks(steps) for _ in range(count)]
+    assert kinds.count(True) == kinds.count(False) == steps
+    moments = {kind: [i for i, of_step in enumerate(kinds) if of_step is kind] for kind in (True, False)}
+    middle = {kind: sum(values) / steps for kind, values in moments.items()}
+    assert steps % 2 or middle[True] == middle[False]
 
 
 # ----------------------------------------------------------------------------------------------------------- sweep

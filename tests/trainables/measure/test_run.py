@@ -6,7 +6,7 @@ import multiprocessing.forkserver
 import sys
 import time
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,13 @@ def test_rows_are_ordered_by_window_and_step(visit: list[dict[str, Any]], name: 
             ("phases", trial.steps),
             *COMMUNICATION_WINDOWS[: 4 * (ranks - 1)],
         ]
+
+
+def test_the_plain_steps_of_a_cpu_trial_are_spread_between_its_phase_steps(visit: list[dict[str, Any]]) -> None:
+    rows = visit[0]["cold"].tables["steps"]
+    runs = [(window, len(list(steps))) for window, steps in groupby(row["window"] for row in rows)]
+    assert CONVOLUTIONS.steps == 3
+    assert runs[1:] == [("plain", 1), ("phases", 2), ("plain", 1), ("phases", 1), ("plain", 1)]
 
 
 def test_rows_match_the_schema_of_the_store(visit: list[dict[str, Any]]) -> None:

@@ -1,0 +1,104 @@
+"""Attribute the growth of a step with the number of ranks to causes, each counted once."""
+
+import pandas as pd
+
+CAUSES = ("transfer_s", "queueing_s", "wait_s", "host_s", "load_s", "slower_compute_s")
+SLOWDOWN_PARTS = (*CAUSES, "remainder_s")
+"""Parts of a slowdown. The known ones add up to it."""
+
+_COMMUNICATION = ["transfer_s", "queueing_s", "wait_s"]
+_PAIR = ["configuration", "reference", "world_size", "reference_world_size"]
+_COLUMNS = [*_PAIR, "growth_s", *SLOWDOWN_PARTS, "kernels_s", "issue_s", "host_bound"]
+
+
+def slowdown(exposed: pd.DataFrame, configurations: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return why a step is slower on more ranks, one row per weak-scaling pair with a communication breakdown.
+
+    exposed: see `communication.exposed_costs`. configurations: as in `Analysis`. pairs: configuration, reference,
+    world_size and reference_world_size, with the same batch per rank; the reference has the fewest ranks of its series,
+    usually one.
+
+    growth_s: plain step on N ranks - plain step of the reference = the sum of `SLOWDOWN_PARTS` (null ones omitted).
+    Each is a growth, and may be negative. Parts of communication are shares of the step in the communication window,
+    applied to the plain step, since a slow network differs from window to window.
+    transfer_s, queueing_s: exposed time of the rank that arrives last, in the last bucket and before it.
+    wait_s: lateness of that rank.
+    load_s: wait for a batch, and its copy to the device.
+    slower_compute_s: all else in a step with communication, from the interleaved window: kernels that share cores,
+    memory or clocks with other ranks, and compute that all-reduces slow down.
+    host_s: waiting of the device for the host; null if host and device are the same (CPU), 0 unless host_bound.
+    remainder_s: not explained. It is the part without communication of the difference between the plain and the
+    interleaved window, such as noise.
+
+    host_bound: the step is host-bound (`measures.summarise`) on N ranks or in the reference. All that the device waits
+    for is then the host's, except what a cause adds to a step without it: communication counts only as far as
+    synchronised steps are longer than those under no_sync, wait_s only if one rank is usually the last, and
+    slower_compute_s is kernels_s. By definition there is no remainder, unless kernel time is unknown. host_s is then
+    limited by issue_s.
+
+    Evidence that is not part of the sum: kernels_s, the growth of kernel time without communication (of the step under
+    no_sync if kernel time is unknown); issue_s, the growth of the host time to issue a step.
+    """
+    has_breakdown = pairs["reference"].isin(exposed.index) | (pairs["reference_world_size"] == 1)
+    pairs = pairs[pairs["configuration"].isin(exposed.index) & has_breakdown].reset_index(drop=True)
+    if pairs.empty:
+        return pd.DataFrame(columns=_COLUMNS)
+    votes = configurations["host_bound"].astype(float)  # null if unknown
+    of_pair = pd.concat([pairs[name].map(votes) for name in ("configuration", "reference")], axis=1)
+    by_host = of_pair.max(axis=1) > 0
+    several, reference = (_step_parts(exposed, configurations, pairs[name], by_host) for name in _PAIR[:2])
+    growth = several - reference
+    result = pairs[_PAIR].copy()
+    result["growth_s"] = growth["step_s"]
+    parts = [*_COMMUNICATION, "load_s"]
+    result[parts] = growth[parts]
+    unsynchronised = growth["no_sync_step_s"] - growth["load_s"]
+    result["kernels_s"] = growth["kernel_s"].fillna(unsynchronised)
+    result["issue_s"], result["host_bound"] = growth["issue_s"], by_host
+    rest = growth["step_s"] - growth[parts].sum(axis=1)
+    slower = growth["work_s"] - growth["load_s"]
+    issue = growth["issue_s"].fillna(0.0).clip(lower=0.0, upper=slower.clip(lower=0.0))
+    host = (rest - growth["kernel_s"]).fillna(issue).where(by_host, 0.0)
+    result["host_s"] = host.where(of_pair.notna().any(axis=1))
+    result["slower_compute_s"] = growth["kernel_s"].fillna(slower - issue).where(by_host, slower)
+    result["remainder_s"] = growth["step_s"] - result[list(CAUSES)].sum(axis=1)
+    return result[_COLUMNS]
+
+
+def _step_parts(
+    exposed: pd.DataFrame, configurations: pd.DataFrame, chosen: pd.Series, by_host: pd.Series
+) -> pd.DataFrame:
+    """Return parts of the step of the chosen configurations, in seconds, with the index of `chosen`.
+
+    step_s: plain step. transfer_s, queueing_s, wait_s, load_s: see `slowdown`; 0 without communication. work_s: a step
+    of the interleaved window without these parts of communication. no_sync_step_s, kernel_s, issue_s: null if unknown.
+    """
+    rows = configurations.loc[chosen].set_axis(chosen.index).astype({"step_s": float})
+    buckets = exposed.reindex(chosen).set_axis(chosen.index)
+    alone = ~chosen.isin(exposed.index)
+    step_s = rows["step_s"]
+    queueing = buckets["exposed_queueing_s"].astype(float).fillna(0.0)
+    wait = buckets["exposed_wait_s"].astype(float)
+    wait = wait.where(~by_host, wait.clip(upper=buckets["lateness_s"].astype(float).clip(lower=0.0)))
+    shares = pd.DataFrame(
+        {
+            "transfer_s": buckets["exposed_wire_s"].astype(float) - queueing,
+            "queueing_s": queueing,
+            "wait_s": wait,
+        }
+    ).div(buckets["communication_step_s"].astype(float), axis=0)
+    shares = shares.mask(alone, 0.0)
+    synchronised = buckets["synchronised_step_s"].astype(float)
+    longer = (1 - buckets["no_sync_step_s"].astype(float) / synchronised).clip(lower=0.0)
+    limit = longer.where(by_host & longer.notna(), 1.0)
+    for name in _COMMUNICATION:
+        shares[name] = shares[name].clip(upper=limit)
+        limit = limit - shares[name].fillna(0.0)
+    parts = shares.mul(step_s, axis=0)
+    parts["step_s"] = step_s
+    parts["load_s"] = rows[["load_wait_s", "host_to_device_s"]].astype(float).sum(axis=1)
+    parts["work_s"] = synchronised.mask(alone, step_s) * (1 - shares.sum(axis=1))
+    parts["no_sync_step_s"] = buckets["no_sync_step_s"].astype(float).mask(alone, step_s)
+    parts["kernel_s"] = buckets["kernel_s"].astype(float).mask(alone, rows["busy_s"].astype(float))
+    parts["issue_s"] = rows["step_launch_s"].astype(float)
+    return parts

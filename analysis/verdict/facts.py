@@ -1,0 +1,85 @@
+"""What was measured: the fields that vary and those that are the same, of timed and of trained trials separately."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.compare.accuracy import Accuracy
+from analysis.measure.configurations import derived_lengths
+from analysis.study import Analysis, study_ranks
+from analysis.text import field_label, field_value, join, text
+
+
+class Facts(NamedTuple):
+    """Fields of one kind of trial: label and value. `kind` is empty if the study has only one kind."""
+
+    kind: str
+    varied: Sequence[tuple[str, str]]
+    constant: Sequence[tuple[str, str]]
+
+
+def facts(analysis: Analysis) -> list[Facts]:
+    """Return the fields of the timed and of the trained trials, without those that have no effect."""
+    names = [*analysis.axes, *analysis.fixed]
+    trained = analysis.accuracy
+    if trained is None or analysis.configurations.empty:
+        rows = analysis.configurations if trained is None else trained.runs
+        return [_facts(analysis, "", rows, names)]
+    both = [name for name in analysis.fields.facts if name in trained.runs and name not in ("repeat", "seed")]
+    return [
+        _facts(analysis, "Timed trials", analysis.configurations, names),
+        _facts(analysis, "Trained trials", trained.runs, both),
+    ]
+
+
+def _facts(analysis: Analysis, kind: str, rows: pd.DataFrame, names: Sequence[str]) -> Facts:
+    ranks = study_ranks(analysis)
+    axes = [name for name in names if name in rows and rows[name].nunique(dropna=False) > 1]
+    varied = [
+        (
+            field_label(name, ranks),
+            ", ".join(field_value(name, value) for value in sorted(rows[name].dropna().unique())),
+        )
+        for name in axes
+    ]
+    if kind != "Trained trials":
+        varied += [
+            (field_label(name, ranks), f"{text(lengths.min())} to {text(lengths.max())}, derived from the other fields")
+            for name in derived_lengths(analysis.results.trials)
+            for lengths in [analysis.results.trials[name]]
+        ]
+    constant = [
+        (field_label(name, ranks), field_value(name, rows[name].iloc[0]))
+        for name in names
+        if len(rows) and name in rows and name not in axes and _matters(analysis, name, rows)
+    ]
+    return Facts(kind, varied, constant)
+
+
+def _matters(analysis: Analysis, name: str, rows: pd.DataFrame) -> bool:
+    """Return True if a constant field has a value, and an effect in at least one trial."""
+    value: Any = rows[name].iloc[0]
+    if value in ("", None) or pd.isna(value):
+        return False
+    known = analysis.fields.facts
+    return any(analysis.fields[name].has_effect(row, known) for row in rows.to_dict("records"))
+
+
+def trained_workload(accuracy: Accuracy) -> str:
+    """Return what was trained: model and data set, or the user's workload."""
+    runs = accuracy.runs
+    own = runs["workload"].fillna("") if "workload" in runs else pd.Series("", index=runs.index)
+    labels = [
+        workload.rpartition(":")[2] if workload else f"{model} on {dataset}"
+        for workload, model, dataset in zip(own, runs["model"], runs["dataset"], strict=True)
+    ]
+    return join(list(dict.fromkeys(labels)))
+
+
+def trains_another_model(analysis: Analysis) -> bool:
+    """Return True if a trained model is not among the timed ones, so that its accuracy says nothing about those."""
+    trained = analysis.accuracy
+    if trained is None or analysis.configurations.empty:
+        return False
+    return not set(trained.runs["model"]) <= set(analysis.configurations["model"])

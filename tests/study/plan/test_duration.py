@@ -1,0 +1,44 @@
+"""Modelled durations, compared with those of recorded studies and with the models' own operations and weights."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.read.results import load
+from study.plan.duration import trial_s
+from trainables.registry import IMAGE_MODELS, MODELS
+from trainables.registry import load as load_target
+from trainables.step.flops import step_flops
+from trainables.trial import Trial
+
+RESULTS = Path(__file__).parents[3] / "benchmarks/results"
+
+
+@pytest.mark.parametrize(
+    "folder", ["account", "captured", "default-1gpu", "default-4gpu", "forum-phases", "hpml-lab4", "vgg-case-study"]
+)
+def test_a_recorded_gpu_study_took_between_half_and_twice_the_modelled_time(folder: str) -> None:
+    trials = load(RESULTS / folder).trials
+    done = trials[trials["status"] == "done"]
+    names = [name for name in Trial.model_fields if name in done]
+    fields: list[dict[str, Any]] = done[names].to_dict("records")  # type: ignore[assignment]
+    modelled_s = sum(trial_s(Trial.model_construct(**of_trial)) for of_trial in fields)
+    assert len(done) >= 12
+    assert 0.5 < done["duration_s"].sum() / modelled_s < 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_and_operations_of_a_model_are_those_of_the_registry(name: str) -> None:
+    facts = MODELS[name]
+    if name in IMAGE_MODELS:
+        build = partial(load_target(facts), 10, 3, 224)
+        flops = step_flops(build, torch.zeros(2, 3, 224, 224, device="meta"), name, 224)
+        assert flops is not None and flops / 2e9 == pytest.approx(facts.image_gflop, rel=0.01)
+    else:
+        build = partial(load_target(facts), 256, Trial(model=name, dataset="text_sample"))
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in build().parameters())
+    assert weights / 1e6 == pytest.approx(facts.million_weights, rel=0.01)
