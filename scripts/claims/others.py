@@ -177,11 +177,12 @@ README: Entries = [
     ),
     readme(
         "in {} % of generated studies with five repeats in one worker group",
-        100 * figure("coverage", "coverage of speed-up, 5 repeats, one worker group"),
+        100 * figure("coverage-former", "coverage of speed-up, 5 repeats, one worker group"),
     ),
     readme(
         "only in **{} %** if two groups differed",
-        100 * figure("coverage", "coverage of speed-up, 5 repeats, 2 worker groups, which spread by 1 % besides"),
+        100
+        * figure("coverage-former", "coverage of speed-up, 5 repeats, 2 worker groups, which spread by 1 % besides"),
     ),
     readme(
         "by at most {} ms in {} cases on 2 and 4 H200",
