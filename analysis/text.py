@@ -122,18 +122,17 @@ def further_repeats(more: float) -> str:
 
 
 def with_interval(
-    value: float, low: float, high: float, decimals: int, too_wide: bool = False, more: float = 0.0
+    value: float, low: float, high: float, decimals: int, instead: str | None = None, more: float = 0.0
 ) -> str:
-    """Return `12.3 [11.9, 12.8]` or `12.3 [too wide to use]`, or the number alone if it has no interval.
+    """Return `12.3 [11.9, 12.8]`, or `12.3 [reason]` or the number alone if it has no interval.
 
-    more: further repeats that the interval needs (see `statistics.intervals`); above 0, that is all that is shown.
+    instead: reason why there is no interval. more: further repeats that the interval needs (see
+    `statistics.intervals`); above 0, that is all that is shown.
     """
     if more > 0:
         return not_resolved(more)
     if pd.isna(low) or pd.isna(high):
-        return number(value, decimals)
-    if too_wide:
-        return f"{number(value, decimals)} [too wide to use]"
+        return f"{number(value, decimals)} [{instead}]" if instead else number(value, decimals)
     return f"{number(value, decimals)} [{number(low, decimals)}, {number(high, decimals)}]"
 
 

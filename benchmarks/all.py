@@ -31,6 +31,7 @@ SMALL: dict[str, str] = {
     "truth.others": "--device cpu --small",
     "speed.peers": "--device cpu --small --seconds 60",
     "truth.prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
+    "truth.prediction_laws": "--seeds 1",
     "speed.resnet50_modes": "--device cpu --small --seconds 60",
     "cost.scaling_out": "--small",
     "speed.small_batch": "--device cpu --small --seconds 60",

@@ -163,6 +163,10 @@ def predict(
             metavar="GOAL", help="Criterion for the best configuration: throughput, time-to-accuracy or cost."
         ),
     ] = None,
+    laws: Annotated[
+        bool, typer.Option("--laws", help="Show the candidate laws, their weights and errors too.")
+    ] = False,
+    details: Annotated[bool, typer.Option("--details", help="Show every column and note too.")] = False,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -173,7 +177,7 @@ def predict(
     found = outlook(directory, gpus, interconnect, price_per_gpu_hour, goal)
     if json_:
         return _print_json(found.as_json)
-    display.print_outlook(found)
+    display.print_outlook(found, details, laws)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.style import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
-from analysis.predict.forecast import FORECAST_FACTORS, held_batch
+from analysis.predict.forecast import FORECAST_FACTORS, held_batch, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.model import ScalingModel, predict
 from analysis.predict.series import alike_but_for_timing
@@ -20,7 +20,8 @@ from analysis.text import configuration_label, field_label
 def prediction_fan(analysis: ReportInputs) -> Figure | None:
     """Efficiency by number of ranks: measured with 95 % intervals, and PREDICTED for more ranks (dashed).
 
-    The 95 % prediction interval is shaded while it is narrow enough to use (within a factor of 2), and clipped.
+    The 95 % prediction interval is shaded while it is resolved (within a factor of 2), and clipped. Series without a
+    prediction (host-bound) show their measurements only. Beyond one node without a measured network nothing is shaded.
     """
     models = analysis.models
     if not models:
@@ -70,13 +71,13 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             )
         )
         if ends_early:
-            handles.append(Line2D([], [], linestyle="none", label="not shaded: interval too wide to use"))
+            handles.append(Line2D([], [], linestyle="none", label="not shaded: no interval"))
         legend(figure, handles)
     return figure
 
 
 def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, colour: Any, marker: str) -> bool:
-    """Draw a series; return True if its shading ends because the interval becomes too wide to use."""
+    """Draw a series; return True if its prediction has no interval somewhere."""
     sizes = model.series.sizes
     rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
     rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
@@ -88,11 +89,16 @@ def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, c
         axis.vlines(
             row["world_size"], 100 * row["efficiency_low"], 100 * row["efficiency_high"], color=colour, linewidth=1
         )
+    if model.series.host_bound:
+        return False
+    per_node = ranks_per_node(analysis)
     for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
         x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # numbers of ranks are integers
-        curve = predict(model, x.tolist())
+        nodes = [model.series.nodes_of(int(size), per_node) for size in x]
+        curve = predict(model, x.tolist(), nodes=nodes if model.series.knows_network else None)
         axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
-    narrow = curve[~curve["too_wide"] & curve["efficiency_low"].notna()]
-    low, high = 100 * narrow["efficiency_low"], 100 * narrow["efficiency_high"]
-    axis.fill_between(narrow["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
-    return bool(curve["too_wide"].any())
+    has_interval = curve["efficiency_low"].notna() & (model.series.knows_network | (np.array(nodes) == 1))
+    shaded = curve[has_interval]
+    low, high = 100 * shaded["efficiency_low"], 100 * shaded["efficiency_high"]
+    axis.fill_between(shaded["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
+    return not bool(has_interval.all())

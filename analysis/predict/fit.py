@@ -3,8 +3,7 @@
 The fit is least squares on logarithms, because steps spread by factors. Every point is weighted by its number of
 repeats: all points of a fit are assumed to spread alike. This spread is pooled from the repeats of every point and, if
 there are more points than parameters, from the residuals of the law. If the residuals are significantly larger than
-repeats explain (F test, 5 %), the law is wrong. Its parameters are then as uncertain as its residuals, and a run still
-spreads as repeats do.
+repeats explain (F test, 5 %), the law is wrong. Its parameters are then as uncertain as its residuals.
 """
 
 from dataclasses import dataclass
@@ -45,8 +44,8 @@ class Fit:
 
     values: parameters in the order of the law's. covariance: of `values`, for a spread of variance 1. residuals:
     log(measured / fitted), one value per point. residual_spread: variance of the residuals, weighted by repeats.
-    spread: used for the parameters, see the module docstring. run_spread: spread of one run. lack_of_fit: True if the
-    residuals are larger than repeats explain; None if unknown.
+    spread: used for the parameters, see the module docstring. lack_of_fit: True if the residuals are larger than
+    repeats explain; None if unknown.
     """
 
     law: Law
@@ -55,7 +54,6 @@ class Fit:
     residuals: Array
     residual_spread: Spread
     spread: Spread
-    run_spread: Spread
     lack_of_fit: bool | None
 
     def intervals(self) -> Array:
@@ -95,8 +93,8 @@ def fit(law: Law, points: Points, log_step: Array, repeats: Array, within: Sprea
         return NotIdentifiable(law, f"not identifiable: needs {missing}")
     count = len(law.parameters)
     distinct = len({*zip(points.world_size, points.batch_per_gpu, points.wire_s, strict=True)})
-    if distinct < count:
-        return _needs_points(law, count - distinct)
+    if (missing_points := max(count, law.least_points) - distinct) > 0:
+        return _needs_points(law, missing_points)
     unit = float(np.exp(log_step[0]) / points.work[0])  # unit of parameters that are times, in seconds
     scale = np.array([unit if parameter.unit == "s" else 1.0 for parameter in law.parameters])
     weight = np.sqrt(np.asarray(repeats, dtype=float))
@@ -133,7 +131,6 @@ def fit(law: Law, points: Points, log_step: Array, repeats: Array, within: Sprea
         -best.fun / weight,
         residual_spread,
         spread,
-        within if lack_of_fit else spread,
         lack_of_fit,
     )
 

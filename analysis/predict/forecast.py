@@ -10,19 +10,21 @@ import pandas as pd
 
 from analysis.compare.scaling import STRONG
 from analysis.measure.hardware import training_power_w
-from analysis.predict.fit import Spread
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.laws import Link
-from analysis.predict.model import ROW_COLUMNS, WIDEST, ScalingModel, pooled_spread, predict, with_throughput, without
-from analysis.predict.series import Interconnects
+from analysis.predict.model import ROW_COLUMNS, WIDEST, ScalingModel, Spreads, predict, with_throughput, without
+from analysis.predict.series import Interconnects, run_spreads
 from analysis.read.results import nothing_timed
-from analysis.study import Analysis
+from analysis.study import Analysis, study_ranks
 from analysis.text import join, value_label
 
 _STATED = re.compile(r"([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)")
 
+HOST_BOUND, NETWORK, NOT_RESOLVED, MEASURED = "host-bound", "network not measured", "not resolved", "measured"
+"""Caveats of a row. HOST_BOUND and MEASURED: no prediction. NETWORK and NOT_RESOLVED: no interval."""
+
 FORECAST_COLUMNS = [
-    *ROW_COLUMNS, "predicted", "interconnect", "held_out_error", "naive_error", "beats_naive", "measured_error",
+    *ROW_COLUMNS, "caveat", "interconnect", "held_out_error", "naive_error", "beats_naive", "measured_error",
     "cost_per_million_samples", "power_w_per_rank", "energy_wh_per_million_samples",
 ]  # fmt: skip
 
@@ -38,12 +40,13 @@ class Forecast:
     """Predictions for the requested numbers of ranks.
 
     models: those of the request. rows: one row per series and number of ranks, with `FORECAST_COLUMNS`; NaN if unknown.
-    notes: caveats for the user.
+    notes: what the caveats of the rows mean, and what to do. details: further notes.
     """
 
     models: list[ScalingModel]
     rows: pd.DataFrame
     notes: list[str]
+    details: list[str]
 
 
 def forecast(
@@ -62,9 +65,10 @@ def forecast(
     models = _requested_models(analysis, interconnect, name)
     link = stated_link(interconnect)
     per_node = ranks_per_node(analysis)
-    common = pooled_spread(analysis)
-    parts = [_rows(model, size, per_node, link, models, common) for size in sizes for model in models]
-    rows = pd.concat([part for part in parts if part is not None], ignore_index=True)
+    repeats = run_spreads(analysis)
+    rows = pd.concat(
+        [_row(model, size, per_node, link, models, repeats) for size in sizes for model in models], ignore_index=True
+    )
     trial_power_w = training_power_w(analysis.measured, analysis.results.windows)
     power = {model.number: trial_power_w.reindex(_largest(analysis, model)).median() for model in models}
     rows["power_w_per_rank"] = rows["series"].map(power).astype(float)
@@ -73,7 +77,8 @@ def forecast(
     rows["cost_per_million_samples"] = rank_hours * price
     rows["energy_wh_per_million_samples"] = rank_hours * rows["power_w_per_rank"]
     rows = rows.sort_values(["series", "world_size"], kind="stable", ignore_index=True)[FORECAST_COLUMNS]
-    return Forecast(models, rows, _notes(analysis, models, rows, link, per_node))
+    notes = _notes(rows, link, per_node, study_ranks(analysis))
+    return Forecast(models, rows, notes, _details(models, rows))
 
 
 def stated_link(interconnect: str | None) -> Link | None:
@@ -145,36 +150,42 @@ def _requested_models(analysis: ReportInputs, interconnect: str | None, name: st
     return with_gradients
 
 
-def _rows(
+def _row(
     model: ScalingModel,
     size: int,
     per_node: int | None,
     link: Link | None,
     all_models: Sequence[ScalingModel],
-    common: Spread,
-) -> pd.DataFrame | None:
-    """Return the prediction of one series on `size` ranks, with its known errors."""
+    repeats: Spreads,
+) -> pd.DataFrame:
+    """Return the prediction of one series on `size` ranks as one row, with its known errors."""
     series, basis = model.series, model
     measured = series.points[series.points["world_size"] == size]
+    measured_step_s = float(measured["step_s"].iloc[0]) if len(measured) else np.nan
+    nodes = series.nodes_of(size, per_node)
     if len(measured):
-        refitted = {other.number: other for other in without(all_models, size, common)}
-        if model.number not in refitted:
-            row = measured.iloc[0]
-            frame = pd.DataFrame([{"series": model.number, "world_size": size, "measured_step_s": row["step_s"]}])
-            frame["global_batch"] = row["batch_per_gpu"] * size
-            return frame.assign(predicted=False, interconnect=series.interconnect).reindex(columns=FORECAST_COLUMNS)
-        basis = refitted[model.number]
-    nodes = -(-size // per_node) if per_node else 1
-    links = series.links
-    frame = predict(basis, [size], nodes=[nodes if links.between else 1])
+        refitted = {other.number: other for other in without(all_models, size, repeats)}
+        basis = refitted.get(model.number, model)
+    if series.host_bound or (len(measured) and basis is model):
+        batch = series.batch(size)
+        row: dict[str, Any] = {"series": model.number, "world_size": size, "nodes": nodes}
+        row |= {"measured_step_s": measured_step_s}
+        row |= {"batch_per_gpu": batch, "global_batch": batch * size, "interconnect": series.interconnect}
+        frame = pd.DataFrame([row | {"caveat": HOST_BOUND if series.host_bound else MEASURED}])
+        return frame.reindex(columns=FORECAST_COLUMNS).astype({"not_resolved": object})
+    frame = predict(basis, [size], nodes=[nodes if series.knows_network else 1])
     frame["nodes"] = nodes
     if link is not None:
         frame = _on_stated_link(basis, frame, link, nodes)
+    is_beyond = nodes > 1 and not series.knows_network and link is None
+    if is_beyond:
+        of_interval = [name for name in ROW_COLUMNS if name.endswith(("_low", "_high"))]
+        frame = frame.assign(**dict.fromkeys(of_interval, np.nan), not_resolved=False)
     return frame.assign(
-        predicted=True,
+        caveat=NETWORK if is_beyond else NOT_RESOLVED if frame["not_resolved"].iloc[0] else None,
         interconnect=link.label if link else series.interconnect,
-        measured_step_s=measured["step_s"].iloc[0] if len(measured) else np.nan,
-        measured_error=frame["step_s"] / measured["step_s"].iloc[0] - 1 if len(measured) else np.nan,
+        measured_step_s=measured_step_s,
+        measured_error=frame["step_s"] / measured_step_s - 1,
         held_out_error=basis.held_out_error,
         naive_error=basis.naive_error,
         beats_naive=basis.beats_naive,
@@ -216,57 +227,45 @@ def _on_stated_link(model: ScalingModel, frame: pd.DataFrame, link: Link, nodes:
     return with_throughput(frame, float(first["throughput_samples_per_s"]), int(first["world_size"]))
 
 
-def _notes(
-    analysis: Analysis, models: Sequence[ScalingModel], rows: pd.DataFrame, link: Link | None, per_node: int | None
-) -> list[str]:
-    notes = []
-    predicted = rows[rows["predicted"]]
+def _notes(rows: pd.DataFrame, link: Link | None, per_node: int | None, ranks: tuple[str, str]) -> list[str]:
+    """Return what each caveat in the rows means, and what to do about it."""
+    counts = rows["caveat"].value_counts()
+    meanings = {
+        HOST_BOUND: f"no prediction, because the host bounds the step on 1 or 2 {ranks[1]}. The step then says more "
+        "about the host than about scaling. Fix: a larger batch, or a compiled or captured step.",
+        NETWORK: f"predicted as if all ranks were in one node, without an interval. The nodes hold {per_node} "
+        f"{ranks[1]}, and no network between them was measured. Fix: --interconnect LATENCY_US:BANDWIDTH_GB_S.",
+        NOT_RESOLVED: f"the interval exceeds a factor of {WIDEST:g} in either direction, the largest possible gain "
+        "from twice the ranks.",
+        MEASURED: "no prediction, because only one other number of ranks remains without this measured one.",
+    }
+    notes = [f"{caveat}: {meaning}" for caveat, meaning in meanings.items() if caveat in counts]
     if link:
         notes.append(
             f"Interconnect {link.label}: intervals range from full overlap of the all-reduce with computation to none. "
             "The actual overlap is unknown, because it was measured on another link."
         )
-    largest = int(predicted["world_size"].max()) if len(predicted) else 0
-    if per_node and largest > per_node:
-        with_internode_link = [model for model in models if model.series.links.between]
-        if link is None and not with_internode_link:
-            notes.append(
-                f"The nodes hold {per_node} GPUs, and no interconnect between nodes was measured. {largest} GPUs are "
-                "predicted as if all were in one node; fix: state the network with --interconnect "
-                "LATENCY_US:BANDWIDTH_GB_S."
-            )
+    return notes
+
+
+def _details(models: Sequence[ScalingModel], rows: pd.DataFrame) -> list[str]:
+    details = []
     tested = [model for model in models if model.beats_naive is not None]
     if not tested:
-        notes.append(
+        details.append(
             "No held-out error: it requires a third number of ranks. The interval shows how far the laws disagree."
         )
     worse = [model for model in tested if not model.beats_naive]
     if worse:
-        notes.append(
-            f"In {len(worse)} of {len(tested)} series the law does not beat the naive throughput x N on the held-out "
-            f"point (series {join([str(model.number) for model in worse])}), so its prediction adds nothing."
+        details.append(
+            f"In {len(worse)} of {len(tested)} series the laws do not beat the naive throughput x N on the held-out "
+            f"point (series {join([str(model.number) for model in worse])}), so their prediction adds nothing."
         )
-    if predicted["power_w_per_rank"].isna().all():
-        notes.append("No energy: power was not measured on the largest number of ranks.")
+    if rows["power_w_per_rank"].isna().all():
+        details.append("No energy: power was not measured on the largest number of ranks.")
     else:
-        notes.append("Energy: from the mean power per GPU on the largest measured number of ranks.")
-    if len(predicted) and predicted["step_s_low"].isna().any():
-        notes.append(
-            "No interval for some predictions: no configuration has two repeats, so the spread of a run is unknown."
-        )
-    wide = predicted[predicted["too_wide"].eq(True)]
-    if len(wide):
-        notes.append(
-            f"{len(wide)} of {len(predicted)} intervals are too wide to use: beyond a factor of {WIDEST:g} in either "
-            "direction, the largest possible gain from twice the ranks."
-        )
-    unpredicted = rows[~rows["predicted"]]
-    if len(unpredicted):
-        shown = join([str(size) for size in sorted(unpredicted["world_size"].unique())])
-        notes.append(
-            f"{shown} ranks: no prediction. This size was measured, and without it only one number of ranks remains."
-        )
-    return notes
+        details.append("Energy: from the mean power per GPU on the largest measured number of ranks.")
+    return details
 
 
 FORECAST_FACTORS = (2, 4)

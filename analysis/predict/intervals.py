@@ -1,129 +1,127 @@
-"""Combine laws that the measured points cannot distinguish: their weights and their common interval.
+"""Combine the laws of a series: their Akaike weights, and the interval averaged over them.
 
-The law used for prediction has the smallest error on held-out points. Only laws with fewer parameters than points can
-be tested in this way, and one of several laws may hit such a point by chance. The interval of the chosen law ignores
-this. The interval is therefore averaged over all laws, weighted by how well each fits the measured points.
+No law is picked. Each one counts by how well it agrees with the measured steps, and with the parts of the communication
+breakdown, so the prediction and its interval include how far the laws disagree.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 from scipy.special import stdtr, stdtrit
 
-from analysis.predict.fit import UNKNOWN, Fit, NotIdentifiable, Spread, has_lack_of_fit, pool
+from analysis.predict.fit import Fit, NotIdentifiable, Spread, has_lack_of_fit, pool
 from analysis.predict.laws import Array, Points
-from analysis.predict.series import ScalingSeries, pooled
+from analysis.predict.series import ScalingSeries
 from analysis.statistics import CONFIDENCE
-from analysis.study import Analysis
 
 RESOLUTION = 1e-6
 """Log steps closer than this count as equal. Without spread, rounding errors would decide the weights."""
 
+PRIOR_DEGREES = 8.0
+"""Degrees of freedom of what other studies say about a spread, as in the intervals of repeats."""
+
+OTHER_STUDIES = {False: Spread(0.0081**2, PRIOR_DEGREES), True: Spread(0.111**2, PRIOR_DEGREES)}
+"""Spread of the log step of one run in the committed GPU studies; True: of steps that the host bounds.
+
+The second is also used for CPU ranks, which share their cores. Source: benchmarks/results/prediction, "spread of a
+run": equal trials on two hosts (account and account-first, without socket), and repeats of default-1gpu and, if
+host-bound, of default-4gpu.
+"""
+
+LAW_ERROR = Spread(0.0101**2, PRIOR_DEGREES)
+"""Error of the log step at twice the fitted number of ranks beyond what runs spread, in the committed GPU studies.
+
+Source: benchmarks/results/prediction, "error of the laws beyond the spread of runs".
+"""
+
+BREAKDOWN_SPREAD = 0.01
+"""Spread of a part of the communication breakdown, as a share of the step.
+
+It is measured in the same processes as the step, by instruments that make a step 0 to 3 % longer (docs/evidence.md).
+"""
+
+
+def run_spread(repeats: Spread, is_host_bound: bool) -> Spread:
+    """Return the spread of the log step of one run.
+
+    repeats: of all configurations of the study that the host bounds, or all others; 0 degrees of freedom without
+    repeats. They are pooled with `OTHER_STUDIES`, so that a second repeat adds to what is known instead of replacing
+    it. If they spread significantly more than other studies (F test), they count alone.
+    """
+    others = OTHER_STUDIES[is_host_bound]
+    return repeats if has_lack_of_fit(repeats, others) else pool(repeats, others)
+
 
 def akaike_weights(
-    series: Sequence[ScalingSeries], fits: Sequence[Mapping[str, Fit | NotIdentifiable]], spreads: Sequence[Spread]
+    series: ScalingSeries, fits: Mapping[str, Fit | NotIdentifiable], spread: Spread
 ) -> dict[str, float]:
-    """Return the weight of one_series law fitted to all of these series; weights add up to 1.
+    """Return the weight of each law fitted to the series; weights add up to 1.
 
-    The series are assumed to follow one law. A weight is exp(-AIC / 2) over its sum (Burnham and Anderson, Model
-    Selection and Multimodel Inference, 2002, section 2.9), with AIC = Σ N log((ν s² + Σ n r²) / N) + 2 parameters. Here
-    r is log(measured / fitted) of a point, n its repeats, s² the spread of a run with ν degrees of freedom (one value
-    per series), and N = ν + points. A joint law counts its parameters once per group. NaN if the spread is unknown.
+    A weight is exp(-AIC / 2) over its sum (Burnham and Anderson, Model Selection and Multimodel Inference, 2002,
+    section 2.9), with AIC = N log((ν s² + Σ n r²) / N) + Σ (p / b)² + 2 parameters. Here r is log(measured / fitted) of
+    a point, n its repeats, s² the spread of a run with ν degrees of freedom, and N = ν + points. p is the share of the
+    step by which a law misses the transfer or the wait of the communication breakdown, with spread b. The law of the
+    breakdown takes both as measured. Like a measured all-reduce, they are no parameters.
 
-    There is no correction for few points (AICc: Hurvich and Tsai, Biometrika 76, 1989). It is undefined unless points
-    exceed parameters by more than one, so it would exclude laws of three parameters from studies of three points.
-    Measured over 200 generated series of 3 points that follow alpha_beta: with AICc, 95 % intervals held 43 % of new
-    runs at twice the ranks instead of 85 % (two repeats), and 83 % instead of 88 % (five repeats).
+    Two numbers of ranks determine every law of two parameters exactly. Only the breakdown tells these laws apart.
     """
-    names = [name for name in fits[0] if all(isinstance(series_fits.get(name), Fit) for series_fits in fits)]
-    groups = len({one_series.group for one_series in series})
+    names = [name for name, law_fit in fits.items() if isinstance(law_fit, Fit)]
     criteria = []
     for name in names:
-        criterion = 0.0
-        for one_series, series_fits, spread in zip(series, fits, spreads, strict=True):
-            law_fit = series_fits[name]
-            assert isinstance(law_fit, Fit)
-            residuals = one_series.log_step() - np.log(law_fit.step_s(one_series.measured))
-            weighted_squares = float((one_series.points["n"].to_numpy(dtype=float) * residuals**2).sum())
-            count = spread.degrees + len(residuals)
-            criterion += count * np.log((spread.degrees * spread.variance + weighted_squares) / count + RESOLUTION**2)
-        law = fits[0][name].law
-        criteria.append(criterion + 2 * len(law.parameters) * (groups if law.joint else len(series)))
-    likelihood = np.exp((min(criteria) - np.array(criteria)) / 2)
+        law_fit = fits[name]
+        assert isinstance(law_fit, Fit)
+        residuals = series.log_step() - np.log(law_fit.step_s(series.measured))
+        weighted_squares = float((series.points["n"].to_numpy(dtype=float) * residuals**2).sum())
+        count = spread.degrees + len(residuals)
+        criterion = count * np.log((spread.degrees * spread.variance + weighted_squares) / count + RESOLUTION**2)
+        criteria.append(criterion + 2 * len(law_fit.law.parameters) + _misses_of_parts(series, law_fit))
+    likelihood = np.exp((min(criteria, default=0.0) - np.array(criteria)) / 2)
     return dict(zip(names, (likelihood / likelihood.sum()).tolist(), strict=True))
 
 
+def _misses_of_parts(series: ScalingSeries, law_fit: Fit) -> float:
+    """Return what the communication breakdown adds to the AIC of a law."""
+    parts = series.breakdown
+    if parts is None or law_fit.law.part is None:
+        return 0.0
+    points = series.measured[series.measured.world_size == parts.world_size]
+    cost = 1 - float(law_fit.values[0] * points.work[0] / law_fit.step_s(points)[0])
+    shares = {"transfer": parts.wire_s / parts.step_s, "wait": parts.wait_s / parts.step_s}
+    misses = [cost * (law_fit.law.part == part) - share for part, share in shares.items()]
+    return float(np.square(misses).sum()) / BREAKDOWN_SPREAD**2
+
+
 def averaged_interval(
-    laws: Sequence[Fit], weights: Sequence[float], points: Points, run: Spread
+    laws: Sequence[Fit], weights: Sequence[float], points: Points, run: Spread, law_error: Array | float = 0.0
 ) -> tuple[Array, Array]:
     """Return the 95 % interval of the log step of a new run, averaged over laws.
 
-    Two arrays of shape (points,). Each law has a predictive distribution: Student's t with the uncertainty of its
-    parameters and the spread of one run. The ends leave 2.5 % of the weighted average of these distributions on each
-    side (model-averaged tail area: Turek and Fletcher, Computational Statistics and Data Analysis 56, 2012). A law with
-    a small weight therefore counts little, and the interval never extends beyond that of the furthest law. Above a
-    law's prediction the step itself is assumed to spread, which is linear in most parameters. Below it the logarithm
-    spreads, since no step is negative. For small spreads both agree.
+    Two arrays of shape (points,). law_error: variance of the log step at these points because no law is exact; it has
+    the degrees of freedom of `LAW_ERROR`. Each law has a predictive distribution: Student's t with the uncertainty of
+    its parameters, the spread of one run and the error of the law (degrees by Welch and Satterthwaite). The ends leave
+    2.5 % of the weighted average of these distributions on each side (model-averaged tail area: Turek and Fletcher,
+    Computational Statistics and Data Analysis 56, 2012). A law with a small weight therefore counts little, and the
+    interval never extends beyond that of the furthest law. Above a law's prediction the step itself is assumed to
+    spread, which is linear in most parameters. Below it the logarithm spreads, since no step is negative. For small
+    spreads both agree.
     """
     share = np.array(weights) / np.sum(weights)
     middle = np.log([law.step_s(points) for law in laws])
-    scale = np.sqrt([run.variance * (1 + law.leverage(points)) + RESOLUTION**2 for law in laws])
+    of_run = np.array([run.variance * (1 + law.leverage(points)) for law in laws])
+    of_law = np.broadcast_to(law_error, of_run.shape)
+    degrees = (of_run + of_law) ** 2 / (of_run**2 / run.degrees + of_law**2 / LAW_ERROR.degrees)
+    scale = np.sqrt(of_run + of_law + RESOLUTION**2)
 
     def quantile(below: float) -> Array:
-        offset = stdtrit(run.degrees, below) * scale
+        offset = stdtrit(degrees, below) * scale
         law_quantiles = middle + np.where(offset > 0, np.log1p(np.maximum(offset, 0)), offset)
         low, high = law_quantiles.min(axis=0), law_quantiles.max(axis=0)
         for _ in range(50):  # bisection, to 2⁻⁵⁰ of the distance between the laws
             middle_of_bracket = (low + high) / 2
             distance = middle_of_bracket - middle
             offset = np.where(distance > 0, np.expm1(np.maximum(distance, 0)), distance) / scale
-            too_low = share @ stdtr(run.degrees, offset) < below
+            too_low = share @ stdtr(degrees, offset) < below
             low, high = np.where(too_low, middle_of_bracket, low), np.where(too_low, high, middle_of_bracket)
         return np.asarray((low + high) / 2)
 
     return quantile(0.5 - CONFIDENCE / 2), quantile(0.5 + CONFIDENCE / 2)
-
-
-ENOUGH_DEGREES = 3
-"""With this many degrees of freedom, repeats of a series are used alone. With fewer, Student's t is above 4."""
-
-
-LACK_OF_FIT_LEVEL = 0.01
-"""Level of the F test that excludes a law's residuals from the spread. If few repeats agree by chance, a correct law
-fails the test this often, and the interval of a run is then too narrow. At this level that costs at most 1 % of
-coverage.
-"""
-
-
-def pooled_spread(analysis: Analysis) -> Spread:
-    """Return the spread of repeats, pooled over all configurations of a study."""
-    configurations = analysis.configurations
-    if configurations.empty:
-        return UNKNOWN
-    variance = configurations["throughput_own_variance"].astype(float)
-    return pooled(
-        pd.DataFrame({"variance": variance, "degrees": configurations["throughput_own_degrees"].astype(float)})
-    )
-
-
-def run_spread(series: ScalingSeries, chosen: Fit, like: Sequence[Fit | NotIdentifiable], common: Spread) -> Spread:
-    """Return the spread of the log step of one run in a series; 0 degrees of freedom if unknown.
-
-    chosen: fit of the chosen law to the series. like: fits of that law to all similar series. common: spread of repeats
-    anywhere in the study. Repeats and residuals of the law are pooled by their degrees of freedom. If the series has at
-    least `ENOUGH_DEGREES` of its own, only the series counts, since series may spread differently; otherwise
-    all count. An extra repeat therefore adds to the estimate instead of replacing it. The residuals are excluded if
-    they are significantly larger than repeats explain, because the law is then wrong (pooling after a preliminary test:
-    Bancroft, Biometrics 20, 1964).
-    """
-    series_spread = series.spread()
-    repeats, fits = (
-        (series_spread, [chosen])
-        if series_spread.degrees >= ENOUGH_DEGREES
-        else (common if common.degrees > 0 else series_spread, like)
-    )
-    # Series of one joint fit share its residuals, so count them once.
-    distinct = {id(law_fit): law_fit for law_fit in fits if isinstance(law_fit, Fit)}
-    residual_spread = pool(*(law_fit.residual_spread for law_fit in distinct.values()))
-    return repeats if has_lack_of_fit(residual_spread, repeats, LACK_OF_FIT_LEVEL) else pool(repeats, residual_spread)

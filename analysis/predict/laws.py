@@ -2,6 +2,9 @@
 
 Every law is an entry of `LAWS`: a formula with its parameters. `predict.fit` fits them to measured steps, and
 `predict.model` evaluates them at other numbers of ranks. Times are in seconds, sizes in bytes.
+
+Speed-up laws of the number of ranks alone (Amdahl, Gustafson, universal scalability) are not among them. They know
+nothing of the interconnect, its latency, or which part of the step grows.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +39,8 @@ class Points:
 
     base_batch: samples per step of one rank alone. It is the batch per rank in weak scaling, and the global batch in
     strong scaling. wire_s: time of the gradients' all-reduce; 0 on one rank, NaN if the link or the size is unknown.
-    growth: cost of communication relative to 2 ranks, see `cost_growth`; 0 on one rank, NaN without a communication
-    breakdown.
+    growth: cost of communication relative to the ranks of the communication breakdown; 0 on one rank, NaN without a
+    breakdown. nodes: default 1.
     """
 
     world_size: Array
@@ -45,10 +48,13 @@ class Points:
     base_batch: Array
     wire_s: Array
     growth: Array | None = None
+    nodes: Array | None = None
 
     def __post_init__(self) -> None:
         if self.growth is None:
             object.__setattr__(self, "growth", np.full(len(self.wire_s), np.nan))
+        if self.nodes is None:
+            object.__setattr__(self, "nodes", np.ones(len(self.wire_s)))
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=float))
 
@@ -84,17 +90,24 @@ class Parameter:
 class Law:
     """A law: `step_s(points, values)`, with values in the order of `parameters`. The first parameter is a time.
 
-    joint: fitted to the series of all batches together. needs_wire: requires a known link. needs_breakdown: requires a
-    communication breakdown.
+    part: where the entire cost of more ranks arises according to the law, "transfer", "wait" or "host"; None if the
+    law takes the parts as measured. least_points: numbers of ranks that a fit requires, if more than its parameters.
+    needs_wire: requires a known link. needs_breakdown: requires a communication breakdown.
     """
 
     title: str
     formula: str
     parameters: tuple[Parameter, ...]
     step_s: Callable[[Points, Array], Array]
-    joint: bool = False
+    part: str | None
+    least_points: int = 0
     needs_wire: bool = False
     needs_breakdown: bool = False
+
+    @property
+    def knows_link(self) -> bool:
+        """Return True if the law follows a change of the interconnect."""
+        return self.needs_wire or self.needs_breakdown
 
     def missing_input(self, points: Points) -> str | None:
         """Return which required measurement these points lack; None if nothing is missing."""
@@ -103,24 +116,6 @@ class Law:
         if self.needs_breakdown and not points.growth_known:
             return "a communication breakdown and a run on one rank"
         return None
-
-
-def amdahl(world_size: Array, serial: float | Array) -> Array:
-    """Return the speed-up 1 / (s + (1 - s) / N) for serial share s (Amdahl, AFIPS 1967)."""
-    return 1 / (serial + (1 - serial) / world_size)
-
-
-def gustafson(world_size: Array, serial: float | Array) -> Array:
-    """Return the speed-up N - s (N - 1) for serial share s (Gustafson, Communications of the ACM 31, 1988)."""
-    return world_size - serial * (world_size - 1)
-
-
-def universal(world_size: Array, contention: float | Array, coherency: float | Array) -> Array:
-    """Return the speed-up N / (1 + σ(N-1) + κN(N-1)) for contention σ and coherency κ.
-
-    Source: Gunther, Guerrilla Capacity Planning, 2007.
-    """
-    return world_size / (1 + contention * (world_size - 1) + coherency * world_size * (world_size - 1))
 
 
 def ring_factor(world_size: Array | float) -> Array:
@@ -189,47 +184,26 @@ def _expected_largest(size: float) -> float:
     return max(0.0, float(above - below))
 
 
-def _of_speed_up(points: Points, step_s: float, speed_up: Array) -> Array:
-    """Return the step time: that of one rank, times the work of all ranks, over the speed-up."""
-    return step_s * points.work * points.world_size / speed_up
-
-
-def _amdahl(points: Points, values: Array) -> Array:
-    return _of_speed_up(points, values[0], amdahl(points.world_size, values[1]))
-
-
-def _gustafson(points: Points, values: Array) -> Array:
-    return _of_speed_up(points, values[0], gustafson(points.world_size, values[1]))
-
-
-def _universal(points: Points, values: Array) -> Array:
-    return _of_speed_up(points, values[0], universal(points.world_size, values[1], values[2]))
-
-
 def _offset(points: Points, values: Array) -> Array:
     """DDP's own overhead: the same on two ranks as on many."""
     return values[0] * points.work + values[1] * (points.world_size > 1)
 
 
 def _breakdown(points: Points, values: Array) -> Array:
-    """Every part of the cost grows by its own law, see `cost_growth`."""
+    """Every part of the cost grows by its own law, see `ScalingSeries.at`."""
     assert points.growth is not None
     return values[0] * points.work + values[1] * points.growth
 
 
-def cost_growth(world_size: Array, host_s: float, wait_s: float, wire_s: Array, wire_on_two_s: float) -> Array:
-    """Return the cost of communication on N ranks relative to 2 ranks. All parts have the same unit.
+def wait_growth(world_size: Array, late_rank: int | None) -> Array:
+    """Return the growth of the wait for the slowest rank, in any unit.
 
-    host_s, wait_s: on 2 ranks. Host work and contention on the device stay constant from 2 ranks on. The wait for the
-    slowest rank grows like `expected_largest`. wire_s: exposed transfers on each number of ranks, see
-    `exposed_transfers_s`. wire_on_two_s: exposed transfers on 2 ranks. If all parts are 0, the cost stays constant.
+    If it is the same rank in every step, all others wait for it as soon as it is among them. If it varies, the wait
+    grows like `expected_largest`.
     """
-    size = np.asarray(world_size, dtype=float)
-    total = host_s + wait_s + wire_on_two_s
-    if total <= 0:
-        return (size > 1).astype(float)
-    grown = host_s * (size > 1) + wait_s * expected_largest(size) / _expected_largest(2.0) + wire_s
-    return np.asarray(grown / total)
+    if late_rank is not None:
+        return (np.asarray(world_size) > late_rank).astype(float)
+    return expected_largest(world_size)
 
 
 def exposed_transfers_s(ready_before_s: Array, wire_s: Array, in_order: bool = True) -> float:
@@ -269,80 +243,48 @@ def _hidden(points: Points, values: Array) -> Array:
     return values[0] * points.work + np.maximum(0.0, points.wire_s - values[1] * points.work)
 
 
-def _pollux(points: Points, values: Array) -> Array:
-    """Pollux with a known link. `_pollux_fitted` fits the link as well."""
-    compute_s = values[0] + values[1] * points.batch_per_gpu
-    return overlapped_s(compute_s, values[2] * (points.world_size > 1) + points.wire_s, values[3])
-
-
-def _pollux_fitted(points: Points, values: Array) -> Array:
-    compute_s = values[0] + values[1] * points.batch_per_gpu
-    sync_s = values[2] * (points.world_size > 1) + values[4] * ring_factor(points.world_size)
-    return overlapped_s(compute_s, sync_s, values[3])
-
-
 _ALONE = Parameter("step time on one rank", "s", 0.0, np.inf, 1.0)
-_SERIAL = Parameter("serial share", "", 0.0, 1.0)
 _GAMMA = Parameter("overlap exponent γ", "", 1.0, LARGEST_GAMMA, 2.0)
-_SHARED = (
-    Parameter("compute α", "s", 0.0, np.inf, 0.5),
-    Parameter("compute β per sample", "s", 0.0, np.inf, 0.005),
-    Parameter("DDP offset", "s"),
-    _GAMMA,
-)
 
 LAWS: Mapping[str, Law] = {
-    "account": Law(
+    "breakdown": Law(
         "communication breakdown",
-        "T₁ + c · (host + wait · E[largest of N] + exposed buckets(N))",
-        (_ALONE, Parameter("cost on 2 ranks", "s")),
+        "T₁ + c · (host + wait(N) + exposed buckets(N))",
+        (_ALONE, Parameter("cost on the ranks of the breakdown", "s")),
         _breakdown,
+        part=None,
         needs_breakdown=True,
     ),
-    "ring": Law("ring", "T₁ + c · 2(N-1)/N", (_ALONE, Parameter("exposed cost on 2 ranks", "s")), _ring),
+    "ring": Law("ring", "T₁ + c · 2(N-1)/N", (_ALONE, Parameter("exposed cost on 2 ranks", "s")), _ring, "transfer"),
     "overlap": Law(
-        "overlap with the measured all-reduce", "(T₁^γ + W(N)^γ)^(1/γ)", (_ALONE, _GAMMA), _overlap, needs_wire=True
+        "overlap with the measured all-reduce",
+        "(T₁^γ + W(N)^γ)^(1/γ)",
+        (_ALONE, _GAMMA),
+        _overlap,
+        "transfer",
+        needs_wire=True,
     ),
     "hidden": Law(
         "measured all-reduce minus the hidden part",
         "T₁ + max(0, W(N) - h)",
         (_ALONE, Parameter("hidden all-reduce", "s")),
         _hidden,
+        "transfer",
         needs_wire=True,
     ),
-    "offset": Law("DDP offset", "T₁ + δ for N > 1", (_ALONE, Parameter("offset", "s")), _offset),
-    "straggler": Law("straggler", "T₁ + σ · E[largest of N]", (_ALONE, Parameter("spread of ranks", "s")), _straggler),
-    "gustafson": Law("Gustafson", "T₁ · N / (N - s(N-1))", (_ALONE, _SERIAL), _gustafson),
-    "amdahl": Law("Amdahl", "T₁ · N · (s + (1-s)/N)", (_ALONE, _SERIAL), _amdahl),
+    "offset": Law("DDP offset", "T₁ + δ for N > 1", (_ALONE, Parameter("offset", "s")), _offset, "host"),
+    "straggler": Law(
+        "straggler", "T₁ + σ · E[largest of N]", (_ALONE, Parameter("spread of ranks", "s")), _straggler, "wait"
+    ),
     "alpha_beta": Law(
         "all-reduce, α and β fitted",
         "T₁ + 2(N-1) α + 2(N-1)/N · β",
         (_ALONE, Parameter("α", "s", start=0.01), Parameter("β", "s")),
         _alpha_beta,
-    ),
-    "universal": Law(
-        "universal scalability",
-        "T₁ · (1 + σ(N-1) + κN(N-1))",
-        (_ALONE, Parameter("contention σ"), Parameter("coherency κ", start=0.001)),
-        _universal,
-    ),
-    "pollux": Law(
-        "Pollux over N and batch, all-reduce measured",
-        "((α + βb)^γ + (δ + W(N))^γ)^(1/γ)",
-        _SHARED,
-        _pollux,
-        joint=True,
-        needs_wire=True,
-    ),
-    "pollux_fitted": Law(
-        "Pollux over N and batch, all-reduce fitted",
-        "((α + βb)^γ + (δ + c · 2(N-1)/N)^γ)^(1/γ)",
-        (*_SHARED, Parameter("all-reduce on 2 ranks", "s")),
-        _pollux_fitted,
-        joint=True,
+        "transfer",
+        least_points=4,
     ),
 }
 """All laws that are fitted. Formulas give the step time at a constant batch per rank (weak scaling). In strong scaling
-the computation shrinks with the batch (`Points.work`). The order is the order of preference if no held-out point can
-distinguish the laws, see `model.choose`.
+the computation shrinks with the batch (`Points.work`).
 """

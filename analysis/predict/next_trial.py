@@ -18,6 +18,9 @@ THIRD_SIZE = "the law cannot be checked on two numbers of ranks; a third one all
 
 NARROWER = "most variance of the prediction removed per GPU-hour"
 
+LEAST_GAIN = 0.1
+"""A run that narrows an interval by a smaller share than this is not worth its GPU time."""
+
 
 @dataclass(frozen=True)
 class NextTrial:
@@ -41,10 +44,12 @@ class NextTrial:
 def next_trial(
     analysis: ReportInputs, models: Sequence[ScalingModel] | None = None, target: int | None = None
 ) -> NextTrial | None:
-    """Return the most cost-effective run to narrow a prediction at `target` ranks; None if no run helps.
+    """Return the most cost-effective run to narrow a prediction at `target` ranks; None if no run is worth it.
 
-    target: default is twice the largest number of ranks that one node of this study holds. A candidate is a run of a
-    series on fewer ranks than the target and at most those of a node.
+    target: default is twice the largest number of ranks that one node of this study holds, or that number if no network
+    between nodes was measured. A candidate is a run of a
+    series on fewer ranks than the target and at most those of a node. It is worth it if it narrows the interval by at
+    least `LEAST_GAIN`. Series without a prediction or without an interval at the target are left out.
 
     For each candidate, the variance of the predicted log step is computed as if the run had been made. A run adds its
     row j of the law's Jacobian to the design. It reduces the variance of the prediction c'Mc by (c'Mj)² / (1 + j'Mj),
@@ -59,16 +64,21 @@ def next_trial(
     limit = ranks_per_node(analysis)
     candidates: list[NextTrial] = []
     for model in models:
+        if model.series.host_bound:
+            continue
         steps = steps_of_a_trial(analysis, model)
         possible = _sizes(model, limit)
-        goal = target or 2 * possible[-1]
+        goal = target or (2 * possible[-1] if limit is None or model.series.knows_network else possible[-1])
+        has_interval = model.series.knows_network or model.series.nodes_of(goal, limit) == 1
+        if goal <= model.series.sizes[-1] or not (has_interval or len(model.series.sizes) == 2):
+            continue
         sizes = [size for size in possible if size < goal]
         candidates += [c for size in sizes if (c := expected(model, size, goal, steps)) is not None]
     thirds = [candidate for candidate in candidates if candidate.why == THIRD_SIZE]
     if thirds:
         return min(thirds, key=lambda candidate: candidate.gpu_hours)
-    gains = [(_gain(candidate) / candidate.gpu_hours, candidate) for candidate in candidates if _gain(candidate) > 0]
-    return max(gains, key=lambda pair: pair[0])[1] if gains else None
+    worth = [c for c in candidates if c.half_width_after <= (1 - LEAST_GAIN) * c.half_width_before]
+    return max(worth, key=lambda candidate: _gain(candidate) / candidate.gpu_hours, default=None)
 
 
 def _sizes(model: ScalingModel, limit: int | None) -> list[int]:

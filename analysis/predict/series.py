@@ -1,5 +1,6 @@
 """Scaling series as laws are fitted to them: measured points, their spread, and the all-reduce on their link."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,23 +11,23 @@ import pandas as pd
 
 from analysis.compare.scaling import STRONG, WEAK, one_rank
 from analysis.measure.configurations import LAYOUT, trial_fields
-from analysis.predict.fit import Spread
+from analysis.measure.measures import configuration_of
+from analysis.predict.fit import Spread, pool
 from analysis.predict.laws import (
     Array,
     Link,
     Points,
-    cost_growth,
-    expected_largest,
     exposed_transfers_s,
     ring_factor,
     ring_s,
     two_level_s,
+    wait_growth,
 )
 from analysis.study import Analysis
 
 _POINTS = [
     "configuration", "world_size", "nodes", "batch_per_gpu", "log_step", "step_s", "throughput_samples_per_s", "n",
-    "variance", "degrees",
+    "variance", "degrees", "host_bound",
 ]  # fmt: skip
 
 
@@ -55,23 +56,38 @@ class Interconnects:
 
 
 @dataclass(frozen=True)
+class Breakdown:
+    """Cost per step of communication on `world_size` ranks of `nodes` nodes, whose step takes `step_s`. In seconds.
+
+    host_s: host work, and contention on the device. wait_s, wire_s: wait for the slowest rank and exposed transfer.
+    late_rank: the rank that the others wait for in most steps; None if it varies.
+    """
+
+    world_size: int
+    nodes: int
+    step_s: float
+    host_s: float
+    wait_s: float
+    wire_s: float
+    late_rank: int | None
+
+
+@dataclass(frozen=True)
 class ScalingSeries:
     """Configurations that differ only in their number of ranks and, in strong scaling, in the batch per rank.
 
     fields: the trial fields that they share. points: one row per number of ranks, in order (with the fewest nodes):
     configuration, world_size, nodes, batch_per_gpu, log_step (mean log of seconds), step_s, throughput_samples_per_s,
-    n, variance (of one run's log step) and degrees. group: number shared by series that differ at most in the batch.
-    gradient_bytes, buckets: NaN without a communication breakdown. fits: fitted all-reduce sweeps of its interconnect,
-    see `allreduce.fits`. exposed: wire_s and wait_s after the last gradient, one row per world_size with a
-    communication breakdown. transfers: buckets of these numbers of ranks with their world_size, see
-    `communication.bucket_utilisation`.
+    n, variance (of one run's log step) with its degrees, and host_bound (None if unknown). gradient_bytes, buckets: NaN
+    without a communication breakdown. fits: fitted all-reduce sweeps of its interconnect, see `allreduce.fits`.
+    exposed: wire_s and wait_s after the last gradient, and late_rank, one row per world_size with a breakdown.
+    transfers: buckets of these numbers of ranks with world_size and nodes, see `communication.bucket_utilisation`.
     """
 
     scaling: str
     fields: dict[str, Any]
     points: pd.DataFrame
     base_batch: float
-    group: int
     gradient_bytes: float
     buckets: float
     fits: pd.DataFrame
@@ -86,13 +102,35 @@ class ScalingSeries:
     def interconnect(self) -> str:
         return str(self.fields.get("interconnect") or "auto")
 
+    @property
+    def host_bound(self) -> bool:
+        """Return True if the host bounds the step on 1 or 2 ranks, so that the step tells little about the ranks."""
+        few = self.points["world_size"] <= 2
+        return any(value is True for value in self.points.loc[few, "host_bound"])
+
+    @property
+    def knows_network(self) -> bool:
+        """Return True if steps or all-reduces over several nodes were measured."""
+        return self.links.between is not None or bool(self.points["nodes"].max() > 1)
+
+    def nodes_of(self, size: int, gpus_per_node: int | None) -> int:
+        """Return the number of nodes for `size` ranks: with as many per node as measured, else one per GPU."""
+        several = self.points[self.points["nodes"] > 1]
+        if len(several):
+            return math.ceil(size / int((several["world_size"] / several["nodes"]).max()))
+        return math.ceil(size / gpus_per_node) if gpus_per_node else 1
+
     def only(self, sizes: Sequence[int]) -> "ScalingSeries":
-        """Return the series as if only these numbers of ranks had been measured, including its all-reduces."""
+        """Return the series as if only these numbers of ranks had trained.
+
+        Sweeps on more ranks are dropped, except those over more nodes: they train nothing, and without them no law
+        knows the interconnect between nodes.
+        """
         points = self.points[self.points["world_size"].isin(sizes)]
-        fits = self.fits[self.fits["world_size"] <= max(sizes)]
+        is_kept = (self.fits["world_size"] <= max(sizes)) | (self.fits["nodes"] > points["nodes"].max())
         exposed = self.exposed[self.exposed["world_size"].isin(sizes)]
         transfers = self.transfers[self.transfers["world_size"].isin(sizes)]
-        return replace(self, points=points, fits=fits, exposed=exposed, transfers=transfers)
+        return replace(self, points=points, fits=self.fits[is_kept], exposed=exposed, transfers=transfers)
 
     @cached_property
     def links(self) -> Interconnects:
@@ -111,7 +149,8 @@ class ScalingSeries:
             for size, count in zip(sizes, nodes, strict=True)
         ]
         base = np.full(len(sizes), self.base_batch)
-        return Points(np.array(sizes), np.array(batch), base, np.array(wire_s), self._growth(np.array(sizes)))
+        growth = self._growth(sizes, nodes, links)
+        return Points(np.array(sizes), np.array(batch), base, np.array(wire_s), growth, np.array(nodes))
 
     @cached_property
     def measured(self) -> Points:
@@ -119,54 +158,70 @@ class ScalingSeries:
         return self.at(self.sizes, [int(count) for count in self.points["nodes"]])
 
     @cached_property
-    def cost_parts(self) -> tuple[float, float, float] | None:
-        """Return the cost per step of communication between 2 ranks: host, wait and exposed transfer, in seconds.
+    def breakdown(self) -> Breakdown | None:
+        """Return the communication breakdown on most ranks; None without one, or without a measurement on one rank.
 
-        host includes contention; wait is the wait for the slowest rank. The values come from the communication
-        breakdown on most ranks, which is measured in a window of its own. Transfer and wait are therefore scaled down
-        if they exceed the growth of the plain step; host is the remainder. None without a breakdown, or without a
-        measurement on one rank.
+        It is measured in a window of its own. Transfer and wait are therefore scaled down if they exceed the growth of
+        the plain step; host is the remainder, which includes contention.
         """
         if self.exposed.empty or self.sizes[0] != 1:
             return None
-        breakdown = self.exposed.iloc[-1]
-        size = int(breakdown["world_size"])
-        step_s = self.points.set_index("world_size")["step_s"].astype(float)
+        row = self.exposed.iloc[-1]
+        size = int(row["world_size"])
+        points = self.points.set_index("world_size")
+        step_s = points["step_s"].astype(float)
         growth_s = max(0.0, float(step_s[size] - step_s[1] * self.batch(size) / self.base_batch))
-        wire_s, wait_s = max(0.0, float(breakdown["wire_s"])), max(0.0, float(breakdown["wait_s"]))
+        wire_s, wait_s = max(0.0, float(row["wire_s"])), max(0.0, float(row["wait_s"]))
         scale = min(1.0, growth_s / (wire_s + wait_s)) if wire_s + wait_s > 0 else 1.0
         wire_s, wait_s = wire_s * scale, wait_s * scale
-        largest = expected_largest(np.array([2, size]))
-        return (
-            growth_s - wire_s - wait_s,
-            wait_s * float(largest[0] / largest[1]),
-            wire_s / float(self._exposed_growth(np.array([size]))[0]),
-        )
+        late_rank = None if pd.isna(row["late_rank"]) else int(row["late_rank"])
+        nodes = int(points["nodes"][size])
+        return Breakdown(size, nodes, float(step_s[size]), growth_s - wire_s - wait_s, wait_s, wire_s, late_rank)
 
-    def _growth(self, sizes: Array) -> Array:
-        if self.cost_parts is None:
+    def _growth(self, sizes: Sequence[int], nodes: Sequence[int], links: Interconnects) -> Array:
+        """Return the cost of communication relative to that on the ranks of the breakdown."""
+        if self.breakdown is None:
             return np.full(len(sizes), np.nan)
-        host_s, wait_s, wire_s = self.cost_parts
-        return cost_growth(sizes, host_s, wait_s, wire_s * self._exposed_growth(sizes), wire_s)
+        parts = self.breakdown
+        several = (np.array(sizes) > 1).astype(float)
+        total_s = parts.host_s + parts.wait_s + parts.wire_s
+        if total_s <= 0:
+            return several
+        exposed = [self._exposed_growth(size, count, links) for size, count in zip(sizes, nodes, strict=True)]
+        wait = wait_growth(np.array(sizes), parts.late_rank) / wait_growth(
+            np.array([parts.world_size]), parts.late_rank
+        )
+        return (parts.host_s * several + parts.wait_s * wait + parts.wire_s * np.array(exposed)) / total_s
 
-    def _exposed_growth(self, sizes: Array) -> Array:
-        """Return the exposed transfers on each number of ranks relative to 2 ranks.
+    def _exposed_growth(self, size: int, nodes: int, links: Interconnects) -> float:
+        """Return the exposed transfers on `size` ranks relative to those of the breakdown.
 
-        Every bucket grows like a ring. The buckets are those of the largest number of ranks with a breakdown. A smaller
-        batch leaves less time before the last gradient.
+        Every bucket grows like an all-reduce of its bytes over these links, or like a ring without latency if no sweep
+        measured them. A smaller batch leaves less time before the last gradient.
         """
-        on_two = self._replayed_s(2)
-        return np.array([self._replayed_s(int(size)) / on_two for size in sizes]) if on_two > 0 else ring_factor(sizes)
+        assert self.breakdown is not None
+        measured_size, measured_nodes = self.breakdown.world_size, self.breakdown.nodes
+        measured_s = self._replayed_s(measured_size, measured_nodes, self.links)
+        if measured_s > 0:
+            return self._replayed_s(size, nodes, links) / measured_s
+        return float(ring_factor(size) / ring_factor(measured_size))
 
-    def _replayed_s(self, size: int) -> float:
+    def _replayed_s(self, size: int, nodes: int, links: Interconnects) -> float:
         transfers = self.transfers
         if transfers.empty or size == 1:
             return 0.0
         transfers = transfers[transfers["world_size"] == transfers["world_size"].max()]
-        measured_size = int(transfers["world_size"].iloc[0])
-        work = self.batch(size) / self.batch(measured_size)
-        wire_s = transfers["wire_s"].to_numpy(dtype=float) * float(ring_factor(size) / ring_factor(measured_size))
-        before_s = transfers["ready_before_s"].to_numpy(dtype=float) * work
+        measured_size, measured_nodes = (int(transfers[name].iloc[0]) for name in ("world_size", "nodes"))
+        before_s = transfers["ready_before_s"].to_numpy(dtype=float) * self.batch(size) / self.batch(measured_size)
+        growth = np.array(
+            [
+                links.all_reduce_s(size, nodes, size_bytes, 1)
+                / self.links.all_reduce_s(measured_size, measured_nodes, size_bytes, 1)
+                for size_bytes in transfers["bytes"].astype(float)
+            ]
+        )
+        without_sweep = float(ring_factor(size) / ring_factor(measured_size))
+        wire_s = transfers["wire_s"].to_numpy(dtype=float) * np.where(np.isfinite(growth), growth, without_sweep)
         return exposed_transfers_s(before_s, wire_s, bool(transfers["in_order"].iloc[0]))
 
     def batch(self, world_size: int) -> float:
@@ -204,10 +259,9 @@ def alike_but_for_timing(series: Sequence[ScalingSeries], timing: Sequence[str])
 def pooled(points: pd.DataFrame) -> Spread:
     """Return the variance of one run's log step, pooled over all points with repeats by degrees of freedom."""
     known = points[points["variance"].notna() & (points["degrees"] > 0)]
-    degrees = float(known["degrees"].sum())
-    if not degrees:
-        return Spread(float("nan"), 0.0)
-    return Spread(float((known["variance"] * known["degrees"]).sum() / degrees), degrees)
+    return pool(
+        *(Spread(float(variance), float(degrees)) for variance, degrees in known[["variance", "degrees"]].values)
+    )
 
 
 def series_of(analysis: Analysis) -> list[ScalingSeries]:
@@ -221,7 +275,8 @@ def series_of(analysis: Analysis) -> list[ScalingSeries]:
     fields = [
         name for name in trial_fields(analysis.results.trials) if name in points and name not in (*LAYOUT, "repeat")
     ]
-    groups = _group_numbers(points, [name for name in fields if name not in ("batch_per_gpu", "global_batch")])
+    but_for_batch = [name for name in fields if name not in ("batch_per_gpu", "global_batch")]
+    groups = points.groupby(but_for_batch, dropna=False, sort=False).ngroup() if but_for_batch else points["nodes"] * 0
     series: list[ScalingSeries] = []
     used: set[int] = set()
     without_batch = [name for name in fields if name != "batch_per_gpu"]
@@ -229,7 +284,7 @@ def series_of(analysis: Analysis) -> list[ScalingSeries]:
         for _, rows in points.groupby(keys, dropna=False, sort=False):
             if scaling == STRONG and used & set(rows["configuration"]):
                 continue
-            group = int(groups[rows.index[0]])
+            same_model = points[groups == groups[rows.index[0]]]
             if (single := one_rank(rows, points, keys, analysis.fields)) is not None:
                 rows = pd.concat([points.loc[[single]], rows])
             rows = rows.sort_values(list(LAYOUT), kind="stable").drop_duplicates("world_size")
@@ -238,28 +293,32 @@ def series_of(analysis: Analysis) -> list[ScalingSeries]:
             used |= set(rows["configuration"])
             shared = {name: rows[name].iloc[-1] for name in keys}
             base = float(rows["batch_per_gpu" if scaling == WEAK else "global_batch"].iloc[-1])
-            link_data = *_gradients(analysis, points[groups == group]), _fits(analysis, shared)
+            link_data = *_gradients(analysis, same_model), _fits(analysis, shared)
             breakdown = _exposed(analysis, rows), _transfers(analysis, rows)
-            series.append(ScalingSeries(scaling, shared, rows[_POINTS], base, group, *link_data, *breakdown))
+            series.append(ScalingSeries(scaling, shared, rows[_POINTS], base, *link_data, *breakdown))
     return series
 
 
 def _points(analysis: Analysis) -> pd.DataFrame:
     configurations = analysis.configurations
+    by_trial = configuration_of(configurations)
+    throughput = analysis.measured.set_index("trial_id")["throughput_samples_per_s"].reindex(by_trial.index)
+    runs = throughput.astype(float).map(np.log).groupby(by_trial)
     return configurations.assign(
         configuration=configurations.index,
         # Throughput and step time both come from the slowest rank's window, so they are equivalent.
         log_step=np.log(configurations["global_batch"].astype(float))
         - configurations["throughput_log_mean"].astype(float),
-        variance=configurations["throughput_own_variance"].astype(float),
-        degrees=configurations["throughput_own_degrees"].astype(float),
+        variance=runs.var(),
+        degrees=runs.count() - 1.0,
     )
 
 
-def _group_numbers(frame: pd.DataFrame, keys: list[str]) -> pd.Series:
-    if not keys:
-        return pd.Series(0, index=frame.index)
-    return frame.groupby(keys, dropna=False, sort=False).ngroup()
+def run_spreads(analysis: Analysis) -> dict[bool, Spread]:
+    """Return the spread of one run's log step, pooled over all configurations that the host bounds, and the others."""
+    points = _points(analysis)
+    is_bound = points["host_bound"].map(lambda value: value is True).astype(bool)
+    return {bound: pooled(points[is_bound == bound]) for bound in (False, True)}
 
 
 def _gradients(analysis: Analysis, rows: pd.DataFrame) -> tuple[float, float]:
@@ -281,17 +340,18 @@ def _exposed(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
             "world_size": rows["world_size"].to_numpy(dtype=int),
             "wire_s": exposed["exposed_wire_s"].to_numpy(dtype=float),
             "wait_s": exposed["exposed_wait_s"].to_numpy(dtype=float),
+            "late_rank": exposed["waited_for_rank"].astype(float).to_numpy(),
         }
     )
-    return frame[frame["world_size"] > 1].dropna(ignore_index=True)
+    return frame[frame["world_size"] > 1].dropna(subset=["wire_s", "wait_s"], ignore_index=True)
 
 
 def _transfers(analysis: Analysis, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the buckets, in order, of each configuration whose breakdown includes the last local gradient."""
     buckets = analysis.communication.buckets
     buckets = buckets[buckets["configuration"].isin(rows["configuration"])].dropna(subset=["wire_s", "ready_before_s"])
-    sizes = rows.set_index("configuration")["world_size"].astype(int)
-    return buckets.assign(world_size=buckets["configuration"].map(sizes)).sort_values(["world_size", "bucket"])
+    layout = rows.set_index("configuration")[["world_size", "nodes"]].astype(int)
+    return buckets.join(layout, on="configuration").sort_values(["world_size", "bucket"])
 
 
 def _fits(analysis: Analysis, fields: dict[str, Any]) -> pd.DataFrame:

@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.predict.fit import Fit
 from analysis.predict.forecast import FORECAST_FACTORS, forecast, held_batch
 from analysis.predict.inputs import ReportInputs
-from analysis.predict.model import WIDEST, ScalingModel
+from analysis.predict.laws import LAWS
+from analysis.predict.model import ScalingModel
 from analysis.predict.series import alike_but_for_timing
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Column, Table, axis_columns
-from analysis.text import decimals_for, field_value, with_interval
+from analysis.text import configuration_label, decimals_for, field_value, with_interval
 
 _SYMBOLS = (
     "on N ranks at a constant batch per rank; at a constant global batch the computed part shrinks with it. T₁: step "
     "on "
-    "one rank; b: batch per rank; W(N): all-reduce of the gradients according to the sweep; E[largest of N]: of "
-    "standard "
-    "normal values; host, wait and exposed buckets: from the communication breakdown; other letters: parameters."
+    "one rank; W(N): all-reduce of the gradients according to the sweep; E[largest of N]: of standard normal values; "
+    "host, wait and exposed buckets: from the communication breakdown, whose wait grows like E[largest of N], or is "
+    "constant if the slowest rank is always the same; other letters: parameters."
 )
 _SERIES = Column(
     "series",
@@ -30,8 +30,7 @@ _SERIES = Column(
     decimals=0,
 )
 _HELD = Column("held", "constant batch", "batch per rank or global batch, equal for all numbers of ranks of a series.")
-_ERROR_NOTE = "the law is fitted without the largest number of ranks and then predicts it"
-_OPTIMISM = "The law is chosen by this error, so it is slightly optimistic for the chosen law."
+_ERROR_NOTE = "the laws are fitted and weighted without the largest number of ranks and then predict it"
 
 
 def predictions(analysis: ReportInputs) -> Table:
@@ -42,14 +41,44 @@ def predictions(analysis: ReportInputs) -> Table:
     largest = max(model.series.sizes[-1] for model in models)
     forecasts = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS])
     table = forecast_table(analysis, models, forecasts.rows)
-    return replace(table, note=" ".join([table.note, *forecasts.notes]))
+    return replace(table, note=" ".join([table.note, *forecasts.notes, *forecasts.details]))
+
+
+def outlook_table(analysis: Analysis, models: list[ScalingModel], rows: pd.DataFrame) -> Table:
+    """Tabulate the rows of a `forecast.Forecast` in a few columns: one row per number of ranks and series."""
+    ranks = study_ranks(analysis)
+    by_number = {model.number: model for model in models}
+    frame = rows.sort_values(["world_size", "series"], kind="stable", ignore_index=True)
+    excluded = ("world_size", "nodes", "batch_per_gpu", *_redundant_timing(analysis, models))
+    names = [name for name in analysis.axes if name not in excluded]
+    frame["label"] = [_label(by_number[number], names, ranks) for number in frame["series"]]
+    columns = (
+        Column("world_size", ranks[1], decimals=0),
+        Column("label", "configuration"),
+        Column("step_s", "step (ms)", scale=1e3, interval=True, instead="caveat"),
+        Column("efficiency", "efficiency (%)", scale=100, decimals=1, interval=True),
+        Column("held_out_error", "held-out error (%)", scale=100, decimals=1, optional=True),
+        Column("cost_per_million_samples", "cost / 10⁶ samples", decimals=3, optional=True),
+    )
+    return Table("Predicted, not measured (95 % intervals of a new run)", columns, frame).shown()
+
+
+def _label(model: ScalingModel, names: list[str], ranks: tuple[str, str]) -> str:
+    """Return the batch of a series and those of the varying fields `names` that it has."""
+    fields = model.series.fields
+    label = configuration_label(fields, [name for name in names if fields.get(name) not in (None, "")], ranks)
+    return ", ".join(part for part in (held_batch(model, ranks), label) if part)
+
+
+def _redundant_timing(analysis: Analysis, models: list[ScalingModel]) -> list[str]:
+    return alike_but_for_timing([model.series for model in models], analysis.fields.timing)
 
 
 def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.DataFrame) -> Table:
     """Tabulate the rows of a `forecast.Forecast`."""
     ranks = study_ranks(analysis)
     excluded = (
-        *alike_but_for_timing([model.series for model in models], analysis.fields.timing),
+        *_redundant_timing(analysis, models),
         "nodes",
         "batch_per_gpu",
         "interconnect",
@@ -60,20 +89,14 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
         _HELD,
         *axes,
         Column("link", "interconnect", "measured, or stated by the user.", optional=True),
-        Column(
-            "kind",
-            "kind",
-            "predicted; or measured, no prediction: this number of ranks was measured, and the others are too few to "
-            "fit a law.",
-        ),
-        Column("law", "law", "the law chosen for the series.", optional=True),
+        Column("law", "heaviest law", "the law with the largest weight; see the parameters under the same number."),
         Column(
             "step_s",
             "step time (ms)",
-            f"[95 % prediction interval of a new run]; too wide to use if it exceeds a factor of {WIDEST:g}.",
+            "predicted, not measured [95 % prediction interval of a new run, or why there is none].",
             1e3,
             interval=True,
-            too_wide="too_wide",
+            instead="caveat",
         ),
         Column(
             "throughput_samples_per_s", "throughput (samples/s)", "global batch / predicted step time.", optional=True
@@ -85,7 +108,6 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
             "prediction interval].",
             decimals=1,
             interval=True,
-            too_wide="too_wide",
         ),
         Column(
             "measured_step_ms",
@@ -96,7 +118,7 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
         Column(
             "held_out_percent",
             "held-out error (%)",
-            f"predicted / measured - 1 if {_ERROR_NOTE}. {_OPTIMISM}",
+            f"predicted / measured - 1 if {_ERROR_NOTE}.",
             decimals=1,
         ),
         Column(
@@ -127,8 +149,8 @@ def forecast_table(analysis: Analysis, models: list[ScalingModel], rows: pd.Data
         "Predictions (not measured)",
         tuple(columns),
         frame,
-        "A law is fitted to each series and extrapolated to more ranks. Nothing in this table is measured unless "
-        "marked as such.",
+        "Laws are fitted to each series, weighted and extrapolated to more ranks. Nothing in this table is measured "
+        "unless marked as such.",
         blocks=("series",),
     )
 
@@ -148,11 +170,7 @@ def _labelled(
     frame["link"] = [
         link if link.startswith("stated") else field_value("interconnect", link) for link in frame["interconnect"]
     ]
-    frame["kind"] = ["predicted" if flag else "measured, no prediction" for flag in frame["predicted"]]
-    frame["law"] = [
-        model.fits[law].law.title if isinstance(law, str) else None
-        for model, law in zip(series, frame["law"], strict=True)
-    ]
+    frame["law"] = [model.chosen.law.title for model in series]
     for end in ("", "_low", "_high"):
         frame[f"efficiency_percent{end}"] = 100 * frame[f"efficiency{end}"]
     frame["held_out_percent"] = 100 * frame["held_out_error"].astype(float)
@@ -174,47 +192,32 @@ def laws(analysis: ReportInputs) -> Table:
     keys = dict.fromkeys((model.series.interconnect, model.series.scaling) for model in models)
     for interconnect, scaling in keys:
         members = [m for m in models if (m.series.interconnect, m.series.scaling) == (interconnect, scaling)]
-        tests = pd.concat([model.held_out for model in members])
+        tests = pd.concat([model.law_table() for model in members])
         trial_ids = _trial_ids(analysis, members)
+        common = {"interconnect": interconnect, "scaling": scaling, "trial_ids": trial_ids}
         for name, law_tests in tests.groupby("law", sort=False):
-            fitted = [model.fits[str(name)] for model in members]
-            errors = 100 * law_tests["held_out_error"].abs()
+            law = LAWS[str(name)]
             reasons = law_tests["reason"].dropna().tolist()
             rows.append(
-                {
-                    "interconnect": interconnect,
-                    "scaling": scaling,
-                    "law": fitted[0].law.title,
-                    "formula": fitted[0].law.formula,
-                    "fitted": sum(isinstance(fit, Fit) for fit in fitted),
-                    "held_out": int(errors.notna().sum()),
-                    "mean_error": errors.mean(),
-                    "largest_error": errors.max(),
-                    "residual": 100 * law_tests["residual"].median(),
-                    "chosen": int((law_tests["chosen"]).sum()),
-                    "reason": reasons[0] if reasons else None,
-                    "order": errors.mean() if errors.notna().any() else np.inf,
-                    "trial_ids": trial_ids,
-                }
+                common
+                | {"law": law.title, "formula": law.formula, "weight": law_tests["weight"].mean()}
+                | {"fitted": int(law_tests["residual"].notna().sum()), "residual": 100 * law_tests["residual"].median()}
+                | {"reason": reasons[0] if reasons else None}
+                | _errors(law_tests["held_out_error"])
             )
-        naive = 100 * tests.drop_duplicates("series")["naive_error"].abs()
-        rows.append(
-            {
-                "interconnect": interconnect,
-                "scaling": scaling,
-                "law": "naive",
-                "formula": "throughput × N",
-                "fitted": len(members),
-                "held_out": int(naive.notna().sum()),
-                "mean_error": naive.mean(),
-                "largest_error": naive.max(),
-                "residual": np.nan,
-                "chosen": 0,
-                "reason": "for comparison, never chosen",
-                "order": naive.mean() if naive.notna().any() else np.inf,
-                "trial_ids": trial_ids,
-            }
+        of_models = pd.DataFrame(
+            {name: [getattr(m, name) for m in members] for name in ("held_out_error", "naive_error")}
         )
+        for title, formula, error in (
+            ("average", "weighted, as used for predictions", "held_out_error"),
+            ("naive", "throughput × N, for comparison", "naive_error"),
+        ):
+            rows.append(
+                common
+                | {"law": title, "formula": formula, "weight": np.nan, "fitted": len(members), "residual": np.nan}
+                | {"reason": None}
+                | _errors(of_models[error])
+            )
     frame = pd.DataFrame(rows)
     if len(frame):
         frame = frame.sort_values(["interconnect", "scaling", "order"], kind="stable")
@@ -222,24 +225,24 @@ def laws(analysis: ReportInputs) -> Table:
         Column(
             "interconnect",
             "interconnect",
-            "auto: chosen by NCCL or gloo. All series over one interconnect use the same law.",
+            "auto: chosen by NCCL or gloo.",
         ),
         Column("scaling", "scaling", "weak: constant batch per rank; strong: constant global batch."),
-        Column("law", "law", "name of the law; naive: throughput proportional to the number of ranks."),
+        Column("law", "law", "name of the law; average: of all laws, weighted; naive: throughput x N."),
         Column("formula", "step time", _SYMBOLS),
         Column(
-            "chosen",
-            "chosen for",
-            "number of series; with held-out points, the law with the smallest mean |log(predicted / measured)| is "
-            "chosen.",
-            decimals=0,
+            "weight",
+            "weight",
+            "Akaike weight, mean of the series: how well the law agrees with the points, and with the parts of the "
+            "communication breakdown.",
+            decimals=2,
         ),
         Column("fitted", "series fitted", "series whose points the law could be fitted to.", decimals=0),
         Column("held_out", "held out", f"series in which {_ERROR_NOTE}.", decimals=0),
         Column(
             "mean_error",
             "mean error (%)",
-            f"mean |predicted / measured - 1| over these series. {_OPTIMISM}",
+            "mean |predicted / measured - 1| over these series.",
             decimals=1,
         ),
         Column(
@@ -255,8 +258,16 @@ def laws(analysis: ReportInputs) -> Table:
     return Table("Candidate laws for the predictions", columns, frame, blocks=("interconnect", "scaling"))
 
 
+def _errors(errors: pd.Series) -> dict[str, Any]:
+    """Return number, mean and largest of the absolute errors in percent, and the order of rows by the mean."""
+    percent = 100 * errors.astype(float).abs()
+    count = int(percent.notna().sum())
+    mean = percent.mean()
+    return {"held_out": count, "mean_error": mean, "largest_error": percent.max(), "order": mean if count else np.inf}
+
+
 def law_parameters(analysis: ReportInputs) -> Table:
-    """Tabulate the law of each series with its parameters, fitted to all points."""
+    """Tabulate the heaviest law of each series with its parameters, fitted to all points."""
     models = analysis.models
     ranks = study_ranks(analysis)
     rows = [
@@ -267,13 +278,13 @@ def law_parameters(analysis: ReportInputs) -> Table:
             "sizes": ", ".join(map(str, model.series.sizes)),
             "law": model.chosen.law.title,
             "parameters": parameters_text(model),
-            "why": model.why,
+            "weight": model.weights[model.law],
             "trial_ids": _trial_ids(analysis, [model]),
         }
         for model in models
     ]
     excluded = (
-        *alike_but_for_timing([model.series for model in models], analysis.fields.timing),
+        *_redundant_timing(analysis, models),
         "world_size",
         "nodes",
         "batch_per_gpu",
@@ -284,20 +295,20 @@ def law_parameters(analysis: ReportInputs) -> Table:
         _HELD,
         *varying,
         Column("sizes", ranks[1], "measured numbers, which the law is fitted to."),
-        Column("law", "law", "see the table of candidate laws for its formula."),
+        Column("law", "heaviest law", "see the table of candidate laws for its formula."),
+        Column("weight", "weight", "its Akaike weight.", decimals=2),
         Column(
             "parameters",
             "parameters",
             "[95 % interval: Student's t by the delta method, within the parameter's bounds].",
         ),
-        Column("why", "chosen for", "reason for choosing this law."),
     )
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[column.name for column in columns])
-    return Table("Parameters of the chosen laws", columns, frame)
+    return Table("Parameters of the heaviest laws", columns, frame)
 
 
 def parameters_text(model: ScalingModel) -> str:
-    """Return the parameters of the chosen law: names, values in ms or without unit, and intervals."""
+    """Return the parameters of the heaviest law: names, values in ms or without unit, and intervals."""
     parts = []
     bounds = model.chosen.intervals()
     for parameter, value, (low, high) in zip(model.chosen.law.parameters, model.chosen.values, bounds, strict=True):

@@ -66,7 +66,7 @@ class Column:
     name: column of the frame; `scale` converts its unit to that of the header.
     interval: show the interval from the columns `name_low` and `name_high`. If the frame has a column `name_more` (see
     `statistics.intervals`), a value whose interval is too wide is not shown, with or without its interval.
-    too_wide: name of a boolean column; if True, the interval is too wide to be shown.
+    instead: name of a column with text that is shown in brackets instead of an unknown interval.
     share: name of a column with the share of the total, shown in brackets.
     paired_with: name of a column of the same unit, shown in the same cell as "1.2 / 3.4".
     up_to: the same for the upper end of a range, "1.2–3.4", or one number if both ends look equal.
@@ -79,7 +79,7 @@ class Column:
     scale: float = 1.0
     decimals: int | None = None
     interval: bool = False
-    too_wide: str | None = None
+    instead: str | None = None
     share: str | None = None
     paired_with: str | None = None
     up_to: str | None = None
@@ -98,9 +98,9 @@ class Column:
         more = frame[f"{self.name}_more"] if f"{self.name}_more" in frame else pd.Series(0.0, index=frame.index)
         if self.interval:
             low, high = frame[f"{self.name}_low"] * self.scale, frame[f"{self.name}_high"] * self.scale
-            wide = frame[self.too_wide].eq(True) if self.too_wide else [False] * len(frame)
-            rows = zip(values, low, high, wide, more, strict=True)
-            return [with_interval(value, least, most, decimals, flag, n) for value, least, most, flag, n in rows]
+            instead = frame[self.instead] if self.instead else [None] * len(frame)
+            rows = zip(values, low, high, instead, more, strict=True)
+            return [with_interval(value, least, most, decimals, reason, n) for value, least, most, reason, n in rows]
         if self.share:
             shares = frame[self.share]
             return [
@@ -213,7 +213,7 @@ class Table:
         for column in self.columns:
             names.append(column.name)
             names += [f"{column.name}_low", f"{column.name}_high"] if column.interval else []
-            names += [name for name in (column.too_wide, column.share, column.paired_with, column.up_to) if name]
+            names += [name for name in (column.instead, column.share, column.paired_with, column.up_to) if name]
         frame = self.frame[list(dict.fromkeys(names))]
         if "trial_ids" in self.frame:
             frame = frame.assign(trial_ids=self.frame["trial_ids"].map(" ".join))

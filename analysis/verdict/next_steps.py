@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
 from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
-from analysis.predict.next_trial import NARROWER, NextTrial, next_trial
+from analysis.predict.next_trial import LEAST_GAIN, NARROWER, NextTrial, next_trial
 from analysis.read.study_record import GOALS
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, not_resolved, number, percent, significance, value_label
@@ -18,7 +18,7 @@ from analysis.verdict.accuracy import soonest
 def sentence(analysis: ReportInputs, trial: NextTrial | None) -> str:
     """Recommend the next trial, with its cost and its expected benefit."""
     if trial is None:
-        return "Next trial: none that fits on a measured node would narrow the predictions."
+        return f"Next trial: none on a measured node would narrow a prediction by {percent(LEAST_GAIN)} or more."
     ranks = study_ranks(analysis)
     model = next(model for model in analysis.models if model.number == trial.series)
     fields = model.series.fields | {"batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
@@ -58,6 +58,49 @@ def best(analysis: Analysis, goal: str) -> str:
     if len(workloads) > MAX_LISTED_WORKLOADS:
         return f"Best for {goal}: the study mixes {len(workloads)} workloads, so there is no single best configuration."
     return " ".join(_best_of_workload(analysis, goal, scale, workload) for workload in workloads)
+
+
+def best_predicted(analysis: ReportInputs, rows: pd.DataFrame, goal: str) -> list[str]:
+    """State the best predicted configuration: for throughput on each number of ranks, for cost on any of them.
+
+    rows: of a `forecast.Forecast`. Emulated interconnects only count if nothing else is predicted. Raises ValueError
+    for any other goal.
+    """
+    if goal not in ("throughput", "cost"):
+        raise ValueError(f"unknown goal {goal!r}; allowed: throughput, cost")
+    models = {model.number: model.series for model in analysis.models}
+    ranks = study_ranks(analysis)
+    sizes = list(rows["world_size"].unique())
+    rows = rows[rows["step_s"].notna()]
+    is_real = rows["interconnect"].eq("auto") | rows["interconnect"].str.startswith("stated")
+    rows = rows[is_real] if is_real.any() else rows
+    names = [name for name in analysis.fields.of_kind("workload") if name in analysis.axes]
+    kinds = rows["series"].map(lambda number: tuple(models[number].fields.get(name) for name in names))
+    if goal == "cost":
+        parts = [("", rows)]
+    else:
+        parts = [(f" on {value_label('world_size', size, ranks)}", rows[rows["world_size"] == size]) for size in sizes]
+    sentences = []
+    for where, of_size in parts:
+        if of_size.empty:
+            sentences.append(f"Best predicted {goal}{where}: unknown, since nothing is predicted there.")
+        elif kinds[of_size.index].nunique() > MAX_LISTED_WORKLOADS:
+            sentences.append(f"Best predicted {goal}{where}: none, since the study mixes several workloads.")
+        else:
+            for kind, members in of_size.groupby(kinds[of_size.index], sort=False):
+                workload = configuration_label(dict(zip(names, kind, strict=True)), names, ranks)
+                start = f"Best predicted {goal}{f' of {workload}' if workload else ''}{where}"
+                value = members["throughput_samples_per_s"] * (3600 / members["world_size"] if goal == "cost" else 1.0)
+                row = members.iloc[int(value.argmax())]
+                fields = models[row["series"]].fields | {"world_size": int(row["world_size"])}
+                fields |= {"batch_per_gpu": number(row["batch_per_gpu"], 0)}
+                shown = [name for name in _distinguishing_fields(analysis, fields) if name not in names]
+                label = configuration_label(fields, shown if goal == "cost" else shown[1:], ranks)
+                unit = "samples/s" if goal == "throughput" else f"samples per {ranks[0]}-hour"
+                amount = number(value.max(), 0 if value.max() >= 1000 else 1)
+                caveat = f" [{row['caveat']}]" if isinstance(row["caveat"], str) else ""
+                sentences.append(f"{start}: {label}, {amount} {unit}{caveat}.")
+    return sentences
 
 
 def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload: BestConfiguration) -> str:

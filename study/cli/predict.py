@@ -1,4 +1,4 @@
-"""The `predict` command: predictions from a results folder, the laws behind them, and the next steps."""
+"""The `predict` command: predictions from a results folder, and with options the laws and details behind them."""
 
 import math
 import re
@@ -14,17 +14,27 @@ from analysis.predict.next_trial import next_trial
 from analysis.read.results import load
 from analysis.read.study_record import GOALS
 from analysis.report.summary import left_out
-from analysis.tables.predictions import forecast_table, law_parameters, laws
-from analysis.verdict.next_steps import best, sentence
+from analysis.tables.predictions import forecast_table, law_parameters, laws, outlook_table
+from analysis.tables.table import Table
+from analysis.verdict.next_steps import best, best_predicted, sentence
 from study.errors import ConfigurationError
+
+ShownTable = tuple[str, list[str], list[tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Tables (title, headers, rows of strings) and lines for people, and the same as JSON values."""
+    """Tables (title, headers, rows of strings) and lines for people, and the same as JSON values.
 
-    tables: list[tuple[str, list[str], list[tuple[str, ...]]]]
+    tables and lines: the answer. details, detail_lines: the complete table of predictions and further notes. laws: the
+    candidate laws and their parameters.
+    """
+
+    tables: list[ShownTable]
     lines: list[str]
+    details: list[ShownTable]
+    detail_lines: list[str]
+    laws: list[ShownTable]
     as_json: dict[str, Any]
 
 
@@ -44,22 +54,27 @@ def outlook(
     goal = goal or analysis.record.goal
     price = analysis.record.price_per_gpu_hour if price_per_gpu_hour is None else price_per_gpu_hour
     predicted = forecast(analysis, sizes, interconnect, price, directory)
-    trial = next_trial(analysis, predicted.models, max(sizes))
-    advice = [
-        sentence(analysis, trial),
-        *(best(analysis, name) for name in ([goal] if goal else ("throughput", "cost"))),
-    ]
+    with_interval = predicted.rows.loc[predicted.rows["step_s_low"].notna(), "world_size"]
+    trial = next_trial(analysis, predicted.models, None if with_interval.empty else int(with_interval.max()))
+    if goal == "time-to-accuracy":
+        advice = [best(analysis, goal)]
+    else:
+        advice = best_predicted(analysis, predicted.rows, goal or "throughput")
+    advice.append(sentence(analysis, trial))
     omitted = left_out(analysis, others)
-    shown = (forecast_table(analysis, predicted.models, predicted.rows), laws(analysis), law_parameters(analysis))
-    tables = []
-    for table in shown:
-        cells = table.cells()
-        tables.append((table.title, list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]))
     return Outlook(
-        tables,
+        [_shown(outlook_table(analysis, predicted.models, predicted.rows))],
         [*predicted.notes, *([omitted] if omitted else []), *advice],
+        [_shown(forecast_table(analysis, predicted.models, predicted.rows))],
+        predicted.details,
+        [_shown(laws(analysis)), _shown(law_parameters(analysis))],
         _as_json(analysis, predicted, trial, advice),
     )
+
+
+def _shown(table: Table) -> ShownTable:
+    cells = table.cells()
+    return table.title, list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]
 
 
 def _sizes(gpus: str) -> list[int]:
@@ -75,7 +90,7 @@ def _as_json(analysis: ReportInputs, predicted: Forecast, trial: Any, advice: li
         "series": [_series(model) for model in predicted.models],
         "predictions": _records(predicted.rows),
         "laws": _records(laws(analysis).frame.drop(columns="order", errors="ignore")),
-        "notes": predicted.notes,
+        "notes": [*predicted.notes, *predicted.details],
         "next_trial": _plain(trial.__dict__) if trial else None,
         "advice": advice,
     }
@@ -90,12 +105,14 @@ def _series(model: ScalingModel) -> dict[str, Any]:
         "world_sizes": model.series.sizes,
         "law": model.law,
         "formula": model.chosen.law.formula,
-        "why": model.why,
+        "weights": dict(model.weights),
+        "run_spread": math.sqrt(model.run_spread.variance),
         "parameters": [
             _plain({"name": parameter.name, "unit": parameter.unit, "value": value, "interval": list(bound)})
             for parameter, value, bound in zip(model.chosen.law.parameters, model.chosen.values, bounds, strict=True)
         ],
-        "held_out": _records(model.held_out.drop(columns="series")),
+        "held_out_error": _plain({"error": model.held_out_error})["error"],
+        "laws": _records(model.law_table().drop(columns="series")),
     }
 
 

@@ -13,7 +13,7 @@ from study.cli.status import failure_line
 
 if TYPE_CHECKING:
     from study.cli.doctor import HealthCheck
-    from study.cli.predict import Outlook
+    from study.cli.predict import Outlook, ShownTable
     from study.cli.prepared import PreparedStudy
 
 _GAP = 2
@@ -123,15 +123,27 @@ def _pairs(cells: Iterable[tuple[str, str, bool]]) -> str:
     return "; ".join(f"{column}: {' '.join(cell.split())}" for column, cell, _ in cells if cell.strip(" –"))
 
 
-def print_outlook(outlook: "Outlook") -> None:
-    """Print the predictions, the laws behind them, and the next steps."""
+def print_outlook(outlook: "Outlook", details: bool, laws: bool) -> None:
+    """Print the predictions and what to do next; on request the complete table, and the laws behind it."""
     console = terminal()
-    for title, columns, rows in outlook.tables:
-        console.print(f"{title}\n")
-        print_summary(columns, rows)
+
+    def print_part(tables: "Sequence[ShownTable]", lines: Sequence[str] = ()) -> None:
+        for title, columns, rows in tables:
+            console.print(f"{title}\n")
+            print_summary(columns, rows)
+            console.print()
+        for line in lines:
+            console.print(line, soft_wrap=True)
+
+    print_part(outlook.tables, outlook.lines)
+    if details:
         console.print()
-    for line in outlook.lines:
-        console.print(line, soft_wrap=True)
+        print_part(outlook.details, outlook.detail_lines)
+    if laws:
+        console.print()
+        print_part(outlook.laws)
+    if not (details or laws):
+        console.print("More: --details (every column), --laws (the laws, their weights and errors)")
 
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
