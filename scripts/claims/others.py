@@ -181,7 +181,7 @@ README: Entries = [
         100 * figure("coverage", "coverage of speed-up, 5 repeats, one worker group"),
     ),
     readme(
-        "five repeats cover only **{} %**",
+        "only in **{} %** if two groups differed",
         100 * figure("coverage", "coverage of speed-up, 5 repeats, 2 worker groups, which spread by 1 % besides"),
     ),
     readme(
