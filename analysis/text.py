@@ -200,5 +200,7 @@ PHASE_LABELS = {
     "backward_s": "backward",
     "reduce_s": "reduce",
     "graph_s": "CUDA graph",
+    "after_backward_s": "after backward",
     "optimizer_s": "optimizer",
+    "other_s": "other",
 }

@@ -22,7 +22,7 @@ option: `--gpus` is `world_size`. Defaults are those of a trial. A study may hav
 `python -m scripts.field_table`.
 """
 
-INTERNAL_FIELDS = {"workload_digest", "repeat"}
+INTERNAL_FIELDS = {"workload_digest", "script_digest", "train_function_digest", "repeat"}
 """set by the study"""
 
 

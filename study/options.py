@@ -10,6 +10,7 @@ from typer import Argument, Option
 from trainables.registry import PRECISIONS
 
 _AXES, _RUN, _OUTPUT = "What to measure (comma lists)", "How to run it", "Output"
+_OWN = "Your own training code"
 
 Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only results and errors.", rich_help_panel=_OUTPUT)]
@@ -42,6 +43,8 @@ class StudyOption:
     """Field of a `Configuration` that the option sets instead."""
     derived: tuple[str, ...] = ()
     """Fields of a trial that follow from this option's value."""
+    hidden: bool = False
+    """True if `--help` does not list it."""
     in_file: bool = True
     """True if the option is also a key of a configuration file."""
 
@@ -59,7 +62,9 @@ class StudyOption:
             declared: Any = Argument(metavar=self.metavar, help=self.help, show_default=False)
         else:
             names = ("--set",) if self.name == "set" else (f"--{self.name}",) if self.type is bool else ()
-            declared = Option(*names, metavar=self.metavar, help=self.help, rich_help_panel=self.panel)
+            declared = Option(
+                *names, metavar=self.metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden
+            )
         kind = bool if self.type is bool else self.type | None
         return inspect.Parameter(
             name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, declared]
@@ -91,8 +96,34 @@ STUDY_OPTIONS = (
     StudyOption("set", "Set any other field of a trial. May be repeated.", "FIELD=LIST", list[str], _AXES),
     StudyOption("repeats", "Repetitions of each combination.", "N", int, _AXES, "repeat", setting="repeats"),
     StudyOption(
-        "workload", "Your own model and data: a function in a Python file.", "FILE.py:NAME", panel=_AXES,
+        "workload", "Your own model and data: a function in a Python file.", "FILE.py:NAME", panel=_OWN,
         field="workload", derived=("workload_digest",),
+    ),
+    StudyOption(
+        "script", "Your own training script, as torchrun would start it. Its arguments follow after --.", "FILE.py",
+        panel=_OWN, field="script", derived=("script_digest",), setting="script",
+    ),
+    StudyOption(
+        "train-func", "Your own Ray Train function: train_func(config) in a Python file.", "FILE.py:NAME", panel=_OWN,
+        field="train_function", derived=("train_function_digest",), setting="train_function",
+    ),
+    StudyOption(
+        "vary", "Vary a flag of the script: --vary=--batch-size=16,32. --vary=--amp runs without and with the flag. "
+        "For --train-func: an entry of its config. May be repeated.", "FLAG=LIST", list[str], _OWN,
+        derived=("script_flags", "function_config"), setting="vary",
+    ),
+    StudyOption(
+        "bind", "Pass a field of the trial as a flag: --bind batch_per_gpu=--batch-size. May be repeated.",
+        "FIELD=FLAG", list[str], _OWN, derived=("bindings",), setting="bind",
+    ),
+    StudyOption(
+        "env", "Vary or set an environment variable of the script. May be repeated.", "NAME=LIST", list[str], _OWN,
+        derived=("script_env",), setting="env",
+    ),
+    StudyOption("script-arguments", "", panel=_OWN, field="script_arguments", setting="script_arguments", hidden=True),
+    StudyOption(
+        "tokens-per-sample", "Tokens per sample of your own code, if its inputs do not show them.", "N", panel=_OWN,
+        field="tokens_per_sample", is_axis=True,
     ),
     StudyOption(
         "data-dir",
@@ -136,7 +167,8 @@ OPTION_OF_FIELD: Mapping[str, StudyOption] = {
 
 def recorded_fields() -> dict[str, dict[str, Any]]:
     """Return facts about each field of a trial, as study.json stores them; see `analysis.read.fields.FieldFacts`."""
-    from trainables.fields import FIELD_FACTS, FieldKind, TrialFields, only_with, reference_order
+    from trainables.field_facts import FieldKind
+    from trainables.fields import FIELD_FACTS, TrialFields, only_with, reference_order
 
     kinds = get_args(FieldKind)
     return {
@@ -147,6 +179,7 @@ def recorded_fields() -> dict[str, dict[str, Any]]:
             "table": facts.table,
             "option": _option_of(name),
             "only_with": only_with(name),
+            "any_door": facts.any_door,
         }
         for name, facts in sorted(FIELD_FACTS.items(), key=lambda item: kinds.index(item[1].kind))
     }

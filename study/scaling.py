@@ -36,6 +36,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+REPEATABLE_OPTIONS = ("--set", "--vary", "--bind", "--env")
+
 PackedInto = Annotated[str | None, typer.Argument(metavar="DIR2", help="New folder; left out: in place.")]
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
 
@@ -228,7 +230,7 @@ def pack(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Pack a results folder into at most six files. All commands except run read them; unpack restores the folder."""
+    """Pack a results folder into at most seven files. All commands except run read them; unpack restores the folder."""
     from study.store.packing import pack as pack_folder
 
     packed = pack_folder(directory, out, drop_traces=drop_traces)
@@ -263,6 +265,7 @@ def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, d
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Errors of the user are one line on stderr."""
+    arguments = _with_script_arguments(arguments)
     if option := _repeated_option(arguments):
         print(f"error: {option} is given twice; give it once, a list with commas between its values", file=sys.stderr)
         return USAGE
@@ -284,9 +287,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _repeated_option(arguments: Sequence[str]) -> str | None:
-    """Return an option that is given twice: the parser would use only its last value. --set may be repeated."""
+    """Return an option that is given twice, although the parser would use only its last value."""
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    return next((name for name in names if name != "--set" and names.count(name) > 1), None)
+    return next((name for name in names if name not in REPEATABLE_OPTIONS and names.count(name) > 1), None)
+
+
+def _with_script_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with those after `--`, which are for the user's script, as one option."""
+    if "--" not in arguments:
+        return list(arguments)
+    end = list(arguments).index("--")
+    return [*arguments[:end], f"--script-arguments={shlex.join(arguments[end + 1 :])}"]
 
 
 def _report_error(error: Exception, arguments: Sequence[str]) -> int:

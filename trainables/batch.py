@@ -1,6 +1,6 @@
 """Operations on batches: a tensor, or nested tuples, lists and dicts of tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +15,28 @@ def identity(value: Any) -> Any:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Apply `function` to every tensor of a batch. Tuples become lists; other values are kept."""
+    """Apply `function` to every tensor of a batch; other values are kept.
+
+    Mappings become dicts, and tuples without field names become lists.
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, item) for item in value))
     if isinstance(value, (tuple, list)):
         return [map_tensors(function, item) for item in value]
     return value
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor of a batch."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_of(item)
 
 
 def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
@@ -32,10 +46,10 @@ def to_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
 
 def byte_size(value: Any) -> int:
     """Return the total bytes of a batch's tensors in host memory."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes if value.device.type == "cpu" else 0
-    if isinstance(value, dict):
-        return sum(byte_size(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return sum(byte_size(item) for item in value)
-    return 0
+    return sum(tensor.nbytes for tensor in tensors_of(value) if tensor.device.type == "cpu")
+
+
+def sample_count(value: Any) -> int | None:
+    """Return the number of samples in a batch: the first dimension that all its tensors share. None if they differ."""
+    sizes = {len(tensor) for tensor in tensors_of(value) if tensor.dim()}
+    return sizes.pop() if len(sizes) == 1 else None

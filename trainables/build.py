@@ -1,16 +1,19 @@
 """Build a trial's workload (model, data, loss and optimizer) from the registry or from a user's file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from trainables.batch import identity
 from trainables.data.images.augment import padded_crop_and_flip
 from trainables.data.loader import all_on_device
 from trainables.data.text import next_byte_loss, streams
+from trainables.fields import TrialFields
 from trainables.models.resnet import zero_last_gammas
 from trainables.models.rewritten_stem.stem import rewrite_stem
 from trainables.optimizers import make_optimizer
@@ -33,8 +36,42 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
                 f"workload {trial.workload!r} returned {type(workload).__name__}; "
                 "it must return a trainables.workload.Workload"
             )
+        if problem := _problem(trial, workload):
+            raise WorkloadError(f"workload {trial.workload!r}: {problem}")
+        if (make_loader := workload.loader) is not None:  # a trial may record which of its fields are read
+            return replace(workload, loader=lambda _, rank, world: make_loader(trial, rank, world))
         return workload
     return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
+
+
+def _problem(trial: Trial, workload: Workload) -> str | None:
+    """Return what is wrong with the fields of a user's workload, and the fix. None if nothing is."""
+    if not isinstance(workload.model, nn.Module):
+        return f"model must be a torch.nn.Module, got {type(workload.model).__name__}"
+    for name in ("optimizer", "step", "loss", "loader", "after_backward", "scheduler", "collate", "prepare", "ahead"):
+        value = getattr(workload, name)
+        if value is not None and not callable(value):
+            example = "; for example lambda parameters: torch.optim.AdamW(parameters)" if name == "optimizer" else ""
+            return f"{name} must be a function, got {type(value).__name__}{example}"
+    if (workload.step is None) == (workload.loss is None):
+        return "give either step, or loss for batches (inputs, targets)"
+    if (workload.dataset is None) == (workload.loader is None):
+        return "give either dataset or loader"
+    has_length = hasattr(workload.dataset, "__len__") and hasattr(workload.dataset, "__getitem__")
+    if workload.dataset is not None and not has_length and not isinstance(workload.dataset, IterableDataset):
+        kind = type(workload.dataset).__name__
+        return f"dataset must have __len__ and __getitem__, or be an IterableDataset, got {kind}; or give loader"
+    if workload.step is not None and (
+        workload.ahead is not None or workload.prepare is not identity or workload.gathered
+    ):
+        return "prepare, ahead and gathered apply to batches (inputs, targets) with loss; with step, do that in step"
+    if workload.step is not None and trial.parallel == "dp":
+        return "parallel 'dp' splits batches (inputs, targets) itself and requires loss instead of step; use 'ddp'"
+    defaults = TrialFields.model_fields
+    replaced = [name for name in ("lr_rule", "warmup", "decay") if getattr(trial, name) != defaults[name].default]
+    if workload.scheduler is not None and replaced:
+        return f"its scheduler replaces {' and '.join(replaced)} of the trial; omit {'them' if replaced[1:] else 'it'}"
+    return None
 
 
 def _images(trial: Trial, device: torch.device) -> Workload:

@@ -3,65 +3,20 @@
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ValidationError, field_validator
 
+from trainables.field_facts import FieldFacts, FieldKind, OwnCodeFields, field
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
 
-FieldKind = Literal[
-    "loading", "storage", "execution", "communication", "layout", "batch", "machine", "workload", "recipe", "training",
-    "timing", "run",
-]  # fmt: skip
-"""What a field determines. Reports compare fields in this order.
 
-loading: how batches reach the device. storage: how samples are stored and read. execution: how a step runs.
-communication: what ranks exchange. layout: number of ranks and nodes. batch: batch size. machine: the machine, or the
-edition of the files. workload: what is computed. recipe: what is learned. training: how training by epochs proceeds.
-timing: how a step is timed. run: which run of a configuration it is.
-"""
-
-
-@dataclass(frozen=True)
-class FieldFacts:
-    """Properties of a field besides its type, default and limits.
-
-    order: values, the reference first, which reports compare the others to; () for ascending order. table: reports
-    compare the values in a separate table ("own"), in the table of all settings, or not at all ("").
-    needs_epochs: the field applies only to training by epochs. image_folders_only: it applies only to image folders.
-    """
-
-    kind: FieldKind
-    order: tuple[Any, ...] = ()
-    table: Literal["own", "settings", ""] = ""
-    needs_epochs: bool = False
-    image_folders_only: bool = False
-
-
-def field(
-    default: Any,
-    kind: FieldKind,
-    description: str,
-    *,
-    order: tuple[Any, ...] = (),
-    table: Literal["own", "settings", ""] = "",
-    needs_epochs: bool = False,
-    image_folders_only: bool = False,
-    **limits: Any,
-) -> Any:
-    """Declare a field of a trial, see `FieldFacts`. `limits` are passed to pydantic's `Field`."""
-    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only)
-    return Field(default, description=description, json_schema_extra={"facts": facts}, **limits)  # type: ignore[dict-item]
-
-
-class TrialFields(BaseModel):
+class TrialFields(OwnCodeFields):
     """The fields of a trial, validated one by one. `Trial` also checks their combination.
 
     A rank is one process. With `device="cuda"` it drives one GPU; with `device="cpu"` it takes the place of one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = field("resnet18", "workload", "network to train")
     dataset: str = field("fashion_mnist_sample", "workload", "data set to train on")
@@ -97,11 +52,11 @@ class TrialFields(BaseModel):
         table="settings",
         image_folders_only=True,
     )
-    device: Literal["cpu", "cuda"] = field("cpu", "execution", "device type of the ranks")
-    world_size: int = field(1, "layout", "number of ranks, one GPU per rank", ge=1)
-    nodes: int = field(1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1)
+    device: Literal["cpu", "cuda"] = field("cpu", "execution", "device type of the ranks", any_door=True)
+    world_size: int = field(1, "layout", "number of ranks, one GPU per rank", ge=1, any_door=True)
+    nodes: int = field(1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1, any_door=True)
     cpus_per_rank: int = field(
-        1, "machine", "CPU cores per rank, for its threads and its loaders", ge=1, table="settings"
+        1, "machine", "CPU cores per rank, for its threads and its loaders", ge=1, table="settings", any_door=True
     )
     pin_cores: bool = field(
         False,
@@ -155,6 +110,12 @@ class TrialFields(BaseModel):
         False,
         "communication",
         "DDP: assume that every step uses the same parameters, so that DDP need not search for unused ones",
+        table="settings",
+    )
+    find_unused_parameters: bool = field(
+        False,
+        "communication",
+        "DDP: search every step for parameters that get no gradient in it; slower",
         table="settings",
     )
     accumulation_steps: int = field(
@@ -230,9 +191,14 @@ class TrialFields(BaseModel):
         "untimed steps before the first window, at least 2, because DDP rebuilds its buckets after the first step; "
         "DDP on CUDA takes at least 11",
         ge=2,
+        any_door=True,
     )
     steps: int = field(
-        20, "timing", "steps per timed window; the plain window may take more if loader processes feed it", ge=1
+        20,
+        "timing",
+        "steps per timed window; the plain window may take more if loader processes feed it",
+        ge=1,
+        any_door=True,
     )
     median_width: float | None = field(
         None,
@@ -249,13 +215,23 @@ class TrialFields(BaseModel):
         "transports that NCCL may use: all (auto), or an emulated slower interconnect, without peer-to-peer copies "
         "(no_p2p) or through sockets (socket)",
         table="own",
+        any_door=True,
     )
     account_steps: int = field(
-        10, "timing", "steps per window of the communication breakdown; 0: no breakdown, no sweep", ge=0, le=10_000
+        10,
+        "timing",
+        "steps per window of the communication breakdown; 0: no breakdown, no sweep",
+        ge=0,
+        le=10_000,
+        any_door=True,
     )
-    sweep_bytes: int = field(2**30, "timing", "largest message of the all-reduce sweep in bytes", ge=4, le=2**34)
-    profile_ranks: str = field("", "timing", "ranks that record a profiler trace, e.g. 0+3, or all; empty: none")
-    repeat: int = field(0, "run", "number of the repetition, from 0", ge=0)
+    sweep_bytes: int = field(
+        2**30, "timing", "largest message of the all-reduce sweep in bytes", ge=4, le=2**34, any_door=True
+    )
+    profile_ranks: str = field(
+        "", "timing", "ranks that record a profiler trace, e.g. 0+3, or all; empty: none", any_door=True
+    )
+    repeat: int = field(0, "run", "number of the repetition, from 0", ge=0, any_door=True)
 
     @field_validator(*NAMES)
     @classmethod
@@ -267,7 +243,7 @@ class TrialFields(BaseModel):
             raise ValueError(f"is not known; allowed: {', '.join(names)}{hint}")
         return value
 
-    @field_validator("workload")
+    @field_validator("workload", "train_function")
     @classmethod
     def _file_and_name(cls, value: str) -> str:
         file_name, _, name = value.rpartition(":")
@@ -296,6 +272,14 @@ class TrialFields(BaseModel):
     def captured(self) -> bool:
         """True if the step is replayed as a CUDA graph."""
         return self.execution in ("graph", "compile_graph")
+
+    @property
+    def code_name(self) -> str:
+        """Short name of what is trained: the model, or the user's script, function or workload."""
+        if self.script:
+            return Path(self.script).name
+        own = self.train_function or self.workload
+        return own.rpartition(":")[2] if own else self.model
 
     @property
     def processes(self) -> int:

@@ -4,9 +4,7 @@ A trial that breaks an `invalid` rule cannot be created. A trial that breaks an 
 run: the study reports it as infeasible, with the rule's message as the reason.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from trainables.fields import FIELD_FACTS, TrialFields, only_with
 from trainables.registry import (
@@ -17,32 +15,23 @@ from trainables.registry import (
     PARALLEL,
     PRECISIONS,
     STORAGES,
-    datasets_of,
     names_with,
 )
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A combination of field values that is not allowed.
-
-    fields: the fields that conflict. message: the problem, what is allowed and the fix, a format string of the fields.
-    """
-
-    fields: tuple[str, ...]
-    broken: Callable[[TrialFields], bool]
-    message: str
-
-    def explain(self, trial: TrialFields) -> str:
-        """Return the message for a trial that breaks this rule."""
-        what = f"workload {trial.workload!r}" if trial.workload else f"model {trial.model!r}"
-        return self.message.format(what=what, **trial.model_dump())
-
-
-class RuleError(ValueError):
-    def __init__(self, rule: Rule, trial: TrialFields):
-        super().__init__(rule.explain(trial))
-        self.rule = rule
+from trainables.rule import (
+    Rule,
+    RuleError,
+    data,
+    epoch_order_field,
+    factory_field,
+    image_folder_field,
+    listed,
+    on_cpu,
+    reads_text,
+    strategy_option,
+    too_small,
+    training_field,
+    wrong_data,
+)
 
 
 def refuse_invalid(trial: TrialFields) -> None:
@@ -56,98 +45,20 @@ def unmet_requirement(trial: TrialFields) -> str | None:
     return next((rule.explain(trial) for rule in RULES["infeasible"] if rule.broken(trial)), None)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
-
-
-def _reads_text(trial: TrialFields) -> bool:
-    return not trial.workload and MODELS[trial.model].reads == "text"
-
-
-def _data(trial: TrialFields, fact: str) -> bool:
-    """Return a property of the trial's data set. False for a user's workload, which has data of its own."""
-    return not trial.workload and bool(getattr(DATASETS[trial.dataset], fact))
-
-
-def _differs(name: str) -> Callable[[TrialFields], bool]:
-    default = TrialFields.model_fields[name].default
-    return lambda trial: bool(getattr(trial, name) != default)
-
-
-def _on_cpu(field: str, *values: Any) -> Callable[[TrialFields], bool]:
-    return lambda trial: trial.device == "cpu" and getattr(trial, field) in values
-
-
-def _strategy_option(name: str) -> Rule:
-    strategies, differs = only_with(name)["parallel"], _differs(name)
-    return Rule(
-        (name, "parallel"),
-        lambda trial: trial.parallel not in strategies and differs(trial),
-        f"{name} has no effect with parallel {{parallel!r}}; use parallel {_listed(strategies)}, or omit {name}",
-    )
-
-
-def _image_folder_field(name: str) -> Rule:
-    differs = _differs(name)
-
-    def broken(trial: TrialFields) -> bool:
-        if trial.workload or DATASETS[trial.dataset].image_folder or not differs(trial):
-            return False
-        return not (name == "augment" and trial.augment == "device" and DATASETS[trial.dataset].in_memory)
-
-    default = TrialFields.model_fields[name].default
-    also = " ('device' also with data sets in memory: {})".format(_listed(names_with(DATASETS, "in_memory")))
-    return Rule(
-        (name, "dataset"),
-        broken,
-        f"{name} {{{name}!r}} requires an image folder ({_listed(names_with(DATASETS, 'image_folder'))})"
-        f"{also if name == 'augment' else ''}; with dataset {{dataset!r}} use {name} {default!r}",
-    )
-
-
-def _epoch_order_field(name: str) -> Rule:
-    differs = _differs(name)
-    return Rule(
-        (name, "dataset"),
-        lambda trial: (_reads_text(trial) or _data(trial, "on_device")) and differs(trial),
-        f"{name} requires a data set with epochs, but dataset {{dataset!r}} has none (one resident batch, or "
-        f"continuous text); omit {name}",
-    )
-
-
-def _training_field(name: str) -> Rule:
-    differs = _differs(name)
-    return Rule(
-        (name, "epochs"),
-        lambda trial: not trial.epochs and differs(trial),
-        f"{name} {{{name}!r}} requires training by epochs, but epochs is 0 (timed windows); set epochs, or omit {name}",
-    )
-
-
-def _wrong_data(reads: Literal["images", "text"]) -> Rule:
-    other: Literal["images", "text"] = "text" if reads == "images" else "images"
-    model = next(name for name, facts in MODELS.items() if facts.reads == other)
-    return Rule(
-        ("model", "dataset"),
-        lambda trial: (
-            not trial.workload and MODELS[trial.model].reads == reads and not getattr(DATASETS[trial.dataset], reads)
-        ),
-        f"model {{model!r}} requires {reads}, but dataset {{dataset!r}} contains {other}; use dataset "
-        f"{_listed(datasets_of(reads))}, or a model for {other} such as {model}",
-    )
-
-
-def _too_small(size: int) -> Rule:
-    return Rule(
-        ("image_size", "model"),
-        lambda trial: not trial.workload and MODELS[trial.model].smallest_image == size and trial.image_size < size,
-        f"image_size {{image_size}} is too small for model {{model!r}}; it must be >= {size}",
-    )
-
-
 _STEMS = names_with(MODELS, "imagenet_stem")
 
 _INVALID: tuple[Rule, ...] = (
+    Rule(
+        ("script", "train_function", "workload"),
+        lambda trial: sum(map(bool, (trial.script, trial.train_function, trial.workload))) > 1,
+        "a trial has one of script, train_function and workload",
+    ),
+    Rule(
+        ("script_arguments", "script_flags", "script_env", "script"),
+        lambda trial: bool(trial.script_arguments or trial.script_flags or trial.script_env) and not trial.script,
+        "arguments and environment variables require a script; use --script FILE.py",
+    ),
+    *(factory_field(name) for name, facts in FIELD_FACTS.items() if not facts.any_door and name != "workload"),
     Rule(
         ("world_size", "nodes"),
         lambda trial: trial.world_size % trial.nodes != 0,
@@ -172,7 +83,7 @@ _INVALID: tuple[Rule, ...] = (
         ("execution", "parallel"),
         lambda trial: trial.captured and not PARALLEL[trial.parallel].capturable,
         "execution {execution!r} captures the step in a CUDA graph, which parallel {parallel!r} does not support; "
-        f"use parallel {_listed(names_with(PARALLEL, 'capturable'))}",
+        f"use parallel {listed(names_with(PARALLEL, 'capturable'))}",
     ),
     Rule(
         ("execution", "accumulation_steps"),
@@ -180,11 +91,17 @@ _INVALID: tuple[Rule, ...] = (
         "execution {execution!r} captures one batch per step, but accumulation_steps is {accumulation_steps}; use 1",
     ),
     Rule(
+        ("execution", "find_unused_parameters"),
+        lambda trial: trial.captured and trial.find_unused_parameters,
+        "execution {execution!r} captures the step in a CUDA graph, in which find_unused_parameters cannot search; use "
+        "execution 'eager' or 'compile'",
+    ),
+    Rule(
         ("optimizer", "momentum"),
         lambda trial: OPTIMIZERS[trial.optimizer].needs_momentum and trial.momentum == 0,
         "optimizer {optimizer!r} requires momentum > 0, got {momentum}; set momentum, or use optimizer 'sgd'",
     ),
-    *(_strategy_option(name) for name in FIELD_FACTS if "parallel" in only_with(name)),
+    *(strategy_option(name) for name in FIELD_FACTS if "parallel" in only_with(name)),
     Rule(
         ("sync_batch_norm", "parallel"),
         lambda trial: (
@@ -192,9 +109,9 @@ _INVALID: tuple[Rule, ...] = (
         ),
         "sync_batch_norm requires several processes, but parallel {parallel!r} uses one; use parallel 'ddp'",
     ),
-    _wrong_data("images"),
-    _wrong_data("text"),
-    *(_too_small(size) for size in sorted({facts.smallest_image for facts in MODELS.values()} - {0})),
+    wrong_data("images"),
+    wrong_data("text"),
+    *(too_small(size) for size in sorted({facts.smallest_image for facts in MODELS.values()} - {0})),
     Rule(
         ("rewritten_stem", "model", "image_size"),
         lambda trial: (
@@ -211,16 +128,16 @@ _INVALID: tuple[Rule, ...] = (
     ),
     Rule(
         ("loader_workers", "dataset"),
-        lambda trial: _data(trial, "on_device") and trial.loader_workers > 0,
+        lambda trial: data(trial, "on_device") and trial.loader_workers > 0,
         "loader_workers {loader_workers} would be idle, because dataset {dataset!r} stays on the device; use 0",
     ),
-    *(_epoch_order_field(name) for name in ("order", "set_epoch")),
+    *(epoch_order_field(name) for name in ("order", "set_epoch")),
     Rule(
         ("set_epoch", "order"),
         lambda trial: trial.order == "in_order" and not trial.set_epoch,
         "set_epoch False has no effect with order 'in_order', which does not shuffle; omit set_epoch",
     ),
-    *(_image_folder_field(name) for name, facts in FIELD_FACTS.items() if facts.image_folders_only),
+    *(image_folder_field(name) for name, facts in FIELD_FACTS.items() if facts.image_folders_only),
     Rule(
         ("page_cache", "storage_place"),
         lambda trial: trial.storage_place == "shared_memory" and trial.page_cache != "as_is",
@@ -246,31 +163,31 @@ _INVALID: tuple[Rule, ...] = (
         ("zero_gamma", "model"),
         lambda trial: trial.zero_gamma and (bool(trial.workload) or not MODELS[trial.model].residual),
         "zero_gamma requires a model with residual blocks, but {what} has no known ones; "
-        f"use model {_listed(names_with(MODELS, 'residual'))}",
+        f"use model {listed(names_with(MODELS, 'residual'))}",
     ),
     Rule(
         ("label_smoothing", "model"),
-        lambda trial: trial.label_smoothing > 0 and (bool(trial.workload) or _reads_text(trial)),
+        lambda trial: trial.label_smoothing > 0 and (bool(trial.workload) or reads_text(trial)),
         "label_smoothing {label_smoothing:g} requires an image model of this project, but {what} has a loss of its "
         "own; use label_smoothing 0",
     ),
-    *(_training_field(name) for name, facts in FIELD_FACTS.items() if facts.needs_epochs),
+    *(training_field(name) for name, facts in FIELD_FACTS.items() if facts.needs_epochs),
     Rule(
         ("epochs", "model"),
-        lambda trial: trial.epochs > 0 and _reads_text(trial),
+        lambda trial: trial.epochs > 0 and reads_text(trial),
         "epochs {epochs} requires labelled images, but model {model!r} reads continuous text; use epochs 0, or an "
         "image model",
     ),
     Rule(
         ("epochs", "dataset"),
-        lambda trial: trial.epochs > 0 and _data(trial, "random"),
+        lambda trial: trial.epochs > 0 and data(trial, "random"),
         "epochs {epochs} requires data to learn from, but dataset {dataset!r} is random; use an image data set",
     ),
     Rule(
         ("parallel", "epochs"),
         lambda trial: trial.epochs > 0 and not PARALLEL[trial.parallel].full_weights,
         "parallel {parallel!r} supports timed windows only; with epochs use parallel "
-        f"{_listed(names_with(PARALLEL, 'full_weights'))}",
+        f"{listed(names_with(PARALLEL, 'full_weights'))}",
     ),
     Rule(
         ("profile_ranks", "epochs"),
@@ -289,13 +206,13 @@ _INVALID: tuple[Rule, ...] = (
             not trial.momentum_correction and not (OPTIMIZERS[trial.optimizer].momentum and trial.momentum > 0)
         ),
         "momentum_correction False requires momentum, but optimizer {optimizer!r} with momentum {momentum:g} has none; "
-        f"use optimizer {_listed(names_with(OPTIMIZERS, 'momentum'))} with momentum > 0",
+        f"use optimizer {listed(names_with(OPTIMIZERS, 'momentum'))} with momentum > 0",
     ),
     Rule(
         ("resident_data", "dataset"),
-        lambda trial: trial.resident_data and not _data(trial, "in_memory"),
+        lambda trial: trial.resident_data and not data(trial, "in_memory"),
         "resident_data requires an in-memory data set, but dataset {dataset!r} is not; "
-        f"use dataset {_listed(names_with(DATASETS, 'in_memory'))}",
+        f"use dataset {listed(names_with(DATASETS, 'in_memory'))}",
     ),
     Rule(
         ("loader_workers", "resident_data"),
@@ -312,33 +229,31 @@ _INVALID: tuple[Rule, ...] = (
         ("noise_scale", "parallel"),
         lambda trial: trial.noise_scale and trial.processes > 1 and not PARALLEL[trial.parallel].ddp_wrapped,
         "noise_scale requires each rank's own gradients, which parallel {parallel!r} does not expose; use parallel "
-        f"{_listed(names_with(PARALLEL, 'ddp_wrapped'))}",
+        f"{listed(names_with(PARALLEL, 'ddp_wrapped'))}",
     ),
 )
 
 _INFEASIBLE: tuple[Rule, ...] = (
-    Rule(
-        ("decode", "device"), _on_cpu("decode", *names_with(DECODERS, "on_device")), "decode {decode!r} requires GPUs"
-    ),
-    Rule(("copy_ahead", "device"), _on_cpu("copy_ahead", True), "copy_ahead requires GPUs; CPU batches are not copied"),
+    Rule(("decode", "device"), on_cpu("decode", *names_with(DECODERS, "on_device")), "decode {decode!r} requires GPUs"),
+    Rule(("copy_ahead", "device"), on_cpu("copy_ahead", True), "copy_ahead requires GPUs; CPU batches are not copied"),
     Rule(
         ("copy_ahead", "dataset"),
-        lambda trial: trial.copy_ahead and not trial.workload and (_data(trial, "on_device") or trial.resident_data),
+        lambda trial: trial.copy_ahead and not trial.workload and (data(trial, "on_device") or trial.resident_data),
         "copy_ahead has no effect, because the samples of dataset {dataset!r} are on the device; omit copy_ahead",
     ),
     Rule(
         ("dataset", "data_dir"),
-        lambda trial: _data(trial, "needs_data_dir") and not trial.data_dir,
+        lambda trial: data(trial, "needs_data_dir") and not trial.data_dir,
         "dataset {dataset!r} needs --data-dir DIR with its files",
     ),
     Rule(
         ("precision", "device"),
-        _on_cpu("precision", *names_with(PRECISIONS, "needs_gpu")),
+        on_cpu("precision", *names_with(PRECISIONS, "needs_gpu")),
         "precision {precision!r} requires GPUs",
     ),
     Rule(
         ("parallel", "device"),
-        _on_cpu("parallel", *names_with(PARALLEL, "one_process")),
+        on_cpu("parallel", *names_with(PARALLEL, "one_process")),
         "parallel {parallel!r} requires GPUs; on a CPU it would be one plain process",
     ),
     Rule(
@@ -349,12 +264,12 @@ _INFEASIBLE: tuple[Rule, ...] = (
     ),
     Rule(
         ("model", "device"),
-        _on_cpu("model", *names_with(MODELS, "fits_cpu", False)),
+        on_cpu("model", *names_with(MODELS, "fits_cpu", False)),
         "model {model!r} is too large to train on a CPU rank",
     ),
     Rule(
         ("sync_batch_norm", "device"),
-        _on_cpu("sync_batch_norm", True),
+        on_cpu("sync_batch_norm", True),
         "sync_batch_norm requires GPUs, because torch's SyncBatchNorm has no CPU kernels",
     ),
     Rule(

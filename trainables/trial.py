@@ -2,12 +2,27 @@
 
 import hashlib
 import json
+import re
+import shlex
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
 
+from trainables.field_facts import OwnCodeFields
 from trainables.fields import TrialFields
 from trainables.rules import refuse_invalid
+
+MAX_SLUG = 100
+"""Maximum length of the readable part of a trial's id with a user's own arguments."""
+
+
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text that are safe in a folder name, up to `MAX_SLUG` characters."""
+    return "-".join(re.findall(r"[A-Za-z0-9_][A-Za-z0-9_.]*", text))[:MAX_SLUG].rstrip("-").split("-") if text else []
 
 
 class Trial(TrialFields):
@@ -25,12 +40,24 @@ class Trial(TrialFields):
     @property
     def trial_id(self) -> str:
         """A readable slug followed by eight hex digits of a hash over all fields. Do not parse it."""
-        digest = hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:8]
-        name = self.workload.rpartition(":")[2] if self.workload else self.model
-        return (
-            f"{name}-{self.parallel}-{self.precision}-n{self.nodes}x{self.world_size // self.nodes}"
-            f"-b{self.batch_per_gpu}-w{self.loader_workers}-r{self.repeat}-{digest}"
-        )
+        fields = self.model_dump()
+        for name, info in OwnCodeFields.model_fields.items():  # they are newer than many stored trials
+            if fields[name] == info.default:
+                del fields[name]
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
+        layout = f"n{self.nodes}x{self.world_size // self.nodes}"
+        if self.door == "factory":
+            parts = [self.code_name, self.parallel, self.precision, layout, f"b{self.batch_per_gpu}"]
+            parts += [f"w{self.loader_workers}"]
+        else:
+            parts = [Path(self.code_name).stem, layout, *_words(self._varied_values())]
+        return "-".join([*parts, f"r{self.repeat}", digest])
+
+    def _varied_values(self) -> str:
+        """Return the flags, config and variables of a user's own code as text, without variables that may be secret."""
+        bound = [f"{flag}={getattr(self, name)}" for name, flag in self.bound_fields.items()]
+        variables = [entry for entry in shlex.split(self.script_env) if not _SECRET.search(entry.partition("=")[0])]
+        return " ".join([self.script_flags, self.function_config, *bound, *variables])
 
     def but(self, **changes: Any) -> "Trial":
         """Return a validated copy of this trial with changed fields."""

@@ -1,5 +1,8 @@
 """Reduce trials to configurations: trials that differ only in their repeat."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from analysis.measure.measures import MEASURES
@@ -18,6 +21,26 @@ def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
         return pd.Series(float("nan"), index=found.index)
     of_text = found["model"].isin(fields.text_models)
     return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
+
+
+def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
+    """Return the tokens that all ranks process per second; NaN if the number of tokens per sample is not known.
+
+    A workload states it, and the probe sees it in the batches of a script. found: see `configurations`. measured: see
+    `measures.summaries`.
+    """
+    known = [_tokens_per_sample(environment) for environment in measured["environment"]]
+    by_trial = pd.Series(known, index=measured["trial_id"].to_numpy(), dtype=float)
+    per_sample = found["trial_ids"].map(lambda trial_ids: by_trial.reindex(list(trial_ids)).median()).astype(float)
+    return found["throughput_samples_per_s"] * per_sample
+
+
+def _tokens_per_sample(environment: Mapping[str, Any]) -> float | None:
+    first: Mapping[str, Any] = next(iter(environment.get("ranks") or ()), {})
+    seen = first.get("probe") or {}
+    if seen.get("tokens_per_step") and seen.get("samples_per_step"):
+        return seen["tokens_per_step"] / seen["samples_per_step"]
+    return first.get("tokens_per_sample")
 
 
 _ENDS = ("low", "high", "more")
@@ -69,6 +92,10 @@ def derived_lengths(trials: pd.DataFrame) -> list[str]:
     return [] if chosen.any() else lengths
 
 
+def _is_whole(rows: pd.DataFrame, name: str) -> bool:
+    return name in rows and bool(rows[name].notna().all())
+
+
 def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per configuration, from `measures.summaries`; the index numbers them from 0.
 
@@ -79,6 +106,8 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
     peak_memory_bytes and peak_reserved_bytes (maxima); trial_ids. Host-bound configurations and others are strata.
     """
     rows = rows.dropna(subset="throughput_samples_per_s")
+    # as columns with gaps they are floats, because trials without a result have an unknown batch
+    rows = rows.astype({name: int for name in ("batch_per_gpu", "accumulation_steps") if _is_whole(rows, name)})
     fields = [name for name in trial_fields(rows) if name != "repeat"]
     if rows.empty:
         return pd.DataFrame(columns=list(dict.fromkeys([*fields, *_NEEDED, *MEASURES, *RESULT_COLUMNS])))

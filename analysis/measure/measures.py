@@ -104,7 +104,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     # The slowest rank is unknown if the time of any rank is.
     complete = ~plain["window_s"].isna().groupby(level="trial_id").any()
     window_s = by_trial["window_s"].max().where(complete)
-    result["throughput_samples_per_s"] = by_trial["samples"].sum() / window_s
+    result["throughput_samples_per_s"] = by_trial["samples"].sum(min_count=1) / window_s
     result["step_s"] = by_trial["window_per_step_s"].max().where(complete)
     ranks_by_time = (
         plain.dropna(subset="window_s").reset_index().sort_values("window_s", kind="stable").groupby("trial_id")["rank"]
@@ -130,7 +130,7 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     result[[*LAUNCHES, "step_launch_s"]] = launches[[*LAUNCHES, "step_launch_s"]]
     result["issue_step_s"] = launches["step_s"]
     result[list(BUSY)] = over_ranks("busy", LAUNCHED)[list(LAUNCHED)]
-    result["busy_s"] = result[list(BUSY)].sum(axis=1, min_count=len(BUSY))
+    result["busy_s"] = _busy_s(result)
     result["busy_fraction"] = (result["busy_s"] + result["host_to_device_s"].fillna(0.0)) / result["step_s"]
     previous = phases.groupby(level="trial_id")[["previous_steps_done", "previous_steps_seen"]].sum()
     observed = previous["previous_steps_seen"]
@@ -139,6 +139,15 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
     result[peaks] = rows.groupby("trial_id")[peaks].max()
     return result[list(MEASURES)]
+
+
+def _busy_s(measures: pd.DataFrame) -> pd.Series:
+    """Return the sum of the busy times of all phases that a step has. NaN if one of them is unknown."""
+    busy = measures[list(BUSY)].astype(float)
+    for name in ("loss", "after_backward"):
+        has_no_such_phase = measures[f"{name}_s"].isna() & measures["forward_s"].notna()
+        busy[f"{name}_busy_s"] = busy[f"{name}_busy_s"].mask(has_no_such_phase, 0.0)
+    return busy.sum(axis=1, min_count=len(BUSY))
 
 
 def _host_bound(measures: pd.DataFrame, launch_ratio: pd.Series) -> pd.Series:

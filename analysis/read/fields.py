@@ -16,6 +16,7 @@ class FieldFacts:
     table: which table compares its values: "own", "settings" (shared with other fields) or "" (none).
     option: command-line option that sets it, "set" for `--set FIELD=VALUE`; None if none does.
     only_with: the field has an effect only if each of these other fields has one of the listed values.
+    any_door: a user's own script or train function has this field too.
     """
 
     kind: str = ""
@@ -24,6 +25,7 @@ class FieldFacts:
     table: str = ""
     option: str | None = "set"
     only_with: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    any_door: bool = False
 
     def has_effect(self, trial: Mapping[Any, Any], facts: Mapping[str, "FieldFacts"]) -> bool:
         """Return whether this field has an effect in a trial with these fields."""
@@ -79,4 +81,5 @@ def _facts(record: Mapping[str, Any]) -> FieldFacts:
         table=record.get("table", ""),
         option=record.get("option"),
         only_with={name: tuple(values) for name, values in record.get("only_with", {}).items()},
+        any_door=bool(record.get("any_door")),
     )

@@ -1,9 +1,9 @@
-"""The packed form of a results folder: at most six files for a study of any size. `load` reads both forms.
+"""The packed form of a results folder: at most seven files for a study of any size. `load` reads both forms.
 
     DIR/study.json         as in any results folder
     DIR/trials.parquet     one row per trial: its trial.json, its error.log, and the number of rows of each table
-    DIR/NAME.parquet       steps, buckets, sweep or epochs of all trials, with a column trial_id; no row group
-                           splits a trial
+    DIR/NAME.parquet       steps, buckets, collectives, sweep or epochs of all trials, with a column trial_id; no row
+                           group splits a trial
 
 A folder with trials.parquet is packed. That file is written last, so its presence means that the others are complete.
 A column of trials.parquet whose values share one scalar type has that type. All other columns hold JSON text, and null
@@ -34,6 +34,9 @@ _REST = "*"
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AS_JSON = {b"encoding": b"json"}
 _ROWS = {name: f"rows.{name}" for name in SCHEMAS}
+_ADDED = {_ROWS["collectives"]}
+"""columns that folders packed by earlier versions lack"""
+
 _LOG = "error.log"
 _MISSING = object()
 
@@ -81,14 +84,15 @@ def trials_table(trials: Sequence[PackedTrial]) -> pa.Table:
 
 def trials_from_table(table: pa.Table) -> list[PackedTrial]:
     """Return the trials of a table made by `trials_table`. Raises ValueError if the table is damaged."""
-    if missing := [name for name in ("trial_id", "status", _LOG, *_ROWS.values()) if name not in table.column_names]:
+    required = ("trial_id", "status", _LOG, *(column for column in _ROWS.values() if column not in _ADDED))
+    if missing := [name for name in required if name not in table.column_names]:
         raise ValueError(f"missing columns {', '.join(missing)}")
     not_in_record = {_LOG, *_ROWS.values()}
     columns = {
         field.name: _values(field, table[field.name]) for field in table.schema if field.name not in not_in_record
     }
     logs = table[_LOG].to_pylist()
-    rows = {name: table[column].to_pylist() for name, column in _ROWS.items()}
+    rows = {name: table[column].to_pylist() for name, column in _ROWS.items() if column in table.column_names}
     trials = []
     for i in range(table.num_rows):
         record = _nested({name: values[i] for name, values in columns.items() if values[i] is not _MISSING})

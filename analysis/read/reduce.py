@@ -11,13 +11,15 @@ import pandas as pd
 
 from analysis.read.schema import PHASES
 
-OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s")
+OPTIONAL_PHASES = ("scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s", "after_backward_s", "other_s")
 """Phases whose columns a frame of steps may lack, because most strategies do not have them."""
 
-LAUNCHED = ("forward_s", "loss_s", "backward_s", "optimizer_s")
-"""Phases that the host issues to the device as kernels."""
+LAUNCHED = ("forward_s", "loss_s", "backward_s", "after_backward_s", "optimizer_s")
+"""Phases that the host issues to the device as kernels. A user's workload may have no separate loss."""
 
 LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in LAUNCHED)
+
+_OPTIONAL = (*OPTIONAL_PHASES, "after_backward_launch_s")
 
 KEYS = ["trial_id", "rank", "window"]
 
@@ -25,7 +27,7 @@ _MEDIANS = [*PHASES, "step_s", "host_to_device_bytes", "host_transfer_s", *LAUNC
 _PEAKS = ["peak_memory_bytes", "peak_reserved_bytes"]
 
 REQUIRED_COLUMNS = (
-    *KEYS, "step", "samples", "window_s", *(name for name in _MEDIANS if name not in OPTIONAL_PHASES),
+    *KEYS, "step", "samples", "window_s", *(name for name in _MEDIANS if name not in _OPTIONAL),
     "previous_step_done", *_PEAKS,
 )  # fmt: skip
 """Columns of steps that `windows` requires."""
@@ -57,7 +59,7 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     copy) and launch_ratio (host time to issue a step / duration of the step).
     """
     require(steps, REQUIRED_COLUMNS, "the frame of steps")
-    steps = steps.assign(**{name: np.nan for name in OPTIONAL_PHASES if name not in steps})
+    steps = steps.assign(**{name: np.nan for name in _OPTIONAL if name not in steps})
     copied_bytes = steps["host_to_device_bytes"].astype(float)
     copy_s, span_s = steps["host_to_device_s"], steps["step_s"]
     done = steps["previous_step_done"].astype(float)
@@ -71,6 +73,7 @@ def windows(steps: pd.DataFrame) -> pd.DataFrame:
     result = grouped[["samples", "window_s", *_PEAKS]].agg(
         {"samples": "sum", "window_s": "first"} | dict.fromkeys(_PEAKS, "max")
     )
+    result["samples"] = grouped["samples"].sum(min_count=1)  # unknown for some scripts
     result["steps"] = grouped.size()
     medians = [*_MEDIANS, "host_to_device_bytes_per_s", "launch_ratio"]
     result[medians] = grouped[medians].median()

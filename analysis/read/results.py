@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from analysis.read.errors import RESTORE, RUN_AGAIN, ResultsError, line
 from analysis.read.fields import Fields, fields_of
 from analysis.read.links import symlink_outside
+from analysis.read.own_code import COMMAND_COLUMN, finish_columns, is_own_code, trial_columns
 from analysis.read.packed import TRIALS, PackedTrial, is_packed, read_trials, total_rows
 from analysis.read.parquet import dataset_of, frame_of, portions, read_portion
 from analysis.read.reduce import windows
@@ -32,7 +33,7 @@ from analysis.read.step_shape import step_shapes
 
 OUTCOME_COLUMNS = (
     "trial_id", "status", "reason", "worker_group", "started_at", "duration_s", "device_name", "hosts", "environment",
-    "log", "trace_paths",
+    "log", "trace_paths", COMMAND_COLUMN,
 )  # fmt: skip
 """Columns of `Results.trials` that describe the outcome of a trial. All other columns are fields of the trial."""
 
@@ -45,7 +46,8 @@ class Results:
 
     study: content of study.json. fields: its description of the fields of trials.
     trials: one row per trial, with the trial's fields and `OUTCOME_COLUMNS`.
-    steps, buckets, sweep, epochs: columns of `schema.frame_schema(name)`. Trials without such a file have no rows.
+    steps, buckets, sweep, epochs, collectives: columns of `schema.frame_schema(name)`. Trials without such a file have
+    no rows.
     windows, shapes, losses: reduced from all steps by `reduce.windows`, `step_shape.step_shapes` and
     `step_losses.step_losses`. `load_reduced` computes them while reading and keeps only steps with a `last_gradient_s`.
     """
@@ -59,6 +61,7 @@ class Results:
     read_shapes: pd.DataFrame | None = None
     read_losses: pd.DataFrame | None = None
     epochs: pd.DataFrame = field(default_factory=lambda: frame_of(None, frame_schema("epochs")))
+    collectives: pd.DataFrame = field(default_factory=lambda: frame_of(None, frame_schema("collectives")))
 
     @cached_property
     def fields(self) -> Fields:
@@ -158,8 +161,9 @@ def load(directory: str | os.PathLike[str]) -> Results:
     is corrupt.
     """
     folder = _open(directory)
-    steps, buckets, sweep, epochs = (folder.frame(name) for name in ("steps", "buckets", "sweep", "epochs"))
-    return Results(folder.study, folder.trials, steps, buckets, sweep, epochs=epochs)
+    steps, buckets, sweep = (folder.frame(name) for name in ("steps", "buckets", "sweep"))
+    epochs, collectives = folder.frame("epochs"), folder.frame("collectives")
+    return Results(folder.study, folder.trials, steps, buckets, sweep, epochs=epochs, collectives=collectives)
 
 
 def load_reduced(directory: str | os.PathLike[str]) -> Results:
@@ -172,8 +176,16 @@ def load_reduced(directory: str | os.PathLike[str]) -> Results:
     with ThreadPoolExecutor(_READERS) as pool:
         parts = list(pool.map(_reduced, portions(steps))) or [_reduced([])]
     gradient_steps, window_rows, shapes, losses = (_joined(frames) for frames in zip(*parts, strict=True))
-    buckets, sweep, epochs = (folder.frame(name) for name in ("buckets", "sweep", "epochs"))
-    return Results(folder.study, folder.trials, gradient_steps, buckets, sweep, window_rows, shapes, losses, epochs)
+    tables = {name: folder.frame(name) for name in ("buckets", "sweep", "epochs", "collectives")}
+    return Results(
+        folder.study,
+        folder.trials,
+        gradient_steps,
+        read_windows=window_rows,
+        read_shapes=shapes,
+        read_losses=losses,
+        **tables,
+    )
 
 
 def _reduced(files: Sequence[ds.Fragment]) -> tuple[pd.DataFrame, ...]:
@@ -255,7 +267,9 @@ def _open(directory: str | os.PathLike[str]) -> _Folder:
             raise ResultsError(f"{folder}/steps.parquet: missing, though trial.json has status done; {RUN_AGAIN}")
     address = os.fspath(directory)
     traces = _trace_paths(paths, lambda path: address.replace(root, path, 1) if "://" in address else path)
-    return _Folder(system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders]), folders, paths)
+    return _Folder(
+        system, root, study, _trials(files, [traces.get(folder, ()) for folder in folders], study), folders, paths
+    )
 
 
 def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _Folder:
@@ -269,7 +283,7 @@ def _open_packed(system: pafs.FileSystem, root: str, study: dict[str, Any]) -> _
         if file.status == "done" and "steps" not in trial.rows:
             raise ResultsError(f"{where}: status is done, but there are no steps; {RESTORE}")
         files.append(file)
-    return _Folder(system, root, study, _trials(files, [()] * len(files)), (), (), packed)
+    return _Folder(system, root, study, _trials(files, [()] * len(files), study), (), (), packed)
 
 
 def _trace_paths(paths: Collection[str], address: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
@@ -333,15 +347,20 @@ def _validated(record: Mapping[str, Any], where: str, fix: str) -> _TrialFile:
         raise ResultsError(f"{where}: {field_name}: {problem['msg']}; {fix}") from None
 
 
-def _trials(files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]]) -> pd.DataFrame:
+def _trials(
+    files: Sequence[_TrialFile], trace_paths: Sequence[tuple[str, ...]], study: Mapping[str, Any]
+) -> pd.DataFrame:
     rows = []
+    declared = fields_of(study) if any(is_own_code(file.trial.model_dump()) for file in files) else Fields({})
     for file, traces in zip(files, trace_paths, strict=True):
         outcome = file.model_dump(exclude={"trial", "schema_version"})
-        hardware = {"device_name": device_name(outcome["environment"]), "hosts": host_names(outcome["environment"])}
-        rows.append(file.trial.model_dump() | outcome | hardware | {"trace_paths": traces})
+        environment = outcome["environment"]
+        hardware = {"device_name": device_name(environment), "hosts": host_names(environment)}
+        fields = trial_columns(file.trial.model_dump(), environment["ranks"], declared)
+        rows.append(fields | outcome | hardware | {"trace_paths": traces})
     if not rows:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
-    frame = pd.DataFrame(rows)
+    frame = finish_columns(pd.DataFrame(rows))
     return frame[[*OUTCOME_COLUMNS, *(name for name in frame.columns if name not in OUTCOME_COLUMNS)]]
 
 

@@ -16,22 +16,23 @@ STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned"
 
 PHASES = (
     "load_wait_s", "host_to_device_s", "scatter_s", "replicate_s", "forward_s", "gather_s", "loss_s", "backward_s",
-    "reduce_s", "graph_s", "optimizer_s",
+    "reduce_s", "graph_s", "after_backward_s", "optimizer_s", "other_s",
 )  # fmt: skip
 """Parts of a step in order; the parts that a step has add up to step_s.
 
 The backward pass contains DDP's overlapped all-reduce. `scatter_s`, `replicate_s` and `gather_s` exist if one process
-drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, and `graph_s` if everything after the
-copy is one CUDA graph."""
+drives several GPUs, `reduce_s` if gradients are reduced after the backward pass, `graph_s` if everything after the copy
+is one CUDA graph, and `after_backward_s` if a user's workload has such a function, for example to clip gradients.
+`other_s` is what a user's script does outside of these parts."""
 
-_LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in PHASES[2:])
+_LAUNCHES = tuple(f"{name.removesuffix('_s')}_launch_s" for name in PHASES[2:-1])
 
 STEPS_SCHEMA = pa.schema(
     [
         pa.field("rank", pa.int32(), nullable=False),
         pa.field("window", pa.string(), nullable=False),
         pa.field("step", pa.int32(), nullable=False),
-        pa.field("samples", pa.int32(), nullable=False),
+        ("samples", pa.int32()),
         ("window_s", pa.float64()),
         ("block_s", pa.float64()),
         ("loss", pa.float64()),
@@ -53,9 +54,9 @@ STEPS_SCHEMA = pa.schema(
 )
 """One row per rank, window and step.
 
-`last_gradient_s` counts from the start of the step. `block_s` is the duration of the block of steps that contains the
-step, if the window could end early. Training to an accuracy is one window "train" of rank 0; only that window has
-`epoch` and `learning_rate`."""
+`samples` is null if a user's own code does not show it. `last_gradient_s` counts from the start of the step. `block_s`
+is the duration of the block of steps that contains the step, if the window could end early. Training to an accuracy is
+one window "train" of rank 0; only that window has `epoch` and `learning_rate`."""
 
 BUCKETS_SCHEMA = pa.schema(
     [
@@ -71,6 +72,28 @@ BUCKETS_SCHEMA = pa.schema(
 """One row per rank, window, step and gradient bucket, in the order in which the rank passed buckets to the all-reduce.
 
 Seconds count from the start of that rank's step; `step` and `window` refer to the steps table."""
+
+COLLECTIVES_SCHEMA = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("window", pa.string(), nullable=False),
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("operation", pa.string(), nullable=False),
+        ("group", pa.string()),
+        ("group_size", pa.int32()),
+        ("bytes", pa.int64()),
+        pa.field("collective", pa.int32(), nullable=False),
+        pa.field("start_s", pa.float64(), nullable=False),
+        pa.field("end_s", pa.float64(), nullable=False),
+        pa.field("hidden_s", pa.float64(), nullable=False),
+    ]
+)
+"""One row per rank, window, step and collective of a user's script, from a profiler trace.
+
+`collective` numbers those of a step with equal operation, group and bytes, in the order of issue, so that rows of ranks
+match. `group`: name of the process group; null for gloo, whose traces lack it. `bytes`: the larger of input and output
+on this rank. Seconds count from the start of that rank's step. `hidden_s`: part of [start, end] in which the device, or
+under gloo the host, also computed."""
 
 SWEEP_SCHEMA = pa.schema(
     [
@@ -105,6 +128,7 @@ Accuracies are shares in 0..1."""
 SCHEMAS: Mapping[str, pa.Schema] = {
     "steps": STEPS_SCHEMA,
     "buckets": BUCKETS_SCHEMA,
+    "collectives": COLLECTIVES_SCHEMA,
     "sweep": SWEEP_SCHEMA,
     "epochs": EPOCHS_SCHEMA,
 }
@@ -113,6 +137,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "steps": ("rank", "window", "step", "samples", "window_s"),
     "buckets": tuple(BUCKETS_SCHEMA.names),
+    "collectives": tuple(COLLECTIVES_SCHEMA.names),
     "sweep": tuple(SWEEP_SCHEMA.names),
     "epochs": ("epoch", "step", "samples", "train_s", "validation_top1"),
 }

@@ -24,12 +24,12 @@ from analysis.tables.accuracy import accuracy_table, elbow, goodput_table, repor
 from analysis.tables.bandwidth import bandwidth, bucket_utilisation, ceiling, sweep
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.checks import data_checks, trace
-from analysis.tables.communication import audit, communication, exposed_cost, slowdown
+from analysis.tables.communication import audit, collectives, communication, exposed_cost, slowdown
 from analysis.tables.environment import gpus, hosts, ranks
 from analysis.tables.hardware import hardware, memory_balance
 from analysis.tables.host import host, transfer
 from analysis.tables.one_field import execution, interconnects, parallel, precision, settings, storage
-from analysis.tables.phases import phases
+from analysis.tables.phases import phases, unmeasured
 from analysis.tables.predictions import law_parameters, laws, predictions
 from analysis.tables.scaling import speed_up_strong_table, speed_up_weak_table, strong_scaling, throughput, weak_scaling
 from analysis.tables.table import Table
@@ -106,11 +106,13 @@ SECTIONS: tuple[Section, ...] = (
     Section("speed_up_strong", speed_up_strong_table),
     Section("batch_size", batch_size, (Figure(batch_size_figure),)),
     Section("phases", phases, (Figure(phases_figure),)),
+    Section("unmeasured", unmeasured),
     Section("host", host),
     Section("transfer", transfer),
     Section("slowdown", slowdown, (Figure(slowdown_figure),)),
     Section("exposed_cost", exposed_cost),
     Section("communication", communication, (Figure(timeline, _timeline),)),
+    Section("collectives", collectives),
     Section("bandwidth", bandwidth),
     Section("ceiling", ceiling),
     Section("sweep", sweep, (Figure(bus_bandwidth),)),

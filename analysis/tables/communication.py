@@ -9,6 +9,8 @@ import pandas as pd
 
 from analysis.compare.causes import SLOWDOWN_PARTS
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
+from analysis.measure.collectives import COLUMNS, by_operation
+from analysis.measure.measures import configuration_of
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, Column, Table, axis_columns, blocks
 from analysis.text import MIB, SLOWDOWN_LABELS, decimals_for
@@ -234,6 +236,43 @@ def audit(analysis: Analysis) -> Table:
         flagged_trials(analysis.measured),
         "Wall time of the slowest rank, measured in successive windows of one trial, so noise of the machine is "
         "included.",
+    )
+
+
+def collectives(analysis: Analysis) -> Table:
+    """Tabulate what scripts communicate, by operation."""
+    trials = by_operation(analysis.results.collectives).reset_index()
+    trials["configuration"] = trials["trial_id"].map(configuration_of(analysis.configurations))
+    grouped = trials.dropna(subset=["configuration"]).groupby(["configuration", "operation"])
+    rows = grouped[COLUMNS].median().assign(n=grouped.size()).reset_index()
+    axes = axis_columns(analysis)
+    frame = rows.join(analysis.configurations[[column.name for column in axes]], on="configuration")
+    decimals = decimals_for(frame["duration_s"].astype(float) * _MS)
+    seconds = (
+        ("duration_s", "time (ms)", "from the start on a rank to its end, summed over the calls."),
+        ("transfer_s", "transfer (ms)", "the shortest time of any rank, which is that of the last to arrive."),
+        ("wait_s", "wait (ms)", "additional time until the last rank arrives."),
+        ("hidden_s", "hidden (ms)", "part during which the device also computed."),
+        ("exposed_transfer_s", "exposed transfer (ms)", "part of the transfer during which it did not."),
+        ("exposed_wait_s", "exposed wait (ms)", "part of the wait during which it did not: the cost of late ranks."),
+    )
+    return Table(
+        "Collectives of a script, per step",
+        (
+            *axes,
+            Column("operation", "operation", "as torch.distributed names it."),
+            Column("calls", "calls", "per step and rank.", decimals=0),
+            Column(
+                "bytes", "size (MiB)", "the larger of input and output on a rank, summed over the calls.", 1 / MIB, 2
+            ),
+            *(Column(name, header, meaning, _MS, decimals) for name, header, meaning in seconds),
+            N_COLUMN,
+        ),
+        frame,
+        "From a profiler trace of a few steps on every rank, which slows the host: median over the steps of a rank, "
+        "mean over ranks, median over repeats. Operations may overlap on CPUs, so that their times add up to more than "
+        "a step.",
+        blocks=blocks(axes),
     )
 
 

@@ -40,6 +40,7 @@ def host(analysis: Analysis) -> Table:
             "host time to launch this part / GPU time of its kernels.",
             1e3,
             2,
+            optional=name in ("loss_s", "after_backward_s"),
             paired_with=busy,
         )
         for name, launch, busy in zip(LAUNCHED, LAUNCHES, BUSY, strict=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.read.own_code import COMMAND_COLUMN
 from analysis.read.schema import PHASES
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table, axis_columns, blocks
@@ -30,7 +31,9 @@ def phases(analysis: Analysis) -> Table:
         "forward_s": "forward pass." if configurations["loss_s"].notna().any() else "forward pass and loss.",
         "loss_s": "loss function.",
         "backward_s": "backward pass, including DDP's overlapped all-reduce and the wait for slower ranks.",
+        "after_backward_s": "the workload's own function between backward pass and update, such as gradient clipping.",
         "optimizer_s": "update of the weights.",
+        "other_s": "what a user's script does outside of these parts.",
     }
     parts = [
         Column(name, f"{label} (ms)", meanings[name], 1e3, share=f"{name}_share", optional=True)
@@ -99,4 +102,50 @@ def phases(analysis: Analysis) -> Table:
         "vary. The columns after them are measured in separate windows.",
         blocks=blocks(axes),
         empty="No trial is done yet.",
+    )
+
+
+_FACTORY_ONLY = {
+    "kernel time of each part": "it needs the parts of a step one by one",
+    "energy": "its counter is read around the plain window of the project's own loop",
+}
+"""What no probe of a user's own loop measures, and why."""
+
+_OTHER_SOURCES = {"tokens per step": "--tokens-per-sample N, or --workload", "samples per step": "--workload"}
+
+
+def unmeasured(analysis: Analysis) -> Table:
+    """Tabulate what could not be measured in a user's own script or train function, and what would measure it."""
+    trials = analysis.results.trials
+    own = (
+        trials[trials[COMMAND_COLUMN].notna() & (trials["status"] == "done")]
+        if COMMAND_COLUMN in trials
+        else trials[:0]
+    )
+    reasons: dict[tuple[str, str], int] = {}
+    for environment in own["environment"]:
+        seen = [(rank.get("probe") or {}).get("nulls") or {} for rank in environment.get("ranks") or ()]
+        pairs = {(name, reason) for nulls in seen for name, reason in nulls.items()}
+        pairs |= set(_FACTORY_ONLY.items())
+        for pair in pairs:
+            reasons[pair] = reasons.get(pair, 0) + 1
+    rows = [
+        {
+            "quantity": (label := PHASE_LABELS.get(name, name.replace("_", " "))),
+            "reason": reason,
+            "trials": count,
+            "measured_by": _OTHER_SOURCES.get(label, "--workload"),
+        }
+        for (name, reason), count in sorted(reasons.items())
+    ]
+    columns = ["quantity", "reason", "trials", "measured_by"]
+    return Table(
+        "Not measured in your own code",
+        (
+            Column("quantity", "quantity"),
+            Column("reason", "reason"),
+            Column("trials", "trials", "number of trials.", decimals=0),
+            Column("measured_by", "measured by", "the entry or option that would measure it."),
+        ),
+        pd.DataFrame(rows, columns=columns),
     )

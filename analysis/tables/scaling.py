@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.compare.scaling import PLAIN, STRONG, WEAK
-from analysis.measure.configurations import characters_per_s
+from analysis.measure.configurations import characters_per_s, tokens_per_s
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import ESTIMATE, N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns, blocks
 from analysis.text import GIB, decimals_for, field_label, value_label
@@ -18,6 +18,7 @@ def throughput(analysis: Analysis) -> Table:
     frame = configurations.assign(
         series=labels.reindex(configurations.index).astype(object),
         characters_per_s=characters_per_s(configurations, analysis.fields),
+        tokens_per_s=tokens_per_s(configurations, analysis.measured),
     )
     axes = axis_columns(analysis)
     return Table(
@@ -35,6 +36,13 @@ def throughput(analysis: Analysis) -> Table:
                 "characters_per_s",
                 "characters/s",
                 "samples/s × bytes per sample, for models that read text as bytes.",
+                decimals=0,
+                optional=True,
+            ),
+            Column(
+                "tokens_per_s",
+                "tokens/s",
+                "samples/s × tokens per sample, as the user's code states them or its batches show.",
                 decimals=0,
                 optional=True,
             ),

@@ -1,11 +1,13 @@
 """Tables of single trials: all trials with the command that repeats them, and trials without a result."""
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.measure.configurations import trial_fields
 from analysis.read.fields import Fields
+from analysis.read.own_code import COMMAND_COLUMN
 from analysis.study import Analysis
 from analysis.tables.table import Column, Table, axis_columns
 from analysis.text import text
@@ -51,6 +53,9 @@ def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> 
     It sets them on the default study, a plain grid, which leaves one trial. The trial's own study may have no name on
     the command line, or may have changed.
     """
+    own_code = fields.get(COMMAND_COLUMN)
+    if isinstance(own_code, dict):
+        return _again_own_code(fields, own_code, declared)
     command = ["python", "-m", "study.scaling", "run", "default"]
     for field in names:
         value = fields.get(field)
@@ -61,6 +66,32 @@ def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> 
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         command += ["--set", f"{field}={shown}"] if facts.option == "set" else [f"--{facts.option}", shown]
     return shlex.join([*command, "--repeats", "1", "--out", AGAIN])
+
+
+def _again_own_code(fields: Mapping[Any, Any], own_code: Mapping[str, Any], declared: Fields) -> str:
+    """Return the command for a user's own script or train function. Varied flags are among the script's arguments."""
+    command = ["python", "-m", "study.scaling", "run"]
+    command += [part for name in ("script", "train_function") if name in own_code for part in _option(name, own_code)]
+    for name, value in json.loads(own_code.get("function_config", "{}")).items():
+        command.append(f"--vary={name}={value if isinstance(value, str) else json.dumps(value)}")
+    bound = shlex.split(own_code.get("bindings", ""))
+    command += [f"--bind={entry}" for entry in bound]
+    command += [f"--env={entry}" for entry in shlex.split(own_code.get("script_env", ""))]
+    if "tokens_per_sample" in own_code:
+        command += ["--tokens-per-sample", str(own_code["tokens_per_sample"])]
+    passed_on = {entry.partition("=")[0] for entry in bound}
+    for name, facts in declared.facts.items():
+        if name not in own_code and facts.option and (facts.any_door or name in passed_on):
+            value = fields.get(name)
+            if text(value) not in ("", "–"):
+                command += ["--set", f"{name}={value}"] if facts.option == "set" else [f"--{facts.option}", str(value)]
+    command += ["--repeats", "1", "--out", AGAIN]
+    arguments = [part for name in ("script_arguments", "script_flags") for part in shlex.split(own_code.get(name, ""))]
+    return shlex.join([*command, *(["--", *arguments] if arguments else [])])
+
+
+def _option(name: str, own_code: Mapping[str, Any]) -> list[str]:
+    return ["--script" if name == "script" else "--train-func", str(own_code[name])]
 
 
 def failures(analysis: Analysis) -> Table:

@@ -63,5 +63,6 @@ def compiler(levers: str) -> Iterator[None]:
 def resident_bytes(trial: Trial) -> Workload:
     """Return the trial's workload on resident synthetic images as uint8, which its step also converts to numbers."""
     workload = build_workload(trial.but(workload=""), device_of(trial))
-    images, labels = workload.dataset.tensors  # type: ignore[attr-defined]
+    assert isinstance(workload.dataset, TensorDataset)
+    images, labels = workload.dataset.tensors
     return replace(workload, dataset=TensorDataset(((images + 4) * 32).clamp(0, 255).to(torch.uint8), labels))

@@ -1,6 +1,7 @@
 """The `plan` and `run` commands: from a configuration to a plan, from a plan to results and a report."""
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
 from study.store.records import count_statuses, statuses_of
 from study.studies.basic import STUDIES
+from study.studies.own_code import own_code_study
 from study.studies.study import Study
 from trainables.rules import unmet_requirement
 
@@ -52,7 +54,8 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
     """Plan a configuration on these nodes. Trials that the results folder already holds are taken into account."""
-    study_of = STUDIES[configuration.study]
+    name = configuration.study
+    study_of = functools.partial(own_code_study, name=name) if configuration.has_own_code else STUDIES[name]
     study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from analysis.read.study_record import GOALS
 from study.cli.inputs import data_dir_path, dataset_in, refuse_endless, storage_axis, workload_spec
+from study.cli.own_code import DERIVED_FIELDS, own_code_axes, refuse_unread_fields, study_name
 from study.errors import ConfigurationError, clipped, near, one_line, shown
 from study.options import FILE_KEYS, OPTION_OF_FIELD, STUDY_OPTIONS
 from study.studies.basic import STUDIES
@@ -24,6 +25,9 @@ PLAIN_OPTIONS = {option.name: option.setting for option in STUDY_OPTIONS if opti
 
 OTHER_OPTION_OF_FIELD = {field: option.usage for field, option in OPTION_OF_FIELD.items() if not option.is_axis}
 """fields of a trial that --set does not accept -> the option that sets them"""
+
+OWN_CODE_SETTINGS = ("script", "script_arguments", "train_function", "vary", "bind", "env")
+"""fields of `Configuration` that describe a user's own training code"""
 
 PROFILED_RANKS = ("0",)
 """profile_ranks for --profile; --set profile_ranks selects other ranks"""
@@ -41,6 +45,12 @@ class Configuration(BaseModel):
 
     study: str = "default"
     out: str = ""
+    script: str = ""
+    script_arguments: str = ""
+    train_function: str = ""
+    vary: tuple[str, ...] = ()
+    bind: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
     axes: dict[str, tuple[Any, ...]] = {}
     repeats: int | None = Field(None, ge=1, le=1000)
     address: str | None = Field(None, pattern=r"^(auto|local|[^\s/]+:\d{1,5})$")
@@ -56,6 +66,16 @@ class Configuration(BaseModel):
         if address and ":" in address and not 0 < int(address.rpartition(":")[2]) < 2**16:
             raise ValueError("its port must be between 1 and 65535")
         return address
+
+    @field_validator("vary", "bind", "env", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @property
+    def has_own_code(self) -> bool:
+        """True if the user's own script or train function is the study."""
+        return bool(self.script or self.train_function)
 
     @property
     def order_seed(self) -> int:
@@ -80,6 +100,13 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
         plain |= plain_of_source
         axes |= axes_of_source
     axes |= _data_axes(axes)
+    configuration = Configuration(**plain)
+    axes |= own_code_axes(**{name: getattr(configuration, name) for name in OWN_CODE_SETTINGS})
+    if configuration.has_own_code:
+        if "study" in plain:
+            raise ConfigurationError(f"study {configuration.study!r} has its own code; leave the study out")
+        plain["study"] = study_name(configuration.script, configuration.train_function)
+    refuse_unread_fields(axes)
     configuration = Configuration(**plain, axes=axes)
     return configuration.model_copy(update={"out": _out(configuration)})
 
@@ -111,15 +138,19 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
     options: dict[str, Any] = {
         option: getattr(configuration, field)
         for option, field in PLAIN_OPTIONS.items()
-        if getattr(configuration, field) is not None
+        if getattr(configuration, field) not in (None, "", ())
     }
+    if configuration.has_own_code:
+        del options["study"]  # it is named after the code
+    options |= {name: list(options[name]) for name in ("vary", "bind", "env") if name in options}
     options["repeats"] = study.repeats
     in_cases = {name for of_case in study.cases.values() for name in of_case}  # as axes, they would override the cases
     all_fields = {name: [value] for name, value in study.base.items()} | {
         name: list(v) for name, v in study.axes.items()
     }
     fields = {name: values for name, values in all_fields.items() if name not in in_cases}
-    for derived in ("workload_digest", "most_per_gpu", "epoch_steps"):
+    own = ("script", "script_arguments", "train_function", *DERIVED_FIELDS)
+    for derived in ("workload_digest", "most_per_gpu", "epoch_steps", *own):
         fields.pop(derived, None)
     for option, field in AXIS_OPTIONS.items():
         if field in fields:

@@ -96,7 +96,26 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
     text, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if not text.endswith(".py") or not name.isidentifier():
         raise ConfigurationError(f"{source} {shown(value)}: expected path/to/file.py:name")
-    path = _path(text, source)
+    path, module, digest = _parsed(text, source)
+    names, complete = _defined_names(module.body)
+    if complete and name not in names:
+        functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+        raise ConfigurationError(
+            f"{source}: {path} does not define {name!r}{near(name, functions)}; "
+            f"functions: {', '.join(functions) or 'none'}"
+        )
+    return f"{path}:{name}", digest
+
+
+def python_file(value: Any, source: str) -> tuple[str, str]:
+    """Return the absolute path of a Python file and its digest. The file is parsed, not run."""
+    path, _, digest = _parsed(value, source)
+    return str(path), digest
+
+
+def _parsed(value: Any, source: str) -> tuple[Path, ast.Module, str]:
+    """Return the path of a Python file, its syntax tree and the digest of its content. Raises ConfigurationError."""
+    path = _path(value, source)
     try:
         refuse_endless(str(path), source)
         content = path.read_bytes()
@@ -110,14 +129,7 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
         raise ConfigurationError(f"{source}: {path} line {error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigurationError(f"{source}: {path} is not valid Python: {one_line(error)}") from None
-    names, complete = _defined_names(module.body)
-    if complete and name not in names:
-        functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
-        raise ConfigurationError(
-            f"{source}: {path} does not define {name!r}{near(name, functions)}; "
-            f"functions: {', '.join(functions) or 'none'}"
-        )
-    return f"{path}:{name}", hashlib.sha256(content).hexdigest()[:8]
+    return path, module, hashlib.sha256(content).hexdigest()[:8]
 
 
 def _defined_names(body: Iterable[ast.stmt]) -> tuple[set[str], bool]:

@@ -83,5 +83,10 @@ class PreparedStudy:
     def label(self, row: PlannedTrial) -> str:
         """Return the values that distinguish a row within its study, without its repeat."""
         names = self.study.varying or ["world_size"]
-        values = ", ".join(f"{name} {row.fields[name]}" for name in names if name in row.fields)
+        spelled_out = ("script_flags", "script_env", "function_config")  # their values name themselves
+        values = ", ".join(
+            str(row.fields[name]) if name in spelled_out else f"{name} {row.fields[name]}"
+            for name in names
+            if name in row.fields
+        )
         return f"{row.case}: {values}" if row.case else values

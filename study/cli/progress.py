@@ -137,11 +137,16 @@ def varying_fields(trials: Sequence[Trial]) -> tuple[str, ...]:
     )
 
 
-_NOT_LABELS = {"repeat", "seed", "workload_digest"}
+_NAMES = ("model", "workload", "script", "train_function")
+
+_NOT_LABELS = {"repeat", "seed", "workload_digest", "script_digest", "train_function_digest"}
 
 _LABELS: Mapping[str, Callable[[Trial], str]] = {
     "precision": lambda trial: trial.precision,
     "batch_per_gpu": lambda trial: f"batch {trial.batch_per_gpu}",
+    "script_flags": lambda trial: trial.script_flags,
+    "script_env": lambda trial: trial.script_env,
+    "function_config": lambda trial: trial.function_config.strip("{}").replace('"', ""),
     "loader_workers": lambda trial: f"{trial.loader_workers} worker{'' if trial.loader_workers == 1 else 's'}",
 }
 """Short forms of some fields; all others are shown as name and value."""
@@ -152,17 +157,17 @@ def describe(trial: Trial, varying: Sequence[str]) -> str:
     ranks = (
         f"{trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'' if trial.world_size == 1 else 's'}"
     )
-    parts = [trial.workload.rpartition(":")[2] if trial.workload else trial.model, ranks]
+    parts = [trial.code_name, ranks]
     batch_fields = ("batch_per_gpu", "accumulation_steps") if trial.epochs else ()
     if trial.epochs and {"world_size", *batch_fields} & set(varying):
         parts.append(f"global batch {trial.global_batch}")
     for name in varying:
-        if name not in ("model", "workload", "device", "world_size", *batch_fields):
+        if name not in (*_NAMES, "device", "world_size", *batch_fields):
             value = getattr(trial, name)
             text = "yes" if value is True else "no" if value is False else value
             parts.append(_LABELS[name](trial) if name in _LABELS else f"{name} {text}")
     parts.append(f"seed {trial.seed}" if trial.epochs else f"repeat {trial.repeat + 1}")
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
 def _epoch_and_accuracy(trial: Trial, row: Mapping[str, Any]) -> str:

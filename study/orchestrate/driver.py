@@ -4,9 +4,11 @@ Independent of Ray: `study/orchestrate/tune.py` runs it under Ray Tune, `study/o
 process.
 """
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ import pyarrow as pa
 
 from analysis.read.schema import SCHEMAS
 from study.capacity import NodeCapacity
+from study.errors import SOME_FAILED
 from study.orchestrate.failures import first_line
 from study.orchestrate.metrics import numbers
 from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
@@ -24,11 +27,20 @@ from study.store.store import Store, StoreError, TrialResult
 from study.store.tables import unpacked
 from trainables.trial import Trial
 
+CHECK_STEPS = 2
+"""Steps per window of the trial that checks a script."""
+
 CHECKPOINT_EVERY_S = 30.0
 """Checkpoints cross the cluster to the driver's host; one of ResNet-50 has 200 MB."""
 
 Report = Callable[[dict[str, Any]], None]
 OnEvent = Callable[[Event], None]
+
+
+class UserCodeError(Exception):
+    """A user's script or train function that does not work on the smallest number of ranks. No trial has started."""
+
+    exit_code = SOME_FAILED
 
 
 class KeeperKilled(Exception):
@@ -85,7 +97,8 @@ def grid_of(blocks: Sequence[Sequence[Trial]], isolate: bool, slots: Sequence[st
     points: list[Point] = []
     for number, block in enumerate(blocks):
         for trial in block:
-            points.append(Point(trial, f"isolated-{len(points)}" if isolate else f"block-{number}"))
+            alone = isolate or trial.door == "function"  # its process group is one of exactly this size
+            points.append(Point(trial, f"isolated-{len(points)}" if alone else f"block-{number}"))
     return Grid(points, slots)
 
 
@@ -121,6 +134,8 @@ class TrialDriver:
     """Description of each node by node id."""
     alive_nodes: Callable[[], Sequence[NodeCapacity]]
     """Queries the cluster."""
+    directory: str = field(default_factory=os.getcwd)
+    """Working directory of scripts."""
 
     @classmethod
     def of(
@@ -161,7 +176,31 @@ class TrialDriver:
         Raises ValueError if too few nodes are left.
         """
         layout = relocate(self.layouts[ProcessKind.of(trial)], self.alive_nodes())
+        if trial.door == "function":
+            node_ids = tuple(layout.node_ids[rank] for rank in members(layout.node_ids, trial.processes))
+            return replace(layout, node_ids=node_ids, world_sizes=(trial.processes,))
         return replace(layout, world_sizes=(trial.processes,)) if self.options.isolate else layout
+
+    def check(self, grid: Grid) -> None:
+        """Run a few steps of each workload, script and train function of a grid, without storing them.
+
+        Uses the fewest ranks of the grid; of a workload, only the first rank runs a step. Raises UserCodeError.
+        """
+        for point in check_points(grid):
+            outcome = self.keeper.measure(
+                replace(self._job(point.trial, f"check-{point.trial.trial_id}"), check=True),
+                self.layout(point.trial),
+                point.block,
+                self.options.timeout_s,
+                lambda row: None,
+            )
+            if outcome.status in ("failed", "timeout"):
+                log = error_log(outcome.log, point.trial.trial_id)
+                raise UserCodeError(f"{point.trial.code_name} does not run: {outcome.reason}{log}")
+
+    def _job(self, trial: Trial, job_id: str) -> Job:
+        source = self.sources.get(trial.workload or trial.train_function)
+        return Job(job_id, trial, source, self.options.checkpoint_every_s, self.options.timeout_s, self.directory)
 
     def _prune(self, trial: Trial) -> TrialResult | None:
         reason = pruned_by(trial, self.keeper.trials_out_of_memory())
@@ -175,7 +214,7 @@ class TrialDriver:
             layout = self.layout(trial)
         except ValueError as error:
             return self._lost_node_result(trial, error)
-        job = Job(trial.trial_id, trial, self.sources.get(trial.workload), self.options.checkpoint_every_s)
+        job = self._job(trial, trial.trial_id)
         started_at = time.time()
         try:
             outcome = self.keeper.measure(
@@ -198,6 +237,39 @@ class TrialDriver:
         return _failed(
             trial, f"lost node {lost}: {error}; fix: repair the cluster, then rerun the same command for the rest"
         )
+
+
+def check_points(grid: Grid) -> list[Point]:
+    """Return a short trial of each workload, script and train function of a grid, on its fewest ranks.
+
+    A workload is also checked for loader processes if any of its trials has them.
+    """
+    smallest: dict[tuple[str, str, str], Point] = {}
+    workers: dict[str, int] = {}
+    for point in sorted(grid.points, key=lambda point: (point.trial.processes, point.trial.batch_per_gpu)):
+        trial = point.trial
+        if trial.workload or trial.door != "factory":
+            smallest.setdefault((trial.workload, trial.script, trial.train_function), point)
+        if trial.workload:
+            workers[trial.workload] = max(trial.loader_workers, workers.get(trial.workload, 0))
+    short = {"steps": CHECK_STEPS, "warmup_steps": CHECK_STEPS, "account_steps": 0, "profile_ranks": ""}
+    return [
+        replace(point, trial=point.trial.but(loader_workers=workers[point.trial.workload]))
+        if point.trial.workload
+        else replace(point, trial=point.trial.but(**short))
+        for point in smallest.values()
+    ]
+
+
+def error_log(content: str, name: str) -> str:
+    """Write a log to the temporary folder. Return what a message says of it, empty without content."""
+    if not content:
+        return ""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"scaling-study-{name}-", suffix=".log", delete=False, errors="backslashreplace"
+    ) as file:
+        file.write(content)
+    return f"; log: {file.name}"
 
 
 def result_of(trial: Trial, outcome: Outcome) -> TrialResult:
@@ -251,8 +323,8 @@ class Narrator:
             if "epoch" in report:
                 self.on_event(Event("epoch_ended", trial, summary=dict(report)))
             return
-        if report["status"] not in ("done", "pruned"):
-            self.block = None  # a failure ends the group
+        if report["status"] not in ("done", "pruned") and not trial.script:
+            self.block = None  # a failure ends the group, unless a script failed in a process of its own
         status, reason, log = (report[name] for name in ("status", "reason", "log"))
         self.on_event(Event("trial_ended", trial, status, reason, dict(report), log))
 
@@ -292,5 +364,6 @@ def _ranks_of(environment: Environment, trial: Trial) -> list[dict[str, Any]]:
 
 
 def _workload_sources(trials: Sequence[Trial]) -> dict[str, str]:
-    """Return the text of users' workload files, for nodes without these files."""
-    return {trial.workload: Path(trial.workload.rpartition(":")[0]).read_text() for trial in trials if trial.workload}
+    """Return the text of users' Python files by FILE.py:NAME, for nodes without these files."""
+    specs = {spec for trial in trials if (spec := trial.workload or trial.train_function)}
+    return {spec: Path(spec.rpartition(":")[0]).read_text() for spec in specs}

@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from study.orchestrate.failures import cause_of, first_line, is_out_of_memory
@@ -38,6 +38,11 @@ class RankBackend(Protocol):
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         """Return True if an error of the backend means that a host's memory ran out."""
+
+
+def logs_of(failures: Sequence[Failure]) -> str:
+    """Return the tracebacks, or the output, of all ranks that failed."""
+    return "\n".join(f"rank {failure.rank} on node {failure.node_id}\n{failure.traceback}" for failure in failures)
 
 
 class GroupError(Exception):
@@ -103,13 +108,17 @@ class WorkerGroup:
         return {r: e for r, e in getattr(self.error, "worker_failures", {}).items() if r not in reported}
 
     def _reported_failure(self) -> tuple[str, str] | None:
-        out_of_memory = next((failure for failure in self.failures if failure.out_of_memory), None)
-        if out_of_memory:
-            return "out_of_memory", f"{self.rank_and_host(out_of_memory.rank)}: {out_of_memory.line}"
-        if self.failures and (self.killed or not self._dead_ranks()):
-            first = self.failures[0]
-            return "failed", f"{self.rank_and_host(first.rank)}: {first.line}"
+        out_of_memory = any(failure.out_of_memory for failure in self.failures)
+        if out_of_memory or (self.failures and (self.killed or not self._dead_ranks())):
+            return self.verdict_of(self.failures)
         return None
+
+    def verdict_of(self, failures: Sequence[Failure]) -> tuple[str, str]:
+        """Return status and one-line reason of failures: out of memory first, then the first cause."""
+        first = next((failure for failure in failures if failure.out_of_memory), None)
+        first = first or next((failure for failure in failures if not failure.is_consequence), failures[0])
+        status = "out_of_memory" if first.out_of_memory else "timeout" if first.timed_out else "failed"
+        return status, f"{self.rank_and_host(first.rank)}: {first.line}"
 
     def _timeout(self, timed_out: str) -> tuple[str, str] | None:
         if not timed_out:
@@ -143,7 +152,7 @@ class WorkerGroup:
     def log(self) -> str:
         """Return the call stacks at the time limit, all reported tracebacks, and the backend's own error."""
         parts = [calls_as_text(rank, calls) for rank, calls in enumerate(self.stacks)]
-        parts += [f"rank {failure.rank} on node {failure.node_id}\n{failure.traceback}" for failure in self.failures]
+        parts += [logs_of(self.failures)] if self.failures else []
         if self.error is not None:
             parts.append("Ray Train\n" + "".join(traceback.format_exception(self.error)))
         return "\n".join(parts)

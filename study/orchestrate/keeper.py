@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from study.orchestrate.group import GroupError, RankBackend, WorkerGroup
+from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_of
 from study.orchestrate.metrics import REPEAT_S, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload
-from study.plan.placement import Layout
+from study.plan.placement import Layout, members
 from study.store import checkpoints
 from study.store.store import Store
 from trainables.trial import Trial
@@ -22,6 +22,9 @@ from trainables.trial import Trial
 START_TIMEOUT_S = 300.0
 """On two cores with a load of 12, a group took 171 s to start. Ray Train gives up earlier if resources are missing."""
 CLOSE_TIMEOUT_S = 20.0
+SCRIPT_GRACE_S = 30.0
+"""Time after a script's limit in which its ranks end it and report what it was doing."""
+
 FAILURE_GRACE_S = 5.0
 """Time after a rank's failure in which other ranks may still report theirs."""
 
@@ -112,9 +115,14 @@ class Keeper:
         group.job_id, group.failures = running.job.id, []
         dispatched_at = time.time()
         await group.jobs.put(running.job)
-        in_time = await _result_or_end(running, group, timeout_s)
+        in_time = await _result_or_end(
+            running, group, timeout_s + (SCRIPT_GRACE_S if running.job.trial.script else 0.0)
+        )
         if running.result.done():
-            return _outcome_of(running.result.result(), group)
+            outcome = _outcome_of(running.result.result(), group)
+            if outcome.status == "out_of_memory":
+                self.out_of_memory.append(running.job.trial)
+            return outcome
         if in_time:
             await asyncio.sleep(0)  # let reports arrive that came together with the end
         else:
@@ -292,9 +300,26 @@ async def _result_or_end(running: RunningJob, group: WorkerGroup, timeout_s: flo
 
 
 def _outcome_of(payloads: Sequence[Payload], group: WorkerGroup) -> Outcome:
-    """Return the outcome of a measured job. Its duration is the longest span by one rank's clock: clocks may differ."""
+    """Return the outcome of a job whose ranks all returned, even if a script failed.
+
+    Its duration is the longest span by one rank's clock: clocks may differ.
+    """
     span_s = max(payload.ended_at - payload.started_at for payload in payloads)
-    environment = group.environment
-    return Outcome(
-        "done", payloads[0].started_at, span_s, worker_group=group.name, environment=environment, payloads=payloads
+    outcome = Outcome(
+        "done",
+        payloads[0].started_at,
+        span_s,
+        worker_group=group.name,
+        environment=group.environment,
+        payloads=payloads,
     )
+    if group.environment is None or all(payload.failure is None for payload in payloads):
+        return outcome
+    ranks = members([rank["node_id"] for rank in group.environment.ranks], len(payloads))
+    failures = [
+        replace(payload.failure, rank=rank)
+        for payload, rank in zip(payloads, ranks, strict=True)
+        if payload.failure is not None
+    ]
+    status, reason = group.verdict_of(failures)
+    return replace(outcome, status=status, reason=reason, log=logs_of(failures), payloads=())

@@ -5,6 +5,7 @@
 Ray and torch.distributed pickle these values. Every process of a study runs the same version of this code.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
@@ -14,6 +15,9 @@ from pydantic import ValidationError
 from trainables.trial import Trial
 
 JSON = dict[str, Any]
+
+_RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\S*\): ")
+"""see `study.orchestrate.group.WorkerGroup.rank_and_host`"""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,15 @@ class Job:
     """Text of the user's workload file, None without one."""
     checkpoint_every_s: float = 30.0
     """Minimum time between two checkpoints of a training trial."""
+    timeout_s: float = 600.0
+    """Time limit of a script, which its ranks keep themselves, so that they can say what it was doing."""
+    directory: str = ""
+    """Working directory of the command that started the study, for scripts."""
+    check: bool = False
+    """Only run a step of a user's workload on rank 0, without measuring it."""
+
+
+_OPTIONAL = ("plain_window", "probe")
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,30 @@ class Evidence:
     dataset_samples: int | None
     plain_window: JSON | None = None
     """Energy readings before and after the plain window; None for training trials, which have no windows."""
+    tokens_per_sample: float | None = None
+    """Tokens per sample that a user's workload states."""
+    probe: JSON | None = None
+    """What the probe saw in a user's loop, such as samples per step; None for the project's own loop."""
     unread_fields: list[str] | None = None
     """Fields that a user's workload ignores; None for models of the registry."""
 
     def record(self) -> JSON:
         """Return the evidence in the format of trial.json."""
-        return _shallow(self, exclude="plain_window" if self.plain_window is None else "")
+        return {name: value for name, value in _shallow(self).items() if value is not None or name not in _OPTIONAL}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a rank: its first line, and the traceback without secrets."""
+
+    rank: int
+    node_id: str
+    out_of_memory: bool
+    line: str
+    traceback: str
+    timed_out: bool = False
+    is_consequence: bool = False
+    """True if it only followed from another rank's failure."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +92,8 @@ class Payload:
     ended_at: float
     trace: bytes | None = None
     """JSON compressed with gzip; None without a profiler."""
+    failure: Failure | None = None
+    """Why a script on this rank has no complete result. The worker group itself stays usable."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +134,6 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An exception of a rank: its first line, and the traceback without secrets."""
-
-    rank: int
-    node_id: str
-    out_of_memory: bool
-    line: str
-    traceback: str
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Result of a job."""
 
@@ -147,6 +169,10 @@ class KnownTrials:
 
     statuses: dict[str, str] = field(default_factory=dict)
     out_of_memory: list[Trial] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Reasons of trials of a user's code that failed in this run, without rank and host."""
+    unusable: str = ""
+    """Reason for which two trials failed, if no trial has succeeded. Further ones would fail too."""
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> Self:
@@ -167,6 +193,11 @@ class KnownTrials:
             self.statuses[event.trial.trial_id] = event.status
             if event.status == "out_of_memory":
                 self.out_of_memory.append(event.trial)
+            if event.status in ("failed", "timeout") and event.trial.door != "factory":
+                reason = _RANK_AND_HOST.sub("", event.reason)
+                if reason in self.failures and "done" not in self.statuses.values():
+                    self.unusable = reason
+                self.failures.append(reason)
 
 
 @dataclass(frozen=True)
@@ -213,5 +244,5 @@ class KeeperProxy:
         self.call("rank_failed", self.group, failure)
 
 
-def _shallow(value: Any, exclude: str = "") -> JSON:
-    return {entry.name: getattr(value, entry.name) for entry in fields(value) if entry.name != exclude}
+def _shallow(value: Any) -> JSON:
+    return {entry.name: getattr(value, entry.name) for entry in fields(value)}

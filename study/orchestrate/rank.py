@@ -5,6 +5,7 @@ uses gloo, so that waiting ranks sleep and NCCL only carries gradients.
 """
 
 import gc
+import itertools
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -21,25 +22,19 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure
-from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload, RankFacts
+from study.orchestrate.measure import TrialRank, measure
+from study.orchestrate.protocol import Environment, Job, KeeperProxy, Payload, RankFacts
 from study.plan.placement import Layout, ProcessKind, members
 from study.store.environment import (
-    energies,
     git_state,
     measuring_code,
     node_facts,
     rank_facts,
-    readings,
     variables,
     versions,
 )
-from study.store.tables import packed
-from trainables.measure.run import run
-from trainables.step.context import RankSetup
 from trainables.step.process import rehearse, release_memory
-from trainables.train.train import train
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
 LOADER_MODULES = ["torch", "pyarrow.dataset", "trainables.batch"]
@@ -50,55 +45,6 @@ RANK_MODULES = [*LOADER_MODULES, "torch._dynamo"]
 
 JOB_TIMEOUT = timedelta(days=30)
 """Maximum time for which an idle rank waits for the next job. It sleeps meanwhile."""
-
-
-@dataclass(frozen=True)
-class TrialRank:
-    """This process as a rank of one trial. `group` carries gradients, `control` everything else."""
-
-    rank: int
-    device: torch.device
-    group: Any = None
-    control: Any = None
-
-
-def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
-    """Run a trial on this rank, either timed windows or a training, and return its payload.
-
-    The evidence has memory and `readings` before and after. For timed windows, it also has the `energies` of the rank's
-    GPUs before and after the plain window.
-    """
-    trial, device = job.trial, trial_rank.device
-
-    def allocated_bytes() -> int | None:
-        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-
-    before_bytes = allocated_bytes()
-    setup = RankSetup(
-        trial_rank.rank,
-        device,
-        trial_rank.group,
-        trial_rank.control,
-        source=job.source,
-        observe=lambda: readings(device),
-        read_energy=energies,
-        on_epoch=keeper.epoch_ended,
-        checkpoints=keeper,
-        checkpoint_every_s=job.checkpoint_every_s,
-    )
-    output = (train if trial.epochs else run)(trial, setup)
-    started_at, ended_at = output.span
-    return Payload(
-        tables={name: packed(name, output.tables.get(name, ())) for name in SCHEMAS},
-        evidence=Evidence(
-            memory={"before_bytes": before_bytes, "after_bytes": allocated_bytes()},
-            threads=trial.cpus_per_rank,
-            **output.evidence,
-        ),
-        started_at=started_at,
-        ended_at=ended_at,
-        trace=output.trace,
-    )
 
 
 @dataclass(frozen=True)
@@ -129,18 +75,20 @@ def serve(
     device: torch.device,
     keeper: KeeperProxy,
     functions: RankFunctions = RankFunctions(),
+    address: str = "127.0.0.1",
 ) -> None:
     """Serve trials on this rank until `next_job` returns None. Requires the default process group.
 
-    `process` is the handle with which the keeper kills this rank. Exceptions of trials are reported, then raised. The
-    group's environment has the end of each phase of this rank's start (`startup`, Unix time in s): process started,
-    loop started (torch imported, default process group created), other modules imported, device context created,
-    process groups created, first step of each group run.
+    `process` is the handle with which the keeper kills this rank. `address` is that of its node. Exceptions of trials
+    are reported, then raised. The group's environment has the end of each phase of this rank's start (`startup`, Unix
+    time in s): process started, loop started (torch imported, default process group created), other modules imported,
+    device context created, process groups created, first step of each group run.
     """
     startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": time.time()}
     _import_modules(layout)
     startup["imported_at"] = time.time()
-    if device.type == "cuda":
+    own_code = layout.kind.door != "factory"
+    if device.type == "cuda" and not own_code:
         torch.zeros(1, device=device)
     startup["context_at"] = time.time()
     rank = functions.collectives.get_rank()
@@ -149,13 +97,15 @@ def serve(
     all_facts: list[RankFacts] = _all_gather(facts, control, functions)
     groups = _trial_groups(layout, all_facts, functions)
     startup["grouped_at"] = time.time()
-    _rehearse(rank, device, groups, functions)
+    if not own_code:  # a script needs the whole memory of the GPU, and a train function sets up its own
+        _rehearse(rank, device, groups, functions)
     startup["rehearsed_at"] = time.time()
     startups = _all_gather(startup, control, functions)
     if rank == 0:
         environment = replace(_environment(all_facts, layout.kind), startup=startups)
         keeper.opened(environment, [facts.process for facts in all_facts])
-    _serve_jobs(rank, node_id, device, groups, control, keeper, functions)
+    me = TrialRank(rank, device, control=control, node_id=node_id, address=address)
+    _serve_jobs(me, groups, keeper, functions)
 
 
 def _import_modules(layout: Layout) -> None:
@@ -197,18 +147,13 @@ def _rehearse(rank: int, device: torch.device, groups: Mapping[int, _TrialGroup]
 
 
 def _serve_jobs(
-    rank: int,
-    node_id: str,
-    device: torch.device,
-    groups: Mapping[int, _TrialGroup],
-    control: Any,
-    keeper: KeeperProxy,
-    functions: RankFunctions,
+    member: TrialRank, groups: Mapping[int, _TrialGroup], keeper: KeeperProxy, functions: RankFunctions
 ) -> None:
-    """Measure one job after another on the ranks that its trial uses."""
-    while True:
+    """Measure one job after another on the ranks that its trial uses. `member` is this rank in the worker group."""
+    rank = member.rank
+    for number in itertools.count():
         received: list[Job | None] = [keeper.next_job() if rank == 0 else None]
-        functions.collectives.broadcast_object_list(received, src=0, group=control)
+        functions.collectives.broadcast_object_list(received, src=0, group=member.control)
         [job] = received
         if job is None:
             return
@@ -217,10 +162,16 @@ def _serve_jobs(
             continue
         of_job = keeper.for_job(job.id)
         try:
-            trial_rank = TrialRank(group.ranks.index(rank), device, group.gradients, group.control)
+            trial_rank = replace(
+                member,
+                rank=group.ranks.index(rank),
+                group=group.gradients,
+                control=group.control,
+                job_number=number,
+            )
             payload = functions.measure(job, trial_rank, of_job)
         except BaseException as error:
-            of_job.failed(describe_failure(rank, node_id, error))
+            of_job.failed(describe_failure(rank, member.node_id, error))
             raise
         payloads: list[Any] | None = [None] * len(group.ranks) if rank == 0 else None
         functions.collectives.gather_object(payload, payloads, dst=0, group=group.control)

@@ -79,6 +79,8 @@ def run_trials(
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
     try:
         for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
+            if known.unusable:
+                break
             tune_grid(study_name, grid, store, cluster, options, UpdateKnownTrials(known, on_event), known)
     except KeyboardInterrupt:
         return True
@@ -108,16 +110,25 @@ def tune_grid(
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
         if grid.points:  # start the group's processes while Tune starts its own
             keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
+        if known is None or "done" not in known.statuses.values():
+            driver.check(grid)
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would hide Ctrl-C
         try:
-            return _tuner(study_name, grid, driver, cluster, on_event, state_dir).fit()
+            stopper = StopIfUnusable(known or KnownTrials())
+            return _tuner(study_name, grid, driver, cluster, on_event, state_dir, stopper).fit()
         except KeyboardInterrupt:
             gc.freeze()  # Tune's destructors call Ray, and wait a minute if Ray has ended too
             raise
 
 
 def _tuner(
-    study_name: str, grid: Grid, driver: TrialDriver, cluster: Cluster, on_event: OnEvent, state_dir: str
+    study_name: str,
+    grid: Grid,
+    driver: TrialDriver,
+    cluster: Cluster,
+    on_event: OnEvent,
+    state_dir: str,
+    stopper: tune.Stopper,
 ) -> tune.Tuner:
     points = [
         {"number": number, "trial": point.trial.model_dump(), "block": point.block}
@@ -132,6 +143,7 @@ def _tuner(
             name=study_name,
             storage_path=state_dir,
             verbose=0,
+            stop=stopper,
             callbacks=[JsonLoggerCallback(), TuneCallback(grid, Narrator(on_event))],
         ),
     )
@@ -240,6 +252,19 @@ def _is_running(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+class StopIfUnusable(tune.Stopper):
+    """Ends the run once it is known that a user's code does not work."""
+
+    def __init__(self, known: KnownTrials):
+        self.known = known
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return bool(self.known.unusable)
 
 
 class TuneCallback(tune.Callback):

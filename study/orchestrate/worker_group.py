@@ -42,10 +42,14 @@ def train_loop(config: dict[str, Any]) -> None:
     from study.orchestrate.rank import serve
 
     layout: Layout = config["layout"]
+    os.environ.pop(
+        "ACCELERATE_TORCH_DEVICE", None
+    )  # Ray Train sets it; a script would inherit it, unlike from torchrun
     context = ray.get_runtime_context()
     device = get_device() if layout.kind.device == "cuda" else torch.device("cpu")
     keeper = KeeperProxy(CallKeeper(config["keeper"]), config["name"])
-    serve(layout, context.get_node_id(), context.current_actor, device, keeper)
+    address = ray.util.get_node_ip_address()
+    serve(layout, context.get_node_id(), context.current_actor, device, keeper, address=address)
 
 
 def free_leaked_resources() -> None:
@@ -105,14 +109,24 @@ def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.config import LoggingConfig
 
+    class NoDeviceConfig(TorchConfig):
+        """Does not select a CUDA device in the ranks, which would take 0.5 GB of a script's GPU."""
+
+        @property
+        def train_func_context(self) -> Any:
+            return contextlib.nullcontext
+
     kind = layout.kind
     on_gpu = kind.device == "cuda"
+    torch_config = (
+        NoDeviceConfig(backend="gloo") if kind.door == "script" else TorchConfig(backend="nccl" if on_gpu else "gloo")
+    )
     # Train saves a few files of its own per run, which nobody needs afterwards
     with scratch_folder("train") as storage:
         TorchTrainer(
             train_loop,
             train_loop_config={"keeper": keeper, "layout": layout, "name": group_name},
-            torch_config=TorchConfig(backend="nccl" if on_gpu else "gloo"),
+            torch_config=torch_config,
             scaling_config=ScalingConfig(
                 num_workers=len(layout.node_ids),
                 use_gpu=on_gpu,

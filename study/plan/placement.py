@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from study.capacity import NodeCapacity
 from trainables.facts import DatasetFacts, Facts
+from trainables.field_facts import Door
 from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, PRECISIONS, STORAGES, modules
 from trainables.trial import Trial
 
@@ -31,6 +32,8 @@ class ProcessKind(NamedTuple):
     interconnect: str
     profiled: bool
     """True with a profiler, whose library stays loaded in the process and would disturb trials without one."""
+    door: Door = "factory"
+    """How the user's code is run. Processes that start scripts never use the GPU themselves."""
 
     @classmethod
     def of(cls, trial: Trial) -> "ProcessKind":
@@ -41,6 +44,7 @@ class ProcessKind(NamedTuple):
             deterministic=trial.deterministic,
             interconnect=trial.interconnect,
             profiled=bool(trial.profile_ranks),
+            door=trial.door,
         )
 
     def environment(self) -> dict[str, str]:
@@ -103,7 +107,7 @@ def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] 
     """Return `modules` and `loader_modules` of a layout for these trials."""
     rank_modules: set[str] = set()
     loader_modules: set[str] = set()
-    for trial in trials:
+    for trial in (trial for trial in trials if trial.door == "factory"):
         choices: list[tuple[Mapping[str, Facts | DatasetFacts], str]] = [(DATASETS, trial.dataset)]
         if DATASETS[trial.dataset].image_folder:
             choices += [(STORAGES, trial.storage), (DECODERS, trial.decode)]
@@ -115,7 +119,7 @@ def _imports(trials: Sequence[Trial]) -> tuple[tuple[str, ...], tuple[str, ...] 
             trial.parallel: PARALLEL[trial.parallel],
         }
         rank_modules |= set(modules(data, models, step))
-    has_loaders = any(trial.loader_workers for trial in trials)
+    has_loaders = any(trial.loader_workers for trial in trials if trial.door == "factory")
     return tuple(sorted(rank_modules)), tuple(sorted(loader_modules)) if has_loaders else None
 
 

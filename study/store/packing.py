@@ -1,4 +1,4 @@
-"""Pack a results folder into at most six files, and unpack it again.
+"""Pack a results folder into at most seven files, and unpack it again.
 
 Both read back what they wrote before they remove anything. `analysis/read/packed.py` describes the packed format.
 """

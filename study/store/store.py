@@ -51,9 +51,9 @@ class StoreError(Exception):
 class TrialResult:
     """The result of a trial.
 
-    steps, buckets, sweep, epochs: tables with the columns of `analysis.read.schema`, None if not measured. traces: rank
-    -> profiler trace as gzip'd JSON. worker_group: id of the warm worker group that ran the trial; it and `environment`
-    are empty if nothing ran. started_at: seconds since 1970 (UTC). log: tracebacks of all ranks.
+    steps, buckets, collectives, sweep, epochs: tables with the columns of `analysis.read.schema`, None if not measured.
+    traces: rank -> profiler trace as gzip'd JSON. worker_group: id of the warm worker group that ran the trial; it and
+    `environment` are empty if nothing ran. started_at: seconds since 1970 (UTC). log: tracebacks of all ranks.
     """
 
     trial: Trial
@@ -61,6 +61,7 @@ class TrialResult:
     reason: str = ""
     steps: pa.Table | None = None
     buckets: pa.Table | None = None
+    collectives: pa.Table | None = None
     sweep: pa.Table | None = None
     epochs: pa.Table | None = None
     traces: Mapping[int, bytes] = field(default_factory=dict)

@@ -47,7 +47,9 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "trainables": (
         ("trainables.messages", "trainables.facts", "trainables.batch"),
         ("trainables.registry",),
+        ("trainables.field_facts",),
         ("trainables.fields",),
+        ("trainables.rule",),
         ("trainables.rules",),
         ("trainables.trial",),
         ("trainables.workload", "trainables.optimizers"),
@@ -57,6 +59,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.build",),
         ("trainables.step",),
         ("trainables.measure", "trainables.train"),
+        ("trainables.probe",),
     ),
 }
 """Packages and top-level modules per room, lowest first. A module imports from its own package and lower layers only.

@@ -20,7 +20,8 @@ from trainables.registry import (
     PRECISIONS,
     datasets_of,
 )
-from trainables.rules import RULES, RuleError, unmet_requirement
+from trainables.rule import RuleError
+from trainables.rules import RULES, unmet_requirement
 from trainables.trial import Trial
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,6 +32,16 @@ CHANGED: dict[str, Any] = {
     "data_dir": "/data",
     "workload": "mine.py:build",
     "workload_digest": "0a1b2c3d",
+    "script": "/home/me/train.py",
+    "script_digest": "f00dcafe",
+    "script_arguments": "--epochs 1",
+    "script_flags": "--batch-size 16",
+    "script_env": "OMP_NUM_THREADS=2",
+    "train_function": "/home/me/train.py:train_func",
+    "train_function_digest": "f00dcafe",
+    "function_config": '{"lr": 0.1}',
+    "bindings": "batch_per_gpu=--batch-size",
+    "tokens_per_sample": 1024,
     "image_size": 32,
     "sequence_length": 64,
     "storage": "lmdb",
@@ -58,6 +69,7 @@ CHANGED: dict[str, Any] = {
     "bucket_mb": 1.0,
     "gradient_as_bucket_view": False,
     "static_graph": True,
+    "find_unused_parameters": True,
     "accumulation_steps": 2,
     "execution": "compile",
     "memory_format": "channels_last",
@@ -95,6 +107,7 @@ CHANGED: dict[str, Any] = {
 
 NEEDS: dict[str, dict[str, Any]] = {
     "nodes": {"world_size": 2},
+    **{name: {"script": "/home/me/train.py"} for name in ("script_arguments", "script_flags", "script_env")},
     "rewritten_stem": {"model": "resnet18", "execution": "compile"},
     **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
     **{name: {"epochs": 1, "accumulation_steps": 2} for name, facts in FIELD_FACTS.items() if facts.needs_epochs},
@@ -250,6 +263,8 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"dataset": "synthetic", "order": "in_order"}, ("order", "dataset")),
         ({"world_size": 3, "nodes": 2}, ("world_size", "nodes")),
         ({"parallel": "fsdp2", "static_graph": True}, ("static_graph", "parallel")),
+        ({"parallel": "fsdp2", "find_unused_parameters": True}, ("find_unused_parameters", "parallel")),
+        ({"execution": "graph", "find_unused_parameters": True}, ("execution", "find_unused_parameters")),
         ({"parallel": "ddp_delayed", "static_graph": True}, ("static_graph", "parallel")),
         ({"parallel": "none", "gradient_as_bucket_view": False}, ("gradient_as_bucket_view", "parallel")),
         ({"parallel": "fsdp2", "world_size": 2, "broadcast_buffers": False}, ("broadcast_buffers", "parallel")),

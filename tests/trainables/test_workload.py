@@ -60,7 +60,7 @@ def test_the_example_is_a_workload_of_fewer_than_forty_lines() -> None:
     assert "python -m study.scaling run --workload examples/own_workload.py:tiny --gpus 1,2" in text
     trial = Trial(workload=f"{EXAMPLE}:tiny", batch_per_gpu=16)
     workload = build_workload(trial, CPU)
-    assert isinstance(workload, Workload)
+    assert isinstance(workload, Workload) and workload.loss is not None
     inputs, targets = next(endless_batches(trial, workload, rank=0))
     assert workload.loss(workload.model(inputs), targets).shape == ()
 

@@ -1,6 +1,7 @@
 """Turn a data set into an endless stream of batches, one stream per rank."""
 
 import itertools
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
-from trainables.batch import map_tensors, to_device
+from trainables.batch import map_tensors, sample_count, to_device
 from trainables.data.sampler import RankSampler
 from trainables.data.source import ImageDataset
 from trainables.registry import AHEAD_BATCHES
 from trainables.trial import Trial
-from trainables.workload import Workload
+from trainables.workload import Workload, WorkloadError, pair
 
 CHUNK = 4096
 """images resized at a time"""
@@ -28,17 +29,68 @@ def endless_batches(
     worker_counts: torch.Tensor | None = None,
     prefetch_count: torch.Tensor | None = None,
 ) -> Iterator[Any]:
-    """Yield batches (inputs, targets) forever, or tuples of `accumulation_steps` batches.
+    """Yield batches forever, or tuples of `accumulation_steps` batches.
 
-    A resident data set is one batch that repeats. `worker_counts` is described in `loader`, `prefetch_count` in
-    `prefetch`.
+    A resident data set is one batch that repeats; a stream or a custom loader is repeated when it ends, see `repeated`.
+    `worker_counts` is described in `loader`, `prefetch_count` in `prefetch`. Raises WorkloadError.
     """
     if workload.resident:
         assert isinstance(workload.dataset, TensorDataset)
         return _accumulated(itertools.repeat(workload.dataset.tensors), trial.accumulation_steps)
-    indices = (workload.batch_indices or partial(sampler, trial, workload))(rank)
-    batches = loader(trial, workload, workload.dataset, indices, trial.seed, worker_counts)
-    return _accumulated(with_prefetch(trial, workload, iter(batches), prefetch_count), trial.accumulation_steps)
+    if workload.loader is not None:
+        batches = repeated(trial, workload.loader(trial, rank, trial.processes), "loader")
+    elif isinstance(workload.dataset, IterableDataset):
+        stream = loader(trial, workload, workload.dataset, None, trial.seed + rank, worker_counts)
+        batches = repeated(trial, stream, "data set")
+    else:
+        indices = (workload.batch_indices or partial(sampler, trial, workload))(rank)
+        batches = started(loader(trial, workload, workload.dataset, indices, trial.seed, worker_counts))
+    return _accumulated(with_prefetch(trial, workload, batches, prefetch_count), trial.accumulation_steps)
+
+
+def repeated(trial: Trial, batches: Iterable[Any], what: str, first_epoch: int = 0) -> Iterator[Any]:
+    """Yield batches of a stream or a custom loader, which is started again when it ends.
+
+    An incomplete batch at the end is dropped. Before each pass, the sampler's `set_epoch` is called if it has one, as
+    for DistributedSampler. Raises WorkloadError if there is no batch, or if batches have another size than the trial's.
+    """
+    set_epoch = getattr(getattr(batches, "sampler", None), "set_epoch", None)
+    for epoch in itertools.count(first_epoch):
+        if set_epoch is not None:
+            set_epoch(epoch)
+        count = 0
+        for batch in started(batches):
+            samples = sample_count(batch)
+            if samples is not None and samples != trial.batch_per_process:
+                if count and samples < trial.batch_per_process:
+                    continue
+                raise WorkloadError(
+                    f"the {what} yields batches of {samples} samples, but the trial's have {trial.batch_per_process}; "
+                    "use trial.batch_per_gpu as the batch size"
+                )
+            count += 1
+            yield batch
+        if not count and epoch > first_epoch:
+            raise WorkloadError(
+                f"the {what} cannot be repeated after it ended; return an iterable that can be repeated, such as a "
+                "DataLoader, or an endless generator"
+            )
+        if not count:
+            raise WorkloadError(f"the {what} yields no batch of {trial.batch_per_process} samples; use a smaller batch")
+
+
+def started(batches: Iterable[Any]) -> Iterator[Any]:
+    """Return an iterator of the batches. Raises WorkloadError if a loader process cannot receive the data set."""
+    try:
+        return iter(batches)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        if "pickle" not in str(error) and "local object" not in str(error):
+            raise
+        raise WorkloadError(
+            f"the data set or collate function cannot be sent to a loader process ({error}); define functions and "
+            "classes at the top level of the workload's file, not as a lambda or inside a function, or use "
+            "loader_workers 0"
+        ) from error
 
 
 def with_prefetch(
@@ -53,10 +105,10 @@ def with_prefetch(
     device = device_of(trial)
 
     def prepare(batch: Any) -> Any:
-        inputs, targets = batch
         if workload.ahead is not None:
-            inputs = workload.ahead(inputs)
-        return to_device((inputs, targets), device, trial.non_blocking) if trial.copy_ahead else (inputs, targets)
+            inputs, targets = pair(batch)
+            batch = workload.ahead(inputs), targets
+        return to_device(batch, device, trial.non_blocking) if trial.copy_ahead else batch
 
     return prefetch(batches, prepare, device, prefetch_count)
 
@@ -70,12 +122,13 @@ def loader(
     trial: Trial,
     workload: Workload,
     dataset: Any,
-    indices: Iterable[list[int]],
+    indices: Iterable[list[int]] | None,
     seed: int,
     worker_counts: torch.Tensor | None = None,
 ) -> DataLoader[Any]:
     """Return a DataLoader for batches of these indices, on the host, pinned if the trial asks for it.
 
+    `indices` is None for an IterableDataset, whose samples become batches in its own order, without a smaller last one.
     `seed` seeds the loader processes. They start from a forkserver, so they inherit neither CUDA nor threads of the
     rank. Each counts its batches in its own element of `worker_counts`, int64 in shared memory.
     """
@@ -85,9 +138,12 @@ def loader(
     workers: dict[str, Any] = {}
     if trial.loader_workers:
         workers = {"prefetch_factor": trial.prefetch_batches, "multiprocessing_context": "forkserver"}
+    batches: dict[str, Any] = {"batch_sampler": indices}
+    if indices is None:
+        batches = {"batch_size": trial.batch_per_process, "drop_last": True}
     return DataLoader(
         dataset,
-        batch_sampler=indices,
+        **batches,
         num_workers=trial.loader_workers,
         collate_fn=collate,
         pin_memory=trial.pin_memory and trial.device == "cuda",

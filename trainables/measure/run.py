@@ -38,7 +38,7 @@ from trainables.measure.windows import (
 from trainables.step.context import RankContext, RankOutput, RankSetup, rank_context
 from trainables.step.cuda_graph import GraphClock
 from trainables.step.process import drop_buckets, reset_peak_memory
-from trainables.step.step import training_step
+from trainables.step.step import forward_pass, training_step
 from trainables.step.timing import (
     Annotate,
     Clock,
@@ -49,6 +49,7 @@ from trainables.step.timing import (
     StepMarks,
     StepOutput,
     clock_for,
+    no_mark,
     without_garbage_collection,
 )
 from trainables.trial import Trial
@@ -177,11 +178,13 @@ def _sweep(trial: Trial, setup: RankSetup, buckets: list[Row]) -> list[Row]:
 
 def _flops(windows: _Windows) -> float | None:
     """Return the operations of a step of this rank. None if unknown."""
-    if windows.context.device.type != "cuda":
+    context = windows.context
+    if context.device.type != "cuda":
         return None
     batch = next(windows.batches)
-    inputs, _ = batch[0] if windows.context.trial.accumulation_steps > 1 else batch
-    return windows.context.step_flops(inputs)
+    forward = forward_pass(context, context.workload.model)
+    part = batch[0] if context.trial.accumulation_steps > 1 else batch
+    return context.step_flops(part, lambda part: forward(part, no_mark).loss)
 
 
 def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int | None]:

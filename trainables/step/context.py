@@ -1,8 +1,10 @@
 """A rank's part in a trial: the set-up from the caller, the context shared by all parts, and the output."""
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -11,14 +13,14 @@ import torch.distributed as dist
 from trainables.build import build_workload
 from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
 from trainables.step.cuda_graph import capture, stream_for
-from trainables.step.flops import step_flops
+from trainables.step.flops import counted_flops, step_flops
 from trainables.step.parallel import Strategy
 from trainables.step.precision import Precision, cast_model
 from trainables.step.process import settings_for
 from trainables.step.recorded_trial import RecordedTrial
 from trainables.step.timing import Row, Step
 from trainables.trial import Trial
-from trainables.workload import Workload
+from trainables.workload import Workload, WorkloadError
 
 CHECKPOINT_EVERY_S = 30.0
 """minimum interval between checkpoints: writing a large model takes seconds"""
@@ -70,6 +72,7 @@ class RankOutput:
     - `peak_memory_by_device_bytes`: per GPU of this rank, its own first. None on CPUs.
     - `step_flops`: operations of a complete step, see `trainables.step.flops`. Counted on CUDA only.
     - `dataset_samples`: samples of all ranks per epoch. None for endless data.
+    - `tokens_per_sample`: tokens per sample. None unless the workload states them.
     - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
     - `plain_window` (timed windows only): results of `read_energy` before and after the plain window.
     """
@@ -113,6 +116,12 @@ class RankContext:
         """True if each batch is copied from the host to the device."""
         return self.device.type == "cuda" and not self.workload.resident
 
+    @cached_property
+    def custom_loader(self) -> Iterable[Any]:
+        """This rank's batches from the loader of a user's workload."""
+        assert self.workload.loader is not None
+        return self.workload.loader(self.trial, self.rank, self.trial.processes)
+
     def barrier(self) -> None:
         if self.trial.processes > 1:
             dist.barrier(self.control)
@@ -140,19 +149,41 @@ class RankContext:
         """Capture the step as a CUDA graph, see `trainables.step.cuda_graph.capture`."""
         return capture(step, example, self.device, self.workload.resident, self.trial.non_blocking, context)
 
-    def step_flops(self, inputs: Any) -> float | None:
-        """Return the operations of one step of this rank. `inputs` are those of one backward pass. None if unknown."""
-        if self.device.type != "cuda":
+    def blueprint_flops(self, part: Any) -> float | None:
+        """Return the operations of one step of this rank, without executing it. `part`: batch of one backward pass.
+
+        None without a blueprint or a single input tensor, and on CPUs.
+        """
+        workload, trial = self.workload, self.trial
+        if self.device.type != "cuda" or workload.blueprint is None or workload.step is not None:
             return None
-        flops = step_flops(self.workload.blueprint, inputs, self.trial.model, self.trial.image_size)
+        inputs, _ = workload.select(part)
+        if not isinstance(inputs, torch.Tensor):
+            return None
+        return trial.accumulation_steps * step_flops(workload.blueprint, inputs, trial.model, trial.image_size)
+
+    def step_flops(self, part: Any, loss: Callable[[Any], torch.Tensor]) -> float | None:
+        """Return the operations of one step of this rank: from the blueprint, or else from an extra step of the model.
+
+        `part`: batch of one backward pass. `loss` computes its loss. The extra step changes buffers and random state,
+        so call this after all windows, on all ranks. None on CPUs, with DataParallel, and if the count fails.
+        """
+        flops = self.blueprint_flops(part)
+        if flops is not None or self.device.type != "cuda" or self.trial.parallel == "dp":
+            return flops
+        gc.collect()  # wrappers of earlier windows would count this backward pass as theirs
+        try:
+            flops = counted_flops(lambda: loss(part))
+        except Exception:  # whatever it is, the measured windows are kept
+            return None
+        finally:
+            self.workload.model.zero_grad(set_to_none=True)
         return None if flops is None else flops * self.trial.accumulation_steps
 
     def dataset_samples(self) -> int | None:
         """Return the samples of all ranks per epoch. None for endless data."""
-        if self.workload.resident:
-            return None
-        samples = len(self.workload.dataset)  # type: ignore[arg-type]
-        if not self.trial.workload and self.trial.model in TEXT_MODELS:
+        samples = self.workload.samples
+        if samples is not None and not self.trial.workload and self.trial.model in TEXT_MODELS:
             samples //= self.trial.sequence_length  # the length of a text data set is in bytes
         return samples
 
@@ -165,6 +196,7 @@ class RankContext:
             "peak_memory_by_device_bytes": peaks,
             "step_flops": flops,
             "dataset_samples": self.dataset_samples(),
+            "tokens_per_sample": self.workload.tokens_per_sample,
             "unread_fields": self.recorded_trial.unread_fields() if self.recorded_trial else None,
         }
 
@@ -191,11 +223,21 @@ def build_context(trial: Trial, setup: RankSetup) -> RankContext:
 def rank_context(trial: Trial, setup: RankSetup) -> Iterator[RankContext]:
     """Set up the process for the trial and build its workload; restore the process afterwards.
 
-    The context refers to the model and the data. Delete it before other ranks or trials need the memory.
+    The context refers to the model and the data. Delete it before other ranks or trials need the memory. DDP's error
+    about unused parameters is raised as a WorkloadError that names the field to set.
     """
     precision: Precision = load(PRECISIONS[trial.precision])
     with settings_for(trial, precision), stream_for(trial, setup.device):
-        yield build_context(trial, setup)  # a local variable would keep the memory alive until the process is restored
+        try:
+            # a local variable would keep the memory alive until the process is restored
+            yield build_context(trial, setup)
+        except RuntimeError as error:
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            raise WorkloadError(
+                "some parameters of the model get no gradient in a step, but DDP waits for every parameter; "
+                "set find_unused_parameters=true (DDP then searches for them), or freeze these parameters"
+            ) from error
 
 
 def on_device(workload: Workload, trial: Trial, precision: Precision, device: torch.device) -> Workload:

@@ -28,10 +28,3 @@ def are_class_scores(outputs: object, targets: object) -> bool:
         and len(outputs) == len(targets)
         and targets.dtype == torch.int64
     )
-
-
-def sample_count(targets: object) -> int:
-    """Return the number of samples in a batch."""
-    while not isinstance(targets, torch.Tensor):
-        targets = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]  # type: ignore[index]
-    return len(targets)

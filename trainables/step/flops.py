@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a training step without executing it."""
+"""Count the floating-point operations of a training step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +13,30 @@ Blueprint = Callable[[], nn.Module]
 _CACHE: dict[tuple[Any, ...], float] = {}
 
 
-def step_flops(blueprint: Blueprint | None, inputs: Any, model: str, image_size: int) -> float | None:
-    """Return the operations of a forward and a backward pass over `inputs`; a multiply-add counts as two.
+def step_flops(blueprint: Blueprint, inputs: torch.Tensor, model: str, image_size: int) -> float:
+    """Return the operations of a forward and a backward pass over `inputs`, without executing them.
 
-    Counts matrix products, convolutions and attention, with torch's FlopCounterMode. Element-wise operations and the
-    optimizer are not counted. Images [n, c, h, w] are counted at `image_size` x `image_size`, to which the device may
-    crop them. The model is created on the meta device, which propagates shapes only. Results are cached per process by
-    the name `model` and the shape. None if unknown: a user's own model, or inputs that are not a single tensor.
+    Images [n, c, h, w] are counted at `image_size` x `image_size`, to which the device may crop them. The model is
+    created on the meta device, which propagates shapes only. Results are cached per process by the name `model` and the
+    shape. See `counted_flops`.
     """
-    if blueprint is None or not isinstance(inputs, torch.Tensor):
-        return None
     images = inputs.dim() == 4
     shape = (*inputs.shape[:2], image_size, image_size) if images else tuple(inputs.shape)
     key = (model, shape)
     if key not in _CACHE:
         dtype = torch.float32 if images else inputs.dtype  # images are normalised on the device
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            blueprint()(torch.empty(shape, dtype=dtype)).sum().backward()
-        _CACHE[key] = float(counter.get_total_flops())
+        with torch.device("meta"):
+            network = blueprint()
+            _CACHE[key] = counted_flops(lambda: network(torch.empty(shape, dtype=dtype)).sum()) or 0.0
     return _CACHE[key]
+
+
+def counted_flops(loss: Callable[[], torch.Tensor]) -> float | None:
+    """Return the operations of computing `loss()` and of its backward pass; a multiply-add counts as two.
+
+    Counts matrix products, convolutions and attention, with torch's FlopCounterMode. Element-wise operations and the
+    user's own kernels are not counted. Compiled models are executed op by op. None if nothing was counted.
+    """
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        loss().backward()
+    return float(counter.get_total_flops()) or None

@@ -97,6 +97,7 @@ def _ddp(model: nn.Module, trial: Trial, group: Group) -> nn.Module:
         bucket_cap_mb=trial.bucket_mb,
         gradient_as_bucket_view=trial.gradient_as_bucket_view,
         static_graph=trial.static_graph,
+        find_unused_parameters=trial.find_unused_parameters,
     )
     wrapped.broadcast_buffers = trial.broadcast_buffers  # the constructor argument is deprecated in new versions
     return wrapped
@@ -116,10 +117,10 @@ class Delayed(nn.Module):
         self.broadcast_buffers = trial.broadcast_buffers
         broadcast_from_rank0([*self.module.parameters(), *self.module.buffers()], group)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         if self.broadcast_buffers and self.training:
             broadcast_from_rank0(list(self.module.buffers()), self.group)
-        return self.module(*inputs)
+        return self.module(*inputs, **named_inputs)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ INITIAL_LOSS_SCALE = 65536.0
 """before the first step (default of torch.amp.GradScaler)"""
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,17 @@ class Updater:
     """The optimizer part of a step: scales the loss and updates the weights from the gradients.
 
     It does not synchronise with the device if the optimizer unscales gradients itself, as torch's fused ones do.
+    `make_scheduler` creates the learning rate schedule of a user's workload, which takes a step per update.
     """
 
-    def __init__(self, precision: Precision, make: MakeOptimizer, parameters: Iterable[nn.Parameter], device_type: str):
+    def __init__(
+        self,
+        precision: Precision,
+        make: MakeOptimizer,
+        parameters: Iterable[nn.Parameter],
+        device_type: str,
+        make_scheduler: MakeScheduler | None = None,
+    ):
         self.parameters: list[torch.Tensor] = list(parameters)
         self.masters: list[torch.Tensor] = []
         if precision.master_weights:
@@ -88,6 +97,8 @@ class Updater:
         self.scaler = (
             torch.amp.GradScaler(device_type, init_scale=INITIAL_LOSS_SCALE) if precision.loss_scaling else None
         )
+        self.scheduler = make_scheduler(self.optimizer) if make_scheduler else None
+        self._masters_have_gradients = False
 
     @property
     def local_optimizer(self) -> torch.optim.Optimizer:
@@ -103,13 +114,31 @@ class Updater:
         """Return the scaled loss, from which the backward pass starts."""
         return self.scaler.scale(loss) if self.scaler else loss
 
+    def unscale(self) -> None:
+        """Remove the loss scale from the gradients before `update`, for code that reads or changes them.
+
+        With master weights, the parameters' gradients become those of the masters, in fp32.
+        """
+        self._fill_masters()
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        for parameter, master in zip(self.parameters, self.masters, strict=False):
+            parameter.grad_dtype = None  # allows a gradient of another dtype
+            parameter.grad = master.grad
+
+    def _fill_masters(self) -> None:
+        if not self._masters_have_gradients:
+            for parameter, master in zip(self.parameters, self.masters, strict=False):
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        self._masters_have_gradients = True
+
     def update(self) -> torch.Tensor | None:
         """Take an optimizer step and set gradients to None.
 
         Returns the loss scale after the step, on the device. None without a scaler.
         """
-        for parameter, master in zip(self.parameters, self.masters, strict=False):
-            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self._fill_masters()
+        self._masters_have_gradients = False
         scale = None
         if self.scaler:
             self.scaler.step(self.optimizer)
@@ -117,6 +146,8 @@ class Updater:
             scale = self.scaler._scale.clone()  # type: ignore[union-attr]
         else:
             self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
         if self.masters:
             with torch.no_grad():
                 torch._foreach_copy_(self.parameters, self.masters)

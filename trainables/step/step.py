@@ -61,11 +61,15 @@ def updater_for(context: RankContext, model: nn.Module) -> Updater:
         lambda parameters: strategy.optimizer(make, list(parameters), group),
         model.parameters(),
         context.device.type,
+        context.workload.scheduler,
     )
 
 
 def forward_pass(context: RankContext, model: nn.Module) -> Callable[[Any, StartPart], ForwardResult]:
-    """Return the function that computes the loss of a host batch: copy, forward, loss. It does not synchronise."""
+    """Return the function that computes the loss of a host batch: copy, forward, loss. It does not synchronise.
+
+    If the workload has a `step`, loss and forward pass are one part, and `ForwardResult` has no outputs and targets.
+    """
     workload, precision, strategy = context.workload, context.precision, context.strategy
     device, copies, non_blocking = context.device, context.copies, context.trial.non_blocking
 
@@ -75,7 +79,13 @@ def forward_pass(context: RankContext, model: nn.Module) -> Callable[[Any, Start
             start_part("host_to_device")
             copied_bytes = byte_size(batch)
             batch = to_device(batch, device, non_blocking)
+        if workload.step is not None:
+            start_part("forward")
+            with autocast(precision, device):
+                loss = workload.step(model, cast_floats(batch, precision.parameters))
+            return ForwardResult(loss.float() if precision.parameters else loss, None, None, copied_bytes)
         inputs, targets = workload.select(batch)
+        assert workload.loss is not None
         with autocast(precision, device):
             outputs = strategy.forward(
                 model, lambda raw: cast_floats(workload.prepare(raw), precision.parameters), inputs, start_part
@@ -95,8 +105,9 @@ def training_step(
     Without `counters` (timed windows), the step takes an item of `endless_batches`: a batch, or `accumulation_steps`
     batches. Its loss is the mean over the batches. With `counters` (training), the step takes a `StepBatch` and weighs
     its parts with `weighted_parts`. Its loss is the sum over the rank's samples, and the noise scale ignores short
-    steps. Only the last backward pass communicates. The optimizer sets gradients to None. Nothing synchronises with the
-    device.
+    steps. Only the last backward pass communicates. The workload's `after_backward` follows, with gradients that are
+    averaged and unscaled. The optimizer sets gradients to None. Nothing synchronises with the device, except with fp16
+    and an optimizer that cannot unscale gradients itself.
     """
     trial, strategy, group = context.trial, context.strategy, context.group
     parts, copies = trial.accumulation_steps, context.copies
@@ -105,6 +116,7 @@ def training_step(
     forward = forward_pass(context, model)
     backward = _equal_part(forward, updater, parts) if counters is None else _weighted_part(forward, updater, counters)
     noise = counters.noise if counters else None
+    after_backward = context.workload.after_backward
 
     def step(batch: Any, start_part: StartPart) -> StepOutput:
         if single:
@@ -124,6 +136,10 @@ def training_step(
                 noise.finish_step(updater.scale)
             else:
                 noise.skip_step()
+        if after_backward is not None:
+            start_part("after_backward")
+            updater.unscale()
+            after_backward(model)
         start_part("optimizer")
         scale = updater.update()
         return StepOutput(loss, copied_bytes if copies else None, scale)

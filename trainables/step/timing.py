@@ -33,11 +33,14 @@ RANGES = (
     "backward",
     "reduce",
     "graph",
+    "after_backward",
     "optimizer",
+    "other",
 )
 """the possible parts of a step, in order; also the names of profiler ranges. `scatter`, `replicate` and `gather` belong
 to DataParallel. `reduce` is gradient communication outside the backward pass. `graph` is everything after the copy if
-the step is a CUDA graph."""
+the step is a CUDA graph. `after_backward` is the workload's own function, such as gradient clipping. `other` is what a
+script does outside of these parts."""
 
 
 PHASES = tuple(f"{name}_s" for name in RANGES)

@@ -34,11 +34,15 @@ class Progress:
 
 
 def rank_state(updater: Updater) -> dict[str, Any]:
-    """Return a rank's state apart from the weights: optimizer (with ZeRO, the rank's share), master weights, scaler."""
+    """Return a rank's state apart from the weights.
+
+    It is that of the optimizer (with ZeRO, the rank's share), master weights, scaler and a user's scheduler.
+    """
     return {
         "optimizer": updater.local_optimizer.state_dict(),
         "masters": [master.detach() for master in updater.masters],
         "scaler": updater.scaler.state_dict() if updater.scaler else None,
+        "scheduler": updater.scheduler.state_dict() if updater.scheduler else None,
     }
 
 
@@ -84,7 +88,10 @@ def unpack(trial: Trial, content: bytes) -> dict[str, Any]:
 
 
 def restore(checkpoint: dict[str, Any], model: nn.Module, updater: Updater, rank: int) -> None:
-    """Restore weights, buffers and the rank's state in place. The learning rate is kept; every step sets it anyway."""
+    """Restore weights, buffers and the rank's state in place.
+
+    The learning rate is kept unless a user's scheduler sets it; otherwise every step sets it anyway.
+    """
     model.load_state_dict(checkpoint["model"])
     states = checkpoint["ranks"]
     state = states[rank if len(states) > 1 else 0]
@@ -98,3 +105,7 @@ def restore(checkpoint: dict[str, Any], model: nn.Module, updater: Updater, rank
             master.copy_(saved)
     if updater.scaler:
         updater.scaler.load_state_dict(state["scaler"])
+    if updater.scheduler:
+        updater.scheduler.load_state_dict(state["scheduler"])
+        for param_group, rate in zip(updater.optimizer.param_groups, updater.scheduler.get_last_lr(), strict=True):
+            param_group["lr"] = rate

@@ -51,11 +51,13 @@ def _train_all_epochs(context: RankContext, setup: RankSetup) -> RankOutput:
     observations.append(setup.observe())
     cuda = context.device.type == "cuda"
     peaks = [torch.cuda.max_memory_allocated(context.device)] if cuda else None
+    ended_at = time.time()
+    trainer.count_flops()
     is_rank0 = setup.rank == 0
     return RankOutput(
         {"steps": trainer.step_rows() if is_rank0 else [], "epochs": trainer.progress.rows if is_rank0 else []},
         context.evidence(observations, peaks, trainer.flops),
-        (started_at, time.time()),
+        (started_at, ended_at),
     )
 
 

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainables.data.sampler import seed_of, steps_per_epoch
+from trainables.data.sampler import seed_of
 from trainables.optimizers import correct_momentum, set_learning_rate, zero_momentum
 from trainables.step.context import RankContext
 from trainables.step.noise_scale import NoiseScale
 from trainables.step.parallel import broadcast_from_rank0
 from trainables.step.precision import INITIAL_LOSS_SCALE, Updater
 from trainables.step.process import set_seeds
-from trainables.step.step import CorrectSamples, Counters, StepBatch, training_step, updater_for
+from trainables.step.step import CorrectSamples, Counters, StepBatch, forward_pass, training_step, updater_for
 from trainables.step.timing import Row, StartPart, Step, StepOutput, no_mark, read_numbers
 from trainables.train.checkpoint import Progress, pack, rank_state, restore, unpack
+from trainables.train.epochs import epoch_steps
 from trainables.train.schedule import learning_rate
 from trainables.train.validation import EvaluationSums, evaluate
 
@@ -31,7 +32,7 @@ class Trainer:
     def __init__(self, context: RankContext):
         trial, workload = context.trial, context.workload
         self.context, self.trial, self.workload = context, trial, workload
-        self.rates = learning_rate(trial, steps_per_epoch(trial, len(workload.dataset)))  # type: ignore[arg-type]
+        self.rates = learning_rate(trial, epoch_steps(context))
         self.model: nn.Module = context.strategy.wrap_model(
             workload.model, trial, context.group, compression=not trial.noise_scale
         )
@@ -46,6 +47,8 @@ class Trainer:
         self.replay: Step | None = None
         """a complete step, after it is compiled or captured"""
         self.flops: float | None = None
+        self.example: Any = None
+        """batch of a backward pass, whose operations are counted after the training"""
 
     # ------------------------------------------------------------------------------------------------ an epoch
 
@@ -60,14 +63,15 @@ class Trainer:
         start_s += self.prepare(first)
         outputs: list[StepOutput] = []
         samples: list[int] = []
+        rates: list[float] = []
         for batch in chain([first], steps):
-            self.set_rate(len(progress.steps) + len(outputs))
+            rates.append(self.set_rate(len(progress.steps) + len(outputs)))
             outputs.append(self.advance(batch))
             samples.append(batch.samples)
         losses = read_numbers([output.loss for output in outputs])  # waits for the device
         scales = read_numbers([output.loss_scale for output in outputs if output.loss_scale is not None])
         rank_sums = {"losses": losses, "correct": self.correct.read(), "train_s": time.perf_counter() - start_s}
-        row = self.training_columns(samples, self.context.gather(rank_sums), scales) | self.validate()
+        row = self.training_columns(samples, rates, self.context.gather(rank_sums), scales) | self.validate()
         progress.epoch += 1
         return {"epoch": progress.epoch} | row
 
@@ -80,18 +84,27 @@ class Trainer:
         with torch.compiler.set_stance("force_eager"):
             return self.step(batch, no_mark)
 
-    def set_rate(self, step: int) -> None:
-        """Set the learning rate of a step, counted from 0."""
+    def set_rate(self, step: int) -> float:
+        """Set and return the learning rate of a step, counted from 0. A user's scheduler has set it already."""
+        if self.updater.scheduler is not None:
+            return float(self.updater.optimizer.param_groups[0]["lr"])
         rate = self.rates(step)
         if step > 0 and not self.trial.momentum_correction:
             correct_momentum(self.updater.optimizer, self.rates(step - 1), rate)
         set_learning_rate(self.updater.optimizer, rate)
+        return rate
+
+    def count_flops(self) -> None:
+        """Count the operations of a step, if the blueprint did not. Changes the model: call it after the training."""
+        if self.flops is None and self.example is not None:
+            forward = forward_pass(self.context, self.model)
+            self.flops = self.context.step_flops(self.example, lambda part: forward(part, no_mark).loss)
 
     def prepare(self, first: StepBatch) -> float:
         """Compile or capture the step before the first one. Returns the seconds it took; 0 if nothing is to be done."""
         trial = self.trial
-        if self.flops is None and self.context.device.type == "cuda":
-            self.flops = self.context.step_flops(self.workload.select(first.parts[0])[0])
+        if self.flops is None:
+            self.flops, self.example = self.context.blueprint_flops(first.parts[0]), first.parts[0]
         if self.replay is not None or trial.workload or not (trial.compiled or trial.captured):
             return 0.0
         start_s = time.perf_counter()
@@ -110,18 +123,19 @@ class Trainer:
         self.context.barrier()
         return time.perf_counter() - start_s
 
-    def training_columns(self, samples: list[int], ranks: list[dict[str, Any]], scales: list[float]) -> Row:
+    def training_columns(
+        self, samples: list[int], rates: list[float], ranks: list[dict[str, Any]], scales: list[float]
+    ) -> Row:
         """Return the epoch's training columns, and add its steps to the progress.
 
-        samples: of all ranks, per step. ranks: losses, correct samples and time per rank. scales: the loss scale after
-        each step; empty without a scaler.
+        samples: of all ranks, per step. rates: learning rate per step. ranks: losses, correct samples and time per
+        rank. scales: the loss scale after each step; empty without a scaler.
         """
         progress = self.progress
         sums = [sum(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)]
         scales_before = [progress.loss_scale or INITIAL_LOSS_SCALE, *scales[:-1]] if scales else []
         skipped = [after < before for before, after in zip(scales_before, scales, strict=True)] or [False] * len(sums)
-        for size, loss in zip(samples, sums, strict=True):
-            rate = self.rates(len(progress.steps))
+        for size, loss, rate in zip(samples, sums, rates, strict=True):
             progress.steps.append((progress.epoch + 1, size, loss / size, rate))
         progress.loss_scale = scales[-1] if scales else None
         progress.samples += sum(samples)

@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainables.batch import to_device
-from trainables.data.loader import loader
-from trainables.step.correct import TOP_K, are_class_scores, count_correct, sample_count
+from trainables.data.loader import loader, started
+from trainables.step.correct import TOP_K, are_class_scores, count_correct
 from trainables.step.precision import Precision, autocast, cast_floats
 from trainables.trial import Trial
-from trainables.workload import HeldOutSet, Workload
+from trainables.workload import HeldOutSet, Workload, pair
 
 BATCH_PIXELS = 512 * 32 * 32
 """minimum number of pixels in a validation batch, unless the workload is a user's own"""
@@ -41,12 +41,17 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            for inputs, targets in _batches(trial, workload, held_out, device, rank):
+            for batch, size in _batches(trial, workload, held_out, device, rank):
+                samples += size
                 with autocast(precision, device):
+                    if held_out.step is not None:
+                        batch = cast_floats(batch, precision.parameters)
+                        sums[0] += held_out.step(model, batch).double() * size
+                        continue
+                    inputs, targets = pair(batch)
                     outputs = model(cast_floats(held_out.prepare(inputs), precision.parameters))
                 outputs = cast_floats(outputs, torch.float32)
-                size = sample_count(targets)
-                samples += size
+                assert held_out.loss is not None
                 sums[0] += held_out.loss(outputs, targets).double() * size
                 if are_class_scores(outputs, targets):
                     assert isinstance(targets, torch.Tensor)
@@ -60,8 +65,8 @@ def evaluate(
 
 def _batches(
     trial: Trial, workload: Workload, held_out: HeldOutSet, device: torch.device, rank: int
-) -> Iterator[tuple[object, object]]:
-    """Yield (inputs, targets) of this rank's samples, on the device."""
+) -> Iterator[tuple[object, int]]:
+    """Yield (batch, samples) of this rank's samples, on the device."""
     length = len(held_out.dataset)  # type: ignore[arg-type]
     size = trial.batch_per_gpu if trial.workload else max(trial.batch_per_gpu, BATCH_PIXELS // trial.image_size**2)
     rank_indices = torch.arange(length)[rank :: trial.world_size]
@@ -71,9 +76,9 @@ def _batches(
         assert isinstance(held_out.dataset, TensorDataset)
         for indices in rank_indices.to(device).split(size):
             inputs, targets = held_out.dataset.tensors
-            yield inputs[indices], targets[indices]
+            yield (inputs[indices], targets[indices]), len(indices)
         return
     index_batches = [part.tolist() for part in rank_indices.split(size)]
-    for batch in loader(trial, workload, held_out.dataset, index_batches, trial.seed):
-        inputs, targets = to_device(batch, device, trial.non_blocking)
-        yield inputs, targets
+    batches = started(loader(trial, workload, held_out.dataset, index_batches, trial.seed))
+    for batch, indices in zip(batches, index_batches, strict=True):
+        yield to_device(batch, device, trial.non_blocking), len(indices)

@@ -85,13 +85,17 @@ def run_trials(
             with LocalKeeper(keeper) as client:
                 driver = TrialDriver.of(grid.trials, cluster.nodes, client, store, options, lambda: cluster.nodes)
                 client.call("prepare", driver.layout(grid.trials[0]), grid.points[0].block)
-                _run_grid(grid, driver, client, Narrator(UpdateKnownTrials(known, on_event)))
+                if "done" not in known.statuses.values():
+                    driver.check(grid)
+                _run_grid(grid, driver, client, Narrator(UpdateKnownTrials(known, on_event)), lambda: known.unusable)
     except KeyboardInterrupt:
         return True
     return False
 
 
-def _run_grid(grid: Grid, driver: TrialDriver, client: "LocalKeeper", narrator: Narrator) -> None:
+def _run_grid(
+    grid: Grid, driver: TrialDriver, client: "LocalKeeper", narrator: Narrator, unusable: Callable[[], str]
+) -> None:
     """Run one trial per slot at a time. Events are handled in this thread."""
     events: queue.Queue[Callable[[], None]] = queue.Queue()
 
@@ -105,6 +109,8 @@ def _run_grid(grid: Grid, driver: TrialDriver, client: "LocalKeeper", narrator: 
         while not all(future.done() for future in running):
             with contextlib.suppress(queue.Empty):
                 events.get(timeout=0.01)()
+            if unusable():
+                return
         while not events.empty():
             events.get()()
         for future in running:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.measure.measures import BUSY, LAUNCHES, MEASURES, summaries, summarise
+from analysis.measure.measures import MEASURES, summaries, summarise
 from analysis.read.results import load
 from analysis.read.schema import PHASES
 from tests.support.frames import FIELDS, gpu_study, steps
@@ -70,9 +70,10 @@ def test_unmeasured_values_are_none_not_zero() -> None:
     assert unknown == {
         "host_to_device_s", "host_to_device_bytes", "host_to_device_bytes_per_s", "host_transfer_s",
         "synced_host_transfer_s", "synced_host_to_device_s", "synced_forward_s", "synced_step_s", "forward_launch_s",
-        "loss_launch_s", "backward_launch_s", "optimizer_launch_s", "step_launch_s", "issue_step_s",
-        "forward_busy_s", "loss_busy_s", "backward_busy_s", "optimizer_busy_s", "busy_s", "busy_fraction",
-        "previous_step_done_share", "host_bound", "peak_memory_bytes",
+        "loss_launch_s", "backward_launch_s", "after_backward_launch_s", "optimizer_launch_s", "step_launch_s",
+        "issue_step_s", "forward_busy_s", "loss_busy_s", "backward_busy_s", "after_backward_busy_s",
+        "optimizer_busy_s", "busy_s", "busy_fraction", "after_backward_s", "other_s", "previous_step_done_share",
+        "host_bound", "peak_memory_bytes",
         "peak_reserved_bytes", "communication_ratio", "scatter_s", "replicate_s", "gather_s", "reduce_s", "graph_s",
     }  # fmt: skip
 
@@ -118,9 +119,21 @@ def test_without_kernel_time_host_bound_requires_slow_issuing_and_an_idle_device
 def test_issue_and_kernel_times_per_phase() -> None:
     shares = (0.0, 0.1, 0.25, 0.05, 0.5, 0.1)
     measures = summarise(steps(CUDA, 0.5, shares, launch_ratio=0.8, busy_ratio=0.4))
-    assert [measures[name] for name in LAUNCHES] == pytest.approx([0.152, 0.008, 0.16, 0.08])
-    assert [measures[name] for name in BUSY] == pytest.approx([0.05, 0.01, 0.1, 0.02])
+    parts = ("forward", "loss", "backward", "optimizer")
+    assert [measures[f"{name}_launch_s"] for name in parts] == pytest.approx([0.152, 0.008, 0.16, 0.08])
+    assert [measures[f"{name}_busy_s"] for name in parts] == pytest.approx([0.05, 0.01, 0.1, 0.02])
     assert measures["busy_s"] == pytest.approx(0.18)
+
+
+def test_kernel_time_is_known_for_a_step_without_a_separate_loss_and_with_clipping() -> None:
+    frame = steps(CUDA, 0.5, (0.0, 0.1, 0.25, 0.05, 0.5, 0.1), busy_ratio=0.4).drop(columns="loss_s")
+    frame["loss_s"] = float("nan")
+    assert summarise(frame)["busy_s"] == pytest.approx(0.17)
+    timed = frame["window"].isin(["phases", "busy"])
+    frame["after_backward_s"] = pd.Series(0.03, frame.index).where(timed)
+    assert summarise(frame)["busy_s"] == pytest.approx(0.2)
+    frame.loc[frame["window"] == "busy", "after_backward_s"] = float("nan")
+    assert summarise(frame)["busy_s"] is None, "a part that exists, but whose kernel time is unknown"
 
 
 def test_busy_fraction_includes_kernels_and_the_copy_of_the_batch() -> None:

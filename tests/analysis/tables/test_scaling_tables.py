@@ -50,6 +50,18 @@ def exact(tmp_path: Path) -> ReportInputs:
     return with_models(analyse(load(directory)))
 
 
+def test_tokens_per_second_follow_from_the_tokens_per_sample_that_the_users_code_states(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "results")
+    for fields in grid(BASE, world_size=[2], batch_per_gpu=[8], repeat=[0, 1]):
+        of_trial = record(fields)
+        for rank in of_trial["environment"]["ranks"]:
+            rank["tokens_per_sample"] = 512.0
+        write_trial(directory, of_trial, steps(fields, 0.1))
+    analysis = with_models(analyse(load(directory)))
+    [value] = TABLES["throughput"](analysis).frame["tokens_per_s"]
+    assert value == pytest.approx(512 * 2 * 8 / 0.1)
+
+
 def test_weak_scaling_keeps_the_batch_per_gpu_constant(exact: ReportInputs) -> None:
     found = rows(exact, "weak")
     assert found[["batch_per_gpu", "world_size"]].to_numpy().tolist() == [[8, 1], [8, 2], [8, 4]]

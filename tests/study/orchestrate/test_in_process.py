@@ -15,6 +15,7 @@ from rich.console import Console
 from analysis.read.schema import PHASES
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
+from study.orchestrate.driver import UserCodeError
 from study.orchestrate.protocol import Event, Job, KeeperProxy, KnownTrials, Payload
 from study.orchestrate.twin.in_process import LocalGauge, RankDied, local_cluster, run_trials
 from study.orchestrate.twin.local_ranks import LocalProcesses
@@ -264,7 +265,7 @@ def test_a_failed_training_resumes_from_its_checkpoint(tmp_path: Path) -> None:
 
 def test_local_processes_measure_like_real_ranks(tmp_path: Path) -> None:
     trials = [quick_trial(world_size=size, batch_per_gpu=8, loader_workers=size - 1) for size in (1, 2)]
-    ran = Run(tmp_path, [trials], ranks=LocalProcesses())
+    ran = Run(tmp_path / "results", [trials], ranks=LocalProcesses())
     assert [ran.of(trial, "reason") or "done" for trial in trials] == ["done", "done"]
     ranks = [[rank["pid"] for rank in ran.of(trial, "environment")["ranks"]] for trial in trials]
     assert [len(pids) for pids in ranks] == [1, 2]
@@ -289,6 +290,23 @@ def _check_steps(steps: pd.DataFrame, trial: Trial) -> None:
     phases = steps[steps["window"] == "phases"]
     parts = phases.reindex(columns=list(PHASES)).sum(axis=1)  # null counts as 0
     assert parts.to_numpy() == pytest.approx(phases["step_s"].to_numpy())
+
+
+def test_a_workload_that_cannot_work_ends_the_study_before_its_first_trial(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\nfrom trainables.workload import Workload\n"
+        "def build(trial):\n    samples = [{'ids': torch.zeros(3), 'labels': torch.zeros(1)}] * 64\n"
+        "    return Workload(model=torch.nn.Linear(3, 1), dataset=samples, loss=torch.nn.functional.mse_loss,\n"
+        "                    optimizer=torch.optim.AdamW)\n"
+    )
+    trials = [quick_trial(workload=f"{file}:build", world_size=2, repeat=repeat) for repeat in (0, 1)]
+    with pytest.raises(UserCodeError) as error:
+        Run(tmp_path / "results", [trials], ranks=LocalProcesses())
+    assert "build does not run" in str(error.value) and "dict with keys ids, labels: give Workload.step" in str(
+        error.value
+    )
+    assert list(new_store(tmp_path / "results").records()) == []
 
 
 def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:

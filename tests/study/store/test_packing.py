@@ -35,7 +35,7 @@ STUDY: dict[str, Any] = {
     "name": "default", "question": "How?", "configuration": {}, "versions": {}, "command": "python -m study.scaling",
 }  # fmt: skip
 SHAPE = {"study.json", "trials.parquet", *(f"{name}.parquet" for name in SCHEMAS)}
-FRAMES = ("trials", "steps", "buckets", "sweep", "epochs", "windows", "shapes", "losses")
+FRAMES = ("trials", "steps", "buckets", "collectives", "sweep", "epochs", "windows", "shapes", "losses")
 
 
 def files_below(folder: Path) -> list[str]:
@@ -67,10 +67,13 @@ def write_stored_study(folder: Path) -> Path:
     number = {"rank": [0], "window": ["plain"], "step": [0], "samples": [8], "window_s": [1.0]}
     measured = pa.table(number | {"loss": [float("nan")]})
     buckets = pa.table({name: ["plain"] if name == "window" else [1] for name in SCHEMAS["buckets"].names})
+    texts = ("window", "operation", "group")
+    collectives = pa.table({name: ["x"] if name in texts else [1] for name in SCHEMAS["collectives"].names})
     sweep = pa.table({name: [1] for name in SCHEMAS["sweep"].names})
     epochs = pa.table({name: [1] for name in ("epoch", "step", "samples")})
     done: dict[str, Any] = {"status": "done", "started_at": 1e9, "duration_s": 2.0, "environment": {"nodes": []}}
-    store.save(TrialResult(trial=Trial(), steps=measured, buckets=buckets, sweep=sweep, epochs=epochs, **done))
+    tables = {"steps": measured, "buckets": buckets, "collectives": collectives, "sweep": sweep, "epochs": epochs}
+    store.save(TrialResult(trial=Trial(), **tables, **done))
     store.save(TrialResult(trial=Trial(repeat=1), steps=measured.slice(0, 0), **done))
     store.save(
         TrialResult(trial=Trial(repeat=2), status="failed", log="rank 0\ngone \udcff", started_at=1.0, duration_s=0.0)
@@ -81,7 +84,7 @@ def write_stored_study(folder: Path) -> Path:
     return folder
 
 
-def test_a_study_is_restored_from_at_most_six_files(tmp_path: Path) -> None:
+def test_a_study_is_restored_from_at_most_seven_files(tmp_path: Path) -> None:
     folder, packed, again = write_stored_study(tmp_path / "a"), tmp_path / "b", tmp_path / "c"
     before = contents(folder)
     pack(str(folder), str(packed))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from tests.support.gloo import on_ranks
 from trainables.build import build_workload
@@ -67,6 +68,7 @@ def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     workload = build_workload(trial, CPU)
     inputs, targets = next(endless_batches(trial, workload, rank=0))
+    assert workload.loss is not None
     with torch.autocast("cpu", torch.bfloat16):
         outputs = workload.model(workload.prepare(inputs))
         loss = workload.loss(outputs, targets)
@@ -81,7 +83,8 @@ def test_a_step_in_bf16_gives_every_weight_a_gradient(name: str) -> None:
 def test_every_weight_of_the_other_models_gets_a_gradient(name: str) -> None:
     size = MODELS[name].smallest_image or 8
     workload = build_workload(Trial(model=name, dataset="synthetic", image_size=size, batch_per_gpu=2), META)
-    inputs, targets = (tensor.to(META) for tensor in workload.dataset.tensors)  # type: ignore[attr-defined]
+    assert isinstance(workload.dataset, TensorDataset) and workload.loss is not None
+    inputs, targets = (tensor.to(META) for tensor in workload.dataset.tensors)
     workload.loss(workload.model(workload.prepare(inputs)), targets).backward()
     for parameter_name, parameter in workload.model.named_parameters():
         assert parameter.grad is not None and parameter.grad.shape == parameter.shape, parameter_name

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainables.models.mlp import mlp
 from trainables.registry import MODELS, TEXT_MODELS, load
-from trainables.step.flops import step_flops
+from trainables.step.flops import counted_flops, step_flops
 from trainables.trial import Trial
 
 
@@ -48,6 +48,13 @@ def test_images_cropped_on_the_device_are_counted_at_the_cropped_size() -> None:
     assert stored == trained
 
 
-def test_unknown_operations_are_none() -> None:
-    assert step_flops(None, torch.zeros(1), "a user's", 28) is None
-    assert step_flops(lambda: nn.Linear(1, 1), [torch.zeros(1)], "several inputs", 28) is None
+def test_operations_that_are_not_counted_are_none_and_not_zero() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    assert counted_flops(lambda: (weight * 2).sum()) is None
+
+
+def test_a_compiled_model_is_counted_like_an_eager_one() -> None:
+    model, inputs = nn.Linear(4, 2), torch.ones(3, 4)
+    eager = counted_flops(lambda: model(inputs).sum())
+    model.compile(backend="aot_eager")
+    assert counted_flops(lambda: model(inputs).sum()) == eager == 2 * 2 * 3 * 4 * 2

@@ -107,6 +107,7 @@ def test_a_trial_trains_on_an_image_folder_through_loader_processes(photos: Path
     for (images, labels), (expected_images, expected_labels) in zip(loaded, expected, strict=True):
         assert torch.equal(images, expected_images) and torch.equal(labels, expected_labels)
     workload = build_workload(trial(photos), CPU)
+    assert workload.loss is not None
     images, labels = expected[0]
     outputs = workload.model(workload.prepare(images))
     assert outputs.shape == (6, 3) and torch.isfinite(workload.loss(outputs, labels))

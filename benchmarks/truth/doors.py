@@ -1,0 +1,282 @@
+"""Do all doors measure the same training alike, and does the script door attribute delays correctly?
+
+    python -m benchmarks.truth.doors --gpus 1,2
+
+One training (`benchmarks/harness/doors`) runs as factory, script, loop and train function, and as a bare script under
+torchrun. In each round, every form starts in new processes and runs once per number of GPUs. Each round starts with
+another form. The last runs of a round delay rank 1, load slowly, and disable peer-to-peer copies, through the script
+door. Goals: throughputs of all doors within 1 % of each other and of the bare script; phases within 5 % or 0.2 ms of
+the factory's; plain steps of a script at least 0.995 of the bare script; delays attributed within 20 %.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.metrics import Gauge
+
+from analysis.measure.communication import bucket_rows, communication_breakdown
+from analysis.measure.measures import summarise
+from analysis.read.results import load
+from benchmarks.harness.common import RESULTS, command, figure, ratio_interval, write_summary
+from study.orchestrate.cluster import connect
+from study.orchestrate.driver import result_of, table_of
+from study.orchestrate.keeper import Keeper
+from study.orchestrate.protocol import Job
+from study.orchestrate.worker_group import RayRanks
+from study.plan.placement import ProcessKind, layouts
+from study.store.environment import package_versions
+from study.store.packing import pack
+from study.store.store import Store
+from trainables.trial import Trial
+
+FORMS = Path(__file__).resolve().parent.parent / "harness" / "doors"
+DOORS = ("factory", "script", "loop", "function")
+PHASES = ("forward_s", "backward_s", "optimizer_s")
+LATE_MS, LOAD_FACTOR = 20.0, 2.0
+BARE = "bare"
+STUDY = "study"
+"""folder of the trials, beside the summary"""
+
+Run = dict[str, Any]
+Measure = Callable[[Trial, str], Run]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", default="1,2", help="numbers of ranks")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="start no round after this many seconds")
+    parser.add_argument("--name", default="doors", help="folder under benchmarks/results")
+    options = parser.parse_args()
+    sizes = [int(size) for size in options.gpus.split(",")]
+    runs: list[Run] = []
+    started_s = time.monotonic()
+    with _measuring(options, sizes) as measure:
+        for round_ in range(options.rounds):
+            if time.monotonic() - started_s > options.budget_s:
+                break
+            for door in _rotated((*DOORS, BARE), round_):
+                runs += [_run(options, measure, round_, door, size) for size in sizes]
+            runs += _delayed_runs(options, measure, round_, max(sizes), runs)
+            write_summary(options.name, figures(runs), runs)  # a later failure loses nothing
+    pack(str(RESULTS / options.name / STUDY))
+
+
+def _rotated(names: Sequence[str], count: int) -> list[str]:
+    count %= len(names)
+    return [*names[count:], *names[:count]]
+
+
+def _arguments(options: argparse.Namespace, *more: str) -> str:
+    model = ["--model", "resnet50"] if options.device == "cuda" else ["--model", "resnet18", "--fp32"]
+    sizes = ["--batch-size", str(options.batch), "--image-size", str(options.image_size)]
+    return shlex.join([*model, *sizes, *more])
+
+
+def trial_of(
+    options: argparse.Namespace, door: str, size: int, round_: int, *more: str, environment: str = ""
+) -> Trial:
+    """Return the trial of a door on `size` ranks. more: further arguments of the training."""
+    workload = f"{FORMS / 'factory.py'}:{'resnet50' if options.device == 'cuda' else 'resnet18_fp32'}"
+    arguments = _arguments(options, *more)
+    form: dict[str, Any] = {
+        "factory": {"workload": workload, "image_size": options.image_size, "memory_format": "channels_last"},
+        "script": {"script": str(FORMS / "script.py"), "script_arguments": arguments, "script_env": environment},
+        "loop": {"script": str(FORMS / "loop.py"), "script_arguments": arguments},
+        "function": {
+            "train_function": f"{FORMS / 'function.py'}:train_func",
+            "function_config": json.dumps({"arguments": arguments}),
+        },
+    }[door]
+    return Trial(
+        **form,
+        device=options.device,
+        world_size=size,
+        cpus_per_rank=max(1, len(os.sched_getaffinity(0)) // 2),
+        batch_per_gpu=options.batch if door == "factory" else 32,
+        warmup_steps=20,
+        steps=options.steps,
+        repeat=round_,
+    )
+
+
+@contextlib.contextmanager
+def _measuring(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[Measure]:
+    """Yield a function that measures a trial in the worker group of a block, stores it, and returns its measures."""
+    store = Store.open(
+        str(RESULTS / options.name / STUDY),
+        name="doors",
+        question="Do all doors measure the same training alike?",
+        configuration={},
+        versions=package_versions(),
+        command=command(),
+    )
+    with connect("local") as cluster:
+        keeper = (
+            ray.remote(Keeper)
+            .options(num_cpus=0, resources=cluster.driver_resource)
+            .remote("doors", [], None, {}, Gauge, RayRanks())
+        )
+
+        def measure(trial: Trial, block: str) -> Run:
+            alike = [trial] if trial.door == "function" else [trial.but(world_size=size) for size in sizes]
+            layout = layouts(alike, cluster.nodes)[ProcessKind.of(trial)]
+            source = Path(trial.workload.rpartition(":")[0]).read_text() if trial.workload else None
+            outcome = ray.get(keeper.measure.remote(Job(trial.trial_id, trial, source), layout, block, 300.0))
+            if outcome.status != "done":
+                raise RuntimeError(f"{trial.trial_id}: {outcome.reason}\n{outcome.log}")
+            store.save(result_of(trial, outcome))
+            values = summarise(table_of("steps", outcome.payloads).to_pandas())
+            measures = {name: values[name] for name in (*PHASES, "load_wait_s", "step_s")}
+            return {"trial_id": trial.trial_id, "samples_per_s": values["throughput_samples_per_s"]} | measures
+
+        try:
+            yield measure
+        finally:
+            ray.get(keeper.close.remote())
+
+
+def _run(options: argparse.Namespace, measure: Measure, round_: int, door: str, size: int) -> Run:
+    """Run a form once, and return its measures."""
+    if door == BARE:
+        step_s = bare_step_s(options, size)
+        run: Run = {"step_s": step_s, "samples_per_s": size * options.batch / step_s}
+    else:
+        run = measure(trial_of(options, door, size, round_), f"round {round_}")
+    print(run := {"round": round_, "door": door, "size": size, "case": "equal"} | run, flush=True)
+    return run
+
+
+def _delayed_runs(
+    options: argparse.Namespace, measure: Measure, round_: int, size: int, runs: Sequence[Run]
+) -> list[Run]:
+    """Run the script with each delay, and without."""
+    if size < 2:
+        return []
+    plain_s = next(run["step_s"] for run in reversed(runs) if run["door"] == "script" and run["size"] == size)
+    load_ms = LOAD_FACTOR * plain_s * 1e3
+    cases = {
+        "none": ((), "DELAY=none"),
+        "late rank": (("--late-ms", str(LATE_MS)), ""),
+        "slow loader": (("--load-ms", f"{load_ms:.1f}"), ""),
+        "no P2P": ((), "NCCL_P2P_DISABLE=1"),
+    }
+    result = []
+    for case, (more, environment) in cases.items():
+        run = measure(trial_of(options, "script", size, round_, *more, environment=environment), f"round {round_}")
+        result.append({"round": round_, "door": "script", "size": size, "case": case} | run)
+    results = load(RESULTS / options.name / STUDY)
+    breakdown = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
+    for run in result:
+        run |= {name: float(breakdown[name][run["trial_id"]]) for name in ("exposed_wire_s", "exposed_wait_s")}
+        print(run, flush=True)
+    return result
+
+
+def bare_step_s(options: argparse.Namespace, size: int) -> float:
+    """Return the seconds per step of the slowest rank of the bare script under torchrun."""
+    with tempfile.TemporaryDirectory(prefix="doors-") as folder:
+        file = Path(folder) / "seconds"
+        arguments = shlex.split(_arguments(options, "--bare-steps", str(options.steps), "--bare-file", str(file)))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+        threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+        environment = os.environ | {"OMP_NUM_THREADS": threads}
+        subprocess.run([*command, str(FORMS / "script.py"), *arguments], check=True, env=environment)
+        seconds = [json.loads(Path(f"{file}-{rank}.json").read_text()) for rank in range(size)]
+    return max(seconds) / options.steps
+
+
+def figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the figures of the complete rounds, none before the second."""
+    by_case: dict[tuple[str, str, int], dict[int, Run]] = defaultdict(dict)
+    for run in runs:
+        by_case[run["case"], run["door"], run["size"]][run["round"]] = run
+    sizes = sorted({run["size"] for run in runs})
+    result = []
+    for size in sizes:
+        equal = {door: by_case["equal", door, size] for door in (*DOORS, BARE)}
+        for door, other in itertools.combinations(equal, 2):
+            result += _ratio(f"{door} / {other} on {size}", equal[door], equal[other], strict=door == "script")
+        for door in DOORS[1:]:
+            result += _phases(f"{door} on {size}", equal[door], equal["factory"])
+    result += _attributed(by_case, max(sizes))
+    return result
+
+
+def _ratio(name: str, first: dict[int, Run], second: dict[int, Run], strict: bool) -> list[dict[str, Any]]:
+    rounds = sorted(first.keys() & second.keys())
+    if len(rounds) < 2:
+        return []
+    logs = [math.log(first[key]["samples_per_s"] / second[key]["samples_per_s"]) for key in rounds]
+    ratio, interval = ratio_interval(logs)
+    if strict and name.startswith(f"script / {BARE}"):
+        return [figure(name, ratio, interval, "ratio of samples/s", ">= 0.995", ratio >= 0.995)]
+    return [figure(name, ratio, interval, "ratio of samples/s", "0.99 to 1.01", abs(ratio - 1) <= 0.01)]
+
+
+def _phases(name: str, door: dict[int, Run], factory: dict[int, Run]) -> list[dict[str, Any]]:
+    result = []
+    for phase in PHASES:
+        pairs = [(door[key][phase], factory[key][phase]) for key in sorted(door.keys() & factory.keys())]
+        if len(pairs) < 2:
+            continue
+        known = [(value, reference) for value, reference in pairs if value is not None and reference is not None]
+        if len(known) < len(pairs):
+            result.append(figure(f"{phase} of {name}", math.nan, None, "ms", "measured", False))
+            continue
+        value_s = sum(value for value, _ in known) / len(known)
+        reference_s = sum(reference for _, reference in known) / len(known)
+        off_s = value_s - reference_s
+        holds = abs(off_s) <= max(0.05 * reference_s, 0.2e-3)
+        goal = f"factory's {reference_s * 1e3:.3f} within 5 % or 0.2 ms"
+        result.append(figure(f"{phase[:-2]} of {name}", value_s * 1e3, None, "ms", goal, holds))
+    return result
+
+
+def _attributed(by_case: dict[tuple[str, str, int], dict[int, Run]], size: int) -> list[dict[str, Any]]:
+    """Return how much of each delay is found in the measure that should contain it."""
+    cases = {case: by_case[case, "script", size] for case in ("none", "late rank", "slow loader", "no P2P")}
+    rounds = sorted(set.intersection(*(set(runs) for runs in cases.values())))
+    if not rounds:
+        return []
+
+    def mean(case: str, name: str) -> float:
+        return sum(cases[case][key][name] or 0.0 for key in rounds) / len(rounds)
+
+    def growth(case: str, name: str) -> float:
+        return mean(case, name) - mean("none", name)
+
+    result = []
+    found_as = {"late rank": "exposed_wait_s", "slow loader": "load_wait_s", "no P2P": "exposed_wire_s"}
+    for case, measure in found_as.items():
+        grown_s = growth(case, "step_s")
+        if grown_s <= 0:
+            continue
+        share = growth(case, measure) / grown_s
+        name = f"{case}: share of the growth of the step ({grown_s * 1e3:.2f} ms) found as {measure[:-2]}"
+        result.append(figure(name, share, None, "ratio", "0.8 to 1.2", 0.8 <= share <= 1.2))
+    grown_s = growth("late rank", "step_s")
+    result.append(figure("late rank: growth of the step", grown_s * 1e3, None, "ms", f"{LATE_MS:g} injected", None))
+    return result
+
+
+if __name__ == "__main__":
+    main()

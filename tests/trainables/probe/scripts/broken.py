@@ -1,0 +1,40 @@
+"""A script that fails in the way its argument says."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import multiprocessing, nn
+
+kind = sys.argv[1]
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(rank: int = 0) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+if kind == "exit":
+    sys.exit(3)
+elif kind == "hang":
+    time.sleep(600)
+elif kind == "spawn":
+    multiprocessing.spawn(train, nprocs=2)
+elif kind == "import":
+    import a_module_that_does_not_exist  # type: ignore[import-not-found] # noqa: F401
+elif kind == "read-only":
+    Path("/sys/checkpoints").mkdir()
+elif kind == "memory":
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+elif kind == "early":
+    for _ in range(4):
+        train()
+elif kind == "swallow":
+    while True:
+        try:
+            train()
+        except BaseException as error:  # noqa: BLE001 - what a script may do
+            print(error)

@@ -1,0 +1,77 @@
+"""Scripts that fail: each has a kind, one line, an exit code and a log."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.trainables.probe.runs import SHORT, rows, run_on
+from trainables.probe.job import ScriptFailure, ScriptOutput
+
+KINDS = {
+    "exit": ("exit", 3, "code 3"),
+    "hang": ("start_timeout", None, "no optimizer step within 8 s"),
+    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:25)"),
+    "import": ("import", 1, "a_module_that_does_not_exist"),
+    "read-only": ("read_only", 1, "/sys/checkpoints"),
+    "memory": ("out_of_memory", 1, "2.00 GiB"),
+    "early": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
+    "nothing": ("no_step", 0, "without a step of a torch optimizer"),
+}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ScriptOutput]:
+    logs = tmp_path_factory.mktemp("logs")
+
+    def run(kind: str) -> ScriptOutput:
+        return run_on(1, "broken.py", kind, logs=logs, start_timeout_s=8.0 if kind == "hang" else 120.0)[0]
+
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip([*KINDS, "swallow"], pool.map(run, [*KINDS, "swallow"]), strict=True))
+
+
+def failure_of(output: ScriptOutput) -> ScriptFailure:
+    assert output.failure is not None
+    return output.failure
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_is_one_line_with_its_reason(outputs: dict[str, ScriptOutput], kind: str) -> None:
+    failure = failure_of(outputs[kind])
+    expected_kind, exit_code, part = KINDS[kind]
+    assert (failure.kind, failure.exit_code) == (expected_kind, exit_code if kind != "hang" else None)
+    assert part in failure.line
+    assert "\n" not in failure.line
+    assert Path(failure.log).exists()
+
+
+def test_steps_before_an_early_end_are_kept(outputs: dict[str, ScriptOutput]) -> None:
+    failure = failure_of(outputs["early"])
+    assert (failure.steps_run, failure.steps_needed) == (4, SHORT.needed_steps)
+    assert len(rows(outputs["early"], "warmup")) == 4
+
+
+def test_a_script_that_swallows_all_exceptions_is_ended(outputs: dict[str, ScriptOutput]) -> None:
+    assert outputs["swallow"].failure is None
+    assert outputs["swallow"].evidence["steps_run"] == SHORT.needed_steps
+
+
+def test_missing_arguments_are_reported_in_the_words_of_the_script(tmp_path: Path) -> None:
+    failures = [failure_of(output) for output in run_on(2, "accumulate.py", logs=tmp_path)]
+    for failure in failures:
+        assert (failure.kind, failure.exit_code) == ("arguments", 2)
+        assert "the following arguments are required: --data" in failure.line
+
+
+def test_a_script_that_does_not_exist_is_reported(tmp_path: Path) -> None:
+    [output] = run_on(1, "missing.py", logs=tmp_path)
+    assert failure_of(output).kind == "not_found"
+
+
+def test_no_process_of_a_script_remains(outputs: dict[str, ScriptOutput]) -> None:
+    time.sleep(0.2)
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True) if child.is_running()]
+    assert not [command for command in commands if "probe/child.py" in command]

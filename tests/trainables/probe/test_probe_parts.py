@@ -1,0 +1,243 @@
+"""The parts of the probe that need no script: cycles, batches, traces, and a session in this process."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.profiler import ProfilerActivity, profile
+
+from trainables.probe.batches import samples, tokens
+from trainables.probe.collectives import trace_rows
+from trainables.probe.counter import MOST_CALLS, period
+from trainables.probe.flops import OperationCounter, traced_operations
+from trainables.probe.job import ProbeJob, ScriptJob
+from trainables.probe.loop import steps
+from trainables.probe.probe import BOUNDARY
+from trainables.probe.rows import label_evaluations
+from trainables.probe.session import Session, probe_session
+
+SHORT = ProbeJob(warmup_steps=6, plain_steps=5, phase_steps=4, trace_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "optimizers", "expected"),
+    [
+        ("A", 1, 1),
+        ("DG", 2, None),
+        ("DGDG", 2, 2),
+        ("DDGDDG", 2, 3),
+        ("DDDDDGDDDDDG", 2, 6),
+        ("AAAA", 2, None),
+        ("A" * MOST_CALLS, 2, 1),
+    ],
+)
+def test_the_cycle_of_several_optimizers_is_recognised(calls: str, optimizers: int, expected: int | None) -> None:
+    assert period(calls, optimizers) == expected
+
+
+@given(st.lists(st.sampled_from("ABC"), min_size=1, max_size=6), st.integers(2, 4))
+def test_a_recognised_cycle_repeats_the_calls(cycle: list[str], repeats: int) -> None:
+    calls = cycle * repeats
+    found = period(calls, len(set(cycle)))
+    assert found is not None
+    assert found <= len(cycle)
+    assert calls == (calls[:found] * len(calls))[: len(calls)]
+
+
+X, Y = torch.zeros(5, 3, 8, 8), torch.zeros(5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (X, 5),
+        ((X, Y), 5),
+        ({"pixels": X, "label": Y, "name": ["a"] * 5}, 5),
+        ([{"image": X[0]}, {"image": X[0]}], 2),
+        (([X[0], X[1]], [{"boxes": X}, {"boxes": X}]), 2),
+        (pack_sequence([torch.zeros(4), torch.zeros(2)]), 2),
+        ((X, (Y, {"weights": Y})), 5),
+        (None, None),
+        (torch.tensor(1.0), None),
+        ("text", None),
+    ],
+)
+def test_the_samples_of_a_batch_are_counted(batch: Any, expected: int | None) -> None:
+    assert samples(batch) == expected
+
+
+def test_tokens_are_the_elements_of_an_integer_matrix() -> None:
+    ids = torch.zeros(4, 16, dtype=torch.int64)
+    assert tokens(([ids], {"attention_mask": ids.bool(), "labels": ids})) == 64
+    assert tokens(([X], {})) is None
+
+
+def test_an_evaluation_is_no_part_of_a_window() -> None:
+    rows = [{"window": "plain", "step": number, "step_s": seconds} for number, seconds in enumerate((1.0, 9.0, 2.0))]
+    labelled = label_evaluations(rows, {1})
+    assert [(row["window"], row["window_s"]) for row in labelled] == [
+        ("plain", 3.0),
+        ("evaluation", None),
+        ("plain", 3.0),
+    ]
+
+
+def test_a_job_travels_as_json() -> None:
+    job = ScriptJob("train.py", "log", ("--a", "1"), {"A": "b"}, probe=SHORT)
+    assert ScriptJob.from_json(job.to_json()) == job
+
+
+def test_outside_a_study_marked_steps_are_the_loader() -> None:
+    assert list(steps([1, 2])) == [1, 2]
+
+
+# ---------------------------------------------------------------------------------------------- train functions
+
+
+def train(model: nn.Module, batches: int) -> int:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(batches):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    return batches
+
+
+def result_of(batches: int) -> Session:
+    with probe_session(SHORT, rank=0) as session:
+        train(nn.Linear(4, 4), batches)
+    return session
+
+
+def test_a_train_function_ends_after_the_last_window_and_leaves_torch_as_it_was() -> None:
+    before = (nn.Module.__call__, nn.Module.eval, torch.autograd._engine_run_backward, torch.amp.GradScaler.step)
+    output = result_of(10_000).output
+    assert output is not None
+    assert output.failure is None
+    assert output.evidence["steps_run"] == SHORT.needed_steps
+    assert output.evidence["samples_per_step"] == 3
+    assert output.evidence["step_flops"] == 2 * 2 * 3 * 4 * 4
+    assert before == (
+        nn.Module.__call__,
+        nn.Module.eval,
+        torch.autograd._engine_run_backward,
+        torch.amp.GradScaler.step,
+    )
+    model = nn.Linear(4, 4)
+    assert train(model, 3) == 3
+    assert "_compiled_call_impl" not in vars(model)
+
+
+def test_a_train_function_that_ends_early_says_how_many_steps_are_missing() -> None:
+    output = result_of(7).output
+    assert output is not None
+    assert output.failure is not None
+    assert (output.failure.kind, output.failure.steps_run) == ("early", 7)
+    assert len(output.tables["steps"]) == 7
+
+
+# ------------------------------------------------------------------------------------------------ traces of GPUs
+
+
+def event(name: str, category: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": category, "ts": start, "dur": duration, "args": arguments}
+
+
+def kernel(
+    name: str, correlation: int, issued: float, start: float, duration: float, **more: Any
+) -> list[dict[str, Any]]:
+    launch = event("cudaLaunchKernel", "cuda_runtime", issued, 1.0, correlation=correlation)
+    return [launch, event(name, "kernel", start, duration, correlation=correlation, **more)]
+
+
+NCCL = {
+    "Collective name": "allreduce",
+    "dtype": "Float",
+    "In msg nelems": 1000,
+    "Group size": 2,
+    "Process Group Name": "0",
+}
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
+
+
+def trace_file(folder: Path, events: list[dict[str, Any]]) -> Path:
+    path = folder / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    return path
+
+
+def test_nccl_kernels_become_buckets_with_the_time_at_which_the_device_was_ready(tmp_path: Path) -> None:
+    events = [
+        event(BOUNDARY, "user_annotation", 1000.0, 1.0),
+        event(BOUNDARY, "user_annotation", 1400.0, 1.0),
+        *kernel("previous_step", 1, 900.0, 950.0, 150.0),  # the device reaches the step at 1100
+        event(BACKWARD, "cpu_op", 1010.0, 200.0),
+        *kernel("gemm", 2, 1020.0, 1100.0, 100.0),  # until 1200
+        *kernel("ncclDevKernel_AllReduce", 3, 1030.0, 1210.0, 190.0, **NCCL),  # until 1400
+        *kernel("gemm", 4, 1040.0, 1200.0, 100.0),  # until 1300
+        *kernel("ncclDevKernel_AllReduce", 5, 1150.0, 1400.0, 50.0, **NCCL),  # until 1450
+        *kernel("adam", 6, 1300.0, 1450.0, 20.0),
+    ]
+    found = trace_rows(trace_file(tmp_path, events), 1, [7])
+    times = [(row["step"], row["bytes"], row["ready_s"], row["end_s"]) for row in found.buckets]
+    assert times == [
+        (7, 4000, pytest.approx(100e-6), pytest.approx(300e-6)),
+        (7, 4000, pytest.approx(200e-6), pytest.approx(350e-6)),
+    ]
+    assert found.last_gradients_s == {7: pytest.approx(200e-6)}
+    assert [row["hidden_s"] for row in found.collectives] == [pytest.approx(90e-6), 0.0]
+    assert [(row["operation"], row["group"], row["group_size"], row["collective"]) for row in found.collectives] == [
+        ("allreduce", "0", 2, 0),
+        ("allreduce", "0", 2, 1),
+    ]
+
+
+def test_other_collectives_in_the_backward_pass_leave_no_buckets(tmp_path: Path) -> None:
+    scatter = NCCL | {"Collective name": "_reduce_scatter_base"}
+    events = [
+        event(BOUNDARY, "user_annotation", 0.0, 1.0),
+        event(BACKWARD, "cpu_op", 10.0, 20.0),
+        *kernel("gemm", 1, 11.0, 20.0, 10.0),
+        *kernel("ncclDevKernel_ReduceScatter", 2, 15.0, 30.0, 10.0, **scatter),
+        event(BOUNDARY, "user_annotation", 100.0, 1.0),
+    ]
+    found = trace_rows(trace_file(tmp_path, events), 0, [3])
+    assert found.buckets == []
+    assert [row["operation"] for row in found.collectives] == ["reduce_scatter_base"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(3, 8)),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 4, 2)),
+            torch.randn(2, 3, 16, 16),
+        ),
+        (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16)),
+    ],
+    ids=["linear", "convolution", "attention"],
+)
+def test_the_operations_of_a_trace_are_those_that_are_counted(
+    model: nn.Module, inputs: torch.Tensor, tmp_path: Path
+) -> None:
+    counter = OperationCounter().start()
+    model(inputs).sum().backward()
+    counted = counter.stop()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        model(inputs).sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert counted
+    assert traced_operations(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == counted
+
+
+def test_operations_in_a_cuda_graph_are_unknown() -> None:
+    product = event("aten::mm", "cpu_op", 0.0, 1.0, **{"Input Dims": [[2, 3], [3, 4]], "Concrete Inputs": ["", ""]})
+    assert traced_operations([product]) == 2 * 2 * 3 * 4
+    assert traced_operations([product, event("cudaGraphLaunch", "cuda_runtime", 1.0, 1.0)]) is None

@@ -1,0 +1,130 @@
+"""Unmodified training scripts on two gloo ranks: what the probe measures of them, and whether it is true."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainables.probe.runs import SHORT, median, rows, run_on
+from trainables.probe.job import ScriptOutput
+
+DELAY_S = 0.04
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def accumulating(logs: Path) -> list[ScriptOutput]:
+    """A loop with accumulation and evaluation on rank 0, whose rank 1 is late in each step."""
+    return run_on(2, "accumulate.py", "--data", "x", "--slow-rank", "1", "--delay", str(DELAY_S), logs=logs)
+
+
+def test_all_windows_of_all_ranks_are_complete(accumulating: list[ScriptOutput]) -> None:
+    for rank, output in enumerate(accumulating):
+        assert output.failure is None
+        assert output.evidence["steps_run"] == output.evidence["steps_needed"] == SHORT.needed_steps
+        assert [row["step"] for row in output.tables["steps"]] == list(range(SHORT.needed_steps))
+        assert {row["rank"] for table in output.tables.values() for row in table} == {rank}
+        assert len(rows(output, "warmup")) == SHORT.warmup_steps
+        assert sum(row["step_s"] for row in rows(output, "plain")) == pytest.approx(
+            rows(output, "plain")[0]["window_s"]
+        )
+
+
+def test_accumulated_batches_are_one_step(accumulating: list[ScriptOutput]) -> None:
+    for output in accumulating:
+        assert output.evidence["micro_batches"] == 2
+        assert output.evidence["samples_per_step"] == 2 * 4
+        assert output.evidence["tokens_per_step"] == 2 * 4 * 16
+        assert {row["samples"] for row in output.tables["steps"]} == {8}
+
+
+def test_operations_are_those_of_the_matrix_products(accumulating: list[ScriptOutput]) -> None:
+    tokens, products = 2 * 4 * 16, 128 * 256 + 256 * 64
+    for output in accumulating:  # forward, and backward for weights and inputs; the embedding has no product
+        assert output.evidence["step_flops"] == 3 * 2 * tokens * products
+
+
+def test_steps_with_an_evaluation_on_any_rank_belong_to_no_measure(accumulating: list[ScriptOutput]) -> None:
+    evaluated = {step for step in range(SHORT.warmup_steps, SHORT.needed_steps) if step % 8 == 7}
+    first, second = accumulating
+    assert evaluated <= set(first.evidence["evaluation_steps"])
+    assert second.evidence["evaluation_steps"] == []
+    for output in accumulating:
+        assert {row["step"] for row in rows(output, "evaluation")} == evaluated
+        assert max(row["step_s"] for row in rows(output, "plain")) < 0.5
+
+
+def test_the_parts_of_a_step_add_up_to_it(accumulating: list[ScriptOutput]) -> None:
+    parts = ("load_wait_s", "forward_s", "loss_s", "backward_s", "reduce_s", "optimizer_s", "other_s")
+    for output in accumulating:
+        for row in rows(output, "phases"):
+            assert sum(row.get(part) or 0.0 for part in parts) == pytest.approx(row["step_s"])
+            assert row["forward_s"] > 0
+            assert row["host_to_device_s"] if row.get("host_to_device_s") else row["host_to_device_bytes"] is None
+        assert output.evidence["nulls"]["load_wait_s"] == "no torch DataLoader was used"
+
+
+def test_a_delay_on_one_rank_is_the_wait_of_the_other(accumulating: list[ScriptOutput]) -> None:
+    first, second = ([row["end_s"] - row["ready_s"] for row in output.tables["buckets"]] for output in accumulating)
+    assert len(first) == len(second) >= 2
+    waits = [one - min(one, two) for one, two in zip(first, second, strict=True)]
+    assert DELAY_S / 2 < median(waits) < 2 * DELAY_S
+    assert median([row["other_s"] for row in rows(accumulating[1], "phases")]) >= DELAY_S
+
+
+def test_collectives_match_across_ranks(accumulating: list[ScriptOutput]) -> None:
+    keys = ("step", "operation", "bytes", "collective")
+    first, second = (
+        [tuple(row[key] for key in keys) for row in output.tables["collectives"]] for output in accumulating
+    )
+    assert sorted(first) == sorted(second)
+    gradients = 4 * (64 * 128 + 128 * 256 + 256 + 256 * 64 + 64)
+    for step in {row["step"] for row in accumulating[0].tables["buckets"]}:
+        assert sum(row["bytes"] for row in accumulating[0].tables["buckets"] if row["step"] == step) == gradients
+
+
+def test_a_gan_has_one_step_per_cycle_of_its_optimizers(logs: Path) -> None:
+    for output in run_on(2, "gan.py", logs=logs):
+        assert output.failure is None
+        assert output.evidence["optimizer_calls_per_step"] == 3
+        assert output.evidence["optimizers"] == ["Adam", "Adam"]
+        assert output.evidence["samples_per_step"] == 2 * 6
+        assert all(row["backward_s"] > 0 and row["load_wait_s"] > 0 for row in rows(output, "phases"))
+
+
+def test_fsdp2_has_collectives_but_no_buckets(logs: Path) -> None:
+    for output in run_on(2, "fsdp2.py", logs=logs):
+        assert output.failure is None
+        assert output.tables["buckets"] == []
+        assert {row["operation"] for row in output.tables["collectives"]} >= {"all_gather"}
+        assert all(row["end_s"] > row["start_s"] for row in output.tables["collectives"])
+        assert all(0 <= row["hidden_s"] <= row["end_s"] - row["start_s"] for row in output.tables["collectives"])
+        assert output.evidence["samples_per_step"] == 4
+
+
+def test_a_script_has_its_own_modules_arguments_and_loader_processes(logs: Path) -> None:
+    for output in run_on(2, "own_modules/epochs.py", "--flag", "a b", logs=logs):
+        assert output.failure is None, Path(output.failure.log).read_text()
+        assert output.evidence["samples_per_step"] == 5
+        assert output.evidence["modules"] == ["DistributedDataParallel", "CrossEntropyLoss"]
+        steps_per_epoch = 80 // 2 // 5
+        after_epochs = {step for step in range(SHORT.needed_steps) if step and step % steps_per_epoch == 0}
+        assert set(output.evidence["evaluation_steps"]) == after_epochs
+        assert {row["step"] for row in rows(output, "evaluation")} == {
+            step for step in after_epochs if step >= SHORT.warmup_steps
+        }
+
+
+def test_a_loop_with_marked_steps_ends_by_itself_and_its_slow_loader_is_seen(logs: Path) -> None:
+    [output] = run_on(1, "stream.py", logs=logs)
+    assert output.failure is None
+    assert output.evidence["entry"] == "loop"
+    assert output.evidence["steps_run"] == SHORT.needed_steps
+    assert output.evidence["samples_per_step"] == 4
+    phases = rows(output, "phases")
+    assert all(row["load_wait_s"] >= 4 * 0.005 for row in phases)
+    assert median([row["load_wait_s"] / row["step_s"] for row in phases]) > 0.9
+    assert "the loop has ended" in next(logs.glob("stream*")).read_text()

@@ -1,0 +1,82 @@
+"""Loops that hide the parts of a step from a simple view: wrappers of optimizers, and modules that contain the loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainables.probe.job import ProbeJob, ScriptOutput
+from trainables.probe.session import probe_session
+
+SHORT = ProbeJob(warmup_steps=6, plain_steps=4, phase_steps=4, trace_steps=0)
+PARTS = ("forward_s", "loss_s", "backward_s", "optimizer_s", "other_s")
+
+
+def measured(step: Callable[[], Any]) -> ScriptOutput:
+    with probe_session(SHORT, rank=0) as session:
+        for _ in range(200):
+            step()
+    assert session.output is not None and session.output.failure is None
+    return session.output
+
+
+def phases(output: ScriptOutput) -> list[dict[str, Any]]:
+    return [row for row in output.tables["steps"] if row["window"] == "phases"]
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """An optimizer around another one, whose own `step` is never called."""
+
+    def __init__(self, parameters: Any):
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise AssertionError("not called")
+
+
+def test_a_wrapper_whose_step_is_never_called_is_no_optimizer_of_the_cycle() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = SharpnessAware(model.parameters())
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.ones(3, 4)).square().mean().backward()
+        optimizer.base.step()
+
+    output = measured(step)
+    assert output.evidence["optimizer_calls_per_step"] == 1
+    assert output.evidence["micro_batches"] == 2
+    assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in phases(output))
+
+
+class ManualOptimization(nn.Module):
+    """A module whose `forward` trains, as a LightningModule with manual optimization inside DDP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.discriminator = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.discriminator, self.generator)]
+
+    def forward(self, noise: torch.Tensor) -> None:
+        fake = self.generator(noise)
+        for optimizer, inputs in zip(self.optimizers, (fake.detach(), fake), strict=True):
+            self.discriminator(inputs).square().mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_module_that_contains_the_loop_is_no_forward_pass(layers: int) -> None:
+    inner = ManualOptimization()
+    outer: nn.Module = inner
+    for _ in range(layers - 1):
+        outer = nn.Sequential(outer)
+    output = measured(lambda: outer(torch.ones(3, 4)))
+    assert output.evidence["optimizer_calls_per_step"] == 2
+    assert sorted(output.evidence["modules"]) == ["Linear", "Linear"]
+    for row in phases(output):
+        assert all((row.get(part) or 0) >= 0 for part in PARTS), "no part is counted twice"
+        assert row["forward_s"] > 0 and row["backward_s"] > 0 and row["optimizer_s"] > 0
+        assert sum(row.get(part) or 0 for part in PARTS) == pytest.approx(row["step_s"], rel=1e-6)

@@ -1,0 +1,124 @@
+"""Declare the fields of a trial: their kinds, how reports compare their values, and those of a user's own code."""
+
+import difflib
+import shlex
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+FieldKind = Literal[
+    "loading", "storage", "execution", "communication", "layout", "batch", "machine", "workload", "recipe", "training",
+    "timing", "run",
+]  # fmt: skip
+"""What a field determines. Reports compare fields in this order.
+
+loading: how batches reach the device. storage: how samples are stored and read. execution: how a step runs.
+communication: what ranks exchange. layout: number of ranks and nodes. batch: batch size. machine: the machine, or the
+edition of the files. workload: what is computed. recipe: what is learned. training: how training by epochs proceeds.
+timing: how a step is timed. run: which run of a configuration it is.
+"""
+
+Door = Literal["factory", "script", "function"]
+"""How a user's code enters a study. The project's own models use the factory."""
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """Properties of a field besides its type, default and limits.
+
+    order: values, the reference first, which reports compare the others to; () for ascending order. table: reports
+    compare the values in a separate table ("own"), in the table of all settings, or not at all ("").
+    needs_epochs: the field applies only to training by epochs. image_folders_only: it applies only to image folders.
+    any_door: it also applies to scripts and train functions, which read no other field.
+    """
+
+    kind: FieldKind
+    order: tuple[Any, ...] = ()
+    table: Literal["own", "settings", ""] = ""
+    needs_epochs: bool = False
+    image_folders_only: bool = False
+    any_door: bool = False
+
+
+def field(
+    default: Any,
+    kind: FieldKind,
+    description: str,
+    *,
+    order: tuple[Any, ...] = (),
+    table: Literal["own", "settings", ""] = "",
+    needs_epochs: bool = False,
+    image_folders_only: bool = False,
+    any_door: bool = False,
+    **limits: Any,
+) -> Any:
+    """Declare a field of a trial, see `FieldFacts`. `limits` are passed to pydantic's `Field`."""
+    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only, any_door)
+    return Field(default, description=description, json_schema_extra={"facts": facts}, **limits)  # type: ignore[dict-item]
+
+
+class OwnCodeFields(BaseModel):
+    """The fields of a script or train function. All are empty in trials of the factory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    script: str = field(
+        "", "workload", "path of an unmodified torchrun script, replaces model and dataset", any_door=True
+    )
+    script_digest: str = field(
+        "", "machine", "hash of the script, so that an edited file is another trial", any_door=True
+    )
+    script_arguments: str = field(
+        "", "workload", "arguments of the script that do not vary, quoted for a shell", any_door=True
+    )
+    script_flags: str = field(
+        "", "execution", "arguments of the script that vary (--vary), quoted for a shell", any_door=True
+    )
+    script_env: str = field(
+        "", "execution", "environment variables of the script: NAME=value, quoted for a shell", any_door=True
+    )
+    train_function: str = field(
+        "", "workload", "FILE.py:NAME of a Ray Train function, replaces model and dataset", any_door=True
+    )
+    train_function_digest: str = field(
+        "", "machine", "hash of that file, so that an edited file is another trial", any_door=True
+    )
+    function_config: str = field(
+        "", "execution", "values in the train function's config that --vary sets, as JSON", any_door=True
+    )
+    bindings: str = field(
+        "",
+        "workload",
+        "fields passed to the script or to the function's config (--bind): FIELD=FLAG FIELD=FLAG",
+        any_door=True,
+    )
+    tokens_per_sample: int | None = field(
+        None,
+        "workload",
+        "tokens per sample of a script or train function; none: taken from integer inputs",
+        ge=1,
+        any_door=True,
+    )
+
+    @field_validator("bindings")
+    @classmethod
+    def _fields_and_flags(cls, value: str) -> str:
+        for entry in shlex.split(value):
+            name, equals, flag = entry.partition("=")
+            if not (equals and flag):
+                raise ValueError("is not FIELD=FLAG")
+            if name not in cls.model_fields:
+                near = difflib.get_close_matches(name, cls.model_fields, n=1)
+                raise ValueError(f"names no field of a trial{f'; did you mean {near[0]!r}?' if near else ''}")
+        return value
+
+    @property
+    def door(self) -> Door:
+        """How the user's code is run and measured."""
+        return "script" if self.script else "function" if self.train_function else "factory"
+
+    @property
+    def bound_fields(self) -> dict[str, str]:
+        """The script's flag, or the key of the function's config, by the field that is passed to it."""
+        return dict(entry.split("=", 1) for entry in shlex.split(self.bindings))

@@ -1,0 +1,190 @@
+"""Run a script as `python SCRIPT ARGUMENTS` would, with the probe installed. Started by `launch.run_script`.
+
+Everything of this project is imported before the script, and then forgotten: `study`, `analysis` and `trainables` are
+names that a script may use for its own modules.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    PROJECT = str(Path(__file__).resolve().parent.parent.parent)
+    sys.path[0] = PROJECT  # instead of this file's folder
+
+import contextlib
+import ctypes
+import json
+import mmap
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch.multiprocessing
+
+from trainables.messages import one_line
+from trainables.probe.job import ScriptJob
+from trainables.probe.loop import PROBE_MODULE
+from trainables.probe.output import measured
+from trainables.probe.probe import Probe
+
+NAMES = ("study", "analysis", "trainables")
+"""packages of this project, which a script may have as well"""
+
+PROGRESS_FILE, RESULT_FILE, ERROR_FILE, END_FILE, TRACE_FILE = (
+    "progress",
+    "result.json",
+    "error.json",
+    "end",
+    "trace.gz",
+)
+"""files in a job's folder: steps so far (a machine integer); what was measured; the script's exception; written by the
+parent when all ranks have measured; gzipped Chrome trace"""
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2)"""
+
+END_POLL_S = 0.01
+
+
+class StartsProcesses(RuntimeError):
+    """The script starts its ranks itself."""
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends. Exits if that has happened."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder through which the script and the rank that started it communicate."""
+
+    path: Path
+
+    def write(self, name: str, content: str) -> None:
+        """Write a file that appears complete."""
+        temporary = self.path / f"{name}.part"
+        temporary.write_text(content)
+        temporary.rename(self.path / name)
+
+    def progress(self) -> Callable[[int], None]:
+        """Return a function that publishes the number of steps, without a system call."""
+        with (self.path / PROGRESS_FILE).open("r+b") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
+        return lambda number: view.__setitem__(0, number)
+
+
+def main(job_path: Path) -> NoReturn:
+    """Run the job's script in this process, which ends with it."""
+    end_with_parent(int(os.environ.pop("SCALING_STUDY_PARENT")))
+    job, folder = ScriptJob.from_json(job_path.read_text()), Folder(job_path.parent)
+    process = os.getpid()
+
+    def save() -> None:
+        folder.write(RESULT_FILE, json.dumps(measured(probe)))
+
+    def on_end() -> None:
+        save()
+        if not probe.uses_loop:
+            _exit_with_all_ranks(folder)
+
+    probe = Probe(job.probe, folder.path / TRACE_FILE, folder.progress(), on_end)
+    probe.install()
+    _refuse_to_start_ranks()
+    try:
+        _run(job, probe)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            folder.write(ERROR_FILE, json.dumps({"type": "SystemExit", "text": end.code, "place": None, "bases": []}))
+    except BaseException as error:  # noqa: BLE001 - the parent reports every exception
+        _describe(error, job, folder)
+        code = 1
+    if os.getpid() != process:  # a forked process of the script
+        os._exit(code)
+    if not probe.ended:
+        with contextlib.suppress(Exception):  # a device that failed cannot be read
+            save()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)  # as the script has failed, no exit handler of its libraries may wait for other ranks
+    sys.exit(0)
+
+
+def _run(job: ScriptJob, probe: Probe) -> None:
+    """Execute the script as `__main__`."""
+    script = Path(job.script).resolve()
+    sys.argv = [job.script, *job.arguments]
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=str(script), __builtins__=__builtins__, __cached__=None)
+    handle = types.ModuleType(PROBE_MODULE)
+    vars(handle)["probe"] = probe
+    sys.path.remove(PROJECT)
+    sys.path.insert(0, str(script.parent))
+    sys.path.append(PROJECT)  # `from trainables.probe import steps`, unless the script has a module of that name
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]
+    sys.modules["__main__"] = module
+    sys.modules[PROBE_MODULE] = handle
+    exec(compile(script.read_bytes(), str(script), "exec"), vars(module))  # noqa: S102 - the script that was asked for
+
+
+def _refuse_to_start_ranks() -> None:
+    """Make functions that start one process per GPU raise StartsProcesses."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise StartsProcesses
+
+    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
+        for name in ("spawn", "start_processes"):
+            if callable(getattr(owner, name, None)) and not isinstance(getattr(owner, name), types.ModuleType):
+                setattr(owner, name, refuse)
+
+
+def _exit_with_all_ranks(folder: Folder) -> NoReturn:
+    """Wait until all ranks have measured, because the last step's communication may involve this process; then exit.
+
+    The script gets no opportunity to continue: no `except BaseException` and no exit handler runs.
+    """
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    while not (folder.path / END_FILE).exists():
+        time.sleep(END_POLL_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _describe(error: BaseException, job: ScriptJob, folder: Folder) -> None:
+    """Print the traceback without the frames of this file, and write the error's type, text and place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__]
+    print("Traceback (most recent call last):", file=sys.stderr)
+    print("".join(traceback.format_list(own)), end="", file=sys.stderr)
+    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+    folder_of_script = str(Path(job.script).resolve().parent)
+    users = [frame for frame in own if frame.filename.startswith(folder_of_script)] or own
+    place = f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else None
+    description = {
+        "type": type(error).__name__,
+        "bases": [base.__name__ for base in type(error).__mro__],
+        "text": one_line(error),
+        "errno": getattr(error, "errno", None),
+        "place": place,
+    }
+    folder.write(ERROR_FILE, json.dumps(description))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""Say in one line why a script has no complete result."""
+
+import errno
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from trainables.probe.job import FailureKind
+
+TAIL_BYTES = 64 * 1024
+"""part of the log that is searched for a reason"""
+
+ARGUMENT_EXIT_CODE = 2
+"""argparse, click and most other parsers exit with this code"""
+
+_ERROR_LINE = re.compile(r"^(?:\S+: )?error: .*|^[\w.]*(?:Error|Exception)\b: .*|^Usage: .*", re.IGNORECASE)
+
+
+def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
+    """Return kind and line of the exception that ended a script; `error` is what `child` wrote."""
+    bases, text, place = error["bases"], error["text"], error["place"]
+    at = f" ({place})" if place else ""
+    if "StartsProcesses" in bases:
+        return "starts_processes", (
+            f"the script starts its ranks itself{at}; the study starts one process per rank, as torchrun does: call "
+            "the function that trains one rank with RANK and LOCAL_RANK from the environment"
+        )
+    if "ImportError" in bases:
+        return "import", f"{text}{at}; install it in the environment of the study"
+    if "OutOfMemoryError" in bases or "MemoryError" in bases or "out of memory" in text.lower():
+        return "out_of_memory", f"out of memory{at}: {text}"
+    if error.get("errno") in (errno.EROFS, errno.EACCES, errno.EPERM) and "OSError" in bases:
+        return "read_only", f"cannot write{at}: {text}; pass the script another output folder"
+    if error["type"] == "SystemExit":
+        return "exit", f"the script exited: {text}"
+    return "error", f"{error['type']}: {text}{at}"
+
+
+def exit_code(code: int, log: str) -> tuple[FailureKind, str]:
+    """Return kind and line of a script that ended with a code other than 0 and without an exception."""
+    reason = last_error(log)
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; the kernel kills processes when the host's memory is full" if name == "SIGKILL" else ""
+        return "killed", f"the script was ended by {name}{hint}"
+    if code == ARGUMENT_EXIT_CODE and reason:
+        return "arguments", f"{reason}; give the script's arguments after --"
+    return "exit", f"the script exited with code {code}" + (f": {reason}" if reason else "")
+
+
+def last_error(log: str) -> str | None:
+    """Return the last line of a log that states an error, or None."""
+    for line in reversed(log.splitlines()):
+        if _ERROR_LINE.match(line.strip()):
+            return line.strip()
+    return None
+
+
+def too_few_steps(run: int, needed: int, starts_processes: bool) -> tuple[FailureKind, str]:
+    """Return kind and line of a script that ended by itself before its last window."""
+    if run:
+        return "early", (
+            f"the script ended after {run} optimizer steps, but {needed} are needed; let it run longer, or lower the "
+            "steps per window"
+        )
+    hint = "; it starts processes, in which the steps cannot be seen" if starts_processes else ""
+    return "no_step", (
+        f"the script ended without a step of a torch optimizer{hint}; if it has its own optimizer, mark the steps with "
+        "`for batch in steps(loader):`"
+    )
+
+
+def no_progress(run: int, seconds: float) -> tuple[FailureKind, str]:
+    """Return kind and line of a script that did not step in time."""
+    if run:
+        return "step_timeout", f"no optimizer step for {seconds:.0f} s after step {run}"
+    return "start_timeout", f"no optimizer step within {seconds:.0f} s after the start"

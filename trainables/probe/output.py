@@ -1,0 +1,59 @@
+"""Turn what a probe measured into the tables of a rank."""
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainables.probe.collectives import WINDOW, TraceRows, trace_rows
+from trainables.probe.job import Row
+from trainables.probe.probe import Probe
+from trainables.probe.rows import label_evaluations
+
+
+def measured(probe: Probe) -> dict[str, Any]:
+    """Return what a probe has measured so far, as values of JSON. Waits for the device."""
+    return {
+        "rows": probe.rows(),
+        "evaluated": sorted(probe.evaluated()),
+        "evidence": probe.evidence(),
+        "started_at": probe.started_at,
+        "ended_at": time.time(),
+        "complete": probe.ended,
+        "loop_ended": probe.ended and probe.uses_loop,
+    }
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """Rows by table, the evidence, and the trace."""
+
+    tables: dict[str, list[Row]]
+    evidence: dict[str, Any]
+    trace: bytes | None = None
+
+
+def rank_tables(
+    result: Mapping[str, Any], rank: int, evaluated: Collection[int], trace_file: Path, keep_trace: bool
+) -> RankTables:
+    """Return the tables and the evidence of a rank. Operations that could not be counted are taken from the trace.
+
+    `result`: of `measured`. `evaluated`: the steps in which any rank evaluated."""
+    rows = label_evaluations(result.get("rows", ()), evaluated)
+    found, trace = TraceRows([], [], {}), None
+    if trace_file.exists():
+        numbers = [row["step"] for row in result.get("rows", ()) if row["window"] == WINDOW]
+        found = trace_rows(trace_file, rank, numbers)
+        trace = trace_file.read_bytes() if keep_trace else None
+    last = found.last_gradients_s
+    tables = {
+        "steps": [{"rank": rank} | row | {"last_gradient_s": last.get(row["step"])} for row in rows],
+        "buckets": [row for row in found.buckets if row["step"] not in evaluated],
+        "collectives": [row for row in found.collectives if row["step"] not in evaluated],
+    }
+    evidence = dict(result.get("evidence", {}))
+    if evidence and evidence["step_flops"] is None and found.step_flops is not None:
+        nulls = {name: reason for name, reason in evidence["nulls"].items() if name != "step_flops"}
+        evidence |= {"step_flops": found.step_flops, "nulls": nulls}
+    return RankTables(tables, evidence, trace)

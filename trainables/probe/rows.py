@@ -1,0 +1,110 @@
+"""Build the rows of steps.parquet from the marks of a script's steps."""
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from trainables.probe.job import Row
+from trainables.probe.spans import Span, StepSpans
+from trainables.step.timing import Clock, Mark
+
+EVALUATION = "evaluation"
+"""window of steps that contain an evaluation pass; they belong to no measure"""
+
+GAPS: Mapping[tuple[str, str], str] = {
+    ("forward", "backward"): "loss",
+    ("forward", "loss"): "loss",
+    ("loss", "backward"): "loss",
+    ("backward", "optimizer"): "optimizer",
+    ("reduce", "optimizer"): "optimizer",
+    ("optimizer", "optimizer"): "optimizer",
+    ("backward", "reduce"): "reduce",
+    ("reduce", "reduce"): "reduce",
+}
+"""Part to which the time between two parts belongs: a loss function; clipping and unscaling before the optimizer. The
+time between all others is `other`."""
+
+
+def part_times(step: StepSpans, start: Mark, end: Mark, clock: Clock) -> Row:
+    """Return the seconds of each part of a step between two marks, which add up to `step_s`, and the bytes copied."""
+    row: Row = {"step_s": clock.seconds(start, end)}
+    edges = [Span("", start, 0.0, start), *step.spans, Span("", end, 0.0, end)]
+    for before, after in pairwise(edges):
+        gap = GAPS.get((before.name, after.name), "other")
+        _add(row, gap, clock.seconds(before.end, after.start))
+        if after.name:
+            _add(row, after.name, clock.seconds(after.start, after.end))
+    copies = [span for span in step.spans if span.name == "host_to_device"]
+    row["host_to_device_bytes"] = step.copied_bytes if copies else None
+    row["host_transfer_s"] = sum(span.end_s - span.start_s for span in copies) if copies else None
+    loads = [span for span in step.spans if span.name == "load_wait"]
+    row["host_load_s"] = sum(span.end_s - span.start_s for span in loads) if loads else None
+    return row
+
+
+def launch_times(step: StepSpans) -> Row:
+    """Return the host's seconds to issue the parts of a step to an idle device, and their sum.
+
+    The time between the parts is omitted, because that is where loops wait for the device (`loss.item()`).
+    """
+    row: Row = {}
+    for span in step.spans:
+        if span.name in ("forward", "loss", "backward", "reduce", "optimizer"):
+            name = f"{span.name}_launch_s"
+            row[name] = row.get(name, 0.0) + span.end_s - span.start_s
+    return row | ({"step_launch_s": sum(row.values())} if row else {})
+
+
+def _add(row: Row, part: str, seconds: float) -> None:
+    row[f"{part}_s"] = row.get(f"{part}_s", 0.0) + seconds
+
+
+def evaluation_steps(evaluated: Collection[int], windows: Sequence[str]) -> tuple[set[int], str | None]:
+    """Return the steps that contain an evaluation pass, and why they cannot be told apart, if so.
+
+    evaluated: steps in which a module was put in evaluation mode. windows: window of each step. If that happens in more
+    than half of the steps, it is part of a training step (a frozen module, a teacher).
+    """
+    timed = [step for step, window in enumerate(windows) if window != "warmup"]
+    if len([step for step in timed if step in evaluated]) * 2 > len(timed):
+        return set(), "most steps put a module in evaluation mode, so evaluation passes cannot be told from training"
+    return set(evaluated), None
+
+
+def unusual_inference(steps: Sequence[StepSpans], first: int) -> set[int]:
+    """Return the steps with more forward passes without gradients than most, numbered from `first`."""
+    if not steps:
+        return set()
+    usual = statistics.median_low([step.inference_passes for step in steps])
+    return {first + index for index, step in enumerate(steps) if step.inference_passes > usual}
+
+
+def label_evaluations(rows: Sequence[Row], evaluated: Collection[int]) -> list[Row]:
+    """Return the rows of a rank with `evaluated` steps in a window of their own, and the seconds of each window.
+
+    `window_s` is the sum of the other steps, so that a window is as long as its training steps. `evaluated` are those
+    of any rank, because the others wait for it.
+    """
+    labelled = [
+        row | {"window": EVALUATION} if row["step"] in evaluated and row["window"] != "warmup" else dict(row)
+        for row in rows
+    ]
+    seconds: dict[str, float] = {}
+    for row in labelled:
+        if row["step_s"] is not None:
+            seconds[row["window"]] = seconds.get(row["window"], 0.0) + row["step_s"]
+    timed = ("plain", "phases", "communication")
+    return [row | {"window_s": seconds.get(row["window"]) if row["window"] in timed else None} for row in labelled]
+
+
+def usual(values: Sequence[int | None]) -> int | None:
+    """Return the most common known value, or None."""
+    known = [value for value in values if value is not None]
+    return statistics.mode(known) if known else None
+
+
+def per_step(steps: Sequence[StepSpans], name: str) -> list[Any]:
+    """Return, per step, the sum of a list of counts; None if it is empty or one of them is unknown."""
+    lists = [getattr(step, name) for step in steps]
+    return [sum(values) if values and None not in values else None for values in lists]
