@@ -95,9 +95,10 @@ def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, c
     for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
         x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # numbers of ranks are integers
         nodes = [model.series.nodes_of(int(size), per_node) for size in x]
-        curve = predict(model, x.tolist(), nodes=nodes if model.series.knows_network else None)
+        knows_network = model.knows_network(int(x[-1]), nodes[-1])
+        curve = predict(model, x.tolist(), nodes=nodes if knows_network else None)
         axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
-    has_interval = curve["efficiency_low"].notna() & (model.series.knows_network | (np.array(nodes) == 1))
+    has_interval = curve["efficiency_low"].notna() & (knows_network | (np.array(nodes) == 1))
     shaded = curve[has_interval]
     low, high = 100 * shaded["efficiency_low"], 100 * shaded["efficiency_high"]
     axis.fill_between(shaded["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)

@@ -173,16 +173,17 @@ def _row(
         row |= {"batch_per_gpu": batch, "global_batch": batch * size, "interconnect": series.interconnect}
         frame = pd.DataFrame([row | {"caveat": HOST_BOUND if series.host_bound else MEASURED}])
         return frame.reindex(columns=FORECAST_COLUMNS).astype({"not_resolved": object})
-    frame = predict(basis, [size], nodes=[nodes if series.knows_network else 1])
+    knows_network = basis.knows_network(size, nodes)
+    frame = predict(basis, [size], nodes=[nodes if knows_network else 1])
     frame["nodes"] = nodes
     if link is not None:
         frame = _on_stated_link(basis, frame, link, nodes)
-    is_beyond = nodes > 1 and not series.knows_network and link is None
+    is_beyond = nodes > 1 and not knows_network and link is None
     if is_beyond:
         of_interval = [name for name in ROW_COLUMNS if name.endswith(("_low", "_high"))]
         frame = frame.assign(**dict.fromkeys(of_interval, np.nan), not_resolved=False)
     return frame.assign(
-        caveat=NETWORK if is_beyond else NOT_RESOLVED if frame["not_resolved"].iloc[0] else None,
+        caveat=NETWORK if is_beyond else NOT_RESOLVED if frame["step_s_low"].isna().iloc[0] else None,
         interconnect=link.label if link else series.interconnect,
         measured_step_s=measured_step_s,
         measured_error=frame["step_s"] / measured_step_s - 1,

@@ -117,6 +117,10 @@ class ScalingModel:
         total = sum(weight for _, weight in defined)
         return [law_fit for law_fit, _ in defined], [weight / total for _, weight in defined]
 
+    def knows_network(self, size: int, nodes: int) -> bool:
+        """Return True if some law predicts `size` ranks over several nodes from measurements over several nodes."""
+        return self.series.knows_network and bool(self.laws_at(self.series.at([size], [nodes]))[0])
+
     def log_step(self, points: Points) -> Array:
         """Return the predicted log step: the average over laws, of shape (points,)."""
         laws, weights = self.laws_at(points)

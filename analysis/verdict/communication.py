@@ -32,7 +32,9 @@ def slowdown(analysis: Analysis) -> str | None:
     listed = join([f"{_ms(value)} {SLOWDOWN_LABELS[str(name)]}" for name, value in parts.items()])
     remainder = row["remainder_s"]
     rest = (
-        f"{_ms(remainder)} remain unexplained" if remainder >= 0 else f"{_ms(-remainder)} more than the slowdown itself"
+        f"{_ms(remainder)} remain unexplained"
+        if remainder > -5e-5
+        else f"{_ms(-remainder)} more than the slowdown itself"
     )
     label = _label(analysis, row["configuration"], without=("world_size", "nodes"))
     return (

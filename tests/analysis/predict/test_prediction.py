@@ -302,6 +302,14 @@ def test_a_second_node_is_predicted_by_the_laws_that_know_its_network() -> None:
     assert row["step_s_high"] / row["step_s_low"] < 1.2
 
 
+def test_a_network_helps_no_law_without_the_size_of_the_gradients() -> None:
+    fits = pd.DataFrame({"nodes": [2], "world_size": [4], "latency_s": [6e-4], "bus_bytes_per_s": [10e9]})
+    [model] = models_of([replace(series({1: 0.020, 2: 0.024}), fits=fits)])
+    assert model.series.knows_network
+    assert not model.knows_network(4, 2)
+    assert model.knows_network(4, 1)
+
+
 def test_with_two_numbers_of_ranks_the_interval_spans_the_laws() -> None:
     [model] = models_of([series({1: 0.020, 2: 0.024}, 0.001)])
     assert model.held_out is None

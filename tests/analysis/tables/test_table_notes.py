@@ -60,10 +60,11 @@ def test_shares_of_phases_refer_to_the_step_of_their_row() -> None:
         assert "only nearly" in TABLES[name](analysis).note, name
 
 
-def test_held_out_error_notes_that_it_chose_the_law(tmp_path: Path) -> None:
+def test_held_out_error_notes_that_nothing_of_the_held_out_size_weighs_the_laws(tmp_path: Path) -> None:
     trials = grid({}, world_size=[1, 2, 4], repeat=range(2))
     analysis = with_models(
         analyse(load_reduced(write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1})))
     )
-    for table, column in (("predictions", "held-out error (%)"), ("laws", "mean error (%)")):
-        assert "The law is chosen by this error" in dict(TABLES[table](analysis).definitions())[column]
+    for table, column in (("predictions", "held-out error (%)"), ("laws", "held out")):
+        meaning = dict(TABLES[table](analysis).definitions())[column]
+        assert "fitted and weighted without the largest number of ranks" in meaning
