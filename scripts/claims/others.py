@@ -95,6 +95,7 @@ STATED = {
         ("at least 90 % of the batches", "setting"),
         ("from 4 B to 1 GiB", "setting"),
         ("beyond the 1 % point of the others", "definition"),
+        ("exceeds 10 % of the growth", "goal"),
         ("| 1 | a configuration is a regression: its complete interval lies more than 5 % below", "exit code"),
         ("(a loss of exactly 5 % does", "example of an option"),
         ("| 3 | no regression, but", "exit code"),
