@@ -119,18 +119,6 @@ FAULTS: Entries = [
 ]
 
 CHECKS: Entries = [
-    stated("of 20,000 studies per case", "setting"),
-    says(
-        "contained the true value in {} % of 20,000 studies per case with 2 repeats, {} % with 3, {} % with 5 (goal: "
-        "{} to {}) and {} % with 10",
-        *(100 * figure("coverage", f"coverage of speed-up, {n} repeats, one worker group") for n in (2, 3, 5)),
-        *(100 * goal("coverage", "coverage of speed-up, 5 repeats, one worker group", end) for end in (0, 1)),
-        100 * figure("coverage", "coverage of speed-up, 10 repeats, one worker group"),
-    ),
-    says(
-        "5 repeats covered only {} %",
-        100 * figure("coverage", "coverage of speed-up, 5 repeats, 2 worker groups, which spread by 1 % besides"),
-    ),
     stated("at most one of twenty studies of 100 trials", "limit of the test"),
     says(
         "takes {} s on two quiet cores ({} s of CPU time; goal: {} s)",
