@@ -55,7 +55,9 @@ def log_estimates(
         raise ValueError(f"{value} must be > 0 to take its logarithm")
     data["y"] = np.log(data["value"])
     n = data.groupby("by")["y"].count()
-    names = data.groupby("by")["group"].agg(lambda groups: tuple(sorted(set(groups))))
+    names = pd.Series(
+        {key: tuple(sorted(set(part))) for key, part in data.groupby("by")["group"]}, index=n.index, dtype=object
+    )
     groups = names.map(len).astype(int)
     repeated = n > 1
     by_group = bool((groups[repeated] > 1).sum() * 2 >= repeated.sum())
@@ -136,7 +138,7 @@ def ratios_to_reference(estimates: pd.DataFrame, reference: pd.Series) -> pd.Dat
 
 def is_resolved(low: Array | float, high: Array | float) -> Array | bool:
     """Return True if an interval is narrow enough to be printed: its ends differ by at most the factor `WIDEST`."""
-    return high <= WIDEST * low  # type: ignore[no-any-return]
+    return high <= WIDEST * low
 
 
 _Part = tuple[Array, Array]

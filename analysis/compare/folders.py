@@ -131,7 +131,8 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
     ranks = rank_noun(found["device"])
 
     def labels(indices: Iterable[int]) -> tuple[str, ...]:
-        return tuple(configuration_label(found.loc[i], varying, ranks) or "all trials" for i in sorted(indices))
+        rows = found.loc[sorted(indices)].iterrows()
+        return tuple(configuration_label(row, varying, ranks) or "all trials" for _, row in rows)
 
     rows = _ratios(both[both["status"] == "done"], common).join(found[list(axes)])
     rows.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in rows.index])
@@ -143,8 +144,8 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
         rows.loc[order.sort_values(["last", "ratio"], kind="stable").index].reset_index(drop=True),
         axes,
         tuple(
-            Failure(label, *failures.loc[index, ["status", "reason"]], int(failures.loc[index, "trials"]))
-            for index, label in zip(sorted(failed), labels(failed), strict=True)
+            Failure(label, str(row["status"]), str(row["reason"]), int(row["trials"]))
+            for label, (_, row) in zip(labels(failed), failures.loc[sorted(failed)].iterrows(), strict=True)
         ),
         labels({*done["a"]} - {*done["b"]} - failed),
         labels({*done["b"]} - {*done["a"]}),

@@ -46,8 +46,8 @@ def batch_size(analysis: Analysis) -> Figure | None:
     colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
     batches = sorted(curve["batch_per_gpu"].unique())
     is_wide = curve["throughput_samples_per_s_more"] > 0
-    ends = [curve["throughput_samples_per_s"], curve["throughput_samples_per_s_high"].mask(is_wide)]
-    highest = 1.08 * max(end.max() for end in ends if end.notna().any())
+    tops = [curve["throughput_samples_per_s"], curve["throughput_samples_per_s_high"].mask(is_wide)]
+    highest = 1.08 * max(top.max() for top in tops if top.notna().any())
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         for axis, (key, panel) in zip(axes, panels, strict=False):

