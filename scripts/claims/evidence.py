@@ -118,7 +118,56 @@ FAULTS: Entries = [
     stated("link cut for 30 s", "setting"),
 ]
 
+_SPREADS = (
+    "equal groups",
+    "groups differ by 1 sigma",
+    "groups differ by 3 sigma",
+    "1 sigma, spreads differ",
+    "3 sigma, spreads differ, groups too",
+    "shared by 1 sigma",
+    "shared by 3 sigma",
+    "5 % outliers",
+)
+
+
+def _covered(layout: str, kind: str) -> tuple[Value, Value]:
+    """Return the coverage of throughputs and speed-ups of a case, in percent."""
+    throughput, speed_up = (
+        100 * figure("coverage", f"coverage of {of}, {layout} repeats, {kind}") for of in ("throughput", "speed-up")
+    )
+    return throughput, speed_up
+
+
+def _coverage_rows() -> list[tuple[str | Cell, ...]]:
+    rows: list[tuple[str | Cell, ...]] = []
+    for kind in (*_SPREADS, "shared by 3 sigma, 10 % missing"):
+        layouts = ("2+1", "3+2", "1+1+1", "1x5") if kind in _SPREADS else ("1+1+1", "1x5")
+        values = [_covered(layout, kind) for layout in layouts]
+        cells: list[str | Cell] = [cell("{:1v} / {:1v}", *pair) for pair in values]
+        shown = [value for pair in values for value in pair]
+        width: str | Cell = "–"
+        if kind in _SPREADS:
+            ratio = figure("coverage", f"width of speed-up, 1x5 / that of the former rule, 2+1, {kind}")
+            width, shown = cell("{:2v}", ratio), [*shown, ratio]
+        rows.append((kind, *["–"] * (4 - len(cells)), *cells, width, yes_no(*shown)))
+    return rows
+
+
 CHECKS: Entries = [
+    says(
+        "(goal: {} to {} %;",
+        *(100 * goal("coverage", "coverage of speed-up, 1x5 repeats, equal groups", end) for end in (0, 1)),
+    ),
+    says(
+        "at most {} times as wide",
+        goal("coverage", "width of speed-up, 1x5 / that of the former rule, 2+1, equal groups"),
+    ),
+    stated("4,000 generated studies per case, 1,000 if trials are missing", "setting"),
+    shows(
+        "coverage",
+        ("groups", "2+1", "3+2", "1+1+1", "1x5", "width, 1x5 / former rule, 2+1", "goals met"),
+        _coverage_rows(),
+    ),
     stated("at most one of twenty studies of 100 trials", "limit of the test"),
     says(
         "takes {} s on two quiet cores ({} s of CPU time; goal: {} s)",
