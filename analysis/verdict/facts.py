@@ -23,13 +23,20 @@ def facts(analysis: Analysis) -> list[Facts]:
     """Return the fields of the timed and of the trained trials, without those that have no effect."""
     names = [*analysis.axes, *analysis.fixed]
     trained = analysis.accuracy
-    if trained is None or analysis.configurations.empty:
-        rows = analysis.configurations if trained is None else trained.runs
-        return [_facts(analysis, "", rows, names)]
-    both = [name for name in analysis.fields.facts if name in trained.runs and name not in ("repeat", "seed")]
+    of_training = set(analysis.fields.of_kind("recipe", "training")) - {"optimizer"}
+    timed = [name for name in names if name in analysis.axes or name not in of_training]
+    if trained is None:
+        return [_facts(analysis, "", analysis.configurations, timed)]
+    learned = [
+        name
+        for name in analysis.fields.facts
+        if name in trained.runs and name not in ("repeat", "seed", *analysis.fields.timing)
+    ]
+    if analysis.configurations.empty:
+        return [_facts(analysis, "", trained.runs, learned)]
     return [
-        _facts(analysis, "Timed trials", analysis.configurations, names),
-        _facts(analysis, "Trained trials", trained.runs, both),
+        _facts(analysis, "Timed trials", analysis.configurations, timed),
+        _facts(analysis, "Trained trials", trained.runs, learned),
     ]
 
 

@@ -27,7 +27,7 @@ def ladder(analysis: Analysis) -> str | None:
     if len(rows) < 2:
         return None
     if (rows["cumulative_ratio_more"] > 0).any():
-        needed = further_repeats(float(rows["cumulative_ratio_more"].max()))
+        needed = further_repeats(float(rows[["step_ratio_more", "cumulative_ratio_more"]].astype(float).max().max()))
         return f"The speed-ups of the ladder are not resolved (need {needed})."
     speed_up = rows["cumulative_ratio"].astype(float)
     step_ratios = rows.set_index("rung")["step_ratio"].astype(float).dropna()

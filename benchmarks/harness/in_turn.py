@@ -21,6 +21,7 @@ from benchmarks.harness.sides import ddp_options
 from benchmarks.harness.turns import LEAD_STEPS, Turns
 from trainables.build import build_workload
 from trainables.data.loader import device_of
+from trainables.measure import windows
 from trainables.step.timing import clock_for
 from trainables.trial import Trial
 from trainables.workload import Workload
@@ -45,6 +46,9 @@ def in_turn(folder: str, steps: int, same_process: bool, trial: Trial) -> Worklo
             return SameProcess(*_bare(trial, device, steps), Path(folder) / f"bare-{rank}.json")
         return Turns(Path(folder) / "turns", "A", rank)
 
+    # On CPU ranks, a plain window in parts would mix its blocks with those of the phases window. The group of this
+    # process serves such trials only.
+    windows.PLAIN_PARTS = 1
     blocks = Blocks(Path(folder), rank, steps, trial.settling_steps, trial.steps, synchronize, others)
 
     return Watched(**vars(workload), at_begin=blocks)

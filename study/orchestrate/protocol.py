@@ -38,7 +38,7 @@ class Job:
     """Only run a step of a user's workload on rank 0, without measuring it."""
 
 
-_OPTIONAL = ("plain_window", "probe")
+_OPTIONAL = ("plain_window", "tokens_per_sample", "unread_fields", "probe")
 
 
 @dataclass(frozen=True)

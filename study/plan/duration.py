@@ -43,7 +43,7 @@ DECODE_S = 5e-3
 """Seconds to decode and crop a JPEG of 224 pixels on one core (docs/storage.md)."""
 
 UNKNOWN_STEP_S = {"cpu": 0.2, "cuda": 0.1}
-"""Assumed for a user's own workload, whose operations are unknown."""
+"""Assumed for a user's own code, whose operations are unknown."""
 
 VALIDATION = 1.1
 """Time of an epoch with validation, relative to its training steps."""
@@ -54,7 +54,7 @@ _ISSUE_BUSY_AND_COPY_STEPS = 25
 
 def step_s(trial: Trial) -> float:
     """Return the modelled seconds of an optimizer step: the longest of computation, launches and loading."""
-    if trial.workload:
+    if runs_own_code(trial):
         return UNKNOWN_STEP_S[trial.device] * trial.accumulation_steps
     model, data = MODELS[trial.model], DATASETS[trial.dataset]
     samples = trial.batch_per_gpu * trial.accumulation_steps
@@ -64,6 +64,11 @@ def step_s(trial: Trial) -> float:
         compute_s += 1e6 * model.million_weights * (CPU_WEIGHT_S + exchange_s)
     launch_s = GRAPH_LAUNCH_S if trial.captured else LAUNCH_S[trial.device]
     return max(compute_s, launch_s * trial.accumulation_steps, _load_s(trial, data) * samples)
+
+
+def runs_own_code(trial: Trial) -> bool:
+    """Return True if a user's script, function or workload is trained, whose operations are unknown."""
+    return bool(trial.workload or trial.door != "factory")
 
 
 def trial_s(trial: Trial) -> float:

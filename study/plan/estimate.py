@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from study.errors import counted
-from study.plan.duration import AROUND_S, START_S, trial_s
+from study.plan.duration import AROUND_S, START_S, UNKNOWN_STEP_S, runs_own_code, trial_s
 from study.plan.placement import ProcessKind, can_share_host
 from study.plan.trials import PlannedTrial
 from trainables.fields import fields_of_kind
@@ -100,8 +100,10 @@ def _is_shared(trial: Trial, concurrent: int) -> bool:
 
 def _basis(sources: Mapping[str, int], records: int, pending: Sequence[Trial]) -> str:
     """Return which trials the estimate takes from records, and which from the model."""
+    own = next((trial for trial in pending if runs_own_code(trial)), None)
+    assumed = f", assuming steps of {UNKNOWN_STEP_S[own.device]:g} s of your own code" if own else ""
     if sources["model"] == len(pending) and not records:
-        return "estimate from operations and typical rates, no trial is recorded yet"
+        return f"estimate from operations and typical rates{assumed}, no trial is recorded yet"
     parts = [f"{counted(records, 'recorded trial')}"]
     if sources["similar"]:
         changes = "batch, loader workers or precision" + (" or recipe" if any(t.epochs for t in pending) else "")

@@ -46,13 +46,16 @@ class Study:
     def with_overrides(self, axes: Mapping[str, tuple[Any, ...]], repeats: int | None = None) -> "Study":
         """Return this study with other values on some axes.
 
-        The batch is either per GPU or global: overriding one removes the other.
+        The batch is either per GPU or global: overriding one removes the other. A user's workload replaces model and
+        data of the study.
         """
         removed = set(axes)
         if _BATCH_FIELDS & set(axes):
             removed |= _BATCH_FIELDS
         if "steps" in axes:
             removed.add("epoch_steps")
+        if any(axes.get("workload", ())):
+            removed |= {"model", "dataset", "image_size", "sequence_length"}
 
         def remaining(fields: Fields) -> Fields:
             return {name: value for name, value in fields.items() if name not in removed}

@@ -48,6 +48,8 @@ def test_timed_and_trained_trials_have_facts_of_their_own(tmp_path: Path) -> Non
     assert dict(timed.constant)["model"] == "vgg19" and dict(trained.constant)["model"] == "mlp"
     assert [value for _, value in timed.varied] == ["2, 4"]
     assert "sequence length" not in dict(timed.constant), "it has no effect on images"
+    assert "lr rule" in dict(trained.constant) and "lr rule" not in dict(timed.constant)
+    assert "sweep bytes" in dict(timed.constant) and "sweep bytes" not in dict(trained.constant)
 
 
 def test_a_small_form_has_a_banner_in_both_reports(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-import analysis
+from analysis.read.results import load
+from analysis.study import analyse
 from study.capacity import NodeCapacity
 from study.errors import DONE, SOME_FAILED
 from study.orchestrate.driver import UserCodeError
@@ -31,7 +32,7 @@ QUICK: dict[str, Any] = {"steps": 3, "warmup_steps": 6, "account_steps": 2, "swe
 
 
 def script_trial(path: str, flags: str = "", **fields: Any) -> Trial:
-    return Trial(**QUICK, script=path, script_digest="0", script_flags=flags, **fields)
+    return Trial(**{**QUICK, "script": path, "script_digest": "0", "script_flags": flags, **fields})
 
 
 # ------------------------------------------------------------------------------- policy, on simulated ranks
@@ -181,7 +182,6 @@ def test_failures_of_a_real_script_are_rows_with_its_output(tmp_path: Path) -> N
     path = tmp_path / "train.py"
     path.write_text(BROKEN)
     trials = [script_trial(str(path), flags, account_steps=0) for flags in ("", "--large", "--short", "--exit")]
-    trials = [trial.but(account_steps=0) for trial in trials]
     store = new_store(tmp_path / "results")
     run_trials("test", [trials], store, local_cluster(NODES), ranks=LocalProcesses(), trial_timeout_s=120)
     records = {record["trial"]["script_flags"]: record for record in store.records()}
@@ -193,10 +193,6 @@ def test_failures_of_a_real_script_are_rows_with_its_output(tmp_path: Path) -> N
     assert "Tried to allocate 8 GiB" in log
 
 
-def study_of(out: str) -> Store:
-    return Store.at(out)
-
-
 def test_the_example_script_is_studied_on_two_ranks(
     local_ray: str, results_folder: str, no_figures: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,10 +202,9 @@ def test_the_example_script_is_studied_on_two_ranks(
     )
     assert main(shlex.split(arguments)) == DONE
     assert capsys.readouterr().out.strip().endswith("index.html")
-    results = analysis.load(results_folder)
-    frame = analysis.analyse(results) if hasattr(analysis, "analyse") else None
-    assert frame is None or len(frame.configurations) == 4
-    records = study_of(results_folder).records()
+    configurations = analyse(load(results_folder)).configurations
+    assert sorted(configurations["batch_per_gpu"]) == [16, 16, 32, 32]
+    records = Store.at(results_folder).records()
     assert [record["status"] for record in records] == ["done"] * 4
     for record in records:
         batch = int(record["trial"]["script_flags"].split()[-1])
@@ -228,7 +223,7 @@ def test_the_example_train_function_is_studied_on_two_ranks(
         f"--repeats 1 --set sweep_bytes=4096 --address {local_ray} --out {results_folder}"
     )
     assert main(shlex.split(arguments)) == DONE
-    [record] = study_of(results_folder).records()
+    [record] = Store.at(results_folder).records()
     assert record["status"] == "done"
     assert [rank["probe"]["samples_per_step"] for rank in record["environment"]["ranks"]] == [16, 16]
 
@@ -243,7 +238,7 @@ def test_a_script_that_does_not_run_ends_the_command_with_one_line(
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1
     assert "No module named 'a_module_that_is_not_installed' (train.py:1)" in errors[0]
-    assert study_of(results_folder).records() == []
+    assert Store.at(results_folder).records() == []
 
 
 @pytest.mark.parametrize("name", ["train_script.py", "train_function.py"])

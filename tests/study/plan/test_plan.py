@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity, default_cpus_per_rank
-from study.plan.duration import AROUND_S, START_S, trial_s
+from study.plan.duration import AROUND_S, START_S, step_s, trial_s
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import PlanError, fit, plan_trials, pruned_by
 from study.studies.study import Study
@@ -294,6 +294,13 @@ def test_without_records_the_time_is_modelled_from_operations_and_includes_start
     assert estimated.duration_s == pytest.approx(modelled_s + 3 * START_S["cuda"] + AROUND_S["cuda"])
     assert estimated.cost == pytest.approx(2.0 * (modelled_s + 3 * START_S["cuda"]) * 2 / 3600)
     assert "estimate" in estimated.basis
+
+
+def test_the_step_of_a_workload_is_assumed_and_the_estimate_says_so() -> None:
+    grid = study(workload=("mine.py:build",))
+    [trial] = [row.trial for row in plan_trials(grid, HOST) if row.trial]
+    assert step_s(trial) == step_s(trial.but(batch_per_gpu=512))
+    assert "assuming steps of 0.1 s of your own code" in estimate(plan_trials(grid, HOST), [], None).basis
 
 
 def test_records_of_other_trials_scale_the_model() -> None:

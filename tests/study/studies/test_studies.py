@@ -179,6 +179,14 @@ def test_the_default_study_is_estimated_to_take_at_most_four_minutes_on_two_core
         assert estimate(plan_trials(STUDIES["default"](host), host), [], None).duration_s < 60 * minutes
 
 
+def test_a_workload_replaces_the_models_of_a_study() -> None:
+    study = STUDIES["default"](GPU_HOST).with_overrides({"workload": ("mine.py:build",)})
+    assert set(study.axes) == {"world_size", "batch_per_gpu", "workload"}
+    assert not {"model", "dataset", "image_size"} & set(study.base)
+    both = STUDIES["default"](GPU_HOST).with_overrides({"workload": ("mine.py:build",), "model": ("a", "b")})
+    assert both.axes["model"] == ("a", "b"), "the workload may read trial.model"
+
+
 def test_weak_fixes_the_batch_per_gpu_and_strong_the_global_batch() -> None:
     weak = [row.trial for row in plan_trials(STUDIES["weak"](GPU_HOST), GPU_HOST)]
     strong = [row.trial for row in plan_trials(STUDIES["strong"](GPU_HOST), GPU_HOST)]

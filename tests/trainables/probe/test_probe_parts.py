@@ -23,7 +23,7 @@ from trainables.probe.probe import BOUNDARY
 from trainables.probe.rows import label_evaluations
 from trainables.probe.session import Session, probe_session
 
-SHORT = ProbeJob(warmup_steps=6, plain_steps=5, phase_steps=4, trace_steps=2)
+SHORT = ProbeJob(warmup_steps=6, plain_steps=5, phase_steps=4, issue_steps=3, trace_steps=2)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,42 @@ def test_a_train_function_ends_after_the_last_window_and_leaves_torch_as_it_was(
     model = nn.Linear(4, 4)
     assert train(model, 3) == 3
     assert "_compiled_call_impl" not in vars(model)
+
+
+def test_the_host_time_of_a_step_is_that_of_its_parts() -> None:
+    output = result_of(10_000).output
+    assert output is not None
+    issue = [row for row in output.tables["steps"] if row["window"] == "issue"]
+    assert len(issue) == SHORT.issue_steps
+    parts = ("forward_launch_s", "backward_launch_s", "optimizer_launch_s")
+    for row in issue:
+        assert row["step_launch_s"] == pytest.approx(sum(row[part] for part in parts))
+        assert 0 < row["step_launch_s"] <= row["step_s"]
+
+
+def train_with_closure(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).sum()
+        loss.backward()
+        return loss
+
+    while True:
+        optimizer.step(closure)
+
+
+def test_the_passes_inside_an_optimizer_call_are_not_the_optimizer() -> None:
+    with probe_session(SHORT, rank=0) as session:
+        train_with_closure(nn.Linear(4, 4))
+    assert session.output is not None
+    phases = [row for row in session.output.tables["steps"] if row["window"] == "phases"]
+    assert len(phases) == SHORT.phase_steps
+    for row in phases:
+        assert min(row["forward_s"], row["backward_s"], row["optimizer_s"]) > 0
+        parts = ("forward_s", "loss_s", "backward_s", "optimizer_s", "other_s")
+        assert sum(row.get(part, 0.0) for part in parts) == pytest.approx(row["step_s"])
 
 
 def test_a_train_function_that_ends_early_says_how_many_steps_are_missing() -> None:
