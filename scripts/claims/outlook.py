@@ -1,5 +1,6 @@
 """Figures of docs/evidence.md: predictions, and what a large batch does."""
 
+import re
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -16,12 +17,14 @@ from scripts.claims.sources import (
     figure,
     figures,
     frames,
+    goal,
     missed,
     number,
     one,
     samples,
     summary,
     table,
+    yes_no,
 )
 
 PAGE = "docs/evidence.md"
@@ -29,33 +32,41 @@ says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table
 
 # ------------------------------------------------------------------------------------------------------- predictions
 
-KINDS = {"all": "", "not host-bound on 1 and 2": " (not host-bound on 1 and 2)", "`auto`": " (interconnect auto)"}
+KINDS = {
+    "all {} series": "",
+    "{} not host-bound": " (not host-bound on 1 and 2)",
+    "{} on the real link (`auto`)": " (interconnect auto)",
+}
+MEASURES = (
+    ("mean absolute error of the step", "mean absolute error", 100, 1, " %"),
+    ("largest error", "largest error", 100, 0, " %"),
+    ("error / naive error if efficiency is below 0.9", "error / naive error where efficiency < 0.9", 1, 2, ""),
+    ("steps within their interval", "share of measured steps in their 95 % prediction interval", 100, 0, " %"),
+)
 
 
-def _prediction(name: str, kind: str, counted: bool = False) -> Value:
-    """Return a figure of `prediction`; `counted` ones end with the number of series."""
-    if not counted:
-        return figure("prediction", name + KINDS[kind])
-    ending = KINDS[kind].replace("(", r"\(").replace(")", r"\)")
-    return figures("prediction", rf"{name}{ending}, \d+ series")[0]
+def _full_name(name: str, kind: str) -> str:
+    """Return the name of a figure of `prediction`. Some end with the number of series."""
+    pattern = rf"{re.escape(name + KINDS[kind])}(, \d+ series)?"
+    return next(full for full in summary("prediction") if re.fullmatch(pattern, full))
 
 
-def _prediction_rows() -> list[tuple[str | Cell, ...]]:
-    naive = "error / naive error where efficiency < 0.9"
-    covered = "share of measured steps in their 95 % prediction interval"
-    measures = (
-        ("series", "series", False, 1, "{:0}", "at least 12"),
-        ("mean absolute error of the step", "mean absolute error", False, 100, "{:1} %", "3 %"),
-        ("largest error", "largest error", False, 100, "{:0} %", "8 %"),
-        ("error / naive error if efficiency is below 0.9", naive, True, 1, "{:2}", "0.5"),
-        ("steps in their 95 % prediction interval", covered, True, 100, "{:0} %", "at least 93 %"),
-    )
-    rows: list[tuple[str | Cell, ...]] = []
-    for label, name, counted, factor, form, target in measures:
-        values = [_prediction(name, kind, counted) for kind in KINDS]
-        answers = ", ".join("yes" if value.holds else "no" for value in values)
-        rows.append((label, *(cell(form, factor * value) for value in values), target, Cell(answers, tuple(values))))
-    return rows
+GOALS = [figure("prediction", _full_name(name, kind)) for _, name, *_ in MEASURES for kind in KINDS]
+
+
+def _prediction_row(label: str, name: str, factor: int, decimals: int, unit: str) -> tuple[str | Cell, ...]:
+    """Return a measure of each kind of series, with its goal, and whether the goals are met."""
+    names = [_full_name(name, kind) for kind in KINDS]
+    cells = [
+        cell(
+            f"{{:{decimals}}}{unit} (goal {{:g}}{unit})",
+            factor * figure("prediction", full),
+            factor * goal("prediction", full),
+        )
+        for full in names
+    ]
+    answers = [yes_no(figure("prediction", full)) for full in names]
+    return label, *cells, Cell(", ".join(map(str, answers)), tuple(figure("prediction", full) for full in names))
 
 
 def _series(**fields: Any) -> list[dict[str, Any]]:
@@ -63,17 +74,80 @@ def _series(**fields: Any) -> list[dict[str, Any]]:
 
 
 def _errors(rows: list[dict[str, Any]]) -> list[float]:
+    """Return the absolute errors of series in percent, in increasing order."""
     return sorted(abs(100 * row["error"]) for row in rows)
 
 
-def _host_bound_step_ms(world_size: int) -> Value:
-    """Return the step of the small ResNet-18 at batch 32, fp32, in milliseconds."""
-    rows = _series(folder="default-4gpu", fields={"batch_per_gpu": 32, "precision": "fp32"})
-    return number(1e3 * rows[0]["step_s"][str(world_size)])
+def _is_within(row: dict[str, Any]) -> bool:
+    low, high = row["interval_s"]
+    return bool(low <= row["step_s"]["4"] <= high)
 
 
-FIRST = _errors(_series(folder="account-first", host_bound=False))
+OUTSIDE = [row for row in samples("prediction") if not _is_within(row)]
+REAL_LINK = [row for row in _series(host_bound=False) if row["fields"].get("interconnect", "auto") == "auto"]
+HOST_BOUND = _series(host_bound=True)
+VGG_SOCKET = {"batch_per_gpu": 256, "model": "vgg19", "workload": "", "interconnect": "socket"}
+
+
+def _socket_difference() -> Value:
+    """Return by how many percent equal trials over `socket` differ between the two hosts, at most."""
+    steps = {
+        folder: [
+            row["step_s"][ranks]
+            for row in _series(folder=folder, host_bound=False)
+            if row["fields"]["interconnect"] == "socket"
+            for ranks in ("2", "4")
+        ]
+        for folder in ("account", "account-first")
+    }
+    ratios = [a / b for a, b in zip(steps["account"], steps["account-first"], strict=True)]
+    return number(100 * (max(max(ratio, 1 / ratio) for ratio in ratios) - 1))
+
+
+def _spread(name: str) -> Value:
+    [value] = figures("prediction", rf"{name}.*")
+    return 100 * value
+
+
+GENERATED = {
+    "a rank that is 6 ms late": "slow rank",
+    "no slow rank": "no slow rank",
+    "no slow rank, only 1 and 2 ranks": "only 1 and 2 ranks",
+    "slow rank, 5 repeats": "slow rank, 5 repeats",
+    "host-bound from 2 ranks on (refused)": "host-bound from 2 ranks on",
+    "host-bound and slow rank (refused)": "host-bound and slow rank",
+    "4 ranks per node, 8 on two nodes": "4 ranks per node, 8 on 2 nodes",
+    "exposed ring": "exposed ring",
+    "exposed ring and slow rank": "exposed ring and slow rank",
+    "exposed ring, only 1, 2 and 4 ranks": "exposed ring, only 1, 2 and 4",
+    "groups differ by configuration": "groups differ by configuration",
+    "one repeat": "one repeat",
+}
+UNSEEN = "slow rank, only 1 and 2 ranks without it"
+
+
+def _law(name: str, case: str) -> Value:
+    return figure("prediction-laws", f"{name}: {case}")
+
+
+def _law_row(label: str, case: str) -> tuple[str | Cell, ...]:
+    within = (_law("law in its interval", case), _law("new run in its interval", case))
+    return (
+        label,
+        cell("{:1} %", 100 * _law("mean absolute error", case)),
+        cell("{:2}", _law("median width", case)),
+        cell("{:0} %, {:0} %", *(100 * value for value in within)),
+    )
+
+
+IN_LAW, IN_NEW_RUN = (f"{what} in its 95 % interval, 12 cases" for what in ("law", "new run"))
 PREDICTION: Entries = [
+    says(
+        "(a run {} % not host-bound, {} % host-bound; laws {} % per doubling)",
+        _spread("spread of a run, not host-bound"),
+        _spread("spread of a run, host-bound"),
+        _spread("error of the laws beyond the spread of runs"),
+    ),
     says("Its {} series:", number(len(samples("prediction")))),
     says(
         "{} from `account` and `account-first`",
@@ -81,21 +155,46 @@ PREDICTION: Entries = [
     ),
     says("{} from `captured`", number(len(_series(folder="captured")))),
     says("{} from `default-4gpu`", number(len(_series(folder="default-4gpu")))),
-    shows("prediction", ("what", *KINDS, "goal", "goal met, in this order"), _prediction_rows()),
-    says(
-        "On the real link (`auto`), {} of 5 goals are missed",
-        count(missed(figures("prediction", r".*\(interconnect auto\).*"))),
+    says("refuses the {} series that are host-bound", number(len(HOST_BOUND))),
+    shows(
+        "prediction",
+        (
+            "what",
+            *(kind.format(f"{figure('prediction', _full_name('series', kind)):0}") for kind in KINDS),
+            "goals met, in this order",
+        ),
+        [_prediction_row(*measure) for measure in MEASURES],
     ),
-    says("is over {} series", number(int(next(name for name in summary("prediction") if "6 series" in name)[-8]))),
-    says("The {} % is VGG-19 at batch 256", number(_errors(_series(host_bound=False))[-1])),
-    says("The next largest error is {} %", number(_errors(_series(host_bound=False))[-2])),
+    says("Of the {} goals, {} are missed.", count(GOALS), count(missed(GOALS))),
     says(
-        "{} series that are not host-bound, {} %, worst {} %",
-        number(len(FIRST)),
-        number(fmean(FIRST)),
-        number(FIRST[-1]),
+        "The {} host-bound series have a mean error of {} %",
+        number(len(HOST_BOUND)),
+        number(fmean(_errors(HOST_BOUND))),
     ),
-    says("the same small model took {} ms on 1 GPU and {} ms on 2", _host_bound_step_ms(1), _host_bound_step_ms(2)),
+    says(
+        "the {} series there that are not host-bound have a mean error of {} %, at most {} %",
+        number(len(REAL_LINK)),
+        number(fmean(_errors(REAL_LINK))),
+        number(_errors(REAL_LINK)[-1]),
+    ),
+    says("The {} series that are outside of theirs", number(len(OUTSIDE))),
+    says("differ by up to {} %, which", _socket_difference()),
+    says(
+        "{} % for VGG-19 at batch 256 over `socket`", number(_errors(_series(folder="account", fields=VGG_SOCKET))[-1])
+    ),
+    shows(
+        "prediction-laws",
+        ("case", "mean error", "high / low", "true step, new run within"),
+        [_law_row(label, case) for label, case in GENERATED.items()],
+    ),
+    says(
+        "in {} % of 240 studies (goal: {} to {} %)",
+        100 * figure("prediction-laws", IN_NEW_RUN),
+        *(100 * goal("prediction-laws", IN_NEW_RUN, end) for end in (0, 1)),
+    ),
+    says("in {} % of them: that goal is missed", 100 * figure("prediction-laws", IN_LAW)),
+    says("It is underestimated by {} %", 100 * _law("mean absolute error", UNSEEN)),
+    stated("of 240 studies", "setting"),
 ]
 
 

@@ -1,9 +1,9 @@
 """All claims, of all pages."""
 
-from scripts.claims import evidence, others, outlook, performance, resnet50, scaling_out, storage
+from scripts.claims import causes, evidence, others, outlook, performance, resnet50, scaling_out, storage
 
 ENTRIES = [
     entry
-    for module in (others, evidence, outlook, resnet50, performance, storage, scaling_out)
+    for module in (others, evidence, causes, outlook, resnet50, performance, storage, scaling_out)
     for entry in module.ENTRIES
 ]

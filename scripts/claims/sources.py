@@ -44,7 +44,12 @@ class Value:
         return Value(self.value / other.value, None, self.missed | other.missed)
 
     def __format__(self, decimals: str) -> str:
-        """Return the value with this number of decimals, with its interval unless `decimals` ends in `v`."""
+        """Return the value with this number of decimals, with its interval unless `decimals` ends in `v`.
+
+        `g`: a goal, with as many decimals as it has.
+        """
+        if decimals == "g":
+            return f"{self.value:g}"
         places = int(decimals.removesuffix("v") or 0)
         numbers = (self.value, *(self.interval or ())) if not decimals.endswith("v") else (self.value,)
         value, *ends = (f"{rounded(number, places):,.{places}f}" for number in numbers)
