@@ -186,7 +186,8 @@ def _delayed_runs(
     results = load(RESULTS / options.name / STUDY)
     breakdown = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
     for run in result:
-        run |= {name: float(breakdown[name][run["trial_id"]]) for name in ("exposed_wire_s", "exposed_wait_s")}
+        parts = breakdown.loc[[str(run["trial_id"])]].iloc[0]
+        run |= {name: float(parts[name]) for name in ("exposed_wire_s", "exposed_wait_s")}
         print(run, flush=True)
     return result
 

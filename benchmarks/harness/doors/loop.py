@@ -4,7 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from training import loader, parsed, settings, train, wrapped_model
+from training import loader, parsed, settings, train, wrapped_model  # type: ignore[import-not-found]
 
 from trainables.probe import steps
 

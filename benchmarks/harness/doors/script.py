@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from training import bare_seconds, loader, parsed, settings, train, wrapped_model
+from training import bare_seconds, loader, parsed, settings, train, wrapped_model  # type: ignore[import-not-found]
 
 arguments = parsed()
 rank = int(os.environ["RANK"])

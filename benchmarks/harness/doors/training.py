@@ -99,7 +99,8 @@ def optimizer_of(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def wrapped_model(arguments: argparse.Namespace, device: torch.device) -> nn.Module:
     """Return the model under DDP. Needs the default process group."""
     torch.manual_seed(0)
-    model = ModelWithLoss(arguments.model, not arguments.fp32).to(device, memory_format=torch.channels_last)
+    model = ModelWithLoss(arguments.model, not arguments.fp32).to(device)
+    model.to(memory_format=torch.channels_last)
     ids = [device] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
