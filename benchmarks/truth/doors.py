@@ -4,8 +4,7 @@
 
 One training (`benchmarks/harness/doors`) runs as factory, script, loop and train function, and as a bare script under
 torchrun. In each round, every form starts in new processes and runs once per number of GPUs. Each round starts with
-another form. The last runs of a round delay rank 1, load slowly, and disable peer-to-peer copies, through the script
-door. Goals: throughputs of all doors within 1 % of each other and of the bare script; phases within 5 % or 0.2 ms of
+another form. Further runs through the script door delay rank 1, load slowly, and disable peer-to-peer copies. Goals: throughputs of all doors within 1 % of each other and of the bare script; phases within 5 % or 0.2 ms of
 the factory's; plain steps of a script at least 0.995 of the bare script; delays attributed within 20 %.
 """
 
@@ -48,6 +47,7 @@ DOORS = ("factory", "script", "loop", "function")
 PHASES = ("forward_s", "backward_s", "optimizer_s")
 LATE_MS, LOAD_FACTOR = 20.0, 2.0
 BARE = "bare"
+FORMS_RUN = (*DOORS, BARE)
 STUDY = "study"
 """folder of the trials, beside the summary"""
 
@@ -63,26 +63,31 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=math.inf, help="start no round after this many seconds")
+    parser.add_argument("--delayed-rounds", type=int, default=3, help="rounds that also run the delayed scripts")
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="start no run after this many seconds")
     parser.add_argument("--name", default="doors", help="folder under benchmarks/results")
     options = parser.parse_args()
     sizes = [int(size) for size in options.gpus.split(",")]
     runs: list[Run] = []
-    started_s = time.monotonic()
+    ends_s = time.monotonic() + options.budget_s
     with _measuring(options, sizes) as measure:
-        for round_ in range(options.rounds):
-            if time.monotonic() - started_s > options.budget_s:
-                break
-            for door in _rotated((*DOORS, BARE), round_):
-                runs += [_run(options, measure, round_, door, size) for size in sizes]
-            runs += _delayed_runs(options, measure, round_, max(sizes), runs)
+        for round_, door in (
+            (round_, door) for round_ in range(options.rounds) for door in _rotated(FORMS_RUN, round_)
+        ):
+            for size in sizes:
+                if time.monotonic() < ends_s:
+                    runs.append(_run(options, measure, round_, door, size))
+            if door == "script" and round_ < options.delayed_rounds and max(sizes) > 1:
+                runs += _delayed_runs(options, measure, round_, max(sizes), runs, ends_s)
             write_summary(options.name, figures(runs), runs)  # a later failure loses nothing
     pack(str(RESULTS / options.name / STUDY))
 
 
-def _rotated(names: Sequence[str], count: int) -> list[str]:
-    count %= len(names)
-    return [*names[count:], *names[:count]]
+def _order(rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield round and form in running order. Each round starts with another form."""
+    for number in range(rounds):
+        first = number % len(FORMS_RUN)
+        yield from ((number, form) for form in (*FORMS_RUN[first:], *FORMS_RUN[:first]))
 
 
 def _arguments(options: argparse.Namespace, *more: str) -> str:
@@ -166,11 +171,9 @@ def _run(options: argparse.Namespace, measure: Measure, round_: int, door: str, 
 
 
 def _delayed_runs(
-    options: argparse.Namespace, measure: Measure, round_: int, size: int, runs: Sequence[Run]
+    options: argparse.Namespace, measure: Measure, round_: int, size: int, runs: Sequence[Run], ends_s: float
 ) -> list[Run]:
-    """Run the script with each delay, and without."""
-    if size < 2:
-        return []
+    """Run the script with each delay, and without, until the time is over."""
     plain_s = next(run["step_s"] for run in reversed(runs) if run["door"] == "script" and run["size"] == size)
     load_ms = LOAD_FACTOR * plain_s * 1e3
     cases = {
@@ -181,6 +184,8 @@ def _delayed_runs(
     }
     result = []
     for case, (more, environment) in cases.items():
+        if time.monotonic() > ends_s:
+            break
         run = measure(trial_of(options, "script", size, round_, *more, environment=environment), f"round {round_}")
         result.append({"round": round_, "door": "script", "size": size, "case": case} | run)
     results = load(RESULTS / options.name / STUDY)
