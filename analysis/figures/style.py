@@ -42,8 +42,8 @@ LINE_INCHES = 0.155
 
 MARKERS = "oDs^vPX*"
 
-COLOURS = (*sns.color_palette("colorblind").as_hex(), "#7800d8")
-"""Seaborn's ten colour-blind safe colours and a violet.
+COLOURS = (*sns.color_palette("colorblind").as_hex(), "#7800d8", "#595959", "#14213d")
+"""Seaborn's ten colour-blind safe colours, a violet, a dark grey and a navy blue.
 
 Under every kind of dichromacy (Machado, Oliveira and Fernandes, IEEE TVCG 15, 2009) the violet is at least as far from
 the others as they are from each other.

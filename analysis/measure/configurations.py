@@ -130,13 +130,18 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
         if name == "throughput_samples_per_s":
             result[["n", "groups"]] = estimates[["n", "groups"]]
             result = result.join(estimates[list(_ESTIMATE)].add_prefix("throughput_"))
+    by_configuration = rows["configuration"]
     medians = [name for name in MEASURES if name not in _NOT_MEDIANS]
-    result[medians] = rows[medians].astype(float).groupby(rows["configuration"]).median()
-    votes = rows["host_bound"].astype(float).groupby(rows["configuration"]).mean()
-    result["host_bound"] = (votes > 0.5).astype(object).where(votes.notna(), None)
     peaks = ["peak_memory_bytes", "peak_reserved_bytes"]
-    result[peaks] = rows[peaks].astype(float).groupby(rows["configuration"]).max()
-    return result.join(grouped["trial_id"].agg(tuple).rename("trial_ids")).copy()  # the copy defragments the frame
+    votes = rows["host_bound"].astype(float).groupby(by_configuration).mean()
+    parts = [
+        result,
+        rows[medians].astype(float).groupby(by_configuration).median(),
+        (votes > 0.5).astype(object).where(votes.notna(), None).rename("host_bound"),
+        rows[peaks].astype(float).groupby(by_configuration).max(),
+        grouped["trial_id"].agg(tuple).rename("trial_ids"),
+    ]
+    return pd.concat(parts, axis=1).copy()  # the copy is one block per type, which pandas asks for
 
 
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:

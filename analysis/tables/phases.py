@@ -142,8 +142,8 @@ def unmeasured(analysis: Analysis) -> Table:
     return Table(
         "Not measured in your own code",
         (
-            Column("quantity", "quantity"),
-            Column("reason", "reason"),
+            Column("quantity", "quantity", "what is null in these trials."),
+            Column("reason", "reason", "why the probe could not measure it."),
             Column("trials", "trials", "number of trials.", decimals=0),
             Column("measured_by", "measured by", "the entry or option that would measure it."),
         ),

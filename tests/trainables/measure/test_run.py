@@ -57,7 +57,9 @@ LEARNING = PAIR.but(steps=60, learning_rate=0.05, account_steps=0)
 
 PHASES = {"load_wait_s", "forward_s", "loss_s", "backward_s", "optimizer_s"}
 
-COMMUNICATION_WINDOWS = [("synchronised", 4), ("no_sync", 4), ("account_warmup", 2), ("communication", 4)]
+COMMUNICATION_WINDOWS = [
+    ("lead_in", 3), ("synchronised", 4), ("no_sync", 4), ("account_warmup", 2), ("communication", 4),
+]  # fmt: skip
 """additional windows of two ranks, with their steps"""
 
 
@@ -143,7 +145,7 @@ def test_rows_are_ordered_by_window_and_step(visit: list[dict[str, Any]], name: 
             ("warmup", trial.warmup_steps),
             ("plain", plain),
             ("phases", trial.steps),
-            *COMMUNICATION_WINDOWS[: 4 * (ranks - 1)],
+            *COMMUNICATION_WINDOWS[: 5 * (ranks - 1)],
         ]
 
 
