@@ -1,7 +1,6 @@
 """Turn a data set into an endless stream of batches, one stream per rank."""
 
 import itertools
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,8 +82,8 @@ def started(batches: Iterable[Any]) -> Iterator[Any]:
     """Return an iterator of the batches. Raises WorkloadError if a loader process cannot receive the data set."""
     try:
         return iter(batches)
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        if "pickle" not in str(error) and "local object" not in str(error):
+    except Exception as error:
+        if type(error).__name__ != "PicklingError" and "pickle" not in str(error) and "local object" not in str(error):
             raise
         raise WorkloadError(
             f"the data set or collate function cannot be sent to a loader process ({error}); define functions and "

@@ -160,7 +160,7 @@ def test_each_rank_reports_its_state_before_and_after(served: list[RecordingKeep
         evidence = payload.evidence.record()
         assert evidence.keys() == {
             "before", "after", "memory", "threads", "peak_memory_by_device_bytes", "step_flops", "dataset_samples",
-            "plain_window", "unread_fields",
+            "plain_window",
         }  # fmt: skip
         assert evidence["plain_window"] == {when: [{"energy_j": None, "at": None}] for when in ("before", "after")}
         assert evidence["dataset_samples"] == 10_000
