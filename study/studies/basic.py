@@ -30,7 +30,7 @@ def default(capacity: Capacity) -> Study:
     else:
         # No loader processes: each rank has one core. Steps of 25 ms and more keep gloo's latency small against them.
         base |= {"device": "cpu", "model": "resnet20", "dataset": "fashion_mnist_sample"}
-        base |= {"warmup_steps": 3, "steps": 45, "account_steps": 5, "sweep_bytes": 4 * 2**20}  # gloo is slow
+        base |= {"warmup_steps": 15, "steps": 110, "account_steps": 5, "sweep_bytes": 4 * 2**20}  # gloo is slow
         axes |= {"batch_per_gpu": (16, 64)}
     models = "ResNet-50 and a small transformer" if on_gpus else "a small residual network"
     return Study(
