@@ -33,20 +33,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.metrics import Gauge
-
 from analysis.measure.measures import summarise
 from benchmarks.harness.common import abba_ratio, figure, write_summary
 from benchmarks.harness.in_turn import workload_file
+from benchmarks.harness.live_keeper import live_keeper
 from benchmarks.harness.sides import ddp_options
 from benchmarks.harness.turns import LEAD_STEPS, new_turns
 from study.capacity import count_gpus
-from study.orchestrate.cluster import connect
 from study.orchestrate.driver import table_of
-from study.orchestrate.keeper import Keeper
 from study.orchestrate.protocol import Job
-from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import ProcessKind, layouts
 from trainables.trial import Trial
 
@@ -232,25 +227,14 @@ def _figures(trial: Trial, taken: Rows, in_turn: str | None) -> list[dict[str, A
 @contextlib.contextmanager
 def warm_group(trials: list[Trial]) -> Iterator[Callable[[Trial], dict[str, Any]]]:
     """A function that measures a trial in the product's own warm worker group and summarises it."""
-    with connect("local") as cluster:
-        keeper = (
-            ray.remote(Keeper)
-            .options(num_cpus=0, resources=cluster.driver_resource)
-            .remote("benchmark", [], None, {}, Gauge, RayRanks())
-        )
-        places = layouts(trials, cluster.nodes)
+    with live_keeper() as (nodes, measured):
+        places = layouts(trials, nodes)
 
         def measure(trial: Trial) -> dict[str, Any]:
-            job = Job(trial.trial_id, trial)
-            outcome = ray.get(keeper.measure.remote(job, places[ProcessKind.of(trial)], "block", 300.0))
-            if outcome.status != "done":
-                raise RuntimeError(f"{trial.trial_id}: {outcome.reason}\n{outcome.log}")
+            outcome = measured(Job(trial.trial_id, trial), places[ProcessKind.of(trial)], "block")
             return summarise(table_of("steps", outcome.payloads).to_pandas())
 
-        try:
-            yield measure
-        finally:
-            ray.get(keeper.close.remote())
+        yield measure
 
 
 @contextlib.contextmanager

@@ -25,18 +25,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.metrics import Gauge
-
 from analysis.measure.communication import bucket_rows, communication_breakdown
 from analysis.measure.measures import summarise
 from analysis.read.results import load
 from benchmarks.harness.common import RESULTS, command, figure, ratio_interval, write_summary
-from study.orchestrate.cluster import connect
+from benchmarks.harness.live_keeper import live_keeper
 from study.orchestrate.driver import result_of, table_of
-from study.orchestrate.keeper import Keeper
 from study.orchestrate.protocol import Job
-from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import ProcessKind, layouts
 from study.store.environment import package_versions
 from study.store.packing import pack
@@ -134,29 +129,19 @@ def _measuring(options: argparse.Namespace, sizes: Sequence[int]) -> Iterator[Me
         versions=package_versions(),
         command=command(),
     )
-    with connect("local") as cluster:
-        keeper = (
-            ray.remote(Keeper)
-            .options(num_cpus=0, resources=cluster.driver_resource)
-            .remote("doors", [], None, {}, Gauge, RayRanks())
-        )
+    with live_keeper() as (nodes, measured):
 
         def measure(trial: Trial, block: str) -> Run:
             alike = [trial] if trial.door == "function" else [trial.but(world_size=size) for size in sizes]
-            layout = layouts(alike, cluster.nodes)[ProcessKind.of(trial)]
+            layout = layouts(alike, nodes)[ProcessKind.of(trial)]
             source = Path(trial.workload.rpartition(":")[0]).read_text() if trial.workload else None
-            outcome = ray.get(keeper.measure.remote(Job(trial.trial_id, trial, source), layout, block, 300.0))
-            if outcome.status != "done":
-                raise RuntimeError(f"{trial.trial_id}: {outcome.reason}\n{outcome.log}")
+            outcome = measured(Job(trial.trial_id, trial, source), layout, block)
             store.save(result_of(trial, outcome))
             values = summarise(table_of("steps", outcome.payloads).to_pandas())
             measures = {name: values[name] for name in (*PHASES, *LOADING, "step_s")}
             return {"trial_id": trial.trial_id, "samples_per_s": values["throughput_samples_per_s"]} | measures
 
-        try:
-            yield measure
-        finally:
-            ray.get(keeper.close.remote())
+        yield measure
 
 
 def _run(options: argparse.Namespace, measure: Measure, round_: int, door: str, size: int) -> Run:
@@ -220,21 +205,21 @@ def figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for size in sizes:
         equal = {door: by_case["equal", door, size] for door in (*DOORS, BARE)}
         for door, other in itertools.combinations(equal, 2):
-            result += _ratio(f"{door} / {other} on {size}", equal[door], equal[other], strict=door == "script")
+            result += _ratio(f"{door} / {other} on {size}", equal[door], equal[other])
         for door in DOORS[1:]:
             result += _phases(f"{door} on {size}", equal[door], equal["factory"])
     result += _attributed(by_case, max(sizes))
     return result
 
 
-def _ratio(name: str, first: dict[int, Run], second: dict[int, Run], strict: bool) -> list[dict[str, Any]]:
+def _ratio(name: str, first: dict[int, Run], second: dict[int, Run]) -> list[dict[str, Any]]:
     rounds = sorted(first.keys() & second.keys())
     if not rounds:
         return []
     logs = [math.log(first[key]["samples_per_s"] / second[key]["samples_per_s"]) for key in rounds]
     ratio, interval = ratio_interval(logs) if len(logs) > 1 else (math.exp(logs[0]), None)
     name += f", {len(rounds)} round{'' if len(rounds) == 1 else 's'}"
-    if strict and name.startswith(f"script / {BARE}"):
+    if name.startswith(f"script / {BARE}"):
         return [figure(name, ratio, interval, "ratio of samples/s", ">= 0.995", ratio >= 0.995)]
     return [figure(name, ratio, interval, "ratio of samples/s", "0.99 to 1.01", abs(ratio - 1) <= 0.01)]
 

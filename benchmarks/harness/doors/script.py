@@ -1,21 +1,13 @@
 """The training as a script for torchrun, which knows nothing about this project."""
 
 import json
-import os
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from training import bare_seconds, loader, parsed, settings, train, wrapped_model  # type: ignore[import-not-found]
+from training import bare_seconds, joined, loader, parsed, train, wrapped_model  # type: ignore[import-not-found]
 
 arguments = parsed()
-rank = int(os.environ["RANK"])
-on_gpu = torch.cuda.is_available()
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-if on_gpu:
-    torch.cuda.set_device(device)
-settings()
-dist.init_process_group("nccl" if on_gpu else "gloo")
+rank, device = joined()
 steps = train(loader(arguments, device), wrapped_model(arguments, device), device, rank, arguments.late_ms)
 if arguments.bare_steps:
     seconds = bare_seconds(steps, arguments.bare_steps, device)

@@ -2,10 +2,13 @@
 
 import argparse
 import itertools
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 import torch
+import torch.distributed as dist
 import torchvision
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -45,18 +48,18 @@ class SlowImages(Dataset[Batch]):
         return self.batch
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the arguments of every form."""
-    result = argparse.ArgumentParser()
-    result.add_argument("--model", default="resnet50")
-    result.add_argument("--batch-size", type=int, default=64)
-    result.add_argument("--image-size", type=int, default=224)
-    result.add_argument("--fp32", action="store_true")
-    result.add_argument("--late-ms", type=float, default=0.0, help="delay of the device of rank 1 before each backward")
-    result.add_argument("--load-ms", type=float, default=0.0, help="time to load a batch; 0: one resident batch")
-    result.add_argument("--bare-steps", type=int, default=0, help="time so many steps, without a study, and end")
-    result.add_argument("--bare-file", default="", help="file for the seconds of the bare steps")
-    return result
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the parsed arguments of a form, by default those of the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--fp32", action="store_true")
+    parser.add_argument("--late-ms", type=float, default=0.0, help="delay of the device of rank 1 before each backward")
+    parser.add_argument("--load-ms", type=float, default=0.0, help="time to load a batch; 0: one resident batch")
+    parser.add_argument("--bare-steps", type=int, default=0, help="time so many steps, without a study, and end")
+    parser.add_argument("--bare-file", default="", help="file for the seconds of the bare steps")
+    return parser.parse_args(arguments)
 
 
 def settings() -> None:
@@ -64,6 +67,17 @@ def settings() -> None:
     torch.backends.cudnn.benchmark = True
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
+
+
+def joined() -> tuple[int, torch.device]:
+    """Join the process group that torchrun's variables describe. Return rank and device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    settings()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    return dist.get_rank(), device
 
 
 def resident_batch(batch_size: int, image_size: int, device: torch.device) -> Batch:
@@ -115,21 +129,17 @@ def delay(rank: int, late_ms: float, device: torch.device) -> None:
         torch.cuda._sleep(int(late_ms / 1e3 * _cycles_per_s(device)))
 
 
-_rates: list[float] = []
-
-
+@cache
 def _cycles_per_s(device: torch.device) -> float:
-    """Return the rate of the counter of `torch.cuda._sleep`, measured once."""
-    if not _rates:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        cycles = 20_000_000
-        torch.cuda._sleep(cycles)
-        first.record()
-        torch.cuda._sleep(cycles)
-        last.record()
-        torch.cuda.synchronize(device)
-        _rates.append(cycles / (first.elapsed_time(last) / 1e3))
-    return _rates[0]
+    """Return the rate of the counter of `torch.cuda._sleep`."""
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    cycles = 20_000_000
+    torch.cuda._sleep(cycles)
+    first.record()
+    torch.cuda._sleep(cycles)
+    last.record()
+    torch.cuda.synchronize(device)
+    return cycles / (first.elapsed_time(last) / 1e3)
 
 
 def train(
@@ -156,7 +166,7 @@ def bare_seconds(steps: Iterator[None], count: int, device: torch.device) -> flo
     def synchronize() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        torch.distributed.barrier()
+        dist.barrier()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -169,8 +179,3 @@ def bare_seconds(steps: Iterator[None], count: int, device: torch.device) -> flo
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started_s
-
-
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the parsed command line."""
-    return parser().parse_args(arguments)
