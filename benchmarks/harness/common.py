@@ -67,6 +67,13 @@ def kept_samples(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def environment_here() -> dict[str, Any]:
+    """Return the environment of this machine for a summary."""
+    node = {name: value for name, value in node_facts("").items() if name != "node_id"}
+    facts = {"node": node, "versions": versions(), "variables": variables(), "git": git_state()}
+    return facts | {"measuring_code": measuring_code()}
+
+
 def write_summary(
     name: str,
     figures: Sequence[dict[str, Any]],
@@ -80,9 +87,7 @@ def write_summary(
     folder = RESULTS / name
     folder.mkdir(parents=True, exist_ok=True)
     if environment is None:
-        environment = {"node": node_facts(""), "versions": versions(), "variables": variables(), "git": git_state()}
-        environment["measuring_code"] = measuring_code()
-        environment["node"].pop("node_id")
+        environment = environment_here()
     summary = {"environment": environment, "command": command(), "figures": list(figures)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -40,10 +41,10 @@ from analysis.measure.trace import TraceError, check_trial, length_s, overlap_s,
 from analysis.read.reduce import windows
 from benchmarks.harness.bare_loop import timed_s
 from benchmarks.harness.bare_sweep import sweep as bare_sweep
-from benchmarks.harness.common import RESULTS, figure, ratio_interval, write_summary
+from benchmarks.harness.common import RESULTS, environment_here, figure, ratio_interval, write_summary
 from benchmarks.harness.ranks import Place, launch
 from study.capacity import count_cpus, count_gpus
-from study.store.environment import git_state, measuring_code, node_facts, versions
+from study.plan.placement import INTERCONNECT_VARIABLES
 from study.store.tables import packed, unpacked
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
@@ -69,7 +70,6 @@ CASES: Mapping[str, dict[str, Any]] = {
     "VGG-19 batch 32 without P2P": {"model": "vgg19", "interconnect": "no_p2p"},
 }
 SMALL_CASES: Mapping[str, dict[str, Any]] = {"MLP batch 8": {"model": "mlp"}}
-NCCL_VARIABLES = {"no_p2p": {"NCCL_P2P_DISABLE": "1"}}
 
 
 def main() -> None:
@@ -97,9 +97,7 @@ def measure(folder: Path, device: str, groups: int, small: bool, seconds: float)
     """Measure all cases in turn, each group in new processes. Writes after each, so that a kill loses one group."""
     folder.mkdir(parents=True, exist_ok=True)
     begin_s = time.monotonic()
-    node = node_facts("")
-    node.pop("node_id")
-    environment = {"node": node, "versions": versions(), "git": git_state(), "measuring_code": measuring_code()}
+    environment = environment_here()
     measured: list[dict[str, Any]] = []
     for group in range(groups):
         for case, fields in (SMALL_CASES if small else CASES).items():
@@ -107,9 +105,8 @@ def measure(folder: Path, device: str, groups: int, small: bool, seconds: float)
                 print(f"{case}, group {group}: left out, {seconds:.0f} s are over", flush=True)
                 continue
             trial = _trial(fields, device, small, group)
-            set_here = NCCL_VARIABLES.get(trial.interconnect, {})
-            os.environ.update(set_here)
-            with tempfile.TemporaryDirectory(prefix="others-") as of_group:
+            variables = patch.dict(os.environ, INTERCONNECT_VARIABLES[trial.interconnect])  # for the processes below
+            with variables, tempfile.TemporaryDirectory(prefix="others-") as of_group:
                 launch(measure_rank, device, [RANKS], trial.model_dump(), of_group)
                 ranks = [json.loads(Path(of_group, f"rank{rank}.json").read_text()) for rank in range(RANKS)]
                 found = {"case": case, "group": group, "trial": trial.model_dump(), "ranks": ranks}
@@ -118,8 +115,6 @@ def measure(folder: Path, device: str, groups: int, small: bool, seconds: float)
                     for trace in Path(of_group).glob("rank*.json.gz"):
                         (folder / _slug(case)).mkdir(exist_ok=True)
                         shutil.copy(trace, folder / _slug(case))
-            for name in set_here:
-                del os.environ[name]
             content = json.dumps({"environment": environment, "measured": measured})
             (folder / MEASURED).write_bytes(gzip.compress(content.encode()))
             print(f"{case}, group {group}: measured after {time.monotonic() - begin_s:.0f} s", flush=True)
