@@ -1,25 +1,21 @@
 """Figures of docs/evidence.md: causes of a slowdown, recovered from known laws and in committed series."""
 
 import re
-from functools import partial
 
 from scripts.claims.sources import (
     Cell,
     Entries,
-    Stated,
-    Table,
     Value,
     cell,
-    claim,
     figure,
     goal,
+    on_page,
     summary,
     unit_number,
     yes_no,
 )
 
-PAGE = "docs/evidence.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/evidence.md")
 
 
 NO_NOISE, NOISY, NAMED = (

@@ -1,16 +1,12 @@
 """Figures of docs/evidence.md: overhead, faults, checks, the communication breakdown."""
 
-from functools import partial
 from typing import Any
 
 from scripts.claims.sources import (
     Cell,
     Entries,
-    Stated,
-    Table,
     Value,
     cell,
-    claim,
     count,
     figure,
     figures,
@@ -18,6 +14,7 @@ from scripts.claims.sources import (
     goal,
     missed,
     number,
+    on_page,
     one,
     samples,
     summary,
@@ -25,8 +22,7 @@ from scripts.claims.sources import (
     yes_no,
 )
 
-PAGE = "docs/evidence.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/evidence.md")
 
 OVERHEAD = (
     ("ResNet-50, batch 256, 1 GPU", "overhead-1gpu", "plain/bare, resnet50 batch 256 bf16 on 1 cuda"),

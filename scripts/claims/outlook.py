@@ -1,18 +1,14 @@
 """Figures of docs/evidence.md: predictions, and what a large batch does."""
 
 import re
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 from scripts.claims.sources import (
     Cell,
     Entries,
-    Stated,
-    Table,
     Value,
     cell,
-    claim,
     count,
     figure,
     figures,
@@ -20,6 +16,7 @@ from scripts.claims.sources import (
     goal,
     missed,
     number,
+    on_page,
     one,
     samples,
     summary,
@@ -27,8 +24,7 @@ from scripts.claims.sources import (
     yes_no,
 )
 
-PAGE = "docs/evidence.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/evidence.md")
 
 # ------------------------------------------------------------------------------------------------------- predictions
 

@@ -1,25 +1,20 @@
 """Figures of docs/performance.md: small batches, two GPUs, the study itself, windows that stop early, CPU ranks."""
 
-from functools import partial
-
 from scripts.claims.sources import (
     Cell,
     Entries,
-    Stated,
-    Table,
     Value,
     cell,
-    claim,
     figure,
     figures,
     goal,
     number,
+    on_page,
     summary,
     yes_no,
 )
 
-PAGE = "docs/performance.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/performance.md")
 
 
 # ------------------------------------------------------------------------------------------------------- small batches

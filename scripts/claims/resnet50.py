@@ -1,26 +1,22 @@
 """Figures of docs/performance.md: ResNet-50 on one GPU, and one compiler option at a time."""
 
 import re
-from functools import partial
 
 from scripts.claims.sources import (
     RESULTS,
     Cell,
     Entries,
-    Stated,
-    Table,
     Value,
     cell,
-    claim,
     figure,
     frames,
     goal,
     number,
+    on_page,
     yes_no,
 )
 
-PAGE = "docs/performance.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/performance.md")
 
 
 # ------------------------------------------------------------------------------------------------ ResNet-50 on one GPU

@@ -1,11 +1,8 @@
 """Figures of docs/scaling-out.md. All are simulated."""
 
-from functools import partial
+from scripts.claims.sources import Entries, Value, cell, figure, number, on_page
 
-from scripts.claims.sources import Entries, Stated, Table, Value, cell, claim, figure, number
-
-PAGE = "docs/scaling-out.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/scaling-out.md")
 RANKS = (2, 8, 32, 64, 128, 256, 512)
 
 

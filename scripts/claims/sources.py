@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,11 @@ def claim(page: str, text: str, *values: Value) -> Claim:
     if text.count("{}") != len(values):
         raise ClaimError(f"{page}: {text!r} has {text.count('{}')} placeholders and {len(values)} values")
     return Claim(page, text, values)
+
+
+def on_page(page: str) -> tuple[Callable[..., Claim], Callable[..., Stated], Callable[..., Table]]:
+    """Return functions that make the claims, stated texts and tables of a page, without its name."""
+    return partial(claim, page), partial(Stated, page), partial(Table, page)
 
 
 # ------------------------------------------------------------------------------------------------------------- results

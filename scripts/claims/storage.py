@@ -1,25 +1,21 @@
 """Figures of docs/storage.md."""
 
-from functools import partial
 from statistics import fmean
 
 from scripts.claims.sources import (
     Cell,
     Entries,
-    Stated,
-    Table,
     Value,
     cell,
-    claim,
     figure,
     goal,
     number,
+    on_page,
     samples,
     summary,
 )
 
-PAGE = "docs/storage.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/storage.md")
 
 FIRST = (
     ("`arrow_raw` from disk", "storage", "arrow_raw"),

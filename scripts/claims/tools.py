@@ -1,24 +1,20 @@
 """Figures of docs/evidence.md: comparison with other people's tools, and of the four entries with each other."""
 
 import re
-from functools import partial
 
 from scripts.claims.sources import (
     Cell,
     Entries,
-    Stated,
-    Table,
     cell,
-    claim,
     count,
     figure,
     figures,
+    on_page,
     summary,
     yes_no,
 )
 
-PAGE = "docs/evidence.md"
-says, stated, shows = partial(claim, PAGE), partial(Stated, PAGE), partial(Table, PAGE)
+says, stated, shows = on_page("docs/evidence.md")
 
 CASES = ("ResNet-50 batch 32", "VGG-19 batch 32 without P2P")
 TOOLS = (
