@@ -25,7 +25,7 @@ def run_on_ranks(
             script=str(script),
             log=str(folder / f"{rank}.log"),
             arguments=arguments,
-            environment={"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"} | more.pop("environment", {}),
+            environment={"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
             directory=str(folder),
             threads=1,
             probe=probe,
