@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
+from trainables.measure.profiler import activities_of
 from trainables.probe.counter import StepCounter, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
@@ -245,11 +246,10 @@ class Probe:
             self.counter.observer = self._instruments.optimizer_ended
         elif window == "communication":
             self._read_peaks()
-            on_gpu = self.device.type == "cuda"
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
             # Shapes give gloo's bytes and the operations of steps that could not be counted. NCCL's kernels have their
             # sizes without them, and recording them made some traced steps 40 % longer.
-            self._profiler = profile(activities=activities, record_shapes=not on_gpu or self._flops is None)
+            record_shapes = self.device.type != "cuda" or self._flops is None
+            self._profiler = profile(activities=activities_of(self.device), record_shapes=record_shapes)
             self._profiler.start()
 
     def _record_step(self, mark: Mark) -> None:
