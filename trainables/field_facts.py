@@ -1,11 +1,12 @@
 """Declare the fields of a trial: their kinds, how reports compare their values, and those of a user's own code."""
 
-import difflib
 import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from trainables.messages import near
 
 FieldKind = Literal[
     "loading", "storage", "execution", "communication", "layout", "batch", "machine", "workload", "recipe", "training",
@@ -109,8 +110,7 @@ class OwnCodeFields(BaseModel):
             if not (equals and flag):
                 raise ValueError("is not FIELD=FLAG")
             if name not in cls.model_fields:
-                near = difflib.get_close_matches(name, cls.model_fields, n=1)
-                raise ValueError(f"names no field of a trial{f'; did you mean {near[0]!r}?' if near else ''}")
+                raise ValueError(f"names no field of a trial{near(name, cls.model_fields)}")
         return value
 
     @property

@@ -1,6 +1,5 @@
 """The fields of a trial: defaults, limits, kinds, and how reports compare their values."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError, field_validator
 
 from trainables.field_facts import FieldFacts, FieldKind, OwnCodeFields, field
+from trainables.messages import near
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
 
 
@@ -238,9 +238,7 @@ class TrialFields(OwnCodeFields):
     def _known_name(cls, value: str, info: Any) -> str:
         names = list(NAMES[info.field_name])
         if value not in names:
-            near = difflib.get_close_matches(value, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"is not known; allowed: {', '.join(names)}{hint}")
+            raise ValueError(f"is not known; allowed: {', '.join(names)}{near(value, names)}")
         return value
 
     @field_validator("workload", "train_function")
@@ -369,8 +367,7 @@ def explain(error: ValidationError) -> list[str]:
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(field, TrialFields.model_fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; fields: {', '.join(TrialFields.model_fields)}"
+            hint = near(field, TrialFields.model_fields) or f"; fields: {', '.join(TrialFields.model_fields)}"
             lines.append(f"{field!r} is not a field of a trial{hint}")
         elif problem["type"] == "value_error":
             message = str(problem["ctx"]["error"])

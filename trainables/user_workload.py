@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from trainables.messages import type_and_line
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError
 
@@ -80,9 +81,7 @@ def _import(path: Path) -> ModuleType:
     try:
         return importlib.import_module(path.stem)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        line = next(iter(str(error).strip().splitlines()), "")
-        kind = type(error).__name__
-        raise WorkloadError(f"workload file {path} does not import: {f'{kind}: {line}' if line else kind}") from error
+        raise WorkloadError(f"workload file {path} does not import: {type_and_line(error)}") from error
 
 
 def _check_same_file(path: Path, module: ModuleType) -> None:

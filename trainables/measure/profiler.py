@@ -17,6 +17,11 @@ class Trace:
     content: bytes | None = None
 
 
+def activities_of(device: torch.device) -> list[ProfilerActivity]:
+    """Return what torch.profiler records of a rank on this device."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+
+
 @contextmanager
 def kineto(enabled: bool, device: torch.device) -> Iterator[Trace]:
     """Record a trace with torch.profiler (Kineto) inside this context, if `enabled`."""
@@ -24,8 +29,7 @@ def kineto(enabled: bool, device: torch.device) -> Iterator[Trace]:
     if not enabled:
         yield trace
         return
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities_of(device)) as profiler:
         yield trace
     with tempfile.TemporaryDirectory(prefix="scaling-study-trace-") as folder:
         path = Path(folder) / "trace.json.gz"

@@ -33,20 +33,18 @@ def sweep_in_process(sizes: Sequence[int], environment: Mapping[str, str], timeo
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        timer = threading.Timer(timeout_s, process.kill)
-        timer.start()
-        assert process.stdin and process.stdout and process.stderr
-        errors: list[str] = []
-        reader = threading.Thread(target=lambda: errors.extend(process.stderr), daemon=True)  # type: ignore[arg-type]
-        reader.start()
-        lines = process.stdout.read().strip().splitlines()
-        process.wait()
-        timer.cancel()
-        reader.join(1)
+        assert process.stdin
+        with process.stdin:
+            process.stdin = None  # `communicate` would close it, which ends the process
+            try:
+                output, errors = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, errors = process.communicate()
     if process.returncode:
-        reason = errors[-1].strip() if errors else f"it ended with status {process.returncode}"
+        reason = errors.splitlines()[-1].strip() if errors else f"it ended with status {process.returncode}"
         raise RuntimeError(f"the all-reduce sweep failed: {reason}")
-    rows: list[dict[str, Any]] = json.loads(lines[-1])
+    rows: list[dict[str, Any]] = json.loads(output.strip().splitlines()[-1])
     return rows
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from trainables.batch import tensors_of
+
 
 def samples(batch: Any) -> int | None:
     """Return the number of samples of a batch, or None if its structure does not show it.
@@ -43,18 +45,7 @@ def tokens(inputs: Any) -> int | None:
     """Return the tokens of a model's inputs: elements of the largest integer tensor [samples, tokens]; None without."""
     sizes = [
         tensor.numel()
-        for tensor in _tensors(inputs)
+        for tensor in tensors_of(inputs)
         if tensor.dim() == 2 and not tensor.is_floating_point() and tensor.dtype is not torch.bool
     ]
     return max(sizes, default=None)
-
-
-def _tensors(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)

@@ -146,10 +146,8 @@ def _refuse_to_start_ranks() -> None:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise StartsProcesses
 
-    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
-        for name in ("spawn", "start_processes"):
-            if callable(getattr(owner, name, None)) and not isinstance(getattr(owner, name), types.ModuleType):
-                setattr(owner, name, refuse)
+    for name in ("spawn", "start_processes"):
+        setattr(torch.multiprocessing, name, refuse)
 
 
 def _exit_with_all_ranks(folder: Folder) -> NoReturn:

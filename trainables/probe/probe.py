@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
-from trainables.probe.counter import StepCounter, clock_of, device_of
+from trainables.measure.profiler import activities_of
+from trainables.probe.counter import StepCounter, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
 from trainables.probe.rows import (
@@ -23,7 +24,7 @@ from trainables.probe.rows import (
     usual,
 )
 from trainables.probe.spans import Instruments, Outermost, StepSpans
-from trainables.step.timing import Clock, Mark
+from trainables.step.timing import Clock, Mark, clock_for
 
 BOUNDARY = "scaling_study::boundary"
 """name of the trace event at the end of each step"""
@@ -178,7 +179,7 @@ class Probe:
         """Return the clock of the device that the optimizer's parameters are on."""
         if self.clock is None:
             self.device = device_of(optimizer)
-            self.clock = clock_of(self.device)
+            self.clock = clock_for(self.device)
         return self.clock
 
     def on_step(self, optimizer: Any) -> None:
@@ -245,11 +246,10 @@ class Probe:
             self.counter.observer = self._instruments.optimizer_ended
         elif window == "communication":
             self._read_peaks()
-            on_gpu = self.device.type == "cuda"
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
             # Shapes give gloo's bytes and the operations of steps that could not be counted. NCCL's kernels have their
             # sizes without them, and recording them made some traced steps 40 % longer.
-            self._profiler = profile(activities=activities, record_shapes=not on_gpu or self._flops is None)
+            record_shapes = self.device.type != "cuda" or self._flops is None
+            self._profiler = profile(activities=activities_of(self.device), record_shapes=record_shapes)
             self._profiler.start()
 
     def _record_step(self, mark: Mark) -> None:

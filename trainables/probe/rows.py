@@ -51,8 +51,7 @@ def launch_times(step: StepSpans) -> Row:
     row: Row = {}
     for span in step.spans:
         if span.name in ("forward", "loss", "backward", "reduce", "optimizer"):
-            name = f"{span.name}_launch_s"
-            row[name] = row.get(name, 0.0) + span.end_s - span.start_s
+            _add(row, f"{span.name}_launch", span.end_s - span.start_s)
     return row | ({"step_launch_s": sum(row.values())} if row else {})
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainables.data.loader import endless_batches
+from trainables.messages import type_and_line
 from trainables.registry import PARALLEL
 from trainables.step.context import RankContext, RankSetup, rank_context
 from trainables.step.step import ForwardResult, forward_pass, training_step
@@ -106,6 +107,5 @@ def _described(trial: Trial, error: Exception) -> str:
     folder = Path(trial.workload.rpartition(":")[0]).resolve().parent
     of_user = [frame for frame in frames if folder in Path(frame.filename).resolve().parents]
     frame = (of_user or frames)[-1]
-    line = next(iter(str(error).strip().splitlines()), "")
-    what = f"{type(error).__name__}: {line}" if line else type(error).__name__
-    return f"workload {trial.workload!r} fails in its first step, at {frame.filename}:{frame.lineno}: {what}"
+    place = f"{frame.filename}:{frame.lineno}"
+    return f"workload {trial.workload!r} fails in its first step, at {place}: {type_and_line(error)}"

@@ -120,7 +120,7 @@ class RankContext:
     def custom_loader(self) -> Iterable[Any]:
         """This rank's batches from the loader of a user's workload."""
         assert self.workload.loader is not None
-        return self.workload.loader(self.recorded_trial or self.trial, self.rank, self.trial.processes)
+        return self.workload.loader(self.trial, self.rank, self.trial.processes)
 
     def barrier(self) -> None:
         if self.trial.processes > 1:
