@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from trainables.step.timing import Clock, CudaClock, clock_for
+
 MOST_CALLS = 24
 """Calls after which a cycle is recognised although some optimizers have not been called."""
 
@@ -158,3 +160,18 @@ def device_of(optimizer: Any) -> torch.device:
             if parameter.device.type == "cuda":
                 return torch.device("cuda", parameter.device.index)
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Return the clock of a device, which need not be the current one."""
+    is_other = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return _StreamClock(device) if is_other else clock_for(device)
+
+
+class _StreamClock(CudaClock):
+    """Marks of a GPU that is not the current one."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import profile, record_function
 
 from trainables.measure.profiler import activities_of
-from trainables.probe.counter import StepCounter, device_of
+from trainables.probe.counter import StepCounter, clock_of, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
 from trainables.probe.rows import (
@@ -24,7 +24,7 @@ from trainables.probe.rows import (
     usual,
 )
 from trainables.probe.spans import Instruments, Outermost, StepSpans
-from trainables.step.timing import Clock, Mark, clock_for
+from trainables.step.timing import Clock, Mark
 
 BOUNDARY = "scaling_study::boundary"
 """name of the trace event at the end of each step"""
@@ -179,7 +179,7 @@ class Probe:
         """Return the clock of the device that the optimizer's parameters are on."""
         if self.clock is None:
             self.device = device_of(optimizer)
-            self.clock = clock_for(self.device)
+            self.clock = clock_of(self.device)
         return self.clock
 
     def on_step(self, optimizer: Any) -> None:

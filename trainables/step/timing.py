@@ -91,7 +91,7 @@ class CudaClock:
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))  # the device need not be the current one
+        event.record()
         return event
 
     def seconds(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
