@@ -184,7 +184,8 @@ class TrialDriver:
     def check(self, grid: Grid) -> None:
         """Run a few steps of each workload, script and train function of a grid, without storing them.
 
-        Uses the fewest ranks of the grid; of a workload, only the first rank runs a step. Raises UserCodeError.
+        Uses the fewest ranks of the grid; of a workload, only the first rank runs a step. Raises UserCodeError. A
+        worker group that does not start says nothing about the code: the trials then try it again.
         """
         for point in check_points(grid):
             outcome = self.keeper.measure(
@@ -194,7 +195,7 @@ class TrialDriver:
                 self.options.timeout_s,
                 lambda row: None,
             )
-            if outcome.status in ("failed", "timeout"):
+            if outcome.status in ("failed", "timeout") and outcome.environment is not None:
                 log = error_log(outcome.log, point.trial.trial_id)
                 raise UserCodeError(f"{point.trial.code_name} does not run: {outcome.reason}{log}")
 

@@ -10,6 +10,10 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 """Terminal colors, which Ray puts into its messages."""
 
 
+class RankDeathError(Exception):
+    """A rank's process died while its group started. The message says which process, and on which node."""
+
+
 def describe_failure(rank: int, node_id: str, error: BaseException) -> Failure:
     """Describe an exception of this rank. Secrets are removed here, because only the rank's environment holds them."""
     return Failure(

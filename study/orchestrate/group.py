@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from study.orchestrate.failures import cause_of, first_line, is_out_of_memory
+from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_out_of_memory
 from study.orchestrate.protocol import Environment, Failure, Job
 from study.orchestrate.stuck import Calls, calls_as_text, culprits, wait_for_each_other
 from study.plan.placement import Layout
@@ -139,6 +139,8 @@ class WorkerGroup:
                 "out_of_memory" if out_of_memory else "failed",
                 f"{self.rank_and_host(rank)} died: {first_line(error)}",
             )
+        if isinstance(self.error, RankDeathError):
+            return "failed", str(self.error)
         return "failed", f"worker group ended: {first_line(self.error)}"
 
     def rank_and_host(self, rank: int) -> str:

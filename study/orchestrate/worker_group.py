@@ -9,19 +9,23 @@ worker group pays this cost once. The keeper (`study/orchestrate/keeper.py`) ope
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
+from study.orchestrate.failures import RankDeathError
 from study.orchestrate.protocol import KeeperProxy
 from study.orchestrate.scratch import scratch_folder
 from study.orchestrate.stuck import Calls, calls
 from study.plan.placement import Layout
 
 ANSWER_TIMEOUT_S = 5.0
+STATE_TIMEOUT_S = 10
+DELIBERATE_ENDS = ("RAY_KILL", "OUT_OF_SCOPE", "REF_DELETED", "OWNER_DIED")
+"""Ray's reasons (ActorDiedErrorContext in common.proto) for actors that were ended, not killed by a fault."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
         NoDeviceConfig(backend="gloo") if kind.door == "script" else TorchConfig(backend="nccl" if on_gpu else "gloo")
     )
     # Train saves a few files of its own per run, which nobody needs afterwards
-    with scratch_folder("train") as storage:
+    with scratch_folder("train") as storage, _name_deaths():
         TorchTrainer(
             train_loop,
             train_loop_config={"keeper": keeper, "layout": layout, "name": group_name},
@@ -142,3 +146,40 @@ def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
                 logging_config=LoggingConfig(log_level="WARNING"),
             ),
         ).fit()
+
+
+@contextlib.contextmanager
+def _name_deaths() -> Iterator[None]:
+    """Raise RankDeathError if a rank died before Ray Train knew all ranks of the group that starts in this block.
+
+    Train then says that an actor failed to initialize, but not which one. Train makes a placement group per worker
+    group, by which the group's actors are found.
+    """
+    from ray.train import ControllerError
+
+    others = set(placement_group_table())
+    try:
+        yield
+    except ControllerError as error:
+        deaths = []
+        with contextlib.suppress(Exception):  # without Ray's API server, Train's own message remains
+            deaths = _deaths(set(placement_group_table()) - others)
+        if not deaths:
+            raise
+        raise RankDeathError("; ".join(deaths)) from error
+
+
+def _deaths(placement_groups: set[str]) -> list[str]:
+    """Describe each actor of these placement groups that died otherwise than at Ray's request."""
+    from ray.util.state import list_actors
+
+    nodes = {node["NodeManagerAddress"]: node for node in ray.nodes()}  # an actor that never ran has no node id
+    context = ray.get_runtime_context()
+    filters: list[Any] = [("state", "=", "DEAD"), ("job_id", "=", context.get_job_id())]
+    deaths = []
+    for actor in list_actors(context.gcs_address, filters, limit=10_000, detail=True, timeout=STATE_TIMEOUT_S):
+        (cause,) = (actor.death_cause or {"": {}}).values()
+        if actor.placement_group_id in placement_groups and cause.get("reason", "") not in DELIBERATE_ENDS:
+            node = nodes[cause["node_ip_address"]]
+            deaths.append(f"process {cause['pid']} on node {node['NodeManagerHostname']} ({node['NodeID'][:8]}) died")
+    return deaths

@@ -2,7 +2,7 @@
 
 The trials of the study have two ranks, one per host, and sleep in every step (`faulty_workloads:slow`). One study meets
 all faults, one after another. After each fault, its next trial must finish before the next fault. The clock of the
-second host is always an hour ahead.
+second host is always an hour ahead. Faults that a group between two repeats would not notice are injected in a step.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.support.hosts import ROOT, Host, Hosts
 from tests.support.orchestration import WORKLOADS
 from tests.support.system import file, missing
 
-REPEATS = 10
+REPEATS = 14
 """of two batches; each fault ends one trial, and the trials before and after it must finish"""
 TRIAL_TIMEOUT_S = 25
 MESSAGE_TIMEOUT_S = 240.0
@@ -31,6 +31,8 @@ NEXT_TIMEOUT_S = 600.0
 CUT_S = 30.0
 AHEAD_S = 3600
 RANK = r"ray::.*TrainWorker"
+STEPPING = Path("/tmp/stepping")
+"""folder on a host, in which each of its ranks creates a file in every step"""
 Records = dict[str, dict[str, Any]]
 
 
@@ -98,7 +100,7 @@ class Cluster:
             return
         host = self.hosts[1]
         host.run(["ray", "stop", "--force"], check=False)
-        start_node(host, [f"--address={self.address}"], _clock_ahead())
+        start_node(host, [f"--address={self.address}"], _second_host())
         deadline_s = time.monotonic() + 60
         while self.alive_nodes() != 2:
             if time.monotonic() > deadline_s:
@@ -143,10 +145,11 @@ def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
     with Hosts(2) as hosts:
         address = f"{hosts[0].address}:6379"
         for host in hosts:
+            (host.tmp / STEPPING.name).mkdir()
             (host.tmp / "home/.ray").mkdir(exist_ok=True)
             (host.tmp / "home/.ray/auth_token").write_text("0" * 64)
         start_node(hosts[0], ["--head", "--port=6379", "--dashboard-host=127.0.0.1"])
-        start_node(hosts[1], [f"--address={address}"], _clock_ahead())
+        start_node(hosts[1], [f"--address={address}"], _second_host())
         hosts[0].run(["mkdir", "-p", "/tmp/results"])
         hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
         yield Cluster(hosts, address, repeats)
@@ -173,18 +176,44 @@ def send(host: Host, pattern: str, number: signal.Signals) -> None:
     host.run(["kill", f"-{int(number)}", *map(str, pids)], check=False)
 
 
+def await_step(cluster: Cluster) -> None:
+    """Wait until the rank on the second host is in a step. Raises FaultError if none is within `NEXT_TIMEOUT_S`."""
+    folder = cluster.hosts[1].tmp / STEPPING.name
+    for sign in folder.iterdir():
+        sign.unlink(missing_ok=True)
+    deadline_s = time.monotonic() + NEXT_TIMEOUT_S
+    while not any(folder.iterdir()):
+        if time.monotonic() > deadline_s:
+            raise FaultError("no rank is in a step")
+        time.sleep(0.05)
+
+
 # -------------------------------------------------------------------------------------------------------------- faults
 
 
 def kill_rank(cluster: Cluster) -> None:
+    await_step(cluster)
     send(cluster.hosts[1], RANK, signal.SIGKILL)
 
 
+def kill_starting_rank(cluster: Cluster) -> None:
+    """Kill a rank of the next worker group at a random moment before its first step."""
+    earlier = set(processes(cluster.hosts[1], RANK))
+    deadline_s = time.monotonic() + NEXT_TIMEOUT_S
+    while not (started := set(processes(cluster.hosts[1], RANK)) - earlier):
+        if time.monotonic() > deadline_s:
+            raise FaultError("no further worker group was started")
+        time.sleep(0.05)
+    cluster.hosts[1].run(["kill", f"-{int(signal.SIGKILL)}", str(min(started))], check=False)
+
+
 def kill_raylet(cluster: Cluster) -> None:
+    await_step(cluster)
     send(cluster.hosts[1], "raylet/raylet", signal.SIGKILL)
 
 
 def cut_link(cluster: Cluster) -> None:
+    await_step(cluster)
     cluster.hosts.cut(cluster.hosts[1])
     time.sleep(CUT_S)
     cluster.hosts.restore(cluster.hosts[1])
@@ -195,6 +224,7 @@ def kill_driver(cluster: Cluster) -> None:
 
 
 def hang_rank(cluster: Cluster) -> None:
+    await_step(cluster)
     send(cluster.hosts[1], RANK, signal.SIGSTOP)
 
 
@@ -214,11 +244,13 @@ def feed(cluster: Cluster) -> None:
     (cluster.hosts[1].tmp / STARVED.name).unlink(missing_ok=True)
 
 
-def _clock_ahead() -> dict[str, str]:
+def _second_host() -> dict[str, str]:
+    """Return the environment of the second host's processes: a clock that is ahead, and a folder for signs of steps."""
     library = file("libfaketime")
     if library is None:  # the linker would only warn, and the clocks would be equal
         raise FaultError(missing("libfaketime"))
     return {
+        "STEPPING": str(STEPPING),
         "LD_PRELOAD": str(library),
         "FAKETIME": f"+{AHEAD_S}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -241,6 +273,7 @@ class Fault:
 ON_HOST2 = r"host2 \([0-9a-f]{8}\)|10\.77\.0\.3"
 FAULTS = {
     "rank killed": Fault(kill_rank, ON_HOST2),
+    "rank killed while its group starts": Fault(kill_starting_rank, ON_HOST2),
     "rank hangs": Fault(hang_rank, rf"trial-timeout.*\brank 1\b.*({ON_HOST2})"),
     "link cut for 30 s": Fault(cut_link, ON_HOST2),
     "disk full": Fault(fill_disk, r"No space left on device", repair=empty_disk),

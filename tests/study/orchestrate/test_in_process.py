@@ -16,10 +16,12 @@ from analysis.read.schema import PHASES
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
 from study.orchestrate.driver import UserCodeError
+from study.orchestrate.failures import RankDeathError
 from study.orchestrate.protocol import Event, Job, KeeperProxy, KnownTrials, Payload
 from study.orchestrate.twin.in_process import LocalGauge, RankDied, local_cluster, run_trials
 from study.orchestrate.twin.local_ranks import LocalProcesses
 from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload_of, simulated_payloads
+from study.plan.placement import Layout
 from study.store import checkpoints
 from tests.support.orchestration import new_store, quick_trial
 from trainables.trial import Trial
@@ -307,6 +309,26 @@ def test_a_workload_that_cannot_work_ends_the_study_before_its_first_trial(tmp_p
         error.value
     )
     assert list(new_store(tmp_path / "results").records()) == []
+
+
+class DyingRanks(LocalProcesses):
+    """Ranks that die while their group starts."""
+
+    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+        def die() -> None:
+            raise RankDeathError("process 7 on node host2 (0123abcd) died")
+
+        return die
+
+
+def test_a_rank_that_dies_at_the_start_is_reported_and_not_blamed_on_the_workload(tmp_path: Path) -> None:
+    from tests.support.orchestration import workload_trial
+
+    trial = workload_trial("sound")
+    ran = Run(tmp_path, [[trial]], ranks=DyingRanks())
+    assert ran.of(trial, "status") == "failed"
+    reason = "worker group of 2 ranks did not start: process 7 on node host2 (0123abcd) died"
+    assert ran.of(trial, "reason") == reason
 
 
 def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:

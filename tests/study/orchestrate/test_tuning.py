@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -227,6 +228,30 @@ def test_a_killed_keeper_fails_only_the_running_trial(cluster: Cluster, tmp_path
     assert records[lost.trial_id]["status"] == "failed"
     assert "was killed" in records[lost.trial_id]["reason"]
     assert {records[trial.trial_id]["reason"] or "done" for trial in after} == {"done"}
+
+
+def test_a_rank_killed_while_its_group_starts_is_reported_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
+    lost, after = (quick_trial(world_size=2, repeat=repeat) for repeat in range(2))
+    killed: list[int] = []
+
+    def kill() -> None:
+        address = ray.get_runtime_context().gcs_address  # other tests may have their own Ray on this host
+        while not killed:
+            killed.extend(
+                actor.pid
+                for actor in list_actors(address, filters=[("class_name", "=", "RayTrainWorker")])
+                if actor.state in ("PENDING_CREATION", "ALIVE") and actor.pid
+            )
+            time.sleep(0.02)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    records = _run(new_store(tmp_path / "results"), cluster, [lost, after])
+    killer.join(timeout=1)
+    assert records[lost.trial_id]["status"] == "failed"
+    assert f"process {killed[0]} on node {socket.gethostname()} (" in records[lost.trial_id]["reason"]
+    assert records[after.trial_id]["status"] == "done"
 
 
 def test_a_trial_fails_if_others_hold_its_resources(cluster: Cluster, tmp_path: Path) -> None:
