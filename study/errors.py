@@ -1,6 +1,5 @@
 """Exit codes, the error for wrong configurations, and helpers for one-line messages to users."""
 
-import difflib
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +20,7 @@ class ConfigurationError(Exception):
 
 def near(value: Any, names: Iterable[str]) -> str:
     """Return "; did you mean ...?" with the most similar name, or "" if no name is similar."""
-    matches = difflib.get_close_matches(value, list(names), n=1) if isinstance(value, str) else []
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return messages.near(value, names) if isinstance(value, str) else ""
 
 
 def shown(value: Any) -> str:

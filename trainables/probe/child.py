@@ -146,8 +146,10 @@ def _refuse_to_start_ranks() -> None:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise StartsProcesses
 
-    for name in ("spawn", "start_processes"):
-        setattr(torch.multiprocessing, name, refuse)
+    # the module has the name of its function: `torch.multiprocessing.spawn` is the latter
+    for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        for name in ("spawn", "start_processes"):
+            setattr(module, name, refuse)
 
 
 def _exit_with_all_ranks(folder: Folder) -> NoReturn:

@@ -14,6 +14,7 @@ KINDS = {
     "exit": ("exit", 3, "code 3"),
     "hang": ("start_timeout", None, "no optimizer step within 8 s"),
     "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:25)"),
+    "imported spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:44)"),
     "import": ("import", 1, "a_module_that_does_not_exist"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),

@@ -38,3 +38,7 @@ elif kind == "swallow":
             train()
         except BaseException as error:  # noqa: BLE001 - what a script may do
             print(error)
+elif kind == "imported spawn":
+    from torch.multiprocessing.spawn import spawn
+
+    spawn(train, nprocs=2)
