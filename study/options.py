@@ -1,15 +1,16 @@
 """The options of `plan` and `run`, declared once for the command line, configuration files and the report."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
-from trainables.registry import PRECISIONS
+from trainables.registry import MODELS, PRECISIONS
 
-_AXES, _RUN, _OUTPUT = "What to measure (comma lists)", "How to run it", "Output"
+_FIRST, _AXES = "What to measure (comma lists)", "What else to vary (comma lists)"
+_RUN, _OUTPUT = "How to run it", "Output"
 _OWN = "Your own training code"
 
 Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)]
@@ -47,6 +48,8 @@ class StudyOption:
     """True if `--help` does not list it."""
     in_file: bool = True
     """True if the option is also a key of a configuration file."""
+    words: Callable[[], Iterable[str]] = tuple
+    """Returns values that the completion of a shell suggests."""
 
     @property
     def usage(self) -> str:
@@ -59,42 +62,62 @@ class StudyOption:
         name = "set_" if self.name == "set" else self.name.replace("-", "_")
         default = False if self.type is bool else None
         if self.name == "study":
-            declared: Any = Argument(metavar=self.metavar, help=self.help, show_default=False)
+            declared: Any = Argument(
+                metavar=self.metavar, help=self.help, show_default=False, autocompletion=self._completions
+            )
         else:
             names = ("--set",) if self.name == "set" else (f"--{self.name}",) if self.type is bool else ()
             declared = Option(
-                *names, metavar=self.metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden
-            )
+                *names, metavar=self.metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden,
+                autocompletion=self._completions if self.type is str else None,
+            )  # fmt: skip
         kind = bool if self.type is bool else self.type | None
         return inspect.Parameter(
             name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, declared]
         )
 
+    def _completions(self, incomplete: str) -> list[str]:
+        """Return the words that continue the last value of an incomplete comma list."""
+        given, comma, last = incomplete.rpartition(",")
+        return [f"{given}{comma}{word}" for word in self.words() if word.startswith(last)]
 
-def _axis(name: str, field: str, help: str) -> StudyOption:
-    return StudyOption(name, help, "LIST", panel=_AXES, field=field, is_axis=True)
+
+def _axis(name: str, field: str, help: str, panel: str = _AXES, words: Iterable[str] = ()) -> StudyOption:
+    return StudyOption(name, help, "LIST", panel=panel, field=field, is_axis=True, words=lambda: words)
+
+
+def _studies() -> Iterable[str]:
+    from study.studies.basic import STUDIES
+
+    return STUDIES
+
+
+def _goals() -> Iterable[str]:
+    from analysis.read.study_record import GOALS
+
+    return GOALS
 
 
 STUDY_OPTIONS = (
-    StudyOption("study", "A study from `list`. Default: default.", "STUDY", setting="study"),
-    _axis("gpus", "world_size", "Number of GPUs, one rank each. On machines without GPUs: number of CPU ranks."),
+    StudyOption("study", "A study from `list`. Default: default.", "STUDY", setting="study", words=_studies),
+    _axis("gpus", "world_size", "Number of GPUs, one rank each. Without GPUs: number of CPU ranks.", _FIRST),
+    _axis("batch-per-gpu", "batch_per_gpu", "Samples per rank and step.", _FIRST),
+    _axis("model", "model", "Models, such as resnet50.", _FIRST, MODELS),
+    _axis("precision", "precision", f"Any of {', '.join(PRECISIONS)}.", _FIRST, PRECISIONS),
+    StudyOption("repeats", "Repetitions of each combination.", "N", int, _FIRST, "repeat", setting="repeats"),
     _axis("nodes", "nodes", "Number of nodes, with the same number of ranks on each. Default: as few as possible."),
-    _axis("batch-per-gpu", "batch_per_gpu", "Samples per rank and step."),
     _axis("global-batch", "global_batch", "Samples per step, summed over all ranks; replaces --batch-per-gpu."),
     _axis("loader-workers", "loader_workers", "Loader processes per rank; 0 loads in the rank's own process."),
-    _axis("precision", "precision", f"Any of {', '.join(PRECISIONS)}."),
-    _axis("model", "model", "Models, such as resnet50."),
     _axis(
         "interconnect", "interconnect",
         "Any of auto, no_p2p, socket. no_p2p disables direct copies between GPUs in NCCL; socket also disables shared "
-        "memory and InfiniBand.",
+        "memory and InfiniBand.", words=("auto", "no_p2p", "socket"),
     ),
     _axis("steps", "steps", "Steps per timed window."),
     _axis("epochs", "epochs", "Train for N epochs with validation after each, instead of timing windows."),
     _axis("target-accuracy", "target_accuracy", "Validation accuracy, such as 0.93, at which training stops early."),
     _axis("seed", "seed", "Seeds of weights and data. The first also sets the order of trials."),
     StudyOption("set", "Set any other field of a trial. May be repeated.", "FIELD=LIST", list[str], _AXES),
-    StudyOption("repeats", "Repetitions of each combination.", "N", int, _AXES, "repeat", setting="repeats"),
     StudyOption(
         "workload", "Your own model and data: a function in a Python file.", "FILE.py:NAME", panel=_OWN,
         field="workload", derived=("workload_digest",),
@@ -153,7 +176,7 @@ STUDY_OPTIONS = (
     StudyOption("price-per-gpu-hour", "Price for the cost estimate.", "PRICE", float, setting="price_per_gpu_hour"),
     StudyOption(
         "goal", "Criterion for the best configuration in the report: throughput, time-to-accuracy or cost.", "GOAL",
-        setting="goal",
+        setting="goal", words=_goals,
     ),
 )  # fmt: skip
 

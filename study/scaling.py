@@ -1,35 +1,24 @@
-"""Measure how data-parallel training scales on this machine or cluster, what limits it, and what to change.
-
-Examples:
-
-  python -m study.scaling                                  run the default study on this machine
-
-  python -m study.scaling plan strong --gpus 1,2,4         show which trials would run, and for how long
-
-  python -m study.scaling run --model resnet50 --batch-per-gpu 64,256 --out results/resnet50
-
-  python -m study.scaling report results/resnet50          rewrite the report from stored results
-
-  python -m study.scaling predict results/resnet50 --gpus 64   predict scaling to more GPUs
-"""
+"""Measure how data-parallel training scales on this machine or cluster, what limits it, and what to change."""
 
 import json
+import os
 import shlex
-import shutil
 import sys
 import tempfile
-import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.completion import completion_init
 
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE, ConfigurationError, shown
+from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, with_study_options
 
 app = typer.Typer(
     help=__doc__,
+    epilog=examples(""),
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -40,23 +29,73 @@ REPEATABLE_OPTIONS = ("--set", "--vary", "--bind", "--env")
 
 PackedInto = Annotated[str | None, typer.Argument(metavar="DIR2", help="New folder; left out: in place.")]
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
+LatestDirectory = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DIR", help="Results folder or URI. Default: the most recent folder below results/.", show_default=False
+    ),
+]
+_MEASURE, _READ, _FILES = "Measure", "Read results", "Files and machine"
 
 
-@app.command("list")
+def _subcommand(name: str, panel: str) -> Callable[..., Any]:
+    return app.command(name, epilog=examples(name), rich_help_panel=panel)
+
+
+def _answer(text: Callable[[Any], str]) -> Callable[[Any], None]:
+    """Return the callback of an option that prints a text and ends the program."""
+
+    def show(value: Any) -> None:
+        if value:
+            print(text(value))
+            raise typer.Exit
+
+    return show
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show version and commit.", callback=_answer(lambda _: version_line()), is_eager=True
+        ),
+    ] = False,
+    completion: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(SHELLS),
+            help=f'Show code for a shell that defines the command scaling-study, with completion: put eval "$({MODULE} '
+            '--completion bash)" into ~/.bashrc.',
+            callback=_answer(completion_script),
+            is_eager=True,
+        ),
+    ] = None,
+) -> None:
+    pass
+
+
+@_subcommand("list", _MEASURE)
 def list_studies(json_: Json = False) -> None:
-    """List the studies and the question that each answers."""
+    """List the studies, the question that each answers, what it needs here, and how long it takes."""
+    from study.capacity import local_capacity
+    from study.cli.terminal import print_studies
+    from study.plan.needs import needs
     from study.studies.basic import STUDIES
 
-    questions = {name: study([]).question for name, study in STUDIES.items()}
+    nodes = local_capacity()
+    listed = {name: (study([]).question, needs(study, nodes)) for name, study in STUDIES.items()}
     if json_:
-        return _print_json([{"name": name, "question": question} for name, question in questions.items()])
-    indent = max(map(len, questions)) + 2
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize  # no wrapping in a pipe
-    for name, question in questions.items():
-        print(textwrap.fill(f"{name:{indent}}{question}", columns, subsequent_indent=" " * indent))
+        return _print_json(
+            [
+                {"name": name, "question": question, "needs": needs.__dict__}
+                for name, (question, needs) in listed.items()
+            ]
+        )
+    print_studies(listed)
 
 
-@app.command()
+@_subcommand("plan", _MEASURE)
 @with_study_options
 def plan(json_: Json = False, **options: Any) -> int:
     """Show every trial with its status, and the remaining time and cost, without running anything."""
@@ -77,7 +116,7 @@ def plan(json_: Json = False, **options: Any) -> int:
     return DOES_NOT_FIT if prepared.does_not_fit else DONE
 
 
-@app.command("run")
+@_subcommand("run", _MEASURE)
 @with_study_options
 def run_study(**options: Any) -> int:
     """Run the trials that the results folder lacks, then write the report."""
@@ -90,31 +129,33 @@ def run_study(**options: Any) -> int:
     return session.run(configuration, command=_command(), quiet=options["quiet"], strict=options["strict"])
 
 
-@app.command()
-def status(directory: Directory, json_: Json = False, debug: Debug = False) -> None:
+@_subcommand("status", _READ)
+def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
     """Show the state of a results folder: trial counts, failures with reason and log, remaining trials."""
     from study.cli import terminal as display
+    from study.cli.inputs import results_folder
     from study.cli.status import status_of
 
-    found = status_of(directory)
+    found = status_of(results_folder(directory))
     if json_:
         return _print_json(found)
     display.print_status(found)
 
 
-@app.command()
+@_subcommand("report", _READ)
 def report(
-    directory: Directory,
+    directory: LatestDirectory = None,
     out: Annotated[str | None, typer.Option(metavar="DIR2", help="Output folder. Default: DIR/report.")] = None,
     debug: Debug = False,
 ) -> None:
     """Rewrite tables, figures and report from stored results."""
     from analysis.report.report import write_report
+    from study.cli.inputs import results_folder
 
-    print(write_report(directory, out).path)
+    print(write_report(results_folder(directory), out).path)
 
 
-@app.command()
+@_subcommand("convert", _FILES)
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted data set.")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="New folder to create.")],
@@ -143,12 +184,12 @@ def convert(
     return DONE
 
 
-@app.command()
+@_subcommand("predict", _READ)
 def predict(
-    directory: Directory,
     gpus: Annotated[
         str, typer.Option(metavar="LIST", help="Numbers of GPUs (or CPU ranks) to predict for, such as 8 or 16,64.")
     ],
+    directory: LatestDirectory = None,
     interconnect: Annotated[
         str | None,
         typer.Option(
@@ -174,15 +215,16 @@ def predict(
 ) -> None:
     """Predict step time, efficiency and cost for more GPUs than measured, with intervals and held-out error."""
     from study.cli import terminal as display
+    from study.cli.inputs import results_folder
     from study.cli.predict import outlook
 
-    found = outlook(directory, gpus, interconnect, price_per_gpu_hour, goal)
+    found = outlook(results_folder(directory), gpus, interconnect, price_per_gpu_hour, goal)
     if json_:
         return _print_json(found.as_json)
     display.print_outlook(found, details, laws)
 
 
-@app.command()
+@_subcommand("compare", _READ)
 def compare(
     before: Annotated[str, typer.Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")],
     after: Annotated[str, typer.Argument(metavar="DIR_B", help="Results folder or URI to compare with the baseline.")],
@@ -221,7 +263,7 @@ def compare(
     return comparison.exit_code(found, threshold, allow_missing)
 
 
-@app.command()
+@_subcommand("pack", _FILES)
 def pack(
     directory: Directory,
     out: PackedInto = None,
@@ -239,7 +281,7 @@ def pack(
     print(f"{packed.out}: {packed.trials} trials packed and verified")
 
 
-@app.command()
+@_subcommand("unpack", _FILES)
 def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -> None:
     """Restore the results folder, with a folder per trial, of which pack made a few files."""
     from study.store.packing import unpack as unpack_folder
@@ -248,7 +290,7 @@ def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -
     print(f"{unpacked.out}: {unpacked.trials} trials unpacked and verified")
 
 
-@app.command()
+@_subcommand("doctor", _FILES)
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """Check this machine and cluster, and suggest a fix for each problem: versions, GPUs, links, memory, disk, data."""
     from study.cli import terminal as display
@@ -265,17 +307,21 @@ def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, d
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Errors of the user are one line on stderr."""
+    if COMPLETE_VARIABLE in os.environ:
+        completion_init()
+        app([], prog_name=SHELL_COMMAND, complete_var=COMPLETE_VARIABLE)  # ends the program
     arguments = _with_script_arguments(arguments)
     if option := _repeated_option(arguments):
         print(f"error: {option} is given twice; give it once, a list with commas between its values", file=sys.stderr)
         return USAGE
-    is_command = arguments and (not arguments[0].startswith("-") or arguments[0] in ("-h", "--help"))
+    own_options = ("-h", "--help", "--version", "--completion")
+    is_command = bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
     try:
         return int(
             app(
                 list(arguments) if is_command else ["run", *arguments],
                 standalone_mode=False,
-                prog_name="python -m study.scaling",
+                prog_name=MODULE,
             )
             or 0
         )
@@ -316,7 +362,7 @@ def _report_error(error: Exception, arguments: Sequence[str]) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="scaling-study-error-", suffix=".log", delete=False) as file:
         traceback.print_exception(error, file=file)
     first_line = next(iter(str(error).splitlines()), "")
-    print(f"internal error: {type(error).__name__}: {first_line}; traceback in {file.name}", file=sys.stderr)
+    print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {file.name}", file=sys.stderr)
     return SOME_FAILED
 
 

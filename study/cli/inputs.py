@@ -4,6 +4,7 @@ import ast
 import hashlib
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,21 @@ from trainables.data.image_layout import kind_of, read_manifest, storages_in
 from trainables.registry import DATASETS
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+
+
+def results_folder(directory: str | None) -> str:
+    """Return the folder, or the most recent results folder below results/ if it is None, and name it on stderr.
+
+    Raises ConfigurationError if there is none.
+    """
+    if directory is not None:
+        return directory
+    studies = [*Path("results").glob("*/study.json"), *Path("results").glob("*/*/study.json")]
+    if not studies:
+        raise ConfigurationError("no results folder below results/ here; give one as DIR")
+    newest = max(studies, key=lambda path: max(path.stat().st_mtime, path.parent.stat().st_mtime)).parent
+    print(f"results folder: {newest} (the most recent below results/)", file=sys.stderr)
+    return str(newest)
 
 
 def data_dir_path(value: Any, source: str) -> str:

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from study.orchestrate.protocol import Event
+from study.plan.trials import varying_fields
 from trainables.trial import Trial
 
 EPOCH_LINES_EVERY_S = 30.0
@@ -126,20 +127,7 @@ class Progress:
         return f", about {duration(left_s)} left"
 
 
-def varying_fields(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the fields in which these trials differ, other than their repeat and what follows from it."""
-    if not trials:
-        return ()
-    first = trials[0].model_dump()
-    others = [trial.model_dump() for trial in trials[1:]]
-    return tuple(
-        name for name in first if name not in _NOT_LABELS and any(other[name] != first[name] for other in others)
-    )
-
-
 _NAMES = ("model", "workload", "script", "train_function")
-
-_NOT_LABELS = {"repeat", "seed", "workload_digest", "script_digest", "train_function_digest"}
 
 _LABELS: Mapping[str, Callable[[Trial], str]] = {
     "precision": lambda trial: trial.precision,

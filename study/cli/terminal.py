@@ -1,8 +1,9 @@
 """Print tables and lists to stdout, fitted to the terminal."""
 
+import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -10,11 +11,13 @@ from rich.table import Table
 
 from study.cli.progress import duration
 from study.cli.status import failure_line
+from study.errors import counted
 
 if TYPE_CHECKING:
     from study.cli.doctor import HealthCheck
     from study.cli.predict import Outlook, ShownTable
     from study.cli.prepared import PreparedStudy
+    from study.plan.needs import Needs
 
 _GAP = 2
 """character columns between the columns of a table"""
@@ -24,8 +27,39 @@ _STATUS_AND_REASON_WIDTH = 60
 
 
 def terminal() -> Console:
-    """Return a console without markup: ids and reasons may contain brackets. A pipe gets long lines unwrapped."""
-    return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    """Return a console without markup, since ids and reasons may contain brackets. A pipe has 80 columns."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def print_table(table: Table) -> None:
+    """Print a table without blanks at the ends of its lines."""
+    console = terminal()
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def print_studies(studies: "Mapping[str, tuple[str, Needs]]") -> None:
+    """Print each study with its question, and what it needs and how long it takes on this machine."""
+    width = terminal().width
+    indent = max(map(len, studies)) + 2
+    for name, (question, needs) in studies.items():
+        print(textwrap.fill(f"{name:{indent}}{question}", width, subsequent_indent=" " * indent))
+        line = f"{' ' * indent}Here: {_needs_line(needs)}"
+        print(textwrap.fill(line, width, subsequent_indent=" " * indent))
+
+
+def _needs_line(needs: "Needs") -> str:
+    ranks = counted(needs.ranks, "GPU" if needs.device == "cuda" else "CPU rank")
+    nodes = f" of {counted(needs.nodes, 'node')}" if needs.nodes > 1 else ""
+    parts = [f"{counted(needs.trials, 'trial')} on up to {ranks}{nodes}, about {duration(needs.duration_s)}"]
+    if needs.infeasible:
+        parts.append(f"{needs.infeasible} of them not feasible here")
+    if needs.data_dir:
+        parts.append("needs --data-dir DIR")
+    if needs.made_for_gpus:
+        parts.append("a small form, since the study is made for GPUs")
+    return f"{'; '.join(parts)}."
 
 
 def print_plan(prepared: "PreparedStudy") -> None:
@@ -52,7 +86,7 @@ def print_plan(prepared: "PreparedStudy") -> None:
         reason = row.reason if reasons_in_table or not row.reason else f"[{reasons[row.reason]}]"
         table.add_row(label, row.status.replace("_", " "), *([reason] if reasons else []))
     console.print(f"{prepared.study.name}: {prepared.study.question}\n")
-    console.print(table)
+    print_table(table)
     if not reasons_in_table:
         for reason, i in reasons.items():
             console.print(f"[{i}] {reason}", soft_wrap=True)
@@ -89,21 +123,26 @@ def print_status(status: dict[str, Any]) -> None:
 
 
 def print_summary(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table, or a few lines per row if the terminal is too narrow for the table without splitting words."""
+    """Print a table, or a few lines per row if it is too wide without splitting words or intervals."""
     if not rows:
         return
-    console = terminal()
-    longest_words = [max(map(len, " ".join(cells).split())) for cells in zip(columns, *rows, strict=True)]
-    if sum(longest_words) + _GAP * (len(columns) - 1) > console.width:
-        for line in _as_lines(columns, rows, console.width):
-            console.print(line, soft_wrap=True)
+    width = terminal().width
+    widths = [max(map(len, _units(" ".join(cells)))) for cells in zip(columns, *rows, strict=True)]
+    if sum(widths) + _GAP * (len(columns) - 1) > width:
+        for line in _as_lines(columns, rows, width):
+            terminal().print(line, soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column, min_width in zip(columns, widths, strict=True):
+        table.add_column(column, overflow="fold", min_width=min_width)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_table(table)
+
+
+def _units(text: str) -> list[str]:
+    """Return the parts of a text that stay on one line: words, and values with their intervals."""
+    return re.findall(r"\S+ \[[^\]]*\]|\S+", text)
 
 
 def _as_lines(columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:

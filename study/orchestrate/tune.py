@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
 from study.orchestrate.scratch import scratch_folder
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import Layout
+from study.plan.trials import varying_fields
 from study.store.store import Store
 from trainables.trial import Trial
 
@@ -50,6 +52,9 @@ DEFAULTS = RunOptions()
 RAY_RANKS = RayRanks()
 CLOSE_POLL_S = 1.0
 EPOCHS_POLL_S = 1.0
+
+AXES_SHOWN = ("world_size", "batch_per_gpu")
+"""Fields that are keys of Tune's configuration even if they do not vary."""
 
 
 def ignore(event: Event) -> None:
@@ -99,8 +104,8 @@ def tune_grid(
 ) -> tune.ResultGrid:
     """Run a grid on `ranks` and return Tune's result grid.
 
-    It has one row per trial: its fields under `config/point/trial/...`, throughput and median phase times; for training
-    trials, the last epoch.
+    It has one row per trial: its fields in which the grid varies under `config/FIELD`, throughput and median phase
+    times; for training trials, the last epoch.
     """
     # Tune saves its own pickled state per run, which nobody needs afterwards
     with (
@@ -130,15 +135,16 @@ def _tuner(
     state_dir: str,
     stopper: tune.Stopper,
 ) -> tune.Tuner:
-    points = [
-        {"number": number, "trial": point.trial.model_dump(), "block": point.block}
-        for number, point in enumerate(grid.points)
-    ]
-    trainable = tune.with_parameters(measure_point, driver=driver)
+    trainable = tune.with_parameters(measure_point, driver=driver, points=grid.points)
     return tune.Tuner(
         tune.with_resources(trainable, cluster.driver_resource),
-        param_space={"point": tune.grid_search(points)},
-        tune_config=tune.TuneConfig(max_concurrent_trials=max(1, len(grid.slots)), reuse_actors=True),
+        param_space=param_space(grid.trials),
+        tune_config=tune.TuneConfig(
+            max_concurrent_trials=max(1, len(grid.slots)),
+            reuse_actors=True,
+            trial_name_creator=partial(_trial_name, grid),
+            trial_dirname_creator=partial(_trial_name, grid),
+        ),
         run_config=tune.RunConfig(
             name=study_name,
             storage_path=state_dir,
@@ -149,10 +155,27 @@ def _tuner(
     )
 
 
-def measure_point(config: dict[str, Any], driver: TrialDriver) -> None:
+def param_space(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return Tune's search space: one point per trial, with a key per field in which the trials vary.
+
+    `number` selects the trial. The other keys only show it in Tune's own output and in tools that read that.
+    """
+    names = dict.fromkeys((*AXES_SHOWN, *varying_fields(trials)))
+    axes = {name: tune.sample_from(partial(_value, [getattr(trial, name) for trial in trials])) for name in names}
+    return {"number": tune.grid_search(list(range(len(trials))))} | axes
+
+
+def _value(values: Sequence[Any], spec: Any) -> Any:
+    return values[spec.config.number]
+
+
+def _trial_name(grid: Grid, trial: Any) -> str:
+    return grid.trials[trial.config["number"]].trial_id
+
+
+def measure_point(config: dict[str, Any], driver: TrialDriver, points: Sequence[Point]) -> None:
     """Run one Tune trial."""
-    point = config["point"]
-    driver.run(Point(Trial.model_validate(point["trial"]), point["block"]), tune.report)
+    driver.run(points[config["number"]], tune.report)
 
 
 @dataclass(frozen=True)
@@ -285,4 +308,4 @@ class TuneCallback(tune.Callback):
         self.narrator.crashed(self._point(trial).trial, trial.error_file or "")
 
     def _point(self, trial: Any) -> Point:
-        return self.grid.points[trial.config["point"]["number"]]
+        return self.grid.points[trial.config["number"]]

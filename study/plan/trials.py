@@ -84,6 +84,20 @@ def plan_trials(
     return rows
 
 
+_NOT_AXES = {"repeat", "seed", "workload_digest", "script_digest", "train_function_digest"}
+
+
+def varying_fields(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the fields in which these trials differ, other than their repeat and what follows from it."""
+    if not trials:
+        return ()
+    first = trials[0].model_dump()
+    others = [trial.model_dump() for trial in trials[1:]]
+    return tuple(
+        name for name in first if name not in _NOT_AXES and any(other[name] != first[name] for other in others)
+    )
+
+
 def _check_profiled_ranks(rows: Sequence[PlannedTrial]) -> None:
     """Raise PlanError if no trial has a rank to profile. The smaller trials of a grid over world sizes may lack it."""
     largest: dict[str, int] = {}

@@ -36,12 +36,12 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "study": (
         ("study.errors", "study.capacity"),
-        ("study.options",),
         ("study.studies",),
+        ("study.options",),
         ("study.plan",),
         ("study.store",),
         ("study.orchestrate",),
-        ("study.cli",),
+        ("study.cli", "study.help"),
         ("study.scaling",),
     ),
     "trainables": (

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from rich.text import Text
 from study.capacity import NodeCapacity, count_gpus
 from study.cli import commands as session
 from study.cli.configuration import Configuration
+from study.help import completion_script
 from study.plan.trials import plan_trials
-from study.scaling import main
+from study.scaling import app, main
+from study.store.environment import git_state
 from study.store.store import Store, TrialResult
 from study.studies.basic import STUDIES
 from study.studies.study import Study
@@ -88,27 +91,112 @@ def test_commands_that_run_nothing_import_no_torch_ray_pandas_or_pyarrow(argumen
     assert done.stdout
 
 
-def test_questions_wrap_between_words_on_a_terminal_but_not_in_a_pipe(
+def test_list_shows_every_study_with_its_question_and_needs_in_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["list"]) == 0
-    unwrapped = capsys.readouterr().out
-    assert len(unwrapped.splitlines()) == len(STUDIES)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["list"]) == 0
-    wrapped = capsys.readouterr().out
-    assert max(map(len, wrapped.splitlines())) <= 80
-    assert wrapped.split() == unwrapped.split()
-
-
-def test_list_shows_every_study_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [study["name"] for study in listed] == list(STUDIES)
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [[study["name"], study["question"]] for study in listed]
+    needs = {study["name"]: study["needs"] for study in listed}
+    assert (needs["smoke"]["trials"], needs["smoke"]["ranks"], needs["smoke"]["device"]) == (8, 2, "cpu")
+    assert needs["hpml-lab4"]["made_for_gpus"] and needs["hpml-lab4"]["infeasible"] == 12
+    assert all(10 < of_study["duration_s"] < 3600 for of_study in needs.values())
+    for columns in ("80", None):  # a terminal, and a pipe without COLUMNS
+        monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS")
+        assert main(["list"]) == 0
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        text = " ".join(printed.split())
+        assert all(f"{study['name']} {study['question']} Here: " in text for study in listed)
+
+
+def test_list_counts_gpus_and_files_that_a_study_needs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("study.capacity.local_capacity", lambda: [NodeCapacity("", "localhost", cpus=64, gpus=8)])
+    assert main(["list", "--json"]) == 0
+    needs = {study["name"]: study["needs"] for study in json.loads(capsys.readouterr().out)}
+    ladder = needs["acceleration-ladder"]
+    assert (ladder["device"], ladder["ranks"], ladder["nodes"], ladder["data_dir"]) == ("cuda", 8, 2, True)
+    assert (needs["weak"]["ranks"], needs["weak"]["data_dir"], needs["weak"]["made_for_gpus"]) == (8, False, False)
+
+
+def test_version_shows_the_version_and_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    name, version, _, commit, *_ = line.replace(",", "").split()
+    assert name == "scaling-study"
+    assert version == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert commit == ((git_state()["commit"] or "unknown")[:12])
+
+
+COMMANDS = [info.name or "" for info in app.registered_commands]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_has_a_help_with_examples_that_name_its_own_options(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*([command] if command else []), "--help"]) == 0
+    lines = [Text.from_ansi(line).plain.strip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    examples = [line for line in lines[lines.index("Examples:") + 1 :] if line.startswith("python -m study.scaling")]
+    assert examples and all(command in line for line in examples)
+    help_text = " ".join(lines)
+    options = {word for line in examples for word in line.partition(" -- ")[0].split() if word.startswith("--")}
+    assert not command or all(option in help_text for option in options)
+
+
+def test_the_help_of_run_shows_five_axes_before_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    first = text[text.index("What to measure") : text.index("What else to vary")]
+    names = {word for word in first.split() if word.startswith("--")}
+    assert names == {"--gpus", "--batch-per-gpu", "--model", "--precision", "--repeats"}
+
+
+def test_bash_completes_commands_options_studies_and_the_last_value_of_a_list() -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "study.scaling", "--completion", "bash"],
+        check=True, capture_output=True, text=True, timeout=60, cwd=ROOT,
+    ).stdout  # fmt: skip
+    calls = [["pl"], ["run", "--gp"], ["plan", "wea"], ["run", "--model", "mlp,resnet2"]]
+    code = script + "".join(
+        f"COMP_WORDS=(scaling-study {' '.join(words)}); COMP_CWORD={len(words)}\n"
+        f'_scaling_study_completion scaling-study {words[-1]} x; echo "${{COMPREPLY[*]}}"\n'
+        for words in calls
+    )
+    done = subprocess.run(
+        ["bash", "-c", code + "scaling-study --version\n"],
+        check=False, capture_output=True, text=True, timeout=120, cwd="/",
+    )  # fmt: skip
+    *completed, version = done.stdout.splitlines()
+    assert completed == ["plan", "--gpus", "weak", "mlp,resnet20"]
+    assert version.startswith("scaling-study ")
+    assert "function" in completion_script("fish") and "compdef" in completion_script("zsh")
+
+
+def test_commands_that_read_results_default_to_the_most_recent_folder_and_name_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["status"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no results folder below results/")
+    for age, name in enumerate(("newest", "older")):
+        open_store(tmp_path / "results" / name)
+        for path in (tmp_path / "results" / name, tmp_path / "results" / name / "study.json"):
+            os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    assert main(["status"]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("study smoke: ")
+    assert output.err.splitlines() == ["results folder: results/newest (the most recent below results/)"]
+    assert main(["status", "results/older"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["--precision", "fp32"], ["run", "--precision", "fp32"]])
@@ -251,7 +339,7 @@ def test_emulated_interconnects_are_infeasible_without_gpus(capsys: pytest.Captu
             "error: --gpus is given twice; give it once, a list with commas between its values",
         ),
         (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
-        (["status"], "error: Missing argument 'DIR'; see --help"),
+        (["pack"], "error: Missing argument 'DIR'; see --help"),
         (
             ["plan", "--set", "seed=1,2,3,4,5,6,7,8,9,10,11,12", "--batch-per-gpu", ",".join(map(str, range(1, 2000)))],
             "error: study 'default' with these axes has 143928 trials; allowed: 1 to 100000",
@@ -477,7 +565,7 @@ def test_an_internal_error_is_one_line_with_the_path_of_the_traceback(
     assert main(["plan", "smoke"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     start, _, log = line.partition("; traceback in ")
-    assert start == "internal error: RuntimeError: a bolt is loose"
+    assert start == "error: internal error: RuntimeError: a bolt is loose"
     assert "second line" in Path(log).read_text()
     assert main(["plan", "smoke", "--debug"]) == 1
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
@@ -498,7 +586,9 @@ def test_a_finished_study_is_reported_without_a_cluster(
     output = capsys.readouterr()
     assert output.out.splitlines()[-1] == f"{tmp_path}/report/index.html"
     assert Path(output.out.splitlines()[-1]).is_file()
-    assert len(output.out.splitlines()) == 1 + 4 + 1  # headers, one line per configuration, the path
+    *header, four, three, two, one = output.out.splitlines()[:-1]
+    assert all("[" in line for line in (four, three, two, one)) and not any("[" in line for line in header)
+    assert all(len(line) <= 80 and line == line.rstrip() for line in output.out.splitlines()[:-1])
     assert output.err.splitlines() == ["8 done"]
     study = json.loads((tmp_path / "study.json").read_text())
     assert study["configuration"]["batch-per-gpu"] == [8, 16]

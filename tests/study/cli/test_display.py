@@ -40,3 +40,14 @@ def test_a_table_too_wide_for_the_terminal_becomes_a_few_lines_per_row(
         "  time (ms): T₁ + 2(N-1)/N · β; residual",
         "  (%): 25.77",
     ]
+
+
+def test_a_narrow_table_splits_headers_but_no_intervals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    intervals = ["2,295.1 [1,024.0, 3,566.2]", "97.9 [90.1, 98.2]"]
+    print_summary(["throughput (samples/s)", "n"], [(interval, "3") for interval in intervals])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 40 and line == line.rstrip() for line in lines)
+    assert [line.rsplit(maxsplit=1)[0] for line in lines[-2:]] == intervals

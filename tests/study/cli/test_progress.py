@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from study.cli import progress
-from study.cli.progress import Progress, describe, duration, varying_fields
+from study.cli.progress import Progress, describe, duration
 from study.orchestrate.protocol import Event
+from study.plan.trials import varying_fields
 from trainables.trial import Trial
 
 TRIALS = [Trial(model="mlp", device="cuda", world_size=size, repeat=repeat) for repeat in range(2) for size in (1, 2)]

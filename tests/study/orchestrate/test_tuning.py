@@ -54,9 +54,9 @@ class ObservedGrid:
         watcher = threading.Thread(target=self._watch_metrics_port, args=(over,))
         watcher.start()
         blocks = [self.trials[:4], self.trials[4:]]
-        self.frame: pd.DataFrame = tune_grid(
-            "test", grid_of(blocks, isolate=False), self.store, cluster, on_event=self.record
-        ).get_dataframe()
+        results = tune_grid("test", grid_of(blocks, isolate=False), self.store, cluster, on_event=self.record)
+        self.frame: pd.DataFrame = results.get_dataframe()
+        self.directories = [result.path for result in results]
         over.set()
         watcher.join()
 
@@ -89,7 +89,18 @@ def test_tunes_result_grid_has_one_row_per_trial_with_throughput_and_every_phase
     assert set(frame["status"]) == {"done"}
     measured = ["throughput_samples_per_s", "step_s", "load_wait_s", "forward_s", "backward_s", "optimizer_s"]
     assert (frame[measured] > 0).all().all()
-    assert set(frame["config/point/trial/world_size"]) == {1, 2}
+
+
+def test_tune_names_its_trials_like_the_study_and_has_a_key_per_axis(grid: ObservedGrid) -> None:
+    frame = grid.frame
+    assert {name for name in frame if name.startswith("config/")} == {
+        f"config/{name}" for name in ("number", "world_size", "batch_per_gpu", "loader_workers")
+    }
+    by_id = {trial.trial_id: trial for trial in grid.trials}
+    assert {Path(path).name for path in grid.directories} == set(by_id)
+    for name in ("world_size", "batch_per_gpu", "loader_workers"):
+        expected = [getattr(by_id[trial_id], name) for trial_id in frame["study_trial_id"]]
+        assert list(frame[f"config/{name}"]) == expected
 
 
 def test_every_rank_records_its_state_before_and_after(grid: ObservedGrid) -> None:

@@ -1,0 +1,95 @@
+"""What the command line says about itself: examples per command, its version, and completion for shells."""
+
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE = "python -m study.scaling"
+SHELL_COMMAND = "scaling-study"
+"""Name of the shell function that `completion_script` defines: shells complete names, not modules of Python."""
+
+COMPLETE_VARIABLE = "_SCALING_STUDY_COMPLETE"
+"""Variable with which the completion of a shell asks this program for words."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+_EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "": (
+        ("", "run the default study on this machine"),
+        ("plan strong --gpus 1,2,4", "show the trials, their time and cost"),
+        ("run --script train.py --gpus 1,2 -- --lr 0.1", "your own training script"),
+        ("report", "rewrite the report of the latest results"),
+        ("predict --gpus 64", "predict scaling to more GPUs"),
+    ),
+    "list": (("list", "the studies, their questions and needs"),),
+    "plan": (
+        ("plan", "the default study"),
+        ("plan weak --gpus 1,2,4,8 --repeats 3", "other numbers of GPUs and repeats"),
+        ("plan strong --price-per-gpu-hour 2.5", "with the cost of the GPUs"),
+    ),
+    "run": (
+        ("run", "the default study, into results/default"),
+        ("run weak --gpus 1,2,4 --model resnet50", "one model, on more and more GPUs"),
+        ("run --batch-per-gpu 64,256 --out results/batch", "another results folder"),
+        ("run --script train.py --gpus 1,2 -- --lr 0.1", "your own script, with its arguments"),
+        ("run --workload my.py:build --gpus 1,2", "your own model, data and step"),
+    ),
+    "status": (
+        ("status", "the most recent folder below results/"),
+        ("status results/default --json", "for a program"),
+    ),
+    "report": (
+        ("report", "the most recent folder below results/"),
+        ("report results/default --out /tmp/report", "into another folder"),
+    ),
+    "convert": (("convert IMAGES IMAGES/lmdb --storage lmdb", "one LMDB file instead of many JPEG files"),),
+    "predict": (
+        ("predict --gpus 8,64", "the most recent results, on 8 and 64 GPUs"),
+        ("predict results/default --gpus 64 --interconnect 5:50", "with a stated network"),
+    ),
+    "compare": (
+        ("compare results/before results/after", "is B faster than A?"),
+        ("compare results/before results/after --fail-above 5%", "for CI"),
+    ),
+    "pack": (("pack results/default", "a few files instead of a folder per trial"),),
+    "unpack": (("unpack results/default", "back to a folder per trial"),),
+    "doctor": (
+        ("doctor", "check this machine"),
+        ("doctor --address HOST:6379", "check a cluster"),
+    ),
+}
+
+
+def examples(command: str) -> str:
+    """Return the examples of a command as the epilog of its help; "" is the program itself."""
+    lines = [f"  [dim]# {purpose}[/dim]\n  {f'{MODULE} {line}'.rstrip()}" for line, purpose in _EXAMPLES[command]]
+    return "\n".join(["[bold]Examples:[/bold]", *lines])
+
+
+def version_line() -> str:
+    """Return the program's name, version and commit."""
+    from study.store.environment import git_state
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    git = git_state()
+    commit = f"commit {git['commit'][:12]}" if git["commit"] else "commit unknown"
+    return f"{SHELL_COMMAND} {version}, {commit}{' with uncommitted changes' if git['dirty'] else ''}"
+
+
+def completion_script(shell: str) -> str:
+    """Return shell code that defines the command `scaling-study`, with completion of its options and values."""
+    from typer.completion import get_completion_script
+
+    program = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -m study.scaling"
+    script = get_completion_script(prog_name=SHELL_COMMAND, complete_var=COMPLETE_VARIABLE, shell=shell)
+    # `env` runs programs, not functions of the shell; the environment may be given before the program
+    for name in ("complete_bash $1", f"complete_zsh {SHELL_COMMAND}"):
+        script = script.replace(name, f"{name.split()[0]} {program}")
+    script = script.replace(f"(commandline -cp) {SHELL_COMMAND}", f"(commandline -cp) {program}")
+    arguments = "$argv" if shell == "fish" else '"$@"'
+    body = f"env {program} {arguments}"
+    function = f"function {SHELL_COMMAND}; {body}; end" if shell == "fish" else f"{SHELL_COMMAND}() {{ {body}; }}"
+    return f"{function}\n{script.removeprefix(f'#compdef {SHELL_COMMAND}').strip()}"
