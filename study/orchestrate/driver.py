@@ -23,7 +23,8 @@ from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Out
 from study.plan.placement import Layout, ProcessKind, can_share_host, concurrent_slots, layouts, members, relocate
 from study.plan.trials import FINAL_STATUSES, pruned_by
 from study.store import checkpoints
-from study.store.store import Store, StoreError, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store, StoreError
 from study.store.tables import unpacked
 from trainables.trial import Trial
 

@@ -19,7 +19,8 @@ from study.cli import commands as session
 from study.cli.configuration import Configuration
 from study.plan.trials import plan_trials
 from study.scaling import main
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from study.studies.basic import STUDIES
 from study.studies.study import Study
 from tests.support.hosts import ROOT
