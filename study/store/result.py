@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import pyarrow as pa
 
 from analysis.read.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
-from study.store.redaction import redacted
+from study.store.redaction import REASON_LENGTH, redacted, redacted_line, redacted_log
 from study.store.tables import parquet_bytes
 from trainables.trial import Trial
 
@@ -43,14 +43,20 @@ class TrialResult:
         if self.status == "done" and self.steps is None:
             raise ValueError("a trial with status 'done' needs steps")
 
+    def for_people(self) -> Self:
+        """Return this result with reason and log as they are shown and stored: without secrets, and clipped."""
+        reason = redacted_line(self.reason, REASON_LENGTH)
+        return replace(self, reason=reason, log=redacted_log(self.log) if self.log else "")
+
 
 def files_of(result: TrialResult) -> dict[str, bytes]:
     """Return the files of a trial's folder, without secrets: path below the folder -> content. trial.json is last."""
+    result = result.for_people()
     tables = {name: table for name in SCHEMAS if (table := getattr(result, name)) is not None}
     files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items()}
     files |= {f"traces/rank{rank}.json.gz": trace for rank, trace in result.traces.items()}
     if result.log:
-        files["error.log"] = redacted(result.log).encode(errors="backslashreplace")
+        files["error.log"] = result.log.encode(errors="backslashreplace")
     files["trial.json"] = json_bytes(redacted(_record(result)))
     return files
 
