@@ -34,7 +34,7 @@ _SECRET_OPTION = re.compile(
 
 
 def redacted(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """Return a JSON value with every secret in its strings replaced by `***`. Keys stay.
+    """Return a JSON value with every secret in its strings replaced by `***`, in UTF-8 (see `encodable`). Keys stay.
 
     Secrets are: values of variables in `environment` (default: this process) with a name such as API_KEY, Ray's token,
     user and password of an address, and what follows such a name in a command line, a query or a message.
@@ -55,6 +55,11 @@ def redacted_log(text: str) -> str:
     half = (LOG_LENGTH - len(note)) // 2
     # redact more than stays, because a cut secret is not recognised
     return f"{redacted(text[:LOG_LENGTH])[:half]}{note}{redacted(text[-LOG_LENGTH:])[-half:]}"
+
+
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode. A file name of other bytes has lone surrogates, which become `\\udcff`."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def secrets(environment: Mapping[str, str]) -> list[str]:
@@ -80,7 +85,7 @@ def _redact(value: Any, secret_values: list[str]) -> Any:
     if isinstance(value, str):
         for secret in secret_values:
             value = value.replace(secret, REDACTED)
-        return _SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value))
+        return encodable(_SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value)))
     if isinstance(value, Mapping):
         return {key: _redact(item, secret_values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

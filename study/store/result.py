@@ -56,7 +56,7 @@ def files_of(result: TrialResult) -> dict[str, bytes]:
     files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items()}
     files |= {f"traces/rank{rank}.json.gz": trace for rank, trace in result.traces.items()}
     if result.log:
-        files["error.log"] = result.log.encode(errors="backslashreplace")
+        files["error.log"] = result.log.encode()
     files["trial.json"] = json_bytes(redacted(_record(result)))
     return files
 

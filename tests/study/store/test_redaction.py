@@ -60,3 +60,23 @@ def test_reason_and_log_of_a_stored_trial_are_limited(tmp_path: Path) -> None:
     folder = Path(store.trial_folder(trial.trial_id))
     assert len(json.loads((folder / "trial.json").read_text())["reason"]) == REASON_LENGTH
     assert (folder / "error.log").stat().st_size <= LOG_LENGTH
+
+
+UNENCODABLE = "bad\udcff.JPEG \ud800"
+
+
+def test_a_text_that_is_not_utf_8_is_escaped_where_it_becomes_a_message() -> None:
+    failure = describe_failure(0, "node", ValueError(f"cannot decode {UNENCODABLE}"))
+    assert failure.line == r"ValueError: cannot decode bad\udcff.JPEG \ud800"
+    failure.traceback.encode()
+
+
+def test_a_trial_whose_reason_is_not_utf_8_can_be_read_and_reported(tmp_path: Path) -> None:
+    store, good, bad = open_store(tmp_path), Trial(), Trial(repeat=1)
+    store.save(result_of(good))
+    environment = {"nodes": [{"node_id": "a", "gpus": [], "host": UNENCODABLE}]}
+    store.save(result_of(bad, "failed", reason=UNENCODABLE, log=UNENCODABLE, environment=environment))
+    records = {record["trial_id"]: record for record in store.records()}
+    assert records[bad.trial_id]["reason"] == r"bad\udcff.JPEG \ud800"
+    json.dumps(records, ensure_ascii=False).encode()
+    assert Path(store.trial_folder(bad.trial_id), "error.log").read_text() == r"bad\udcff.JPEG \ud800"
