@@ -31,7 +31,8 @@ from study.orchestrate.cluster import connect
 from study.orchestrate.driver import Point, RunOptions, TrialDriver, grid_of
 from study.orchestrate.twin.simulated_ranks import SimulatedRanks, simulated_payloads
 from study.plan.trials import plan_trials
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from study.store.tables import unpacked
 from study.studies.study import Study
 

@@ -37,7 +37,8 @@ from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.protocol import Outcome
 from study.orchestrate.twin.in_process import LocalGauge, LocalKeeper
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from trainables.trial import Trial
 
 OPENING_LIMIT_S = 600.0

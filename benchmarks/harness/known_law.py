@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from analysis.read.schema import SCHEMAS
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from trainables.trial import Trial
 
 FORWARD_SHARE, LOSS_SHARE = 0.35, 0.02

@@ -281,7 +281,8 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
 
     from study.store import checkpoints
     from study.store.environment import package_versions
-    from study.store.store import Store, TrialResult
+    from study.store.result import TrialResult
+    from study.store.store import Store
 
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
     ladder_steps: dict[str, list[str]] = {}

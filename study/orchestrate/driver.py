@@ -23,7 +23,9 @@ from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Out
 from study.plan.placement import Layout, ProcessKind, can_share_host, concurrent_slots, layouts, members, relocate
 from study.plan.trials import FINAL_STATUSES, pruned_by
 from study.store import checkpoints
-from study.store.store import Store, StoreError, TrialResult
+from study.store.redaction import redacted_log
+from study.store.result import TrialResult
+from study.store.store import Store, StoreError
 from study.store.tables import unpacked
 from trainables.trial import Trial
 
@@ -157,7 +159,7 @@ class TrialDriver:
         that are not null. A training trial reports each epoch, and at the end its last epoch instead of measures.
         """
         trial = point.trial
-        result = self._prune(trial) or self._measure(point, report)
+        result = (self._prune(trial) or self._measure(point, report)).for_people()
         try:
             self.store.save(result)
         except StoreError as error:  # such as a full disk: the next trial may succeed again
@@ -269,7 +271,7 @@ def error_log(content: str, name: str) -> str:
     with tempfile.NamedTemporaryFile(
         "w", prefix=f"scaling-study-{name}-", suffix=".log", delete=False, errors="backslashreplace"
     ) as file:
-        file.write(content)
+        file.write(redacted_log(content))
     return f"; log: {file.name}"
 
 

@@ -4,7 +4,7 @@ import re
 import traceback
 
 from study.orchestrate.protocol import Failure
-from study.store.redaction import redacted
+from study.store.redaction import LOG_LENGTH, redacted, redacted_line, redacted_log
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 """Terminal colors, which Ray puts into its messages."""
@@ -21,7 +21,7 @@ def describe_failure(rank: int, node_id: str, error: BaseException) -> Failure:
         node_id=node_id,
         out_of_memory=is_out_of_memory(error),
         line=first_line(error),
-        traceback=redacted("".join(traceback.format_exception(error))),
+        traceback=redacted_log("".join(traceback.format_exception(error))),
     )
 
 
@@ -33,16 +33,16 @@ def cause_of(error: BaseException | None) -> BaseException | None:
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return class and first line of an exception's message. Unwraps errors of Ray, see `cause_of`."""
+    """Return class and first line of an exception's message, without secrets. Unwraps errors of Ray, see `cause_of`."""
     error = cause_of(error)
     if error is None:
         return "no reason given"
-    lines = str(error).strip().splitlines()
+    lines = redacted(str(error)[:LOG_LENGTH]).strip().splitlines()  # a secret may have several lines
     if lines and lines[0].startswith("Caught ") and " in DataLoader worker process " in lines[0]:
         # torch wraps errors of loader processes: the last line of the traceback is the original error
         lines = [lines[-1].partition(": ")[2]]
-    line = redacted(_ESCAPES.sub("", next(iter(lines), "")))
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    line = _ESCAPES.sub("", next(iter(lines), ""))
+    return redacted_line(f"{type(error).__name__}: {line}" if line else type(error).__name__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

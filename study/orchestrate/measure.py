@@ -20,7 +20,7 @@ from analysis.read.schema import SCHEMAS
 from study.orchestrate.protocol import Evidence, Failure, Job, KeeperProxy, Payload
 from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
-from study.store.redaction import redacted
+from study.store.redaction import redacted, redacted_line
 from study.store.tables import packed
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.run import run
@@ -292,7 +292,7 @@ def _failure(failure: ScriptFailure, node_id: str, timeout_s: float) -> Failure:
         rank=failure.rank,
         node_id=node_id,
         out_of_memory=failure.out_of_memory,
-        line=redacted(line),
+        line=redacted_line(line),
         traceback=redacted(_tail(failure.log)) if failure.log else failure.line,
         timed_out=timed_out,
         is_consequence=failure.kind == "other_rank" or bool(_LOST_PEER.search(failure.line)),

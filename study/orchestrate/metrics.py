@@ -16,7 +16,7 @@ import pyarrow as pa
 from analysis.measure.communication import bucket_rows, step_rows
 from analysis.measure.measures import summarise
 from analysis.read.schema import PHASES, STATUSES
-from study.store.store import TrialResult
+from study.store.result import TrialResult
 from trainables.trial import Trial
 
 PREFIX = "scaling_study"

@@ -1,4 +1,7 @@
-"""Keep secrets out of results: values of secret environment variables, Ray's token, credentials in addresses."""
+"""Keep secrets out of results and messages: secret environment variables, Ray's token, credentials in texts.
+
+The work grows linearly with the length of a text, whatever it contains: an error may echo megabytes of data.
+"""
 
 import os
 import re
@@ -6,27 +9,57 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from study.errors import clipped
+
 REDACTED = "***"
 MIN_LENGTH = 8
 """minimum length of a secret in characters; shorter values occur in ordinary words"""
+
+LINE_LENGTH = 300
+"""maximum length of an exception's line, in characters"""
+REASON_LENGTH = 600
+"""maximum length of a trial's reason: an exception's line, and what the study says about it"""
+LOG_LENGTH = 1_000_000
 
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|_KEY(_ID)?$", re.IGNORECASE
 )
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^\s/?#@'\"]+@")
-_SECRET_WORD = r"[\w.-]*(?:token|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]*"
+# Repetitions are bounded, and none can start within a word that another attempt has scanned.
+_NAME = r"(?:token|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]{0,64}"
 _SECRET_OPTION = re.compile(
-    rf"({_SECRET_WORD}=|--{_SECRET_WORD}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{MIN_LENGTH},}}", re.IGNORECASE
+    rf"({_NAME}=|(?<![\w.-])--[\w.-]{{0,64}}?{_NAME}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{MIN_LENGTH},}}",
+    re.IGNORECASE,
 )
 
 
 def redacted(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """Return a JSON value with every secret in its strings replaced by `***`. Keys stay.
+    """Return a JSON value with every secret in its strings replaced by `***`, in UTF-8 (see `encodable`). Keys stay.
 
     Secrets are: values of variables in `environment` (default: this process) with a name such as API_KEY, Ray's token,
     user and password of an address, and what follows such a name in a command line, a query or a message.
     """
     return _redact(value, secrets(os.environ if environment is None else environment))
+
+
+def redacted_line(text: str, length: int = LINE_LENGTH) -> str:
+    """Return a text for a message or a record: in one line, without secrets, clipped."""
+    return clipped(" ".join(redacted(text[: 2 * LOG_LENGTH]).split()), length)
+
+
+def redacted_log(text: str) -> str:
+    """Return a log without secrets. Of a long one, only the first and the last `LOG_LENGTH / 2` characters stay."""
+    if len(text) <= LOG_LENGTH:
+        return str(redacted(text))
+    note = f"\n... {len(text) - LOG_LENGTH:,} characters left out ...\n"
+    half = (LOG_LENGTH - len(note)) // 2
+    # redact more than stays, because a cut secret is not recognised
+    return f"{redacted(text[:LOG_LENGTH])[:half]}{note}{redacted(text[-LOG_LENGTH:])[-half:]}"
+
+
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode. A file name of other bytes has lone surrogates, which become `\\udcff`."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def secrets(environment: Mapping[str, str]) -> list[str]:
@@ -52,7 +85,7 @@ def _redact(value: Any, secret_values: list[str]) -> Any:
     if isinstance(value, str):
         for secret in secret_values:
             value = value.replace(secret, REDACTED)
-        return _SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value))
+        return encodable(_SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value)))
     if isinstance(value, Mapping):
         return {key: _redact(item, secret_values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,51 +31,20 @@ from pyarrow import fs
 from analysis.read.errors import ResultsError
 from analysis.read.links import symlink_outside
 from analysis.read.packed import PackedTrial, is_packed, read_trials
-from analysis.read.schema import SCHEMA_VERSION, SCHEMAS, STATUSES
+from analysis.read.schema import SCHEMA_VERSION, SCHEMAS
 from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, is_plain_name, replace_file, replace_folder
 from study.store.records import is_complete_record, statuses_of
 from study.store.redaction import redacted
-from study.store.tables import MIN_PARQUET_BYTES, has_parquet_footer, parquet_bytes
-from trainables.trial import Trial
+from study.store.result import TrialResult, files_of, json_bytes
+from study.store.tables import MIN_PARQUET_BYTES, has_parquet_footer
 
 
 class StoreError(Exception):
     """A results folder cannot be used. The message is one line: which folder, what is wrong, what to do."""
 
     exit_code = USAGE
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """The result of a trial.
-
-    steps, buckets, collectives, sweep, epochs: tables with the columns of `analysis.read.schema`, None if not measured.
-    traces: rank -> profiler trace as gzip'd JSON. worker_group: id of the warm worker group that ran the trial; it and
-    `environment` are empty if nothing ran. started_at: seconds since 1970 (UTC). log: tracebacks of all ranks.
-    """
-
-    trial: Trial
-    status: str
-    reason: str = ""
-    steps: pa.Table | None = None
-    buckets: pa.Table | None = None
-    collectives: pa.Table | None = None
-    sweep: pa.Table | None = None
-    epochs: pa.Table | None = None
-    traces: Mapping[int, bytes] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    worker_group: str = ""
-    started_at: float
-    duration_s: float
-    log: str = ""
-
-    def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(f"status {self.status!r} is not known; allowed: {', '.join(STATUSES)}")
-        if self.status == "done" and self.steps is None:
-            raise ValueError("a trial with status 'done' needs steps")
 
 
 @dataclass(frozen=True)
@@ -129,7 +98,7 @@ class Store:
                 **({"notes": existing["notes"]} if existing and "notes" in existing else {}),
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
-            store.replace_file("study.json", _json_bytes(redacted(study)))
+            store.replace_file("study.json", json_bytes(redacted(study)))
             if store.is_local:
                 clear_partial(Path(store.root))
         return store
@@ -201,12 +170,7 @@ class Store:
             raise StoreError(
                 f"trial {trial_id!r} cannot be a folder name: a workload's name may contain letters, digits and _"
             )
-        tables = {name: table for name in SCHEMAS if (table := getattr(result, name)) is not None}
-        files = {f"{name}.parquet": parquet_bytes(name, table) for name, table in tables.items()}
-        files |= {f"traces/rank{rank}.json.gz": trace for rank, trace in result.traces.items()}
-        if result.log:
-            files["error.log"] = redacted(result.log).encode(errors="backslashreplace")
-        files["trial.json"] = _json_bytes(redacted(_record(result)))
+        files = files_of(result)
         with store_errors(f"trial {trial_id} cannot be saved in {self.out}"):
             self.save_files(trial_id, files)
 
@@ -365,26 +329,6 @@ def _local_root(out: str) -> str:
     if link is not None:
         raise StoreError(f"{link} points outside of {out}; replace the link by its target, or choose another --out")
     return root
-
-
-def _record(result: TrialResult) -> dict[str, Any]:
-    """Return the content of trial.json."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "trial_id": result.trial.trial_id,
-        "trial": result.trial.model_dump(),
-        "status": result.status,
-        "reason": result.reason,
-        "worker_group": result.worker_group,
-        "started_at": result.started_at,
-        "duration_s": result.duration_s,
-        "environment": dict(result.environment),
-        "log": "error.log" if result.log else None,
-    }
-
-
-def _json_bytes(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from analysis.read.results import Results, load
 from analysis.study import analyse
 from analysis.tables.phases import unmeasured
 from analysis.tables.trials import again
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from trainables.trial import Trial
 
 STEP_S = 0.01

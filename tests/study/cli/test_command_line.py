@@ -22,7 +22,8 @@ from study.help import completion_script
 from study.plan.trials import plan_trials
 from study.scaling import app, main
 from study.store.environment import git_state
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from study.studies.basic import STUDIES
 from study.studies.study import Study
 from tests.support.hosts import ROOT

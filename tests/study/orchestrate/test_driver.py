@@ -11,7 +11,8 @@ from study.orchestrate.driver import KeeperKilled, Point, Report, RunOptions, Tr
 from study.orchestrate.protocol import Job, Outcome
 from study.orchestrate.twin.simulated_ranks import simulated_environment, simulated_payloads
 from study.plan.placement import Layout
-from study.store.store import Store, StoreError, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store, StoreError
 from tests.support.orchestration import new_store, quick_trial
 from trainables.trial import Trial
 

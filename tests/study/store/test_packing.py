@@ -26,7 +26,8 @@ from study.cli.status import status_of
 from study.scaling import main
 from study.store import packing
 from study.store.packing import pack, same_table, unpack
-from study.store.store import Store, StoreError, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store, StoreError
 from study.store.tables import parquet_bytes
 from tests.support.frames import FIELDS, cpu_study, record, steps, write_study, write_trial
 from trainables.trial import Trial

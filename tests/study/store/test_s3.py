@@ -15,7 +15,8 @@ from study.capacity import NodeCapacity
 from study.cli import commands as session
 from study.plan.trials import plan_trials
 from study.scaling import main
-from study.store.store import Store, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store
 from study.studies.basic import STUDIES
 from tests.support.frames import environment, steps
 from trainables.trial import Trial

@@ -20,7 +20,8 @@ from pyarrow import fs
 
 from analysis.read.schema import BUCKETS_SCHEMA, SCHEMA_VERSION, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
 from study.options import recorded_fields
-from study.store.store import Store, StoreError, TrialResult
+from study.store.result import TrialResult
+from study.store.store import Store, StoreError
 from study.store.tables import packed, unpacked
 from trainables.trial import Trial
 

@@ -1,0 +1,82 @@
+"""Secrets are removed from texts of any length, in linear time, and what is stored of a text is limited."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from study.orchestrate.failures import describe_failure, first_line
+from study.store.redaction import LINE_LENGTH, LOG_LENGTH, REASON_LENGTH, redacted, redacted_line, redacted_log
+from tests.study.store.test_store import open_store, result_of
+from trainables.trial import Trial
+
+HIDDEN = "hunter2hunter2"
+MEGABYTE = 1_000_000
+
+
+@pytest.mark.timeout(60)  # quadratic work would take hours
+@pytest.mark.parametrize("word", ["x", "QUJD", "-", "--a", "token", "--token", "token=a ", "Bearer ", "://", " "])
+def test_a_megabyte_without_secrets_is_unchanged_and_secrets_around_it_are_found(word: str) -> None:
+    filler = (word * (MEGABYTE // len(word) + 1))[:MEGABYTE]
+    assert redacted(filler, {}) == filler
+    text = f"--hub-token {HIDDEN} | {filler} | secret_key={HIDDEN} of s3://user:{HIDDEN}@bucket"
+    assert redacted(text, {}) == f"--hub-token *** | {filler} | secret_key=*** of s3://***@bucket"
+
+
+def test_a_name_of_a_secret_at_the_end_of_a_long_word_is_found() -> None:
+    assert redacted(f"{'x' * MEGABYTE}token={HIDDEN}", {}) == f"{'x' * MEGABYTE}token=***"
+
+
+@pytest.mark.timeout(60)
+def test_an_exception_that_echoes_its_input_is_described_in_one_clipped_line() -> None:
+    error = ValueError("cannot decode: " + "QUJD" * MEGABYTE)
+    failure = describe_failure(1, "node", error)
+    assert failure.line == first_line(error)
+    assert failure.line.startswith("ValueError: cannot decode: QUJD") and len(failure.line) == LINE_LENGTH
+    assert failure.traceback.startswith("ValueError: cannot decode: QUJD") and len(failure.traceback) <= LOG_LENGTH
+
+
+def test_a_secret_with_several_lines_is_removed_from_the_line_of_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_KEY", "begin of it\nend of it")
+    assert first_line(ValueError("bad key begin of it\nend of it")) == "ValueError: bad key ***"
+
+
+def test_a_clipped_log_keeps_its_start_and_end_without_secrets() -> None:
+    filler = f"token={HIDDEN} and more\n" * 200_000
+    log = redacted_log(f"first call\n{filler}last call")
+    assert log.startswith("first call\n") and log.endswith("last call")
+    assert "characters left out" in log and HIDDEN not in log
+    assert len(log) <= LOG_LENGTH and redacted_log(log) == log
+
+
+def test_a_clipped_line_shows_no_part_of_a_secret() -> None:
+    line = redacted_line(f"{'x' * (LINE_LENGTH - 10)} token={HIDDEN}")
+    assert len(line) <= LINE_LENGTH and HIDDEN[:2] not in line
+
+
+def test_reason_and_log_of_a_stored_trial_are_limited(tmp_path: Path) -> None:
+    store, trial = open_store(tmp_path), Trial()
+    store.save(result_of(trial, "failed", reason="x" * MEGABYTE, log="y " * MEGABYTE))
+    folder = Path(store.trial_folder(trial.trial_id))
+    assert len(json.loads((folder / "trial.json").read_text())["reason"]) == REASON_LENGTH
+    assert (folder / "error.log").stat().st_size <= LOG_LENGTH
+
+
+UNENCODABLE = "bad\udcff.JPEG \ud800"
+
+
+def test_a_text_that_is_not_utf_8_is_escaped_where_it_becomes_a_message() -> None:
+    failure = describe_failure(0, "node", ValueError(f"cannot decode {UNENCODABLE}"))
+    assert failure.line == r"ValueError: cannot decode bad\udcff.JPEG \ud800"
+    failure.traceback.encode()
+
+
+def test_a_trial_whose_reason_is_not_utf_8_can_be_read_and_reported(tmp_path: Path) -> None:
+    store, good, bad = open_store(tmp_path), Trial(), Trial(repeat=1)
+    store.save(result_of(good))
+    environment = {"nodes": [{"node_id": "a", "gpus": [], "host": UNENCODABLE}]}
+    store.save(result_of(bad, "failed", reason=UNENCODABLE, log=UNENCODABLE, environment=environment))
+    records = {record["trial_id"]: record for record in store.records()}
+    assert records[bad.trial_id]["reason"] == r"bad\udcff.JPEG \ud800"
+    json.dumps(records, ensure_ascii=False).encode()
+    assert Path(store.trial_folder(bad.trial_id), "error.log").read_text() == r"bad\udcff.JPEG \ud800"
