@@ -135,3 +135,10 @@ def fewer_launches(row: pd.Series) -> str:
     changes += [] if "compile" in execution else ["compilation"]
     changes += [] if "graph" in execution else ["CUDA graphs"]
     return join(changes, "or")
+
+
+def faster_compute(row: pd.Series) -> str:
+    """Return the changes that help a compute-bound configuration, except those it already uses."""
+    changes = ["lower precision"] if row.get("precision") in ("fp32", "tf32") else []
+    changes += [] if "compile" in str(row.get("execution", "eager")) else ["compilation"]
+    return join([*changes, "a faster device"], "or")

@@ -11,14 +11,17 @@ _PAIR = ["configuration", "reference", "world_size", "reference_world_size"]
 _COLUMNS = [*_PAIR, "growth_s", *SLOWDOWN_PARTS, "kernels_s", "issue_s", "host_bound"]
 
 
-def slowdown(exposed: pd.DataFrame, configurations: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
+def slowdown(
+    exposed: pd.DataFrame, configurations: pd.DataFrame, pairs: pd.DataFrame, ideal_share: float = 1.0
+) -> pd.DataFrame:
     """Return why a step is slower on more ranks, one row per weak-scaling pair with a communication breakdown.
 
     exposed: see `communication.exposed_costs`. configurations: as in `Analysis`. pairs: configuration, reference,
     world_size and reference_world_size, with the same batch per rank; the reference has the fewest ranks of its series,
-    usually one.
+    usually one. ideal_share: an ideal step on N ranks takes this share of the reference's: 1 with the same batch per
+    rank, N₀ / N if they share the global batch, whose smaller batches per rank then are a reason for slower compute.
 
-    growth_s: plain step on N ranks - plain step of the reference = the sum of `SLOWDOWN_PARTS` (null ones omitted).
+    growth_s: plain step on N ranks - ideal step = the sum of `SLOWDOWN_PARTS` (null ones omitted).
     Each is a growth, and may be negative. Parts of communication are shares of the step in the communication window,
     applied to the plain step, since a slow network differs from window to window.
     transfer_s, queueing_s: exposed time of the rank that arrives last, in the last bucket and before it.
@@ -47,7 +50,7 @@ def slowdown(exposed: pd.DataFrame, configurations: pd.DataFrame, pairs: pd.Data
     of_pair = pd.concat([pairs[name].map(votes) for name in ("configuration", "reference")], axis=1)
     by_host = of_pair.max(axis=1) > 0
     several, reference = (_step_parts(exposed, configurations, pairs[name], by_host) for name in _PAIR[:2])
-    growth = several - reference
+    growth = several - ideal_share * reference
     result = pairs[_PAIR].copy()
     result["growth_s"] = growth["step_s"]
     parts = [*_COMMUNICATION, "load_s"]

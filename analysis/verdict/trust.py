@@ -44,7 +44,7 @@ def commits(analysis: Analysis) -> str | None:
 
 
 @dataclass
-class _HostCaveats:
+class HostCaveats:
     """Trials whose hosts or GPUs were in a bad state; pairs are (before, after) in MHz and (load, cores)."""
 
     throttle_reasons: Counter[str] = field(default_factory=Counter)
@@ -81,6 +81,16 @@ class _HostCaveats:
         self.clock_drop_trials += [trial_id] * any(after < (1 - CLOCK_FALL) * before for before, after in clocks)
         self.worst_clock_drop = min([self.worst_clock_drop, *clocks], key=lambda pair: pair[1] / pair[0])
 
+    def labels(self) -> list[str]:
+        """Return the kinds of caveats that occurred, in a few words each."""
+        kinds = {
+            "host overloaded": self.overloaded,
+            "ranks were niced": self.niced,
+            "GPU throttled": self.throttled_trials,
+            "GPU clock dropped": self.clock_drop_trials,
+        }
+        return [label for label, trials in kinds.items() if trials]
+
     def sentences(self, trial_count: int) -> list[str]:
         """Return one sentence per kind of caveat that occurred in the `trial_count` done trials."""
         lines = []
@@ -115,7 +125,7 @@ class _HostCaveats:
 def caveats(analysis: Analysis) -> list[str]:
     """Return caveats about commits, mixed nodes, throttling, clocks, load and niceness of the done trials."""
     done = done_environments(analysis.results.trials)
-    hosts = _HostCaveats()
+    hosts = HostCaveats()
     for trial_id, environment in done:
         hosts.add(trial_id, environment)
     lines = [line for line in (commits(analysis), _mixed_nodes(done)) if line]

@@ -1,0 +1,247 @@
+"""Lines of the card on scaling: the work of many ranks, what is lost by cause, and more ranks than measured."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.compare.causes import SLOWDOWN_PARTS, slowdown
+from analysis.compare.scaling import STRONG
+from analysis.predict.forecast import FORECAST_FACTORS, forecast, ranks_per_node
+from analysis.predict.inputs import ReportInputs
+from analysis.predict.series import ScalingSeries, series_of
+from analysis.study import Analysis, study_ranks
+from analysis.text import join, number, percent, value_label
+from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
+from analysis.verdict.lines.value import CardLine, Quantity, share_text
+
+MOST_CAUSES = 4
+"""Maximum causes of lost ranks that are listed; the others are added up."""
+
+_CAUSE_WORDS = {
+    "transfer_s": ("exposed transfer", "less exposed transfer"),
+    "queueing_s": ("queueing for transfer", "less queueing"),
+    "wait_s": ("slowest rank", "less waiting for it"),
+    "host_s": ("host", "less host time"),
+    "load_s": ("loading", "less loading"),
+    "slower_compute_s": ("slower compute", "faster compute"),
+    "remainder_s": ("unexplained", "unexplained"),
+    "other": ("other", "other"),
+}
+"""A cause as a loss, and as a gain."""
+
+
+def scales(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine | None:
+    """State of how many ranks the ranks of each subject do the work; None if nothing ran on several numbers of ranks.
+
+    The unit of work is that of one rank in the smallest configuration of the series.
+    """
+    ranks = study_ranks(analysis)
+    works = [_Work.of(subject, subject.scaling, ranks) for subject in chosen if subject.scaling is not None]
+    if not works:
+        return None
+    quantities = tuple(quantity for work in works for quantity in work.quantities)
+    resolved = [work for work in works if work.equivalent.value is not None]
+    if not resolved:
+        needed = max((work.equivalent for work in works), key=lambda quantity: quantity.further_repeats or 0)
+        return CardLine("scales", "scales", f"the scaling to {works[0].sizes} is {needed.unresolved}", quantities)
+    notes = [f"{len(works) - len(resolved)} not resolved"] if len(resolved) < len(works) else []
+    if len(resolved) > MOST_WORKLOADS:
+        listed = [f"from {resolved[0].text}", f"to {resolved[-1].text}"]
+        return CardLine(
+            "scales", "scales", f"{resolved[0].sizes} do the work {'; '.join([*listed, *notes])}", quantities
+        )
+    text = f"{resolved[0].sizes} do the work of {join([work.text for work in resolved])}{resolved[0].reference}"
+    if len(works) == 1:
+        note, more = _strong(chosen[0], ranks)
+        return CardLine("scales", "scales", text + note, (*quantities, *more))
+    return CardLine("scales", "scales", "; ".join([text, *notes]), quantities)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The work of a subject's ranks as a number of ranks at full efficiency, as numbers and as text."""
+
+    equivalent: Quantity
+    efficiency: Quantity
+    quantities: tuple[Quantity, ...]
+    sizes: str
+    text: str
+    reference: str
+
+    @classmethod
+    def of(cls, subject: Subject, row: pd.Series, ranks: tuple[str, str]) -> "_Work":
+        suffix = f" of {subject.label}" if subject.label else ""
+        ends = [float(row[f"efficiency{end}"]) for end in ("", "_low", "_high", "_more")]
+        efficiency = Quantity.of(f"efficiency{suffix}", "1", *ends)
+        equivalent = _equivalent(row, f"equivalent_ranks{suffix}", ranks[0])
+        size, smallest = int(row["world_size"]), int(row["reference_world_size"])
+        text = number(equivalent.value, 2 if size < 10 else 1)
+        text += f" ({', '.join(filter(None, [share_text(efficiency), subject.label]))})"
+        reference = "" if smallest == 1 else f", in units of the rate per {ranks[0]} on {smallest}"
+        quantities = (efficiency, equivalent, Quantity(f"ranks{suffix}", float(size), ranks[0]))
+        return cls(equivalent, efficiency, quantities, value_label("world_size", size, ranks), text, reference)
+
+
+def _equivalent(row: pd.Series, name: str, unit: str) -> Quantity:
+    value, low, high = (float(row["world_size"] * row[f"efficiency{end}"]) for end in ("", "_low", "_high"))
+    return Quantity.of(name, unit, value, low, high, float(row["efficiency_more"]))
+
+
+def _strong(subject: Subject, ranks: tuple[str, str]) -> tuple[str, tuple[Quantity, ...]]:
+    """Return what the ranks do if they share one global batch."""
+    assert subject.scaling is not None, "only subjects with a comparison"
+    if subject.scaling["scaling"] == STRONG:
+        return f", sharing a batch of {number(subject.row['global_batch'], 0)}", ()
+    if subject.strong is None:
+        return "", ()
+    work = _equivalent(subject.strong, "equivalent_ranks_at_constant_global_batch", ranks[0])
+    batch = number(subject.strong_batch, 0)
+    return f"; {work.text(1)} if they share a batch of {batch}", (work,)
+
+
+def lost_ranks(analysis: Analysis, subject: Subject) -> dict[str, float]:
+    """Return how many ranks' work is lost, by cause; they add up to ranks - equivalent ranks. Empty if unknown.
+
+    A cause that makes each of N steps of length T longer by t costs N t / T ranks. Keys are `SLOWDOWN_PARTS`; the
+    remainder contains what is not measured.
+    """
+    row = subject.scaling
+    if row is None:
+        return {}
+    names = ["configuration", "reference", "world_size", "reference_world_size"]
+    pair = pd.DataFrame([row[names].astype(int)]).reset_index(drop=True)
+    share = row["reference_world_size"] / row["world_size"] if row["scaling"] == STRONG else 1.0
+    rows = slowdown(analysis.communication.exposed, analysis.configurations, pair, float(share))
+    if rows.empty:
+        return {}
+    step_s = float(subject.row["step_s"])
+    known = rows.iloc[0][list(SLOWDOWN_PARTS)].astype(float).fillna(0.0)
+    lost = {str(name): float(row["world_size"] * value / step_s) for name, value in known.items()}
+    total = float(row["world_size"] * (1 - row["efficiency"]))
+    return lost | {"remainder_s": total - sum(value for name, value in lost.items() if name != "remainder_s")}
+
+
+def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
+    """Break down the lost work into causes, in ranks; None if no fewer ranks were measured."""
+    row = subject.scaling
+    if row is None:
+        return None
+    one, several = study_ranks(analysis)
+    if row["efficiency_more"] > 0:
+        return None
+    total = float(row["world_size"] * (1 - row["efficiency"]))
+    total_low, total_high = (float(row["world_size"] * (1 - row[f"efficiency_{end}"])) for end in ("high", "low"))
+    quantity = Quantity.of("lost_ranks", one, total, total_low, total_high)
+    parts = lost_ranks(analysis, subject)
+    quantities = (quantity, *(Quantity(f"lost_to_{_key(name)}", value, one) for name, value in parts.items()))
+    shown = f"{number(total, 2)} {one if abs(total) <= 1 else several}"
+    if round(total, 2) <= 0:
+        nothing = "nothing" if total < 0 else f"nothing measurable (less than 0.01 {one})"
+        return CardLine("lost", "lost", label_before(subject) + nothing, quantities)
+    if not parts:
+        text = f"{shown}; causes not measured ({_why_no_causes(subject)})"
+        return CardLine("lost", "lost", label_before(subject) + text, quantities)
+    note = ", not significantly different from 0" if total_low <= 0 else ""
+    return CardLine(
+        "lost", "lost", f"{label_before(subject)}{shown}{note}: {_sum(_largest(parts), analysis, subject)}", quantities
+    )
+
+
+def _why_no_causes(subject: Subject) -> str:
+    strategy = subject.row.get("parallel")
+    if isinstance(strategy, str) and not strategy.startswith("ddp"):
+        return f"{strategy} has no communication breakdown"
+    return "rerun with --set account_steps=10"
+
+
+def _key(name: str) -> str:
+    return {"remainder_s": "unexplained"}.get(name, name.removesuffix("_s"))
+
+
+def _largest(parts: dict[str, float]) -> dict[str, float]:
+    """Return the largest parts as shown, in order, and the sum of the others that are not 0; "remainder_s" last."""
+    named = {name: value for name, value in parts.items() if name != "remainder_s" and abs(round(value, 2)) > 0}
+    ordered = sorted(named, key=lambda name: -abs(named[name]))
+    shown = {name: named[name] for name in ordered[: MOST_CAUSES - 1]}
+    rest = parts["remainder_s"]
+    other = sum(value for name, value in parts.items() if name != "remainder_s" and name not in shown)
+    return shown | {
+        name: value for name, value in (("other", other), ("remainder_s", rest)) if abs(round(value, 2)) > 0
+    }
+
+
+def _sum(parts: dict[str, float], analysis: Analysis, subject: Subject) -> str:
+    """Return the parts as a sum, gains last and with a minus."""
+    text = ""
+    for name, value in sorted(parts.items(), key=lambda item: item[1] < 0):
+        sign = (" − " if value < 0 else " + ") if text else ("−" if value < 0 else "")
+        text += f"{sign}{number(abs(value), 2)} {_CAUSE_WORDS[name][value < 0]}"
+        if name == "wait_s" and value > 0:
+            text += _late_rank(analysis, subject)
+    return text
+
+
+def _late_rank(analysis: Analysis, subject: Subject) -> str:
+    exposed = analysis.communication.exposed
+    rank = exposed["waited_for_rank"].get(subject.configuration) if len(exposed) else None
+    return "" if pd.isna(rank) else f" (rank {int(rank)})"
+
+
+def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
+    """Predict the work of more ranks than measured, or say why that is impossible.
+
+    Of the numbers of ranks that the report predicts, the largest one with an interval.
+    """
+    one, several = study_ranks(analysis)
+    label = "more GPUs" if one == "GPU" else "more ranks"
+    row = subject.scaling
+
+    def line(text: str, *quantities: Quantity) -> CardLine:
+        return CardLine("more_gpus", label, label_before(subject) + text, quantities)
+
+    if row is None:
+        size = int(subject.row["world_size"])
+        other = f"1,{size}" if size > 1 else "1,2,4"
+        return line(f"unknown: only {value_label('world_size', size, (one, several))} measured; add --gpus {other}")
+    series = next(
+        (series for series in series_of(analysis) if _is_of(series, subject)),
+        None,
+    )
+    if series is None:
+        return line("not predicted: no law fits the measured sizes")
+    if series.host_bound:
+        return line(f"not predicted: the host bounds 1 or 2 {several}, so their step says little about more")
+    sizes = [factor * series.sizes[-1] for factor in FORECAST_FACTORS]
+    nodes = series.nodes_of(sizes[0], ranks_per_node(analysis))
+    if nodes > 1 and not series.knows_network:
+        return line(f"not predicted: {sizes[0]} need {nodes} nodes, and the network between them was not measured")
+    rows = forecast(analysis, sizes).rows
+    numbers = {model.number for model in analysis.models if _is_of(model.series, subject)}
+    rows = rows[rows["series"].isin(numbers)].sort_values("world_size", ascending=False)
+    usable = rows[rows["caveat"].isna()]
+    if usable.empty:
+        return line("not resolved: the interval of a prediction exceeds a factor of 2; add repeats or sizes")
+    best = usable.iloc[0]
+    size = int(best["world_size"])
+    value, low, high = (float(size * best[f"efficiency{end}"]) for end in ("", "_low", "_high"))
+    work = Quantity.of("predicted_equivalent_ranks", one, value, low, high)
+    error = abs(float(best["held_out_error"]))
+    text = f"{size} would do the work of {work.text(_decimals(value))}, predicted; "
+    quantities = [work, Quantity("predicted_ranks", float(size), one)]
+    if math.isfinite(error):
+        quantities.append(Quantity("held_out_error", error, "1"))
+        return line(f"{text}held-out error {percent(error, 1)}", *quantities)
+    return line(f"{text}unchecked, which takes a third size", *quantities)
+
+
+def _is_of(series: ScalingSeries, subject: Subject) -> bool:
+    """Return True if this is the series that the subject is compared in."""
+    is_alike = subject.scaling is not None and series.scaling == subject.scaling["scaling"]
+    return is_alike and subject.configuration in set(series.points["configuration"])
+
+
+def _decimals(value: float) -> int:
+    """Return the decimals that give a number of ranks three significant digits at most."""
+    return 0 if value >= 32 else 1 if value >= 3 else 2

@@ -1,0 +1,152 @@
+"""Lines of the card on the step of one configuration: its speed, its batch, its bottleneck, and what to change."""
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain, regions
+from analysis.measure.configurations import characters_per_s, tokens_per_s
+from analysis.measure.hardware import use
+from analysis.study import Analysis, study_ranks
+from analysis.text import GIB, configuration_label, join, number, percent, telling_fields
+from analysis.verdict.bottleneck import NOISE
+from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
+from analysis.verdict.lines.value import CardLine, Quantity
+
+_REMOVABLE = [name for name in REGIONS if name != "compute"]
+
+
+def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
+    """State what bounds the subject's step, and its share; None if no phase is known."""
+    shares = _regions(analysis, subject)
+    kind = shares["bound"]
+    if not isinstance(kind, str):
+        return None
+    row = subject.row
+    share = float(shares[kind])
+    text = f"{label_before(subject)}{WORDS[kind].label}"
+    quantities = []
+    if kind == "host" and (math.isnan(share) or share <= 0):
+        text += f" ({number(1e3 * row['step_launch_s'], 1)} ms to launch a step of {number(1e3 * row['step_s'], 1)} ms)"
+    else:
+        text += f" ({percent(share)} of the step"
+        text += ", including unmeasured communication)" if kind == "compute" and math.isnan(shares["wire"]) else ")"
+        quantities.append(Quantity("share_of_step", share, "1"))
+    utilisation = _utilisation(analysis, subject)
+    if utilisation is not None:
+        text += f"; GPU at {percent(utilisation)} of its peak in {row['precision']}"
+        quantities.append(Quantity("model_flops_utilisation", utilisation, "1"))
+    return CardLine("bound_by", "bound by", text, tuple(quantities))
+
+
+def _utilisation(analysis: Analysis, subject: Subject) -> float | None:
+    """Return the model FLOPs utilisation, median over repeats; None if unknown or impossible."""
+    trials = use(analysis.measured, analysis.results.windows)
+    values = trials["mfu"].reindex(list(subject.row["trial_ids"])).astype(float)
+    value = float(values.median()) if values.notna().any() else math.nan
+    return value if 0 < value <= 1 else None
+
+
+def _regions(analysis: Analysis, subject: Subject) -> pd.Series:
+    shares = regions(analysis.configurations, analysis.communication)
+    return shares.loc[[subject.configuration]].iloc[0]
+
+
+def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
+    """State the change with the largest upper bound, from removing the largest part of the step besides compute."""
+    shares = _regions(analysis, subject)
+    row = subject.row
+    kind = shares["bound"]
+    if not isinstance(kind, str):
+        return None
+    removable = shares[_REMOVABLE].astype(float).fillna(0.0)
+    largest = str(removable.idxmax())
+    share = float(removable[largest])
+    if kind == "host" and share < NOISE:
+        return CardLine("do_next", "do next", f"{label_before(subject)}{fewer_launches(row)} (gain unknown)")
+    if share < NOISE:
+        text = f"{faster_compute(row)} (every other part takes less than {percent(NOISE)})"
+        return CardLine("do_next", "do next", label_before(subject) + text)
+    gain = largest_gain(share)
+    change = fewer_launches(row) if largest == "host" else WORDS[largest].change
+    text = f"{label_before(subject)}{change}: up to +{percent(gain - 1)} (upper bound, not measured)"
+    return CardLine("do_next", "do next", text, (Quantity("largest_possible_speed_up", gain, "1"),))
+
+
+def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
+    """State the highest throughput of a study that cannot compare numbers of ranks, for up to `MOST_WORKLOADS`."""
+    units = _units(analysis)
+    quantities, texts = [], []
+    for subject in chosen:
+        row = subject.row
+        suffix = f" of {subject.label}" if subject.label else ""
+        ends = (float(row[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high", "_more"))
+        throughput = Quantity.of(f"throughput{suffix}", "samples/s", *ends)
+        quantities.append(throughput)
+        shown = throughput.text(0 if (throughput.value or 0) >= 100 else 1)
+        texts.append(label_before(subject) + (f"{shown} samples/s" if throughput.value is not None else shown))
+        for name, values in units.items():
+            if throughput.value is not None and math.isfinite(value := float(values[subject.configuration])):
+                quantities.append(Quantity(f"{name}{suffix}", value, f"{name}/s"))
+                texts[-1] += f", {number(value, 0)} {name}/s"
+    if len(texts) > MOST_WORKLOADS:
+        texts = [f"{len(texts)} workloads, which are not comparable; see the report's table of throughputs"]
+    return CardLine("speed", "speed", "; ".join(texts), tuple(quantities))
+
+
+def _units(analysis: Analysis) -> dict[str, pd.Series]:
+    configurations = analysis.configurations
+    return {
+        "characters": characters_per_s(configurations, analysis.fields),
+        "tokens": tokens_per_s(configurations, analysis.measured),
+    }
+
+
+def batch(analysis: Analysis, subject: Subject) -> CardLine | None:
+    """Compare the best batch on one rank with the smallest; None if only one batch was tried."""
+    curve = analysis.batch_curve
+    of_subject = curve[curve["configuration"] == subject.configuration]
+    if of_subject.empty:
+        return None
+    curve = curve[curve["series"] == of_subject["series"].iloc[0]]
+    measured = curve.dropna(subset="relative")
+    row, smallest = of_subject.iloc[0], measured.iloc[0]
+    if pd.isna(row["relative"]) or smallest["configuration"] == subject.configuration:
+        return None
+    ratio = float(row["relative"] / smallest["relative"])
+    names = join([str(int(value)) for value in curve["batch_per_gpu"]])
+    text = (
+        f"{int(row['batch_per_gpu'])} is the fastest of {names}: {number(ratio, 1)}x the rate of "
+        f"{int(smallest['batch_per_gpu'])}"
+    )
+    quantities = [Quantity("speed_up_over_smallest_batch", ratio, "1")]
+    if pd.notna(row["peak_memory_bytes"]):
+        text += f", {number(row['peak_memory_bytes'] / GIB, 1)} GiB"
+        quantities.append(Quantity("peak_memory", float(row["peak_memory_bytes"]), "B"))
+        if pd.notna(row["memory_share"]):
+            text += f" ({percent(row['memory_share'])} of the memory)"
+    return CardLine("batch", "batch", text, tuple(quantities))
+
+
+def bounds_of_many(analysis: Analysis) -> list[CardLine]:
+    """State what bounds how many configurations, and the largest gain of one change, for a study of many workloads."""
+    shares = regions(analysis.configurations, analysis.communication)
+    counts = shares["bound"].dropna().value_counts()
+    if counts.empty:
+        return []
+    listed = join([f"{WORDS[str(kind)].label} ({count})" for kind, count in counts.items()])
+    quantities = tuple(Quantity(f"bound_by_{kind}", float(count), "configurations") for kind, count in counts.items())
+    lines = [CardLine("bound_by", "bound by", listed, quantities)]
+    removable = shares[_REMOVABLE].astype(float).fillna(0.0)
+    index = int(removable.max(axis=1).to_numpy().argmax())
+    part, share = str(removable.iloc[index].idxmax()), float(removable.iloc[index].max())
+    if share >= NOISE:
+        row = analysis.configurations.iloc[index]
+        change = fewer_launches(row) if part == "host" else WORDS[part].change
+        names = telling_fields(analysis.configurations, row, analysis.axes)
+        of = configuration_label(row, names, study_ranks(analysis))
+        gain = Quantity("largest_possible_speed_up", largest_gain(share), "1")
+        text = f"{change}: up to +{percent(largest_gain(share) - 1)} with {of} (upper bound, not measured)"
+        lines.append(CardLine("do_next", "do next", text, (gain,)))
+    return lines

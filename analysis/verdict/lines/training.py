@@ -1,0 +1,189 @@
+"""Lines of the card on trainings, and on acceleration ladders."""
+
+import pandas as pd
+
+from analysis.compare.accuracy import Accuracy, goodput
+from analysis.compare.ladder import OURS
+from analysis.compare.recipes import NOTHING
+from analysis.study import Analysis
+from analysis.text import join, number, percent
+from analysis.verdict.accuracy import label
+from analysis.verdict.facts import trained_workload, trains_another_model
+from analysis.verdict.lines.value import CardLine, Quantity
+
+MOST_STEPS = 2
+"""Maximum slower steps of a ladder that are listed."""
+
+
+def training_lines(analysis: Analysis) -> list[CardLine]:
+    """Return accuracy, accuracy lost, largest lossless batch, time to target and what to do next, if known."""
+    accuracy = analysis.accuracy
+    if accuracy is None:
+        return []
+    lines = (
+        accuracy_line(analysis),
+        _accuracy_lost(accuracy),
+        _lossless_batch(accuracy),
+        _time_to_target(accuracy),
+        _do_next(accuracy),
+    )
+    return [line for line in lines if line is not None]
+
+
+def accuracy_line(analysis: Analysis) -> CardLine | None:
+    """State the accuracy of the reference, or the training loss if there is no validation set."""
+    accuracy = analysis.accuracy
+    if accuracy is None:
+        return None
+    of = f" ({trained_workload(accuracy)})" if trains_another_model(analysis) else ""
+    if not accuracy.runs["validation_top1"].notna().any():
+        loss = float(accuracy.runs["train_loss"].astype(float).mean())
+        quantity = Quantity.of("training_loss", "1", loss)
+        return CardLine(
+            "accuracy", "accuracy", f"none: no validation set{of}; training loss {number(loss, 3)}", (quantity,)
+        )
+    cells = accuracy.cells
+    rows = cells[cells["is_reference"] & (cells["remedy"] == accuracy.plain) & (cells["n"] > 0)]
+    if rows.empty:
+        return None
+    row = rows.iloc[0]
+    top1 = Quantity.of("accuracy", "1", *(float(row[f"top1{end}"]) for end in ("", "_low", "_high")))
+    seeds = "1 seed" if row["n"] == 1 else f"{row['n']} seeds"
+    batch = number(row["global_batch"], 0)
+    ends = f" ({ends})" if (ends := top1.ends(2, 100)) else ""
+    text = f"{percent(float(row['top1']), 2)}{ends} at global batch {batch}, {seeds}{of}"
+    return CardLine(
+        "accuracy", "accuracy", text, (top1, Quantity("reference_batch", float(row["global_batch"]), "samples"))
+    )
+
+
+def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
+    """State the loss of accuracy at the first batch where it is significant, without a recipe; or of other recipes."""
+    plain = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] == accuracy.plain]
+    if plain.empty:
+        return _against_plain(accuracy)
+    row = plain.iloc[0]
+    if pd.notna(row["failing_batch"]):
+        ends = (-float(row[f"failing_difference{end}"]) for end in ("", "_high", "_low"))
+        lost = Quantity.of("accuracy_lost", "1", *ends)
+        text = f"{lost.text(2, 100)} points at batch {number(row['failing_batch'], 0)}, without a recipe"
+        return CardLine("accuracy_lost", "lost", text, (lost,))
+    if pd.isna(row["elbow"]):
+        return CardLine("accuracy_lost", "lost", "unknown: too few seeds to tell whether larger batches cost accuracy")
+    text = f"nothing significant up to batch {number(row['elbow'], 0)}, the largest measured"
+    return CardLine("accuracy_lost", "lost", text)
+
+
+def _against_plain(accuracy: Accuracy) -> CardLine | None:
+    """Compare recipes, such as number formats, at the reference batch."""
+    cells = accuracy.cells
+    rows = cells[cells["is_reference"] & (cells["remedy"] != accuracy.plain)].dropna(subset="plain_difference")
+    if rows.empty:
+        return None
+    quantities, texts = [], []
+    for _, row in rows.iterrows():
+        ends = (-float(row[f"plain_difference{end}"]) for end in ("", "_high", "_low"))
+        quantities.append(Quantity.of(f"accuracy_lost with {row['remedy']}", "1", *ends))
+        texts.append(f"{quantities[-1].text(2, 100)} points with {row['remedy']}")
+    text = f"{join(texts)}, compared with {accuracy.plain}"
+    return CardLine("accuracy_lost", "lost", text, tuple(quantities))
+
+
+def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
+    """State the largest lossless batch of the best recipe, and without a recipe."""
+    rows = accuracy.lossless_batches.dropna(subset="elbow")
+    if rows.empty:
+        return None
+    best = rows.sort_values(["elbow", "is_open"], ascending=False, kind="stable").iloc[0]
+    plain = rows[rows["remedy"] == accuracy.plain]
+    batches = [Quantity("largest_lossless_batch", float(best["elbow"]), "samples")]
+    text = f"{'at least ' if best['is_open'] else ''}{number(best['elbow'], 0)}"
+    if best["remedy"] == NOTHING or (len(plain) and plain["elbow"].iloc[0] == best["elbow"]):
+        return CardLine("largest_lossless_batch", "lossless", f"batch {text} without a recipe", tuple(batches))
+    text = f"batch {text} with {best['remedy']}"
+    if len(plain):
+        text += f"; {number(plain['elbow'].iloc[0], 0)} without a recipe"
+        batches.append(Quantity("largest_lossless_batch_without_recipe", float(plain["elbow"].iloc[0]), "samples"))
+    return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
+
+
+def _time_to_target(accuracy: Accuracy) -> CardLine | None:
+    """State the training that reaches the target accuracy first."""
+    if accuracy.target is None:
+        return None
+    rows = accuracy.cells.dropna(subset="time_to_target_s")
+    target = Quantity("target_accuracy", accuracy.target, "1")
+    shown = percent(accuracy.target, 1)
+    if rows.empty:
+        text = f"not reached: no batch reaches {shown} with every seed"
+        return CardLine("time_to_target", "target", text, (target,))
+    row = rows.sort_values("time_to_target_s", kind="stable").iloc[0]
+    time_s = Quantity.of(
+        "time_to_target", "s", *(float(row[f"time_to_target_s{end}"]) for end in ("", "_low", "_high"))
+    )
+    text = f"{shown} in {number(time_s.value, 1)} s" + (f" ({ends})" if (ends := time_s.ends(1)) else "")
+    return CardLine("time_to_target", "target", f"{text}: {label(row)}", (time_s, target))
+
+
+def _do_next(accuracy: Accuracy) -> CardLine | None:
+    """Recommend more seeds, larger batches, or the batch with the highest goodput that keeps its accuracy."""
+    rows = accuracy.lossless_batches
+    if len(accuracy.cells) and (accuracy.cells["n"] < 2).any():
+        return CardLine("do_next", "do next", "more seeds: --repeats 5")
+    known = rows.dropna(subset="elbow")
+    if len(rows) and known.empty:
+        return CardLine("do_next", "do next", "more seeds: --repeats 5")
+    if len(known) and known["is_open"].any():
+        row = known[known["is_open"].astype(bool)].sort_values("elbow").iloc[-1]
+        recipe = "without a recipe" if row["remedy"] == NOTHING else f"with {row['remedy']}"
+        return CardLine("do_next", "do next", f"batches above {number(row['elbow'], 0)} {recipe}: no limit found yet")
+    best = best_goodput(accuracy)
+    if best is None:
+        return None
+    value = Quantity("goodput", float(best["goodput_samples_per_s"]), "samples/s")
+    text = f"use {label(best)}: the highest predicted goodput that keeps the accuracy"
+    return CardLine("do_next", "do next", text, (value,))
+
+
+def best_goodput(accuracy: Accuracy) -> pd.Series | None:
+    """Return the cell with the highest goodput among those that keep their accuracy; None if there is none."""
+    rows = goodput(accuracy.cells, accuracy.plain)
+    rows = rows[rows["is_reference"] | rows["within_noise"].eq(True)]
+    if rows.empty:
+        return None
+    return rows.sort_values("goodput_samples_per_s", ascending=False, kind="stable").iloc[0]
+
+
+def ladder_lines(analysis: Analysis) -> list[CardLine]:
+    """State the total speed-up of a ladder, its largest step, and the steps that slow training down."""
+    rows = analysis.ladder
+    rows = rows[rows["machine"] == OURS]
+    if len(rows) < 2:
+        return []
+    fastest = rows.iloc[int(rows["cumulative_ratio"].astype(float).to_numpy().argmax())]
+    total = _ratio("speed_up", fastest, "cumulative_ratio")
+    shown = f"{number(total.value, 2)}x" if total.value is not None else total.unresolved
+    text = f"{shown} with {fastest['rung']}, over {rows['rung'].iloc[0]}"
+    lines = [CardLine("ladder", "speed-up", text, (total,))]
+    steps = rows.dropna(subset="step_ratio")
+    steps = steps[~(steps["step_ratio_more"].astype(float) > 0)]
+    if len(steps):
+        largest = steps.iloc[int(steps["step_ratio"].astype(float).to_numpy().argmax())]
+        gain = _ratio("largest_step_gain", largest, "step_ratio")
+        text = f"{largest['rung']}: {number(gain.value, 2)}x of {largest['against']}"
+        lines.append(CardLine("largest_step", "best step", text, (gain,)))
+    slower = steps[steps["step_ratio"].astype(float).round(2) < 1].sort_values("step_ratio")
+    if len(slower):
+        listed = [
+            f"{row['rung']} ({number(row['step_ratio'], 2)}x of {row['against']})"
+            for _, row in slower.head(MOST_STEPS).iterrows()
+        ]
+        more = len(slower) - len(listed)
+        text = join([*listed, *([f"{more} more"] if more else [])])
+        quantities = tuple(_ratio(f"step_gain of {row['rung']}", row, "step_ratio") for _, row in slower.iterrows())
+        lines.append(CardLine("slower_steps", "slower", text, quantities))
+    return lines
+
+
+def _ratio(name: str, row: pd.Series, column: str) -> Quantity:
+    return Quantity.of(name, "1", *(float(row[f"{column}{end}"]) for end in ("", "_low", "_high", "_more")))
