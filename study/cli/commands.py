@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
 from study.cli.host import HostBusy, busy_lines, measuring
-from study.cli.prepared import PreparedStudy, concurrent_trainings, warnings, workload_warnings
+from study.cli.prepared import PreparedStudy, concurrent_trainings, refuse_secrets, warnings, workload_warnings
 from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.options import explicit_options
@@ -61,6 +61,7 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     records, damaged = store.scan() if store else ([], [])
     known = KnownTrials.of(records)
     rows = plan_trials(study, nodes, known.statuses, known.out_of_memory)
+    refuse_secrets(row.trial for row in rows if row.trial is not None)
     if store and damaged:
         _report_damaged(store, damaged, {row.trial.trial_id for row in rows if row.trial is not None})
     does_not_fit = _rows_that_do_not_fit(configuration, study_of(nodes), rows)

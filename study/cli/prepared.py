@@ -1,15 +1,17 @@
 """A plan with its configuration, and the warnings that a user should read before trusting its trials."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
+from study.errors import ConfigurationError
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import Estimate
 from study.plan.placement import can_share_host, concurrent_slots
 from study.plan.trials import PlannedTrial
+from study.store.redaction import secret_in
 from study.studies.study import Study
 from trainables.train.schedule import warning
 from trainables.trial import Trial
@@ -42,6 +44,17 @@ def workload_warnings(requested: Container[str], trials: Sequence[Trial]) -> lis
                 f"trial.{field}" + ("; if it ignores that field, these trials are identical" if len(values) > 1 else "")
             )
     return lines
+
+
+def refuse_secrets(trials: Iterable[Trial]) -> None:
+    """Raise ConfigurationError for a field that holds a secret: every field is written into the results folder."""
+    values = {(name, value) for trial in trials for name, value in trial.model_dump().items() if isinstance(value, str)}
+    for name, value in sorted(values):
+        if found := secret_in(value):
+            raise ConfigurationError(
+                f"{name}: its value has {found}, and would be stored in the results; fix: pass secrets to your code in "
+                "environment variables, or rename a variable that holds no secret"
+            )
 
 
 @dataclass(frozen=True)

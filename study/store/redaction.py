@@ -26,15 +26,21 @@ _SECRET_NAME = re.compile(
 )
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^\s/?#@'\"]+@")
 # Repetitions are bounded, and none can start within a word that another attempt has scanned.
-_NAME = r"(?:token|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]{0,64}"
+_NAME = r"(?:token(?!s|iz)|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]{0,64}"
 _SECRET_OPTION = re.compile(
     rf"({_NAME}=|(?<![\w.-])--[\w.-]{{0,64}}?{_NAME}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{MIN_LENGTH},}}",
     re.IGNORECASE,
 )
 
 
+_KEPT = ("trial", "trial_id", "trial_ids", "planned_trials", "status", "versions")
+"""names of a record that identify a trial; `secret_in` finds secrets in them before a study starts"""
+
+
 def redacted(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """Return a JSON value with every secret in its strings replaced by `***`, in UTF-8 (see `encodable`). Keys stay.
+    """Return a JSON value with every secret in its strings replaced by `***`, in UTF-8 (see `encodable`).
+
+    Keys and the values of `_KEPT` stay.
 
     Secrets are: values of variables in `environment` (default: this process) with a name such as API_KEY, Ray's token,
     user and password of an address, and what follows such a name in a command line, a query or a message.
@@ -57,6 +63,18 @@ def redacted_log(text: str) -> str:
     return f"{redacted(text[:LOG_LENGTH])[:half]}{note}{redacted(text[-LOG_LENGTH:])[-half:]}"
 
 
+def secret_in(text: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """Return what is secret in a value, or None: all of it, one of its words, or a part with the form of a secret."""
+    environment = os.environ if environment is None else environment
+    words = {text, *re.split(r"[\s=,:'\"]+", text)}
+    for name, value in _secret_variables(environment):
+        if value in words:
+            return f"the value of {name}"
+    if words & set(_ray_token(environment)):
+        return "Ray's token"
+    return "a password, token or key" if _redact(text, []) != encodable(text) else None
+
+
 def encodable(text: str) -> str:
     """Return a text that UTF-8 can encode. A file name of other bytes has lone surrogates, which become `\\udcff`."""
     return text.encode(errors="backslashreplace").decode()
@@ -64,9 +82,15 @@ def encodable(text: str) -> str:
 
 def secrets(environment: Mapping[str, str]) -> list[str]:
     """Return the values to redact, longest first, because one may contain another."""
-    values = {value for name, value in environment.items() if _SECRET_NAME.search(name) and not os.path.exists(value)}
-    values |= set(_ray_token(environment))
-    return sorted((value for value in values if len(value) >= MIN_LENGTH), key=len, reverse=True)
+    values = {value for _, value in _secret_variables(environment)} | set(_ray_token(environment))
+    return sorted(values, key=len, reverse=True)
+
+
+def _secret_variables(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Yield name and value of variables with a secret value. A path that exists is none."""
+    for name, value in environment.items():
+        if _SECRET_NAME.search(name) and len(value) >= MIN_LENGTH and not os.path.exists(value):
+            yield name, value
 
 
 def token_path(environment: Mapping[str, str]) -> Path:
@@ -76,9 +100,11 @@ def token_path(environment: Mapping[str, str]) -> Path:
 
 def _ray_token(environment: Mapping[str, str]) -> Iterable[str]:
     try:
-        yield token_path(environment).read_text().strip()
+        token = token_path(environment).read_text().strip()
     except (OSError, ValueError):
         return
+    if len(token) >= MIN_LENGTH:
+        yield token
 
 
 def _redact(value: Any, secret_values: list[str]) -> Any:
@@ -87,7 +113,7 @@ def _redact(value: Any, secret_values: list[str]) -> Any:
             value = value.replace(secret, REDACTED)
         return encodable(_SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value)))
     if isinstance(value, Mapping):
-        return {key: _redact(item, secret_values) for key, item in value.items()}
+        return {key: item if key in _KEPT else _redact(item, secret_values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_redact(item, secret_values) for item in value]
     return value

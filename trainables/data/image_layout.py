@@ -16,6 +16,8 @@ MANIFEST = "manifest.json"
 FORMAT = "scaling-study image set"
 VERSION = 1
 
+SPLITS = ("train", "val")
+
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 """of image files, in lower case; other files are ignored"""
 
@@ -30,14 +32,45 @@ def stored_side(image_size: int) -> int:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a converted set, or None if it is missing, damaged or of an unknown version."""
+    """Return the manifest of a converted set, or None if it is missing, damaged or of an unknown version.
+
+    All its names can be joined to a path without leaving the folder.
+    """
+    manifest = _manifest(folder)
+    return None if manifest is None or _bad_name(manifest) else manifest
+
+
+def manifest_error(folder: Path) -> str | None:
+    """Return which name makes `read_manifest` refuse the manifest of a converted set, in one line, or None."""
+    manifest = _manifest(folder)
+    reason = manifest and _bad_name(manifest)
+    return f"{folder / MANIFEST}: {reason}; convert the original images again" if reason else None
+
+
+def bad_class(name: Any) -> str | None:
+    """Return why a class cannot have a folder of this name, or None if it can. Hidden folders hold no images."""
+    if isinstance(name, str) and name and not name.startswith(".") and "/" not in name and "\0" not in name:
+        return None
+    return f"class {name!r} is not the name of a visible folder"
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
     known = isinstance(manifest, dict) and manifest.get("format") == FORMAT and manifest.get("version") == VERSION
-    valid = known and manifest.get("storage") in STORAGES and isinstance(manifest.get("splits"), dict)
+    valid = known and manifest.get("storage") in STORAGES
+    valid = valid and isinstance(manifest.get("splits"), dict) and isinstance(manifest.get("classes"), list)
     return manifest if valid else None
+
+
+def _bad_name(manifest: dict[str, Any]) -> str | None:
+    """Return what is wrong with a name in a manifest: names of splits and classes become paths."""
+    unknown = next((split for split in manifest["splits"] if split not in SPLITS), None)
+    if unknown is not None:
+        return f"split {unknown!r} is not known; allowed: {', '.join(SPLITS)}"
+    return next(filter(None, map(bad_class, manifest["classes"])), None)
 
 
 def kind_of(folder: Path) -> str | None:

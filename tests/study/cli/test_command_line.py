@@ -369,6 +369,18 @@ def test_too_many_gpus_are_refused_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_field_with_the_value_of_a_secret_variable_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_KEY", "resnet20_w16")
+    monkeypatch.setenv("OTHER_KEY", "transformer_tiny")
+    out = tmp_path / "out"
+    assert main(["run", "weak", "--model", "transformer_tiny", "--address", "local", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: model: ") and "OTHER_KEY" in error and "transformer_tiny" not in error
+    assert not out.exists()
+
+
 def test_a_grid_without_a_feasible_trial_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "strong", "--global-batch", "3", "--gpus", "2", "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.splitlines() == [

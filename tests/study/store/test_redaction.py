@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from study.orchestrate.failures import describe_failure, first_line
-from study.store.redaction import LINE_LENGTH, LOG_LENGTH, REASON_LENGTH, redacted, redacted_line, redacted_log
+from study.store.redaction import (
+    LINE_LENGTH,
+    LOG_LENGTH,
+    REASON_LENGTH,
+    redacted,
+    redacted_line,
+    redacted_log,
+    secret_in,
+)
 from tests.study.store.test_store import open_store, result_of
 from trainables.trial import Trial
 
@@ -80,3 +88,40 @@ def test_a_trial_whose_reason_is_not_utf_8_can_be_read_and_reported(tmp_path: Pa
     assert records[bad.trial_id]["reason"] == r"bad\udcff.JPEG \ud800"
     json.dumps(records, ensure_ascii=False).encode()
     assert Path(store.trial_folder(bad.trial_id), "error.log").read_text() == r"bad\udcff.JPEG \ud800"
+
+
+def test_a_record_keeps_what_identifies_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(model="transformer_tiny", dataset="text_sample")
+    for name, value in {
+        "MODEL_KEY": "transformer_tiny",
+        "STATUS_TOKEN": "infeasible",
+        "BUILD_KEY": "2.11.0+cu",
+    }.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(tmp_path, versions={"torch": "2.11.0+cu"}, configuration={"planned_trials": [trial.trial_id]})
+    environment = {"versions": {"torch": "2.11.0+cu"}, "variables": {"NCCL_NET_PLUGIN": "transformer_tiny"}}
+    store.save(result_of(trial, "infeasible", reason="no transformer_tiny", environment=environment))
+    [record] = store.records()
+    assert Trial.model_validate(record["trial"]) == trial
+    assert (record["trial_id"], record["status"]) == (trial.trial_id, "infeasible")
+    assert record["environment"] == {"versions": {"torch": "2.11.0+cu"}, "variables": {"NCCL_NET_PLUGIN": "***"}}
+    assert record["reason"] == "no ***"
+    assert store.study()["versions"] == {"torch": "2.11.0+cu"}
+    assert store.study()["configuration"]["planned_trials"] == [trial.trial_id]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("transformer_tiny", "the value of MODEL_KEY"),
+        ("--model transformer_tiny --lr 0.1", "the value of MODEL_KEY"),
+        ("HF=transformer_tiny", "the value of MODEL_KEY"),
+        ("--hub-token hunter2hunter2", "a password, token or key"),
+        ("s3://user:hunter2hunter2@bucket", "a password, token or key"),
+        ("--tokenizer gpt2-medium --max-tokens 100000000 --max_tokens=100000000", None),
+        ("/data/transformer_tiny_2", None),
+        ("resnet18", None),
+    ],
+)
+def test_the_secret_in_a_value_is_found_by_its_source(value: str, found: str | None) -> None:
+    assert secret_in(value, {"MODEL_KEY": "transformer_tiny", "EDITOR": "resnet18"}) == found

@@ -24,7 +24,7 @@ from typing import Any
 
 from PIL import Image
 
-from trainables.data.image_layout import FORMAT, MANIFEST, VERSION, kind_of, read_manifest, stored_side
+from trainables.data.image_layout import FORMAT, MANIFEST, VERSION, kind_of, manifest_error, read_manifest, stored_side
 from trainables.data.images.decode import centre_square, pil_square, reason
 from trainables.data.images.open import open_folder, splits_in
 from trainables.data.images.records import Records, Sample, fingerprint, hash_samples, part_digest
@@ -78,6 +78,8 @@ def convert(
 
 def _plan(source: Path, storage: str, image_size: int, part_images: int) -> tuple[dict[str, Any], dict[str, Records]]:
     """Return the planned manifest, without checksums, and the source's splits."""
+    if error := manifest_error(source):
+        raise DataError(error)
     manifest = read_manifest(source)
     if manifest is None and (not source.is_dir() or kind_of(source) is None):
         raise DataError(

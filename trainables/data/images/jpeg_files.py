@@ -93,9 +93,12 @@ def read(folder: Path, split: str, manifest: dict[str, Any]) -> Records:
 
 
 def write(folder: Path, split: str, first: int, samples: Iterable[Sample], manifest: dict[str, Any]) -> None:
-    """Write SPLIT/CLASS/NUMBER.JPEG with the bytes of the source, unchanged."""
+    """Write SPLIT/CLASS/NUMBER.JPEG with the bytes of the source, unchanged. Raises DataError for an unknown label."""
+    classes = manifest["classes"]
     for number, (content, label) in enumerate(samples, first):
-        path = folder / split / manifest["classes"][label] / f"{number:08d}.JPEG"
+        if not 0 <= label < len(classes):
+            raise DataError(f"image {number} of {split!r} has label {label}, but there are {len(classes)} classes")
+        path = folder / split / classes[label] / f"{number:08d}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     os.sync()  # once per part, because an fsync per file would take longer than writing it

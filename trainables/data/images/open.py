@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainables.data.image_layout import kind_of, layout_mismatch, missing_split, read_manifest, storages_in
+from trainables.data.image_layout import (
+    SPLITS,
+    bad_class,
+    kind_of,
+    layout_mismatch,
+    missing_split,
+    read_manifest,
+    storages_in,
+)
 from trainables.data.images.jpeg_files import class_folders, images_by_class, images_in, jpeg_files
 from trainables.data.images.records import Records
 from trainables.data.source import DataError
@@ -50,7 +58,7 @@ def splits_in(folder: Path) -> list[str]:
     manifest = read_manifest(folder)
     if manifest is not None:
         return list(manifest["splits"])
-    return ["train", "val"] if (folder / "train").is_dir() and (folder / "val").is_dir() else ["train"]
+    return list(SPLITS) if all((folder / split).is_dir() for split in SPLITS) else ["train"]
 
 
 def _by_class(folder: Path, split: str) -> Split:
@@ -74,6 +82,8 @@ def _tiny_imagenet(folder: Path, split: str) -> Split:
         classes = sorted((folder / "wnids.txt").read_text().split())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {folder / 'wnids.txt'}: {error}") from None
+    if reason := next(filter(None, map(bad_class, classes)), None):
+        raise DataError(f"{folder / 'wnids.txt'}: {reason}; unpack the archive again")
     labels = {name: label for label, name in enumerate(classes)}
     images = _tiny_imagenet_train(folder, labels) if split == "train" else _tiny_imagenet_val(folder, labels)
     return jpeg_files(folder, images), classes

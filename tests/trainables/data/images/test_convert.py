@@ -112,6 +112,57 @@ def test_a_class_name_that_is_not_utf_8_is_kept(photos: Path, storage: str) -> N
     assert [label for _, label in content(destination)] == [label for _, label in content(photos)]
 
 
+# ----------------------------------------------------------------------------------------- names of a hostile set
+
+
+OUTSIDE = ("../../outside", "..", ".", "", "a/b", ".hidden", "nul\0", 7, None)
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "ABSOLUTE"])
+def test_a_class_of_a_manifest_that_is_no_folder_name_is_refused(photos: Path, name: Any) -> None:
+    escaped = photos.parent / "absolute"
+    convert(photos, photos.parent / "set", "lmdb")
+    change_manifest(photos.parent / "set", classes=[str(escaped) if name == "ABSOLUTE" else name, "dog", "owl"])
+    before = names_below(photos.parent)
+    message = error_message(photos.parent / "set", photos.parent / "deep" / "made", "jpeg")
+    assert message.startswith(f"{photos.parent / 'set' / MANIFEST}: class ")
+    assert names_below(photos.parent) == before
+
+
+@pytest.mark.parametrize("split", ["../other", "", "test", "train/../val"])
+def test_a_split_of_a_manifest_that_is_not_known_is_refused(photos: Path, split: str) -> None:
+    convert(photos, photos.parent / "set", "lmdb")
+    manifest = read_manifest(photos.parent / "set")
+    assert manifest is not None
+    change_manifest(photos.parent / "set", splits={split: manifest["splits"]["train"]})
+    message = error_message(photos.parent / "set", photos.parent / "made", "jpeg")
+    assert message.startswith(f"{photos.parent / 'set' / MANIFEST}: split {split!r}") and "train, val" in message
+
+
+@pytest.mark.parametrize("name", ["../../evil", "..", "/etc", ".hidden"])
+def test_a_class_of_tiny_imagenet_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    tiny = write_tiny_imagenet(tmp_path / "tiny")
+    (tiny / "wnids.txt").write_text(f"n01\n{name}\n")
+    message = error_message(tiny, tmp_path / "made", "jpeg")
+    assert message.startswith(f"{tiny / 'wnids.txt'}: class {name!r}")
+    assert not (tmp_path / "made.partial").exists()
+
+
+def test_a_label_without_a_class_is_refused(photos: Path) -> None:
+    convert(photos, photos.parent / "set", "lmdb")
+    change_manifest(photos.parent / "set", classes=["cat"])
+    assert "label 1" in error_message(photos.parent / "set", photos.parent / "made", "jpeg")
+
+
+def change_manifest(folder: Path, **changes: Any) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | changes))
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
 # ---------------------------------------------------------------------------------------------------- interruptions
 
 
