@@ -202,7 +202,7 @@ class Table:
             return f"{head}{self.empty}\n"
         shown = self.shown().columns
         align = ["right" if _is_number(self.frame[column.name]) else "left" for column in shown]
-        cells = self.cells().map(_markdown_escaped)
+        cells = self.cells().map(markdown_escaped)
         body = cells.to_markdown(index=False, colalign=align, disable_numparse=True)
         notes = "".join(f"- *{header}*: {meaning}\n" for header, meaning in self.definitions())
         return f"{head}{body}\n\n{notes}"
@@ -239,7 +239,7 @@ def _is_number(values: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
-def _markdown_escaped(cell: str) -> str:
+def markdown_escaped(cell: str) -> str:
     """Escape text so that it stays plain text within its cell."""
     for mark in "\\`*_<>|[]":
         cell = cell.replace(mark, f"\\{mark}") if mark not in "<>[]" else cell

@@ -72,21 +72,20 @@ class _Work:
 
     @classmethod
     def of(cls, subject: Subject, row: pd.Series, ranks: tuple[str, str]) -> "_Work":
-        suffix = f" of {subject.label}" if subject.label else ""
         ends = [float(row[f"efficiency{end}"]) for end in ("", "_low", "_high", "_more")]
-        efficiency = Quantity.of(f"efficiency{suffix}", "1", *ends)
-        equivalent = _equivalent(row, f"equivalent_ranks{suffix}", ranks[0])
+        efficiency = Quantity.of("efficiency", "1", *ends, part=subject.label)
+        equivalent = _equivalent(row, "equivalent_ranks", ranks[0], subject.label)
         size, smallest = int(row["world_size"]), int(row["reference_world_size"])
         text = number(equivalent.value, 2 if size < 10 else 1)
         text += f" ({', '.join(filter(None, [share_text(efficiency), subject.label]))})"
         reference = "" if smallest == 1 else f", in units of the rate per {ranks[0]} on {smallest}"
-        quantities = (efficiency, equivalent, Quantity(f"ranks{suffix}", float(size), ranks[0]))
+        quantities = (efficiency, equivalent, Quantity("ranks", float(size), ranks[0], part=subject.label))
         return cls(equivalent, efficiency, quantities, value_label("world_size", size, ranks), text, reference)
 
 
-def _equivalent(row: pd.Series, name: str, unit: str) -> Quantity:
+def _equivalent(row: pd.Series, name: str, unit: str, part: str = "") -> Quantity:
     value, low, high = (float(row["world_size"] * row[f"efficiency{end}"]) for end in ("", "_low", "_high"))
-    return Quantity.of(name, unit, value, low, high, float(row["efficiency_more"]))
+    return Quantity.of(name, unit, value, low, high, float(row["efficiency_more"]), part=part)
 
 
 def _strong(subject: Subject, ranks: tuple[str, str]) -> tuple[str, tuple[Quantity, ...]]:
@@ -135,18 +134,21 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
     total_low, total_high = (float(row["world_size"] * (1 - row[f"efficiency_{end}"])) for end in ("high", "low"))
     quantity = Quantity.of("lost_ranks", one, total, total_low, total_high)
     parts = lost_ranks(analysis, subject)
-    quantities = (quantity, *(Quantity(f"lost_to_{_key(name)}", value, one) for name, value in parts.items()))
+    quantities = (
+        quantity,
+        *(Quantity("lost_ranks_by_cause", value, one, part=_key(name)) for name, value in parts.items()),
+    )
     shown = f"{number(total, 2)} {one if abs(total) <= 1 else several}"
     if round(total, 2) <= 0:
         nothing = "nothing" if total < 0 else f"nothing measurable (less than 0.01 {one})"
         return CardLine("lost", "lost", label_before(subject) + nothing, quantities)
+    shown += f" of {subject.label}" if subject.label else ""
     if not parts:
         text = f"{shown}; causes not measured ({_why_no_causes(subject)})"
-        return CardLine("lost", "lost", label_before(subject) + text, quantities)
+        return CardLine("lost", "lost", text, quantities)
     note = ", not significantly different from 0" if total_low <= 0 else ""
-    return CardLine(
-        "lost", "lost", f"{label_before(subject)}{shown}{note}: {_sum(_largest(parts), analysis, subject)}", quantities
-    )
+    causes = _sum(_largest(parts), analysis, subject) or "no cause reaches 0.01"
+    return CardLine("lost", "lost", f"{shown}{note}: {causes}", quantities)
 
 
 def _why_no_causes(subject: Subject) -> str:

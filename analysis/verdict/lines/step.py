@@ -80,15 +80,14 @@ def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
     quantities, texts = [], []
     for subject in chosen:
         row = subject.row
-        suffix = f" of {subject.label}" if subject.label else ""
         ends = (float(row[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high", "_more"))
-        throughput = Quantity.of(f"throughput{suffix}", "samples/s", *ends)
+        throughput = Quantity.of("throughput", "samples/s", *ends, part=subject.label)
         quantities.append(throughput)
         shown = throughput.text(0 if (throughput.value or 0) >= 100 else 1)
         texts.append(label_before(subject) + (f"{shown} samples/s" if throughput.value is not None else shown))
         for name, values in units.items():
             if throughput.value is not None and math.isfinite(value := float(values[subject.configuration])):
-                quantities.append(Quantity(f"{name}{suffix}", value, f"{name}/s"))
+                quantities.append(Quantity("throughput", value, f"{name}/s", part=subject.label))
                 texts[-1] += f", {number(value, 0)} {name}/s"
     if len(texts) > MOST_WORKLOADS:
         texts = [f"{len(texts)} workloads, which are not comparable; see the report's table of throughputs"]
@@ -136,8 +135,11 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
     if counts.empty:
         return []
     listed = join([f"{WORDS[str(kind)].label} ({count})" for kind, count in counts.items()])
-    quantities = tuple(Quantity(f"bound_by_{kind}", float(count), "configurations") for kind, count in counts.items())
-    lines = [CardLine("bound_by", "bound by", listed, quantities)]
+    quantities = [
+        Quantity("bound_configurations", float(count), "configurations", part=str(kind))
+        for kind, count in counts.items()
+    ]
+    lines = [CardLine("bound_by", "bound by", listed, tuple(quantities))]
     removable = shares[_REMOVABLE].astype(float).fillna(0.0)
     index = int(removable.max(axis=1).to_numpy().argmax())
     part, share = str(removable.iloc[index].idxmax()), float(removable.iloc[index].max())

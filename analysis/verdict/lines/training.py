@@ -83,7 +83,7 @@ def _against_plain(accuracy: Accuracy) -> CardLine | None:
     quantities, texts = [], []
     for _, row in rows.iterrows():
         ends = (-float(row[f"plain_difference{end}"]) for end in ("", "_high", "_low"))
-        quantities.append(Quantity.of(f"accuracy_lost with {row['remedy']}", "1", *ends))
+        quantities.append(Quantity.of("accuracy_lost", "1", *ends, part=str(row["remedy"])))
         texts.append(f"{quantities[-1].text(2, 100)} points with {row['remedy']}")
     text = f"{join(texts)}, compared with {accuracy.plain}"
     return CardLine("accuracy_lost", "lost", text, tuple(quantities))
@@ -96,14 +96,14 @@ def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
         return None
     best = rows.sort_values(["elbow", "is_open"], ascending=False, kind="stable").iloc[0]
     plain = rows[rows["remedy"] == accuracy.plain]
-    batches = [Quantity("largest_lossless_batch", float(best["elbow"]), "samples")]
+    batches = [Quantity("largest_lossless_batch", float(best["elbow"]), "samples", part=str(best["remedy"]))]
     text = f"{'at least ' if best['is_open'] else ''}{number(best['elbow'], 0)}"
     if best["remedy"] == NOTHING or (len(plain) and plain["elbow"].iloc[0] == best["elbow"]):
         return CardLine("largest_lossless_batch", "lossless", f"batch {text} without a recipe", tuple(batches))
     text = f"batch {text} with {best['remedy']}"
     if len(plain):
         text += f"; {number(plain['elbow'].iloc[0], 0)} without a recipe"
-        batches.append(Quantity("largest_lossless_batch_without_recipe", float(plain["elbow"].iloc[0]), "samples"))
+        batches.append(Quantity("largest_lossless_batch", float(plain["elbow"].iloc[0]), "samples", part=NOTHING))
     return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
 
 
@@ -169,7 +169,7 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
     steps = steps[~(steps["step_ratio_more"].astype(float) > 0)]
     if len(steps):
         largest = steps.iloc[int(steps["step_ratio"].astype(float).to_numpy().argmax())]
-        gain = _ratio("largest_step_gain", largest, "step_ratio")
+        gain = _ratio("step_gain", largest, "step_ratio")
         text = f"{largest['rung']}: {number(gain.value, 2)}x of {largest['against']}"
         lines.append(CardLine("largest_step", "best step", text, (gain,)))
     slower = steps[steps["step_ratio"].astype(float).round(2) < 1].sort_values("step_ratio")
@@ -180,10 +180,12 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
         ]
         more = len(slower) - len(listed)
         text = join([*listed, *([f"{more} more"] if more else [])])
-        quantities = tuple(_ratio(f"step_gain of {row['rung']}", row, "step_ratio") for _, row in slower.iterrows())
+        quantities = tuple(_ratio("step_gain", row, "step_ratio") for _, row in slower.iterrows())
         lines.append(CardLine("slower_steps", "slower", text, quantities))
     return lines
 
 
 def _ratio(name: str, row: pd.Series, column: str) -> Quantity:
-    return Quantity.of(name, "1", *(float(row[f"{column}{end}"]) for end in ("", "_low", "_high", "_more")))
+    return Quantity.of(
+        name, "1", *(float(row[f"{column}{end}"]) for end in ("", "_low", "_high", "_more")), part=row["rung"]
+    )

@@ -14,7 +14,8 @@ class Quantity:
     """A number of a line with its 95 % interval, in `unit`: a word such as "GPU" or "s", or "1" for a ratio or share.
 
     value, low, high: None if unknown. If the interval is not resolved, all three are None and `further_repeats` is the
-    number of repeats that would resolve it (infinite if very many); otherwise it is None.
+    number of repeats that would resolve it (infinite if very many); otherwise it is None. part: the workload, recipe or
+    other part of the study that the number is of; empty if that is clear.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Quantity:
     low: float | None = None
     high: float | None = None
     further_repeats: float | None = None
+    part: str = ""
 
     @classmethod
     def of(
@@ -33,11 +35,13 @@ class Quantity:
         low: float = math.nan,
         high: float = math.nan,
         more: float = math.nan,
+        *,
+        part: str = "",
     ) -> "Quantity":
         """Return a quantity from numbers that may be NaN. more: column of `statistics.intervals`."""
         if more > 0:
-            return cls(name, None, unit, further_repeats=float(more))
-        return cls(name, _known(value), unit, _known(low), _known(high))
+            return cls(name, None, unit, further_repeats=float(more), part=part)
+        return cls(name, _known(value), unit, _known(low), _known(high), part=part)
 
     def text(self, decimals: int, scale: float = 1.0) -> str:
         """Return `7.8 (7.7–7.9)`, `7.8` without an interval, or that the number is not resolved."""
