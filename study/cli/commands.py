@@ -8,14 +8,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
 from study.cli.host import HostBusy, busy_lines, measuring
-from study.cli.prepared import PreparedStudy, concurrent_trainings, refuse_secrets, warnings, workload_warnings
+from study.cli.prepared import (
+    PreparedStudy,
+    concurrent_trainings,
+    does_not_fit_lines,
+    refuse_secrets,
+    warnings,
+    workload_warnings,
+)
 from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.options import explicit_options
@@ -25,8 +32,8 @@ from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
 from study.store.records import count_statuses, statuses_of
 from study.studies.basic import STUDIES
-from study.studies.own_code import own_code_study
-from study.studies.study import Study
+from study.studies.own_code import own_code_study, workload_study
+from study.studies.study import Study, gpus
 from trainables.rules import unmet_requirement
 
 if TYPE_CHECKING:
@@ -54,8 +61,7 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
     """Plan a configuration on these nodes. Trials that the results folder already holds are taken into account."""
-    name = configuration.study
-    study_of = functools.partial(own_code_study, name=name) if configuration.has_own_code else STUDIES[name]
+    study_of = _study_of(configuration)
     study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
@@ -68,7 +74,14 @@ def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> Prep
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     concurrent = concurrent_trainings(configuration.max_concurrent, pending, nodes)
     time_and_cost = estimate(rows, records, configuration.price_per_gpu_hour, concurrent)
-    return PreparedStudy(configuration, study, rows, does_not_fit, time_and_cost, concurrent, known)
+    return PreparedStudy(configuration, study, rows, does_not_fit, time_and_cost, concurrent, known, gpus(nodes))
+
+
+def _study_of(configuration: Configuration) -> Callable[[Sequence[NodeCapacity]], Study]:
+    if configuration.is_named:
+        return STUDIES[configuration.study]
+    own = own_code_study if configuration.has_own_code else workload_study
+    return functools.partial(own, name=configuration.study)
 
 
 def _rows_that_do_not_fit(
@@ -127,26 +140,16 @@ def _refuse_below_a_file(out: str) -> None:
 
 
 def print_what_does_not_fit(prepared: PreparedStudy) -> None:
-    """Print each combination that keeps a plan from starting, with its reason. A reason that all share is one line."""
-    rows, does_not_fit = prepared.rows, prepared.does_not_fit
-    lines = list(dict.fromkeys(f"{prepared.label(row)}: {row.reason}" for row in does_not_fit))
-    if len(lines) > 1 and len(does_not_fit) == len(rows) and len({row.reason for row in rows}) == 1:
-        lines = [f"all {len(lines)} combinations: {rows[0].reason}"]
-    for line in lines:
-        print_to_stderr(f"error: does not fit: {line}")
-    too_small = any(row.reason.startswith("needs ") for row in does_not_fit)
-    if too_small and is_local(prepared.configuration.address):
-        print_to_stderr(
-            "fix: run this on a cluster's head node, or give --address HOST:PORT; only this machine was counted"
-        )
+    """Print what keeps a plan from starting, one line per reason."""
+    for line in does_not_fit_lines(prepared):
+        print_to_stderr(line)
 
 
 def print_warnings(prepared: PreparedStudy) -> None:
     """Print what a user should know before trusting a plan's trials."""
     configuration = prepared.configuration
-    for line in warnings(configuration.max_concurrent, prepared.concurrent, prepared.pending):
-        print_to_stderr(line)
-    for line in workload_warnings(configuration.axes, prepared.pending):
+    lines = warnings(configuration.max_concurrent, prepared.concurrent, prepared.pending)
+    for line in (*lines, *workload_warnings(configuration.axes, prepared.pending)):
         print_to_stderr(line)
 
 

@@ -78,6 +78,11 @@ class Configuration(BaseModel):
         return bool(self.script or self.train_function)
 
     @property
+    def is_named(self) -> bool:
+        """True for a study of `STUDIES`, False for one that is named after the user's code."""
+        return self.study in STUDIES
+
+    @property
     def order_seed(self) -> int:
         """Seed of the random order of trials: the first of the trials' seeds."""
         return int(self.axes.get("seed", (0,))[0])
@@ -106,6 +111,8 @@ def resolve(command_line: Mapping[str, Any], config_file: str | None = None) -> 
         if "study" in plain:
             raise ConfigurationError(f"study {configuration.study!r} has its own code; leave the study out")
         plain["study"] = study_name(configuration.script, configuration.train_function)
+    elif "workload" in axes and "study" not in plain:
+        plain["study"] = study_name("", axes["workload"][0])
     refuse_unread_fields(axes)
     configuration = Configuration(**plain, axes=axes)
     return configuration.model_copy(update={"out": _out(configuration)})
@@ -140,8 +147,8 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
         for option, field in PLAIN_OPTIONS.items()
         if getattr(configuration, field) not in (None, "", ())
     }
-    if configuration.has_own_code:
-        del options["study"]  # it is named after the code
+    if not configuration.is_named:
+        del options["study"]
     options |= {name: list(options[name]) for name in ("vary", "bind", "env") if name in options}
     options["repeats"] = study.repeats
     in_cases = {name for of_case in study.cases.values() for name in of_case}  # as axes, they would override the cases

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from study.cli.inputs import python_file, workload_spec
 from study.errors import ConfigurationError, clipped, near, shown
+from study.studies.basic import STUDIES
 from trainables.fields import FIELD_FACTS, TrialFields, explain
 
 Axes = dict[str, tuple[Any, ...]]
@@ -199,7 +200,7 @@ def _split(arguments: str) -> list[str]:
         raise ConfigurationError(f"script-arguments {shown(arguments)}: {error}") from None
 
 
-def study_name(script: str, train_function: str) -> str:
-    """Return the name of the study of a script or train function: that of its file or function."""
-    name = Path(script).stem if script else train_function.rpartition(":")[2]
-    return name or "script"
+def study_name(script: str, function: str) -> str:
+    """Return the name of the study of a script, or of a function FILE.py:NAME: that of its file or function."""
+    name = Path(script).stem if script else function.rpartition(":")[2]
+    return f"own-{name}" if name in STUDIES else name or "script"

@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
-from study.errors import ConfigurationError
+from study.errors import ConfigurationError, counted
+from study.options import OPTION_OF_FIELD
+from study.orchestrate.cluster import is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import Estimate
 from study.plan.placement import can_share_host, concurrent_slots
@@ -62,7 +65,7 @@ class PreparedStudy:
     """A plan with everything that a command prints about it.
 
     does_not_fit: the rows that keep the plan from starting. concurrent: trainings that run at a time. known: the trials
-    that the results folder held when it was read.
+    that the results folder held when it was read. gpus: number of GPUs of all nodes.
     """
 
     configuration: Configuration
@@ -72,6 +75,7 @@ class PreparedStudy:
     estimate: Estimate
     concurrent: int
     known: KnownTrials
+    gpus: int
 
     @property
     def pending(self) -> list[Trial]:
@@ -94,12 +98,33 @@ class PreparedStudy:
         return to_yaml(self.configuration, self.study)
 
     def label(self, row: PlannedTrial) -> str:
-        """Return the values that distinguish a row within its study, without its repeat."""
+        """Return the values that distinguish a row within its study, without its repeat, as options if there are."""
         names = self.study.varying or ["world_size"]
-        spelled_out = ("script_flags", "script_env", "function_config")  # their values name themselves
-        values = ", ".join(
-            str(row.fields[name]) if name in spelled_out else f"{name} {row.fields[name]}"
-            for name in names
-            if name in row.fields
-        )
+        values = ", ".join(_as_option(name, row.fields[name]) for name in names if name in row.fields)
         return f"{row.case}: {values}" if row.case else values
+
+
+def _as_option(field: str, value: Any) -> str:
+    if field in ("script_flags", "script_env", "function_config"):
+        return str(value)  # it names itself
+    option = OPTION_OF_FIELD.get(field)
+    return f"--{option.name} {value}" if option and option.is_axis else f"{field} {value}"
+
+
+def does_not_fit_lines(prepared: PreparedStudy) -> list[str]:
+    """Return an error per reason that keeps a plan from starting, with the combinations concerned, and a fix."""
+    labels: dict[str, dict[str, None]] = {}
+    for row in prepared.does_not_fit:
+        labels.setdefault(row.reason, {})[prepared.label(row)] = None
+    lines = []
+    for reason, of_reason in labels.items():
+        first, *others = of_reason
+        where = f"{first} and {counted(len(others), 'other combination')}" if others else first
+        if others and len(prepared.does_not_fit) == len(prepared.rows) and len(labels) == 1:
+            where = f"all {len(of_reason)} combinations"
+        lines.append(f"error: does not fit: {where}: {reason}")
+    if any(reason.startswith("needs ") for reason in labels) and is_local(prepared.configuration.address):
+        lines.append(
+            "fix: run this on a cluster's head node, or give --address HOST:PORT; only this machine was counted"
+        )
+    return lines

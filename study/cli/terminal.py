@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _GAP = 2
 """character columns between the columns of a table"""
 
-_STATUS_AND_REASON_WIDTH = 60
-"""character columns for status and reason next to a trial's id"""
+NO_GPU = "no GPU found: measuring CPU ranks"
 
 
 def terminal() -> Console:
@@ -63,37 +62,42 @@ def _needs_line(needs: "Needs") -> str:
 
 
 def print_plan(prepared: "PreparedStudy") -> None:
-    """Print every trial with its status and reason, then counts, time and cost.
+    """Print the trials with their status, one row per reason for those that cannot run, then counts, time and cost.
 
-    If reasons next to the ids would split the ids, they are numbered and printed below the table.
+    Other reasons are numbered and printed below the table, since they would split the ids.
     """
     console = terminal()
-    labelled_rows = [
-        (row.trial.trial_id if row.trial else f"{prepared.label(row)}, repeat {row.fields['repeat']}", row)
-        for row in prepared.rows
-    ]
-    longest_id = max((len(row.trial.trial_id) for row in prepared.rows if row.trial), default=0)
-    reasons = {
-        reason: i for i, reason in enumerate(dict.fromkeys(row.reason for row in prepared.rows if row.reason), 1)
-    }
-    reasons_in_table = console.width >= longest_id + _STATUS_AND_REASON_WIDTH
+    impossible: dict[tuple[str, str], int] = {}
+    reasons: dict[str, int] = {}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("trial", overflow="fold")
     table.add_column("status", no_wrap=True)
-    if reasons:
-        table.add_column("reason", overflow="fold", no_wrap=not reasons_in_table)
-    for label, row in labelled_rows:
-        reason = row.reason if reasons_in_table or not row.reason else f"[{reasons[row.reason]}]"
-        table.add_row(label, row.status.replace("_", " "), *([reason] if reasons else []))
-    console.print(f"{prepared.study.name}: {prepared.study.question}\n")
-    print_table(table)
-    if not reasons_in_table:
-        for reason, i in reasons.items():
-            console.print(f"[{i}] {reason}", soft_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in prepared.rows:
+        if row.status in ("infeasible", "skipped"):
+            impossible[row.status, row.reason] = impossible.get((row.status, row.reason), 0) + 1
+        elif row.trial:
+            note = f"[{reasons.setdefault(row.reason, len(reasons) + 1)}]" if row.reason else ""
+            table.add_row(row.trial.trial_id, row.status.replace("_", " "), note)
+    _print_wrapped(f"{prepared.study.name}: {prepared.study.question}\n")
+    if table.row_count:
+        print_table(table)
+    for reason, i in reasons.items():
+        _print_wrapped(f"[{i}] {reason}")
+    for (status, reason), count in impossible.items():
+        _print_wrapped(f"{counted(count, 'trial')} {status}: {reason}")
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in prepared.counts.items())
-    console.print(f"\n{len(prepared.rows)} trials: {counts}")
+    _print_wrapped(f"\n{counted(len(prepared.rows), 'trial')}: {counts}")
+    if not prepared.gpus:
+        _print_wrapped(NO_GPU)
     console.print(f"results folder: {prepared.configuration.out}", soft_wrap=True)
-    console.print(_estimate(prepared))
+    _print_wrapped(_estimate(prepared))
+
+
+def _print_wrapped(text: str) -> None:
+    """Print a text, with its lines wrapped between words and the second and later ones indented."""
+    for line in text.split("\n"):
+        print(textwrap.fill(line, terminal().width, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _estimate(prepared: "PreparedStudy") -> str:
@@ -102,7 +106,7 @@ def _estimate(prepared: "PreparedStudy") -> str:
     if estimate.gpu_hours:
         parts.append(f"{estimate.gpu_hours:.2f} GPU-hours")
     if estimate.cost is not None:
-        parts.append(f"cost {estimate.cost:.2f}")
+        parts.append(f"cost {estimate.cost:.2f}, in the currency of the price")
     return f"{', '.join(parts)} ({estimate.basis})"
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -228,29 +229,27 @@ def test_plan_lists_every_trial_and_fits_80_columns(
     assert "24 trials: 18 pending, 6 skipped" in " ".join(lines)
 
 
-def test_a_narrow_terminal_shows_reasons_below_the_table_and_never_splits_ids(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_infeasible_trials_are_one_row_per_reason_and_ids_are_never_split(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    options = [
-        "smoke",
-        "--gpus",
-        "2",
-        "--interconnect",
-        "auto,socket",
-        "--repeats",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    options = ["hpml-lab4", "--interconnect", "auto,socket", "--repeats", "1", "--out", str(tmp_path / "out")]
     assert main(["plan", *options, "--json"]) == 0
     trials = json.loads(capsys.readouterr().out)["trials"]
     assert main(["plan", *options]) == 0
-    lines = [Text.from_ansi(line).plain.split() for line in capsys.readouterr().out.splitlines()]
-    notes = {"pending": [], "infeasible": ["[1]"]}
-    assert all([trial["trial_id"], trial["status"], *notes[trial["status"]]] in lines for trial in trials)
-    assert ["[1]", "interconnect", "'socket'"] in [line[:3] for line in lines]
+    lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
+    pending = [trial for trial in trials if trial["status"] == "pending"]
+    assert all([trial["trial_id"], "pending"] in [line.split() for line in lines] for trial in pending)
+    counts = Counter(trial["reason"] for trial in trials if trial["status"] == "infeasible")
+    assert len(counts) == 2 and sum(counts.values()) > 4
+    text = " ".join(" ".join(lines).split())
+    assert all(text.count(f"{count} trials infeasible: {reason}") == 1 for reason, count in counts.items())
+    assert not any(trial["trial_id"] in text for trial in trials if trial["status"] == "infeasible")
+    assert max(len(line) for line in lines if not line.startswith("results folder: ")) <= 80
+    assert all(line == line.rstrip() for line in lines) or is_terminal
+    assert "no GPU found: measuring CPU ranks" in lines
 
 
 def test_plan_as_json_contains_ids_fields_and_an_estimated_time(
@@ -308,7 +307,7 @@ def test_emulated_interconnects_are_infeasible_without_gpus(capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["counts"] == {"pending": 8, "infeasible": 16}
     assert main(["plan", "smoke", "--interconnect", "socket", "--gpus", "2", "--batch-per-gpu", "8"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: does not fit: world_size 2: interconnect 'socket' ")
+    assert line.startswith("error: does not fit: --gpus 2: interconnect 'socket' ")
 
 
 # --------------------------------------------------------------------------------------------------- mistakes
@@ -361,10 +360,9 @@ def test_too_many_gpus_are_refused_before_anything_starts(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main([command, "--gpus", "2,64", "--batch-per-gpu", "4,8", "--out", str(tmp_path / "out")]) == 3
-    *errors, fix = capsys.readouterr().err.splitlines()
-    assert [line.partition(" needs 64 CPU cores")[0] for line in errors] == [
-        f"error: does not fit: world_size 64, batch_per_gpu {batch}:" for batch in (4, 8)
-    ]
+    error, fix = capsys.readouterr().err.splitlines()
+    start, _, _ = error.partition(" needs 64 CPU cores")
+    assert start == "error: does not fit: --gpus 64, --batch-per-gpu 4 and 1 other combination:"
     assert fix.startswith("fix: ") and "--address" in fix
     assert not (tmp_path / "out").exists()
 
@@ -384,7 +382,7 @@ def test_a_field_with_the_value_of_a_secret_variable_is_refused_before_anything_
 def test_a_grid_without_a_feasible_trial_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "strong", "--global-batch", "3", "--gpus", "2", "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.splitlines() == [
-        "error: does not fit: world_size 2: global batch 3 does not divide over world_size 2"
+        "error: does not fit: --gpus 2: global batch 3 does not divide over world_size 2"
     ]
 
 
@@ -544,6 +542,37 @@ def test_models_and_datasets_that_a_workload_replaces_are_warned_about(
     assert "identical" in two_models
     [dataset] = warnings("--set", "dataset=synthetic")
     assert dataset.startswith("warning: the workload defines its own dataset; dataset synthetic ")
+
+
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_a_workload_runs_what_was_asked_and_no_more_and_names_its_study(
+    gpus: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session, "local_capacity", lambda: [NodeCapacity("", "localhost", cpus=64, gpus=gpus)])
+    monkeypatch.chdir(tmp_path)
+    workload = ["--workload", f"{ROOT}/examples/own_workload.py:tiny"]
+
+    def planned(*arguments: str) -> dict[str, Any]:
+        assert main(["plan", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    one = planned(*workload, "--gpus", "1", "--batch-per-gpu", "4", "--repeats", "1")
+    assert (one["study"], one["out"], len(one["trials"])) == ("tiny", "results/tiny", 1)
+    free = planned(*workload)
+    sizes = {trial["fields"]["world_size"] for trial in free["trials"]}
+    assert len(free["trials"]) == len(sizes) * (5 if gpus else 3)
+    assert main(["plan", *workload, "--gpus", "1,2", "--print-config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    again = planned("--config", "printed.yaml")
+    ids = [trial["trial_id"] for trial in planned(*workload, "--gpus", "1,2")["trials"]]
+    assert (again["study"], [trial["trial_id"] for trial in again["trials"]]) == ("tiny", ids)
+    assert planned("smoke", *workload)["study"] == "smoke"
+
+
+def test_a_workload_with_the_name_of_a_study_gets_another_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def weak(trial): ...\n")
+    configuration = session.configure({"workload": f"{tmp_path}/mine.py:weak", "config": None})
+    assert configuration.study == "own-weak"
 
 
 def test_a_workload_that_cannot_be_imported_is_refused_before_ray_starts(
