@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -15,6 +14,8 @@ from typer.completion import completion_init
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE, ConfigurationError, shown
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, with_study_options
+from study.store.redaction import redacted_log
+from trainables.scratch import new_log
 
 app = typer.Typer(
     help=__doc__,
@@ -359,10 +360,9 @@ def _report_error(error: Exception, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exception(error)
         return SOME_FAILED
-    with tempfile.NamedTemporaryFile("w", prefix="scaling-study-error-", suffix=".log", delete=False) as file:
-        traceback.print_exception(error, file=file)
+    log = new_log("error", redacted_log("".join(traceback.format_exception(error))))
     first_line = next(iter(str(error).splitlines()), "")
-    print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {file.name}", file=sys.stderr)
+    print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {log}", file=sys.stderr)
     return SOME_FAILED
 
 

@@ -4,14 +4,13 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-import stat
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from trainables.messages import type_and_line
+from trainables.scratch import ScratchError, private_folder, user_folder
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError
 
@@ -58,11 +57,10 @@ def load_user_workload(spec: str, source: str | None = None) -> Callable[[Trial]
 def _write_source(file_name: str, source: str) -> Path:
     """Write the source to a temporary folder of this user. Other ranks on the host may do so at the same time."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
-    path = Path(tempfile.gettempdir()) / f"scaling-study-workload-{os.getuid()}-{digest}" / file_name
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    owner = path.parent.lstat()
-    if owner.st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o022 or path.parent.is_symlink():
-        raise WorkloadError(f"{path.parent} is writable by other users, so code in it is not run; remove the folder")
+    try:
+        path = private_folder(user_folder() / f"workload-{digest}") / file_name
+    except ScratchError as error:
+        raise WorkloadError(f"code of the workload is not run from a shared folder: {error}") from None
     partial = path.with_name(f".{file_name}.{os.getpid()}.partial")
     partial.write_text(source)
     partial.replace(path)

@@ -1,13 +1,13 @@
 """Write the report of a study from its results folder alone.
 
 index.html is self-contained and needs no network: the answer, tables, and figures as SVG. The same folder contains
-report.md, the tables as CSV and LaTeX, and the figures as SVG and PNG. Each file is written to a temporary name and
-renamed.
+report.md, the tables as CSV and LaTeX, and the figures as SVG and PNG. Each file is replaced atomically.
 """
 
 import base64
 import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -240,8 +240,22 @@ def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]
 
 
 def _write(system: pafs.FileSystem, path: str, content: bytes) -> None:
-    """Write a file to a temporary name and rename it, so that readers see either the old or the new file."""
-    temporary = f"{path}.tmp"
-    with system.open_output_stream(temporary) as stream:
-        stream.write(content)
-    system.move(temporary, path)
+    """Replace a file, so that readers see either the old or the new one.
+
+    An object store shows an upload when it is complete. A local file is written to a new name, which nobody can have
+    created as a link or a named pipe, and renamed.
+    """
+    if not isinstance(system, pafs.LocalFileSystem):
+        with system.open_output_stream(path) as stream:
+            stream.write(content)
+        return
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as file:
+        try:
+            file.write(content)
+            file.close()
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise

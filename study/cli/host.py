@@ -3,12 +3,16 @@
 import contextlib
 import fcntl
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from study.errors import DOES_NOT_FIT
+from trainables.scratch import open_regular
+
+_HOLDER = re.compile(r"pid \d+, since [\d: -]+")
 
 LOCK_NAME = "scaling-study-{user}.lock"
 
@@ -47,11 +51,11 @@ def measuring(folder: Path | None = None) -> Iterator[None]:
     path = (folder or Path(tempfile.gettempdir())) / LOCK_NAME.format(user=os.getuid())
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            file = held.enter_context(open(descriptor, "r+"))
+            file = held.enter_context(open_regular(path, os.O_RDWR | os.O_CREAT, os.getuid()))
+            os.fchmod(file.fileno(), 0o644)  # other users read it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate()
-            file.write(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')}")
+            file.write(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')}".encode())
             file.flush()
         yield
 
@@ -59,10 +63,9 @@ def measuring(folder: Path | None = None) -> Iterator[None]:
 def _others(folder: Path) -> Iterable[str]:
     """Yield process id and start of every study that holds a lock in this folder."""
     for path in sorted(folder.glob(LOCK_NAME.format(user="*"))):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    yield file.read() or "pid unknown"
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read(100).decode(errors="replace")  # another user may have written anything
+                yield holder if _HOLDER.fullmatch(holder) else "pid unknown"

@@ -5,7 +5,6 @@ process.
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from study.store.redaction import redacted_log
 from study.store.result import TrialResult
 from study.store.store import Store, StoreError
 from study.store.tables import unpacked
+from trainables.scratch import new_log
 from trainables.trial import Trial
 
 CHECK_STEPS = 2
@@ -265,14 +265,10 @@ def check_points(grid: Grid) -> list[Point]:
 
 
 def error_log(content: str, name: str) -> str:
-    """Write a log to the temporary folder. Return what a message says of it, empty without content."""
+    """Write a log to the user's scratch folder. Return what a message says of it, empty without content."""
     if not content:
         return ""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix=f"scaling-study-{name}-", suffix=".log", delete=False, errors="backslashreplace"
-    ) as file:
-        file.write(redacted_log(content))
-    return f"; log: {file.name}"
+    return f"; log: {new_log(name, redacted_log(content))}"
 
 
 def result_of(trial: Trial, outcome: Outcome) -> TrialResult:

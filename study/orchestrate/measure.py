@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from trainables.measure.sweep_process import sweep_in_process
 from trainables.probe.job import ProbeJob, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.launch import run_script
 from trainables.probe.session import probe_session
+from trainables.scratch import log_folder
 from trainables.step.check import check
 from trainables.step.context import RankSetup
 from trainables.step.process import release_memory
@@ -265,9 +265,7 @@ def place_of(rank: int, node_ids: Sequence[str], address: str) -> RankPlace:
 
 def log_path(trial_id: str, rank: int) -> Path:
     """Return where a script's output goes on this host. The folder exists afterwards."""
-    folder = Path(tempfile.gettempdir()) / f"scaling-study-{os.getuid()}" / "logs"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f"{trial_id}-rank{rank}.log"
+    return log_folder() / f"{trial_id}-rank{rank}.log"
 
 
 def _environment(trial: Trial, trial_rank: TrialRank, places: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -38,11 +38,11 @@ from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import counts
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
-from study.orchestrate.scratch import scratch_folder
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import Layout
 from study.plan.trials import varying_fields
 from study.store.store import Store
+from trainables.scratch import scratch_folder
 from trainables.trial import Trial
 
 CLOSE_TIMEOUT_S = 45.0

@@ -18,9 +18,9 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 
 from study.orchestrate.failures import RankDeathError
 from study.orchestrate.protocol import KeeperProxy
-from study.orchestrate.scratch import scratch_folder
 from study.orchestrate.stuck import Calls, calls
 from study.plan.placement import Layout
+from trainables.scratch import scratch_folder
 
 ANSWER_TIMEOUT_S = 5.0
 STATE_TIMEOUT_S = 10

@@ -125,7 +125,7 @@ def test_workload_text_is_not_run_from_a_folder_that_others_can_write(
     source = "def stood_in(trial):\n    return None\n"
     spec = f"{tmp_path}/absent/stands_in_{os.getpid()}.py:stood_in"
     assert callable(load_user_workload(spec, source))
-    (folder,) = tmp_path.glob("scaling-study-workload-*")
+    (folder,) = tmp_path.glob("scaling-study-*/workload-*")
     folder.chmod(0o777)
     with pytest.raises(WorkloadError, match="writable by other users"):
         load_user_workload(spec, source)

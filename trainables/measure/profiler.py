@@ -1,6 +1,5 @@
 """Record a profiler trace of some steps, in a separate window: ground truth for the communication breakdown."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from trainables.scratch import scratch_folder
 
 
 @dataclass
@@ -31,7 +32,7 @@ def kineto(enabled: bool, device: torch.device) -> Iterator[Trace]:
         return
     with profile(activities=activities_of(device)) as profiler:
         yield trace
-    with tempfile.TemporaryDirectory(prefix="scaling-study-trace-") as folder:
+    with scratch_folder("trace") as folder:
         path = Path(folder) / "trace.json.gz"
         profiler.export_chrome_trace(str(path))
         trace.content = path.read_bytes()

@@ -7,7 +7,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from trainables.probe import failures
 from trainables.probe.child import END_FILE, ERROR_FILE, PROGRESS_FILE, RESULT_FILE, TRACE_FILE
 from trainables.probe.job import FailureKind, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
 from trainables.probe.output import rank_tables
+from trainables.scratch import scratch_folder
 
 CHILD = Path(__file__).with_name("child.py")
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
@@ -76,7 +76,7 @@ def run_script(
     """
     ranks = _Ranks(store, name, place)
     started_at = time.time()
-    with tempfile.TemporaryDirectory(prefix="scaling-study-script-") as path, _rendezvous(ranks) as port:
+    with scratch_folder("script") as path, _rendezvous(ranks) as port:
         folder = Path(path)
         failure = _watch(job, ranks, folder, port, stop)
         result = _read(folder / RESULT_FILE)

@@ -1,7 +1,6 @@
 """Measure a training loop in this process: a train function that Ray Train runs, or a callback."""
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from trainables.probe.job import ProbeJob, ScriptFailure, ScriptOutput
 from trainables.probe.loop import PROBE_MODULE
 from trainables.probe.output import measured, rank_tables
 from trainables.probe.probe import Probe
+from trainables.scratch import scratch_folder
 
 
 class EndOfMeasurement(BaseException):
@@ -44,7 +44,7 @@ def probe_session(
     """
     session = Session()
     started_at = time.time()
-    with tempfile.TemporaryDirectory(prefix="scaling-study-probe-") as folder:
+    with scratch_folder("probe") as folder:
         trace_file = Path(folder) / "trace.gz"
 
         def on_end() -> None:

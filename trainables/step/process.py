@@ -10,17 +10,16 @@ import gc
 import os
 import random
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from trainables.scratch import open_regular, user_folder
 from trainables.step.precision import Precision
 from trainables.trial import Trial
 
@@ -158,8 +157,8 @@ def exclusive_cores(count: int) -> Iterator[set[int]]:
 
 def _lock(core: int, locks: ExitStack) -> bool:
     """Try to lock a core until `locks` is closed. Returns False if another process holds the lock."""
-    path = Path(tempfile.gettempdir()) / f"scaling-study-core-{os.getuid()}-{core}"
-    file: IO[bytes] = locks.enter_context(path.open("ab"))
+    path = user_folder() / f"core-{core}"
+    file = locks.enter_context(open_regular(path, os.O_RDWR | os.O_CREAT, os.getuid()))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -251,6 +252,25 @@ def test_report_is_written_to_the_given_folder(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
     assert write_report(directory, tmp_path / "elsewhere").path == f"{tmp_path}/elsewhere/index.html"
     assert not (directory / "report").exists()
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.timeout(60)  # opening a named pipe waits for its reader, for ever
+@pytest.mark.parametrize("kind", ["named pipe", "link"])
+def test_names_in_the_report_folder_are_replaced_and_never_followed(kind: str, tmp_path: Path) -> None:
+    study, out, precious = write_study(tmp_path / "study"), tmp_path / "shared", tmp_path / "precious"
+    precious.write_text("mine")
+    out.mkdir()
+    for name in ("index.html", "index.html.tmp", "report.md", "report.md.tmp"):
+        if kind == "link":
+            (out / name).symlink_to(precious)
+        else:
+            os.mkfifo(out / name)
+    write_report(study, out)
+    assert precious.read_text() == "mine"
+    assert (out / "index.html").read_text().startswith("<!doctype html>")
+    assert (out / "report.md").is_file() and not (out / "report.md").is_symlink()
+    assert not list(out.rglob(".*"))
 
 
 def test_summary_has_one_row_per_configuration(tmp_path: Path) -> None:

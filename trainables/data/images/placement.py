@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from trainables.data.images.records import Records, fingerprint
 from trainables.data.source import DataError
+from trainables.scratch import ScratchError, private_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
@@ -57,10 +58,10 @@ def copy_to_shared_memory(records: Records, spare_bytes: int) -> tuple[str, IO[A
     The copy stays at least until that file is closed. Its name is a digest of the files' names, sizes and times.
     `spare_bytes` must stay free for the loaders' batches. Raises DataError if there is not enough space.
     """
-    root = SHARED_MEMORY / f"scaling-study-images-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    if root.stat().st_uid != os.getuid():
-        raise DataError(f"{root} belongs to another user; ask them to remove it, or use storage_place 'disk'")
+    try:
+        root = private_folder(SHARED_MEMORY / f"scaling-study-images-{os.getuid()}")
+    except ScratchError as error:
+        raise DataError(f"{error}; or use storage_place 'disk'") from None
     target = root / fingerprint(records)
     with _locked(root / "lock"):
         if not target.is_dir():
