@@ -1,5 +1,6 @@
 """Measure how data-parallel training scales on this machine or cluster, what limits it, and what to change."""
 
+import functools
 import json
 import os
 import shlex
@@ -38,8 +39,25 @@ LatestDirectory = Annotated[
 _MEASURE, _READ, _FILES = "Measure", "Read results", "Files and machine"
 
 
+RESUMABLE = ("run", "convert")
+
+
 def _subcommand(name: str, panel: str) -> Callable[..., Any]:
-    return app.command(name, epilog=examples(name), rich_help_panel=panel)
+    """Return a decorator that declares a command. Ctrl-C ends the command with a line and an exit code."""
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def interruptible(*arguments: Any, **options: Any) -> Any:
+            try:
+                return function(*arguments, **options)
+            except KeyboardInterrupt:  # typer would end without a word
+                resume = f"; resume with: {_command()}" if name in RESUMABLE else ""
+                print(f"interrupted{resume}", file=sys.stderr)
+                return INTERRUPTED
+
+        return app.command(name, epilog=examples(name), rich_help_panel=panel)(interruptible)
+
+    return declare
 
 
 def _answer(text: Callable[[Any], str]) -> Callable[[Any], None]:
@@ -170,11 +188,7 @@ def convert(
     """Convert an image folder to another storage format and verify it. Resumes if interrupted."""
     from study.cli.convert import convert_set
 
-    try:
-        manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
-    except KeyboardInterrupt:
-        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
-        return INTERRUPTED
+    manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
     if json_:
         _print_json(manifest)
         return DONE
@@ -325,9 +339,6 @@ def main(arguments: Sequence[str]) -> int:
             )
             or 0
         )
-    except KeyboardInterrupt:
-        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
-        return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
         return _report_error(error, arguments)
 

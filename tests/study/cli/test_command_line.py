@@ -37,7 +37,7 @@ CPU_HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
 def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pretend to be a host with two cores, no GPU and no cluster."""
     monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
-    monkeypatch.setattr("study.orchestrate.cluster.BOOTSTRAP_FILE", tmp_path / "no-cluster")
+    monkeypatch.setattr("study.orchestrate.discovery.address.BOOTSTRAP_FILE", tmp_path / "no-cluster")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
