@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.completion import completion_init
 
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE, ConfigurationError, shown
+from study.cli.process import OutputClosed, standard_streams
+from study.errors import DOES_NOT_FIT, DONE, INTERNAL, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, with_study_options
 
@@ -330,17 +331,16 @@ def main(arguments: Sequence[str]) -> int:
         return USAGE
     own_options = ("-h", "--help", "--version", "--completion")
     is_command = bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
-    try:
-        return int(
-            app(
-                list(arguments) if is_command else ["run", *arguments],
-                standalone_mode=False,
-                prog_name=MODULE,
-            )
-            or 0
-        )
-    except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
-        return _report_error(error, arguments)
+    with standard_streams():
+        try:
+            parsed = list(arguments) if is_command else ["run", *arguments]
+            exit_code = int(app(parsed, standalone_mode=False, prog_name=MODULE) or 0)
+            sys.stdout.flush()
+            return exit_code
+        except OutputClosed as error:
+            return error.exit_code
+        except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
+            return _report_error(error, arguments)
 
 
 def _repeated_option(arguments: Sequence[str]) -> str | None:
@@ -369,12 +369,12 @@ def _report_error(error: Exception, arguments: Sequence[str]) -> int:
         return exit_code
     if "--debug" in arguments:
         traceback.print_exception(error)
-        return SOME_FAILED
+        return INTERNAL
     with tempfile.NamedTemporaryFile("w", prefix="scaling-study-error-", suffix=".log", delete=False) as file:
         traceback.print_exception(error, file=file)
     first_line = next(iter(str(error).splitlines()), "")
     print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {file.name}", file=sys.stderr)
-    return SOME_FAILED
+    return INTERNAL
 
 
 def _command() -> str:

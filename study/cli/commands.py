@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from study.cli.prepared import (
     warnings,
     workload_warnings,
 )
+from study.cli.process import interrupt, on_ending_signals
 from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.options import explicit_options
@@ -176,6 +176,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
     with (
         contextlib.ExitStack() as until_reported
     ):  # disconnecting last: if Ray was stopped too, it may end this process
+        until_reported.enter_context(on_ending_signals(interrupt))
         try:
             prepared, target, cluster = _prepare_to_run(configuration, until_reported, quiet)
             if prepared.does_not_fit:
@@ -187,7 +188,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                     _check_host(prepared, quiet, strict)
                     until_reported.enter_context(measuring())
                 cluster = cluster or until_reported.enter_context(connect(target))
-                until_reported.enter_context(_on_sigterm(_interrupt))
+                until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 interrupted = _measure(prepared, store, cluster, quiet)
         except KeyboardInterrupt:
             if prepared is None or store is None:
@@ -225,7 +226,7 @@ def _prepare_to_run(
 def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str) -> int:
     """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
     try:
-        with _on_sigterm(signal.SIG_IGN):  # SIGTERM means: end with a report, which is being written
+        with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
             exit_code = _finish(prepared, store, interrupted, quiet)
         message = "interrupted"
     except KeyboardInterrupt:
@@ -237,7 +238,7 @@ def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
 
 
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
-    """Run the pending trials. Return True if Ctrl-C or SIGTERM interrupted them."""
+    """Run the pending trials. Return True if Ctrl-C or a signal interrupted them."""
     from study.cli.progress import Progress
     from study.orchestrate.tune import run_trials
 
@@ -271,27 +272,6 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
             on_event=progress.on_event,
             known=prepared.known,
         )
-
-
-@contextlib.contextmanager
-def _on_sigterm(handler: Any) -> Iterator[None]:
-    """Handle SIGTERM with this handler until the context ends.
-
-    Enter it after Ray has connected, because Ray installs a handler that aborts.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread only
-        return
-    previous = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)  # None if the handler was not set from Python
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    """Treat SIGTERM, with which batch systems end a job, like Ctrl-C: the run still ends with a report."""
-    raise KeyboardInterrupt
 
 
 def _open(prepared: PreparedStudy, command: str) -> "Store":

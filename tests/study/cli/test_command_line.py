@@ -604,12 +604,12 @@ def test_an_internal_error_is_one_line_with_the_path_of_the_traceback(
 
     monkeypatch.setattr(session, "plan_trials", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["plan", "smoke"]) == 1
+    assert main(["plan", "smoke"]) == 70
     [line] = capsys.readouterr().err.splitlines()
     start, _, log = line.partition("; traceback in ")
     assert start == "error: internal error: RuntimeError: a bolt is loose"
     assert "second line" in Path(log).read_text()
-    assert main(["plan", "smoke", "--debug"]) == 1
+    assert main(["plan", "smoke", "--debug"]) == 70
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
 
 
