@@ -6,7 +6,9 @@ from typing import Any
 
 from trainables import messages
 
-DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER = 0, 1, 2, 3, 4
+INTERNAL, INTERRUPTED, OUTPUT_CLOSED = 70, 130, 141
+"""70 as in sysexits.h; 130 and 141 as a shell reports SIGINT and SIGPIPE"""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80

@@ -1,5 +1,6 @@
 """Measure how data-parallel training scales on this machine or cluster, what limits it, and what to change."""
 
+import functools
 import json
 import os
 import shlex
@@ -11,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.completion import completion_init
 
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, SOME_FAILED, USAGE, ConfigurationError, shown
+from study.cli.process import OutputClosed, standard_streams
+from study.errors import DOES_NOT_FIT, DONE, INTERNAL, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, with_study_options
 from study.store.redaction import redacted_log
@@ -39,8 +41,25 @@ LatestDirectory = Annotated[
 _MEASURE, _READ, _FILES = "Measure", "Read results", "Files and machine"
 
 
+RESUMABLE = ("run", "convert")
+
+
 def _subcommand(name: str, panel: str) -> Callable[..., Any]:
-    return app.command(name, epilog=examples(name), rich_help_panel=panel)
+    """Return a decorator that declares a command. Ctrl-C ends the command with a line and an exit code."""
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def interruptible(*arguments: Any, **options: Any) -> Any:
+            try:
+                return function(*arguments, **options)
+            except KeyboardInterrupt:  # typer would end without a word
+                resume = f"; resume with: {_command()}" if name in RESUMABLE else ""
+                print(f"interrupted{resume}", file=sys.stderr)
+                return INTERRUPTED
+
+        return app.command(name, epilog=examples(name), rich_help_panel=panel)(interruptible)
+
+    return declare
 
 
 def _answer(text: Callable[[Any], str]) -> Callable[[Any], None]:
@@ -171,11 +190,7 @@ def convert(
     """Convert an image folder to another storage format and verify it. Resumes if interrupted."""
     from study.cli.convert import convert_set
 
-    try:
-        manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
-    except KeyboardInterrupt:
-        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
-        return INTERRUPTED
+    manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
     if json_:
         _print_json(manifest)
         return DONE
@@ -317,20 +332,16 @@ def main(arguments: Sequence[str]) -> int:
         return USAGE
     own_options = ("-h", "--help", "--version", "--completion")
     is_command = bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
-    try:
-        return int(
-            app(
-                list(arguments) if is_command else ["run", *arguments],
-                standalone_mode=False,
-                prog_name=MODULE,
-            )
-            or 0
-        )
-    except KeyboardInterrupt:
-        print(f"interrupted; resume with: {_command()}", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
-        return _report_error(error, arguments)
+    with standard_streams():
+        try:
+            parsed = list(arguments) if is_command else ["run", *arguments]
+            exit_code = int(app(parsed, standalone_mode=False, prog_name=MODULE) or 0)
+            sys.stdout.flush()
+            return exit_code
+        except OutputClosed as error:
+            return error.exit_code
+        except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
+            return _report_error(error, arguments)
 
 
 def _repeated_option(arguments: Sequence[str]) -> str | None:
@@ -359,11 +370,11 @@ def _report_error(error: Exception, arguments: Sequence[str]) -> int:
         return exit_code
     if "--debug" in arguments:
         traceback.print_exception(error)
-        return SOME_FAILED
+        return INTERNAL
     log = new_log("error", redacted_log("".join(traceback.format_exception(error))))
     first_line = next(iter(str(error).splitlines()), "")
     print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {log}", file=sys.stderr)
-    return SOME_FAILED
+    return INTERNAL
 
 
 def _command() -> str:

@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,12 @@ from study.cli.prepared import (
     warnings,
     workload_warnings,
 )
+from study.cli.process import interrupt, on_ending_signals
 from study.cli.status import failure_line, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.options import explicit_options
-from study.orchestrate.cluster import Cluster, ClusterError, connect, is_local
+from study.orchestrate.cluster import Cluster, connect, find_cluster
+from study.orchestrate.discovery.address import Target, is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
@@ -47,16 +48,27 @@ def configure(options: Mapping[str, Any]) -> Configuration:
 
 def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
     """Return the nodes that a run would use: this host, without importing Ray, or those that the cluster reports."""
-    if is_local(address):
+    target = _target_of(address, quiet=False)
+    if target.address is None:
         return local_capacity()
-    try:
-        with connect(address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
-            print_to_stderr(f"planned for {cluster.description}")
-            return cluster.nodes
-    except ClusterError:
-        if address or os.environ.get("RAY_ADDRESS"):
-            raise
-        return local_capacity()  # a stopped cluster left its address behind; a run would start a local Ray
+    with connect(target) as cluster:
+        print_to_stderr(f"planned for {cluster.description}")
+        return cluster.nodes
+
+
+def _target_of(address: str | None, quiet: bool) -> Target:
+    """Return the cluster that a command uses. Says what it waits for, and why an address on this host is ignored."""
+    say = _say_nothing if quiet else print_to_stderr
+    if is_local(address):  # no need to import anything of Ray
+        return Target()
+    target = find_cluster(address, say)
+    if target.ignored:
+        say(f"warning: {target.ignored}; a local Ray is used; fix: {target.ignored_fix}")
+    return target
+
+
+def _say_nothing(line: str) -> None:
+    pass
 
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
@@ -164,18 +176,19 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
     with (
         contextlib.ExitStack() as until_reported
     ):  # disconnecting last: if Ray was stopped too, it may end this process
+        until_reported.enter_context(on_ending_signals(interrupt))
         try:
-            prepared, cluster = _prepare_to_run(configuration, until_reported)
+            prepared, target, cluster = _prepare_to_run(configuration, until_reported, quiet)
             if prepared.does_not_fit:
                 print_what_does_not_fit(prepared)
                 return DOES_NOT_FIT
             store = _open(prepared, command)
             if prepared.pending:
-                if is_local(configuration.address):
+                if target.address is None:
                     _check_host(prepared, quiet, strict)
                     until_reported.enter_context(measuring())
-                cluster = cluster or until_reported.enter_context(connect(configuration.address))
-                until_reported.enter_context(_on_sigterm(_interrupt))
+                cluster = cluster or until_reported.enter_context(connect(target))
+                until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 interrupted = _measure(prepared, store, cluster, quiet)
         except KeyboardInterrupt:
             if prepared is None or store is None:
@@ -194,23 +207,26 @@ def _check_host(prepared: PreparedStudy, quiet: bool, strict: bool) -> None:
 
 
 def _prepare_to_run(
-    configuration: Configuration, until_reported: contextlib.ExitStack
-) -> tuple[PreparedStudy, Cluster | None]:
-    """Return the plan and, for a remote cluster, the connection. A local Ray starts later, if at all."""
+    configuration: Configuration, until_reported: contextlib.ExitStack, quiet: bool
+) -> tuple[PreparedStudy, Target, Cluster | None]:
+    """Return the plan, its cluster and, unless that is local, the connection. A local Ray starts later, if at all."""
     if is_local(configuration.address):
         prepared = prepare(configuration, local_capacity())
         if not prepared.does_not_fit:
             _check_workload(configuration)
-        return prepared, None
+        return prepared, Target(), None
     _check_workload(configuration)
-    cluster = until_reported.enter_context(connect(configuration.address))
-    return prepare(configuration, cluster.nodes), cluster
+    target = _target_of(configuration.address, quiet)
+    if target.address is None:
+        return prepare(configuration, local_capacity()), target, None
+    cluster = until_reported.enter_context(connect(target))
+    return prepare(configuration, cluster.nodes), target, cluster
 
 
 def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str) -> int:
     """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
     try:
-        with _on_sigterm(signal.SIG_IGN):  # SIGTERM means: end with a report, which is being written
+        with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
             exit_code = _finish(prepared, store, interrupted, quiet)
         message = "interrupted"
     except KeyboardInterrupt:
@@ -222,7 +238,7 @@ def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
 
 
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
-    """Run the pending trials. Return True if Ctrl-C or SIGTERM interrupted them."""
+    """Run the pending trials. Return True if Ctrl-C or a signal interrupted them."""
     from study.cli.progress import Progress
     from study.orchestrate.tune import run_trials
 
@@ -256,27 +272,6 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
             on_event=progress.on_event,
             known=prepared.known,
         )
-
-
-@contextlib.contextmanager
-def _on_sigterm(handler: Any) -> Iterator[None]:
-    """Handle SIGTERM with this handler until the context ends.
-
-    Enter it after Ray has connected, because Ray installs a handler that aborts.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread only
-        return
-    previous = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)  # None if the handler was not set from Python
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    """Treat SIGTERM, with which batch systems end a job, like Ctrl-C: the run still ends with a report."""
-    raise KeyboardInterrupt
 
 
 def _open(prepared: PreparedStudy, command: str) -> "Store":

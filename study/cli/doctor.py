@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import stat
 import sys
 import tomllib
@@ -41,7 +40,7 @@ class HealthCheck:
 def examine(address: str | None = None) -> list[HealthCheck]:
     """Run all checks, in the order in which to fix problems. `address` selects the cluster, as for a run."""
     results: list[HealthCheck] = []
-    for check in (versions, gpus, processors, shared_memory, disk, shipped_data, authentication, stale_address):
+    for check in (versions, gpus, processors, shared_memory, disk, shipped_data, authentication):
         results += check()
     return results + cluster(address)
 
@@ -243,36 +242,24 @@ def authentication() -> Iterable[HealthCheck]:
         yield HealthCheck("Ray authentication", "ok", f"token in {path}")
 
 
-def stale_address(bootstrap: Path | None = None) -> Iterable[HealthCheck]:
-    """Warn if `ray start` left an address on this host where no Ray answers any more."""
-    from study.orchestrate.cluster import BOOTSTRAP_FILE
-
-    path = bootstrap or BOOTSTRAP_FILE
-    try:
-        address = path.read_text().strip()
-    except OSError:
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, ValueError, OverflowError):
-        message = f"no Ray answers at {address or 'the empty address'} in {path}"
-        yield HealthCheck("stale Ray address", "warn", message, f"ray stop, or rm {path}")
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def cluster(address: str | None) -> list[HealthCheck]:
-    """Connect to the cluster that a run would use, if there may be one."""
-    from study.orchestrate.cluster import ClusterError, connect, is_local
+    """Find the cluster that a run would use, in the same way, and join it."""
+    from study.orchestrate.cluster import connect, find_cluster
+    from study.orchestrate.discovery.address import ClusterError
 
-    local = HealthCheck("cluster", "ok", "none; a run starts a local Ray")
-    if is_local(address):
-        return [local]
-    requested = address or os.environ.get("RAY_ADDRESS")
     try:
-        with connect(requested or "auto") as connection:
+        target = find_cluster(address, say)
+        if target.address is None:
+            local = HealthCheck("cluster", "ok", "none; a run starts a local Ray")
+            ignored = HealthCheck("Ray address", "warn", target.ignored, target.ignored_fix)
+            return [ignored, local] if target.ignored else [local]
+        with connect(target) as connection:
             nodes = [f"{node.address} ({node.gpus} GPUs, {node.cpus} CPUs)" for node in connection.nodes]
             return [HealthCheck("cluster", "ok", f"{connection.description}: {', '.join(nodes)}")]
     except ClusterError as error:
-        if requested is None:  # a stale address, which `stale_address` reports
-            return [local]
-        return [HealthCheck("cluster", "fail", str(error), "start the cluster, or give its --address and token")]
+        message, _, fix = str(error).partition("; fix: ")
+        return [HealthCheck("cluster", "fail", message, fix or "give the --address of a cluster")]

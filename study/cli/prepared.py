@@ -9,7 +9,7 @@ from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
 from study.errors import ConfigurationError, counted
 from study.options import OPTION_OF_FIELD
-from study.orchestrate.cluster import is_local
+from study.orchestrate.discovery.address import is_local
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import Estimate
 from study.plan.placement import can_share_host, concurrent_slots

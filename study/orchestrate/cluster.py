@@ -1,11 +1,10 @@
-"""Find the Ray cluster of a study, or start a local one."""
+"""Join the Ray cluster of a study, or start a local one."""
 
 import logging
 import os
 import platform
 import re
 import secrets
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,17 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from study.capacity import NodeCapacity, count_cpus, count_gpus
-from study.errors import NO_CLUSTER, counted
+from study.errors import counted
+from study.orchestrate.discovery.address import ClusterError, Target
+from study.orchestrate.discovery.gcs import Say, reachable_target
 from study.store.redaction import token_path
-
-BOOTSTRAP_FILE = Path("/tmp/ray/ray_current_cluster")
-"""File in which `ray start` stores the address of this host's cluster."""
-
-
-class ClusterError(Exception):
-    """No cluster, or no access to it. The message is one line: what was tried and how to fix it."""
-
-    exit_code = NO_CLUSTER
 
 
 @dataclass(frozen=True)
@@ -42,49 +34,37 @@ class Cluster:
     """True if this process started Ray, on this host only."""
 
 
-def is_local(address: str | None) -> bool:
-    """Return True if `connect` is certain to start a local Ray. Contacts no cluster."""
-    return address == "local" or (address is None and not os.environ.get("RAY_ADDRESS") and not BOOTSTRAP_FILE.exists())
+def find_cluster(address: str | None, say: Say) -> Target:
+    """Return the cluster that a command uses, without joining it. `run`, `plan` and `doctor` all ask here.
+
+    `address` "local" is a local Ray, "HOST:PORT" that cluster, and "auto" the running cluster of this host. None means
+    RAY_ADDRESS, else the running cluster of this host, else a local Ray. `say` gets lines about what is being waited
+    for. Raises ClusterError.
+    """
+    _set_environment()
+    return reachable_target(address, say)
 
 
 @contextmanager
-def connect(address: str | None = None) -> Iterator[Cluster]:
-    """Connect to a cluster within a `with` block.
-
-    `address` "local" starts a local Ray, "HOST:PORT" joins that cluster, and "auto" joins the running cluster of this
-    host. None means RAY_ADDRESS, else the running cluster of this host, else a local Ray. Raises ClusterError.
-    """
+def connect(target: Target | str | None = None, say: Say = lambda line: None) -> Iterator[Cluster]:
+    """Connect to a cluster within a `with` block; see `find_cluster` for an address. Raises ClusterError."""
+    if not isinstance(target, Target):
+        target = find_cluster(target, say)
     _set_environment()
     import ray
 
-    target = _target(address)
     messages: list[str] = []
     try:
-        source = "--address" if address else "RAY_ADDRESS"
-        context = _start_local() if target == "local" else _join(target, source, messages)
+        context = _join(target.address, messages) if target.address else _start_local()
     except ClusterError:
         raise
     except Exception as error:  # Ray raises bare Exceptions if a node does not start in time
         reason = str(error).strip() or type(error).__name__
-        raise ClusterError(_explain(target, reason, "".join(messages))) from error
+        raise ClusterError(_explain(target, reason)) from error
     try:
         yield _connected(context, target)
     finally:
         ray.shutdown()
-
-
-def _target(address: str | None) -> str:
-    """Return "local" or the HOST:PORT to join. Raises ClusterError if there is no running cluster for "auto"."""
-    target = address or os.environ.get("RAY_ADDRESS") or _running_cluster() or "local"
-    if target != "auto":
-        return target
-    running = _running_cluster()
-    if running is None:
-        raise ClusterError(
-            "no running Ray cluster on this host (--address auto); start one with `ray start --head`, or use "
-            "--address local"
-        )
-    return running
 
 
 def _start_local() -> Any:
@@ -103,31 +83,29 @@ def _start_local() -> Any:
     )
 
 
-def _join(address: str, source: str, messages: list[str]) -> Any:
+def _join(address: str, messages: list[str]) -> Any:
     """Join a running cluster and return Ray's context. Append the output of Ray's native code to `messages`."""
     import ray
 
-    _probe(address, source)
     with _native_messages(messages):
         return ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def _connected(context: Any, target: str) -> Cluster:
+def _connected(context: Any, target: Target) -> Cluster:
     import ray
 
     nodes = alive_nodes()
     driver_address = ray.util.get_node_ip_address()
-    name = "a local Ray" if target == "local" else f"the Ray cluster at {target}"
     gpus, cpus = sum(node.gpus for node in nodes), sum(node.cpus for node in nodes)
     size = f"{counted(len(nodes), 'node')}, {counted(gpus, 'GPU')}, {counted(cpus, 'CPU')}"
     url = context.address_info.get("webui_url")
     return Cluster(
         nodes=nodes,
-        description=f"{name}: {size}, Ray {ray.__version__}",
+        description=f"{target}: {size}, Ray {ray.__version__}",
         dashboard_url=f"http://{url}" if url else None,
         driver_resource={f"node:{driver_address}": 0.001},
         log_dir=str(Path(context.address_info["session_dir"]) / "logs"),
-        is_local=target == "local",
+        is_local=target.address is None,
     )
 
 
@@ -151,34 +129,18 @@ def _native_messages(messages: list[str]) -> Iterator[None]:
                 sys.stderr.write(messages[-1])
 
 
-def _explain(address: str, error: str, messages: str) -> str:
-    """Return one line on why a reachable cluster cannot be joined, from Ray's error and its native messages."""
+def _explain(target: Target, error: str) -> str:
+    """Return one line on why Ray cannot start here, or cannot join a cluster that answers."""
     import ray
 
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", error)
     if "Version mismatch" in error and versions:
         return (
-            f"the Ray cluster at {address} runs Ray {versions[0][0]} on Python {versions[0][1]}, and this process Ray "
-            f"{ray.__version__} on Python {platform.python_version()}: install the same requirements.lock, on the same "
-            "Python, here and on all nodes"
+            f"{target} runs Ray {versions[0][0]} on Python {versions[0][1]}, and this process Ray {ray.__version__} on "
+            f"Python {platform.python_version()}; fix: install the same requirements.lock, on the same Python, here "
+            "and on all nodes"
         )
-    copy = (
-        "copy ~/.ray/auth_token from the cluster's head to this host (chmod 600), "
-        "or set RAY_AUTH_TOKEN to what is in it"
-    )
-    if "no authentication token was found" in error:
-        return f"the Ray cluster at {address} wants a token, and there is none here: {copy}"
-    if "InvalidAuthToken" in messages and os.environ.get("RAY_AUTH_MODE") != "token":
-        mode = f"RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE')}"
-        return f"the Ray cluster at {address} wants a token, and {mode} sends none: export RAY_AUTH_MODE=token"
-    if "InvalidAuthToken" in messages:
-        source = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else token_path(os.environ)
-        return f"the Ray cluster at {address} refuses the token in {source}: {copy}"
-    first_line = error.splitlines()[0]
-    return (
-        f"cannot use the Ray cluster at {address}: {first_line}; check that it runs Ray {ray.__version__}, "
-        "and that RAY_AUTH_MODE=token and its token (~/.ray/auth_token) are the cluster's"
-    )
+    return f"cannot use {target}: {error.splitlines()[0]}"
 
 
 def make_token() -> None:
@@ -208,35 +170,6 @@ def _set_environment() -> None:
     root = str(Path(__file__).resolve().parent.parent.parent)
     if root not in sys.path:
         sys.path.insert(0, root)
-
-
-def _running_cluster() -> str | None:
-    """Return the address that `ray start` stored on this host if a cluster answers there, else None."""
-    try:
-        address = BOOTSTRAP_FILE.read_text().strip()
-    except OSError:
-        return None
-    try:
-        _probe(address)
-    except ClusterError:
-        return None
-    return address
-
-
-def _probe(address: str, source: str = "--address") -> None:
-    """Raise ClusterError with the source of the address if it is invalid or if nothing answers there."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if address.startswith("ray://") or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ClusterError(
-            f"{source} {address!r} is not an address; use auto, local or HOST:PORT (port of Ray's GCS, default 6379)"
-        )
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        raise ClusterError(
-            f"no Ray cluster answers at {address} ({error.strerror or error}); start it with `ray up cluster.yaml` or "
-            "`ray start --head`, or use --address local"
-        ) from error
 
 
 def alive_nodes() -> list[NodeCapacity]:

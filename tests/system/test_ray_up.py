@@ -127,19 +127,19 @@ COPY = "copy ~/.ray/auth_token from the cluster's head to this host (chmod 600),
 
 def test_a_wrong_token_is_one_line_with_its_source(head: Host) -> None:
     assert joining(head, RAY_AUTH_TOKEN="1" * 64) == [
-        f"error: the Ray cluster at {head.address}:6379 refuses the token in RAY_AUTH_TOKEN: {COPY}"
+        f"error: the Ray cluster at {head.address}:6379 refuses the token in RAY_AUTH_TOKEN; fix: {COPY}"
     ]
 
 
 def test_no_token_is_one_line(head: Host) -> None:
     assert joining(head, HOME="/tmp") == [
-        f"error: the Ray cluster at {head.address}:6379 wants a token, and there is none here: {COPY}"
+        f"error: the Ray cluster at {head.address}:6379 wants a token, and there is none here; fix: {COPY}"
     ]
 
 
 def test_disabled_authentication_is_one_line(head: Host) -> None:
     line = f"the Ray cluster at {head.address}:6379 wants a token, and RAY_AUTH_MODE=disabled sends none"
-    assert joining(head, RAY_AUTH_MODE="disabled") == [f"error: {line}: export RAY_AUTH_MODE=token"]
+    assert joining(head, RAY_AUTH_MODE="disabled") == [f"error: {line}; fix: export RAY_AUTH_MODE=token"]
 
 
 def test_another_version_of_ray_on_the_cluster_is_one_line_with_both_versions(head: Host) -> None:
@@ -150,4 +150,4 @@ def test_another_version_of_ray_on_the_cluster_is_one_line_with_both_versions(he
     python = platform.python_version()
     versions = f"runs Ray 2.59.0 on Python {python}, and this process Ray {ray.__version__} on Python {python}"
     mend = "install the same requirements.lock, on the same Python, here and on all nodes"
-    assert joining(head) == [f"error: the Ray cluster at {head.address}:6379 {versions}: {mend}"]
+    assert joining(head) == [f"error: the Ray cluster at {head.address}:6379 {versions}; fix: {mend}"]

@@ -37,7 +37,7 @@ CPU_HOST = [NodeCapacity("", "localhost", cpus=2, gpus=0)]
 def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Pretend to be a host with two cores, no GPU and no cluster."""
     monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
-    monkeypatch.setattr("study.orchestrate.cluster.BOOTSTRAP_FILE", tmp_path / "no-cluster")
+    monkeypatch.setattr("study.orchestrate.discovery.address.BOOTSTRAP_FILE", tmp_path / "no-cluster")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
@@ -604,12 +604,12 @@ def test_an_internal_error_is_one_line_with_the_path_of_the_traceback(
 
     monkeypatch.setattr(session, "plan_trials", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main(["plan", "smoke"]) == 1
+    assert main(["plan", "smoke"]) == 70
     [line] = capsys.readouterr().err.splitlines()
     start, _, log = line.partition("; traceback in ")
     assert start == "error: internal error: RuntimeError: a bolt is loose"
     assert "second line" in Path(log).read_text()
-    assert main(["plan", "smoke", "--debug"]) == 1
+    assert main(["plan", "smoke", "--debug"]) == 70
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
 
 

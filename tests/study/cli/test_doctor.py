@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from study.scaling import main
 def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("study.orchestrate.cluster.BOOTSTRAP_FILE", tmp_path / "no-cluster")
+    monkeypatch.setattr("study.orchestrate.discovery.address.BOOTSTRAP_FILE", tmp_path / "no-cluster")
 
 
 def test_this_environment_satisfies_pyproject() -> None:
@@ -92,20 +91,6 @@ def test_only_its_owner_can_read_the_token_of_a_local_ray(tmp_path: Path, monkey
     assert token.read_text() == "mine"
 
 
-def test_an_address_where_no_ray_answers_is_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "ray_current_cluster"
-    assert list(doctor.stale_address(path)) == []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        path.write_text(f"127.0.0.1:{server.getsockname()[1]}")
-        assert list(doctor.stale_address(path)) == []
-    [stale] = doctor.stale_address(path)
-    assert stale.status == "warn"
-    assert stale.fix == f"ray stop, or rm {path}"
-    path.write_text("nonsense")
-    [stale] = doctor.stale_address(path)
-    assert stale.status == "warn"
-
-
 def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
     [busy] = doctor.processors()
@@ -142,9 +127,9 @@ def test_the_address_of_a_stopped_cluster_is_a_warning_and_starts_nothing(
 ) -> None:
     path = tmp_path / "ray_current_cluster"
     path.write_text("127.0.0.1:1")
-    monkeypatch.setattr("study.orchestrate.cluster.BOOTSTRAP_FILE", path)
+    monkeypatch.setattr("study.orchestrate.discovery.address.BOOTSTRAP_FILE", path)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert f"warn stale Ray address: no Ray answers at 127.0.0.1:1 in {path}" in out
-    assert f"     fix: ray stop, or rm {path}" in out
+    assert f"warn Ray address: no Ray answers at 127.0.0.1:1 in {path}" in out
+    assert f"     fix: rm {path}, or" in out
     assert "ok   cluster: none; a run starts a local Ray" in out

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from study.orchestrate.cluster import ClusterError, connect
+from study.orchestrate.cluster import connect
+from study.orchestrate.discovery.address import ClusterError
 
 pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
@@ -64,7 +65,7 @@ def test_ranks_are_placed_on_the_requested_number_of_nodes(two_nodes: Cluster, t
 
 def test_an_unreachable_address_is_an_error_with_a_fix() -> None:
     with (
-        pytest.raises(ClusterError, match=r"127\.0\.0\.1:9 \(.*\); start"),
+        pytest.raises(ClusterError, match=r"127\.0\.0\.1:9 \(.*\); fix: start"),
         connect("127.0.0.1:9"),
     ):
         pass

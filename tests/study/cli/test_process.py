@@ -1,0 +1,139 @@
+"""Closed or full standard streams and ending signals: nothing measured is lost, and every exit code is documented."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from study import errors
+from study.cli import commands
+from study.cli.process import ENDING, interrupt, on_ending_signals
+from study.orchestrate.cluster import Cluster
+from study.scaling import main
+from tests.support.hosts import ROOT
+
+COMMAND = [sys.executable, "-m", "study.scaling"]
+RUN = ["run", "smoke", "--gpus", "1", "--address", "local"]
+
+
+@pytest.fixture
+def simulated_run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Replace Ray and its trials. `during` is what happens while they run."""
+    run = SimpleNamespace(during=lambda: None)
+
+    @contextlib.contextmanager
+    def connected(target: Any) -> Iterator[Cluster]:
+        previous = signal.signal(signal.SIGTERM, lambda *_: os._exit(9))  # as Ray does
+        yield Cluster([], "simulated", None, {}, "", is_local=True)
+        signal.signal(signal.SIGTERM, previous)
+
+    def trials(*arguments: Any, **options: Any) -> bool:
+        try:
+            run.during()
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    monkeypatch.setattr(commands, "connect", connected)
+    monkeypatch.setattr("study.orchestrate.tune.run_trials", trials)
+    monkeypatch.setattr(commands, "busy_lines", lambda on_gpus: [])
+    return run
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("number", [signal.SIGINT, *ENDING])
+def test_every_ending_signal_ends_with_a_partial_report_and_the_command_that_resumes(
+    number: signal.Signals, simulated_run: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    simulated_run.during = lambda: os.kill(os.getpid(), number)
+    before = [signal.getsignal(each) for each in ENDING]
+    assert main([*RUN, "--out", str(tmp_path / "out")]) == 130
+    assert "interrupted; resume with: " in capsys.readouterr().err
+    assert "partial" in (tmp_path / "out/report/index.html").read_text().lower()
+    assert [signal.getsignal(each) for each in ENDING] == before
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_before_ray_starts_is_no_silent_end(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(commands, "busy_lines", lambda on_gpus: os.kill(os.getpid(), number))
+    assert main([*RUN, "--out", str(tmp_path / "out")]) == 130
+    assert "interrupted; resume with: " in capsys.readouterr().err
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with on_ending_signals(interrupt):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) == interrupt
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class Broken:
+    """A standard error that fails, like a closed pipe or a full disk."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_progress_that_cannot_be_written_does_not_end_a_study(
+    simulated_run: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = []
+    simulated_run.during = lambda: measured.append(True)
+    monkeypatch.setattr(sys, "stderr", Broken())
+    assert main([*RUN, "--out", str(tmp_path / "out")]) == 1, "no trial has run"
+    assert measured and (tmp_path / "out/report/index.html").exists()
+
+
+@pytest.mark.parametrize("command", ["plan smoke", "plan smoke --json", "list", "list --json"])
+def test_a_reader_that_ends_early_ends_the_command_silently(command: str, tmp_path: Path) -> None:
+    line = f"{' '.join(COMMAND)} {command} | true; exit ${{PIPESTATUS[0]}}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_or_closed_output_is_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def listed(redirection: str) -> tuple[int, str]:
+        line = f"{' '.join(COMMAND)} list {redirection}"
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stderr
+
+    assert listed(">/dev/full") == (
+        2,
+        "error: standard output cannot be written: No space left on device; fix: send it elsewhere\n",
+    )
+    assert listed(">&-") == (0, "")
+    assert listed("2>&-")[0] == 0
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "README.md").read_text().partition("Exit codes: ")[2].partition("\n\n")[0]
+    documented = {int(code) for code in re.findall(r"(?:^|; )(\d+) ", " ".join(text.split()))}
+    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    assert documented == codes
