@@ -199,10 +199,19 @@ def unread_fields(analysis: Analysis) -> list[str]:
     ]
 
 
+def left_out(analysis: Analysis) -> list[str]:
+    """Return a sentence about damaged trials, which are in no table, with the first reasons."""
+    damaged = analysis.results.damaged
+    if not damaged:
+        return []
+    subject = "1 damaged trial is" if len(damaged) == 1 else f"{len(damaged)} damaged trials are"
+    return [f"{subject} left out: {named(damaged)}."]
+
+
 def trust(analysis: Analysis) -> list[str]:
     """Return all caveats about the numbers of the study."""
     configurations = analysis.configurations
-    lines = [*analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
+    lines = [*left_out(analysis), *analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
     if line := without_throughput(analysis):
         lines.append(line)
     if configurations.empty:
