@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from trainables import clock  # noqa: F401 - taken before code of the user can replace it
 from trainables.messages import type_and_line
 from trainables.trial import Trial
 from trainables.workload import Workload, WorkloadError
