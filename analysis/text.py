@@ -43,7 +43,7 @@ def field_label(field: str, ranks: tuple[str, str]) -> str:
         "batch_per_gpu": f"batch per {one}",
         "global_batch": "global batch",
     }
-    return labels.get(field, field.replace("_", " "))
+    return labels.get(field, _plain_label(field))
 
 
 def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
@@ -61,7 +61,12 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
         return field_value(field, value)
     if field in _BARE:
         return text(value)
-    return f"{field.replace('_', ' ')} {text(value)}"
+    return f"{_plain_label(field)} {text(value)}"
+
+
+def _plain_label(field: str) -> str:
+    """Return a field's name as words, without the mark of a script's own argument (`read.own_code.FLAG`)."""
+    return field.removeprefix("flag ").replace("_", " ")
 
 
 def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str], ranks: tuple[str, str]) -> str:

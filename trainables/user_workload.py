@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from trainables import clock  # noqa: F401 - taken before code of the user can replace it
 from trainables.messages import type_and_line
 from trainables.scratch import ScratchError, private_folder, user_folder
 from trainables.trial import Trial

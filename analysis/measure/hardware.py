@@ -83,6 +83,14 @@ PEAKS: Mapping[str, Peak] = {
 """By the name that NVML and torch report for a GPU."""
 
 
+_CORE_FP32_PER_CYCLE, _CORE_PER_CYCLE = 512, 2048
+"""Most operations of a CPU core per cycle, in fp32 and in any format, as bounds that no core exceeds. Two 512-bit
+multiply-adds are 64 in fp32; matrix units do several times that, and at most 2048 in int8 (Intel 64 and IA-32
+Architectures Optimization Reference Manual, on AMX)."""
+
+_FASTEST_CORE_HZ = 6.5e9
+"""No core of a server or a desktop has a higher clock."""
+
 LEAST_SPAN_S = 1.0
 """Shorter spans may have an energy error above 10 %: the counter of a GPU updates every 20 to 100 ms (100 on an H100;
 https://petsc.org/main/manualpages/Log/PetscLogGpuEnergyMeter), and a reading may be equally old.
@@ -140,6 +148,36 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     for per in ("million_samples", "epoch"):
         result[f"money_per_{per}"] = price * result[f"gpu_hours_per_{per}"]
     return result[list(USE_COLUMNS)]
+
+
+def beyond_peak(measured: pd.DataFrame) -> pd.Series:
+    """Return FLOP/s over the most that the devices can do, for the trials above 1, indexed by trial_id.
+
+    measured: see `measures.summaries`. GPUs: the data sheet. CPU ranks: all cores of their hosts at their widest
+    instructions and at `_FASTEST_CORE_HZ`, which no real program reaches. Trials without a count of operations or a
+    known device are left out. Beyond 1, the clock, the count or the trial is wrong.
+    """
+    rows = measured.set_index("trial_id")
+    ratios = {}
+    for trial_id, row in rows.iterrows():
+        flops, step_s = _evidence(row["environment"])["step_flops"], row["step_s"]
+        peak = _peak_of_all(row)
+        if flops and peak and pd.notna(step_s) and step_s > 0:
+            ratios[trial_id] = flops / float(step_s) / peak
+    result = pd.Series(ratios, dtype=float)
+    return result[result > 1]
+
+
+def _peak_of_all(row: pd.Series) -> float | None:
+    """Return the peak FLOP/s of all devices of a trial; None if unknown."""
+    precision = str(row.get("precision"))
+    if row["device"] == "cuda":
+        peak = PEAKS.get(str(row["device_name"]))
+        each = peak.flops_per_s(precision) if peak else None
+        return None if each is None else each * float(row["world_size"])
+    cores = sum(node.get("cpu_count") or 0 for node in row["environment"].get("nodes") or ())
+    per_cycle = _CORE_FP32_PER_CYCLE if precision in ("fp32", "tf32") else _CORE_PER_CYCLE
+    return cores * _FASTEST_CORE_HZ * per_cycle
 
 
 def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:

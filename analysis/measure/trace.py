@@ -6,9 +6,11 @@ ncclDevKernel_...).
 """
 
 import gzip
+import io
 import json
 import multiprocessing
 import os
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -36,9 +38,15 @@ CHECK_COLUMNS = [
     "holds", "uncovered_s", "wire_trace_s", "wire_live_s", "problem",
 ]  # fmt: skip
 
+MAX_TRACE_BYTES = 2**28
+"""Largest trace that is read, before compression."""
+
 FEW_TRIALS = 4
 """From this many trials on, traces are read in separate processes."""
 
+_NO_TRACE = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error,
+)  # fmt: skip
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -59,10 +67,10 @@ def read_kernels(path: str, world_size: int) -> pd.DataFrame:
     system, location = filesystem(path)
     try:
         with system.open_input_stream(location, compression=None) as stream:
-            trace = json.loads(gzip.decompress(stream.read()))
+            trace = json.loads(_unpacked(stream.read(MAX_TRACE_BYTES)))
         events = trace["traceEvents"] if isinstance(trace, dict) else trace
         rows = [_kernel(event) for event in events if str(event.get("cat", "")).lower() in _GPU_CATEGORIES]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _NO_TRACE as error:
         reason = str(error).strip().partition("\n")[0]
         raise TraceError(f"{path}: not a trace exported by torch.profiler ({type(error).__name__}: {reason})") from None
     if not rows:
@@ -74,6 +82,15 @@ def read_kernels(path: str, world_size: int) -> pd.DataFrame:
         )
     kernels[["begin_s", "end_s"]] -= kernels["begin_s"].min()
     return kernels
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Decompress gzip. Raises ValueError beyond `MAX_TRACE_BYTES`."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        unpacked = file.read(MAX_TRACE_BYTES + 1)
+    if len(unpacked) > MAX_TRACE_BYTES:
+        raise ValueError(f"more than {MAX_TRACE_BYTES} bytes")
+    return unpacked
 
 
 def _kernel(event: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def used_gpus(environment: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict
 def by_environment(results: Results) -> list[Results]:
     """Split results by environment: most done trials first, ties by the earliest start.
 
-    Trials without a result have no numbers to mix, so they all go to the first environment.
+    Trials without a result have no numbers to mix, so they all go to the first environment, as do damaged ones.
     """
     done = results.trials[results.trials["status"] == "done"]
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -79,7 +79,8 @@ def by_environment(results: Results) -> list[Results]:
     started_at = done.set_index("trial_id")["started_at"]
     members = sorted(groups.values(), key=lambda ids: (-len(ids), started_at[ids].min()))
     not_done = set(results.trials["trial_id"]) - set(done["trial_id"])
-    return [_restricted(results, {*members[0], *not_done}), *(_restricted(results, set(ids)) for ids in members[1:])]
+    others = [replace(_restricted(results, set(ids)), damaged=()) for ids in members[1:]]
+    return [_restricted(results, {*members[0], *not_done}), *others]
 
 
 def comparable_fingerprints(trials: pd.DataFrame) -> dict[str, dict[str, str]]:

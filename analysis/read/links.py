@@ -1,10 +1,12 @@
-"""Find symbolic links that lead out of a results folder.
+"""List the files of trials in a results folder, and find symbolic links that lead out of it.
 
 A results folder may come from somebody else. Neither reading it nor writing its report may touch files outside it.
 """
 
 import os
 from collections.abc import Iterator
+
+import pyarrow.fs as pafs
 
 from analysis.read.schema import SCHEMAS
 
@@ -41,3 +43,42 @@ def _links_below(folder: str) -> Iterator[str]:
                 yield entry.path
             elif entry.is_dir(follow_symlinks=False):
                 yield from _links_below(entry.path)
+
+
+def trial_files(system: pafs.FileSystem, root: str) -> dict[str, int | None]:
+    """Return the size in bytes of every file of a trial, by its path below `root`/trials: ID/NAME or ID/traces/NAME.
+
+    Nothing deeper is read, so a loop of links ends. Names with control characters or undecodable bytes are left out.
+    """
+    if isinstance(system, pafs.LocalFileSystem):
+        trials = os.path.join(root, "trials")
+        return dict(_local_files(trials)) if os.path.isdir(trials) else {}
+    selector = pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True)
+    base = selector.base_dir.strip("/") + "/"
+    files = {
+        info.path.strip("/").removeprefix(base): info.size
+        for info in system.get_file_info(selector)
+        if info.type == pafs.FileType.File
+    }
+    return {path: size for path, size in files.items() if _is_of_trial(path)}
+
+
+def _is_of_trial(path: str) -> bool:
+    parts = path.split("/")
+    return len(parts) == 2 or (len(parts) == 3 and parts[1] == "traces")
+
+
+def _local_files(trials: str) -> Iterator[tuple[str, int]]:
+    for trial in _named_entries(trials):
+        for entry in _named_entries(trial.path) if trial.is_dir() else ():
+            if entry.is_file():
+                yield f"{trial.name}/{entry.name}", entry.stat().st_size
+            elif entry.name == "traces" and entry.is_dir():
+                for trace in _named_entries(entry.path):
+                    if trace.is_file():
+                        yield f"{trial.name}/traces/{trace.name}", trace.stat().st_size
+
+
+def _named_entries(folder: str) -> list["os.DirEntry[str]"]:
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if entry.name.isprintable()), key=lambda entry: entry.name)

@@ -1,6 +1,7 @@
 """Fields of trials that ran a user's own script or train function: one column per flag, and the batch that was seen."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,11 @@ _OF_OWN_CODE = (
 
 _EXPANDED = ("script_flags", "script_env", "function_config", "bindings", "tokens_per_sample")
 """Fields that are replaced by a column per flag, variable or entry."""
+
+FLAG = "flag "
+"""Prefix of columns of arguments such as `lr=0.1`, whose names could be those of fields or measures."""
+
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
 COMMAND_COLUMN = "own_code"
 """Column of `Results.trials` with the fields of a user's own code as they were set; None for other trials."""
@@ -54,7 +60,8 @@ def trial_columns(fields: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]],
 def _varied(fields: Mapping[str, Any]) -> dict[str, Any]:
     columns = {f"config {name}": value for name, value in json.loads(fields.get("function_config") or "{}").items()}
     columns |= dict(entry.split("=", 1) for entry in shlex.split(fields.get("script_env") or ""))
-    return columns | flags_of(fields.get("script_flags") or "")
+    columns |= flags_of(fields.get("script_flags") or "")
+    return {f"{FLAG}{name}" if _PLAIN_NAME.fullmatch(name) else name: value for name, value in columns.items()}
 
 
 def flags_of(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ if a trial lacks the key. Parquet stores equal texts once, so an environment sha
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from analysis.read.errors import RESTORE, ResultsError, line
 from analysis.read.schema import SCHEMAS
 
 TRIALS = "trials.parquet"
+
+MAX_TRIALS, MAX_BYTES = 2**20, 2**29
+"""Largest trials.parquet that is read: its rows, and its bytes before compression."""
 
 _NESTED = ("trial", "environment")
 """Keys of trial.json whose mappings become one column per key: `trial.model`, `environment.nodes`."""
@@ -91,7 +94,7 @@ def trials_from_table(table: pa.Table) -> list[PackedTrial]:
     columns = {
         field.name: _values(field, table[field.name]) for field in table.schema if field.name not in not_in_record
     }
-    logs = table[_LOG].to_pylist()
+    logs = _plain_values(table[_LOG])
     rows = {name: table[column].to_pylist() for name, column in _ROWS.items() if column in table.column_names}
     trials = []
     for i in range(table.num_rows):
@@ -115,7 +118,15 @@ def read_trials(system: pafs.FileSystem, root: str) -> list[PackedTrial]:
     path = f"{root}/{TRIALS}"
     try:
         with system.open_input_file(path) as file:
-            table = pq.read_table(file)
+            metadata = pq.read_metadata(file)
+            size_bytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+            if metadata.num_rows > MAX_TRIALS or size_bytes > MAX_BYTES:
+                raise ResultsError(
+                    f"{path}: declares {metadata.num_rows} trials of {size_bytes} bytes; at most {MAX_TRIALS} and "
+                    f"{MAX_BYTES} are read; {RESTORE}"
+                )
+            texts = [column.name for column in metadata.schema.to_arrow_schema() if _is_text(column.type)]
+            table = pq.read_table(file, read_dictionary=texts)  # equal texts are in memory once
         return trials_from_table(table)
     except (pa.ArrowException, OSError) as error:
         raise ResultsError(f"{path}: not readable as Parquet ({line(error)}); {RESTORE}") from None
@@ -182,10 +193,25 @@ def _is_utf8(text: str) -> bool:
 
 
 def _values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
-    values = column.to_pylist()
     if (field.metadata or {}).get(b"encoding") != b"json":
-        return values
-    return [_MISSING if value is None else json.loads(value) for value in values]
+        return _plain_values(column)
+    return _plain_values(column, lambda value: _MISSING if value is None else json.loads(value))
+
+
+def _plain_values(column: pa.ChunkedArray, convert: Callable[[Any], Any] = lambda value: value) -> list[Any]:
+    """Return the converted values of a column. Equal texts are converted once and share one object."""
+    encoded = column if pa.types.is_dictionary(column.type) or not _is_text(column.type) else column.dictionary_encode()
+    if not pa.types.is_dictionary(encoded.type):
+        return [convert(value) for value in encoded.to_pylist()]
+    result: list[Any] = []
+    for chunk in encoded.chunks:
+        values = [*map(convert, chunk.dictionary.to_pylist()), convert(None)]
+        result += [values[-1 if index is None else index] for index in chunk.indices.to_pylist()]
+    return result
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def total_rows(trials: Sequence[PackedTrial], name: str) -> int | None:

@@ -7,7 +7,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.scaling import NEITHER, WEAK
+from analysis.measure.hardware import beyond_peak
 from analysis.read.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
+from analysis.read.own_code import COMMAND_COLUMN
 from analysis.statistics import WIDEST
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, configuration_label, further_repeats, join, named, number, percent, telling_fields
@@ -200,6 +202,40 @@ def without_throughput(analysis: Analysis) -> str | None:
     )
 
 
+def impossible_rates(analysis: Analysis) -> str | None:
+    """Warn about trials that compute faster than their devices can."""
+    ratios = beyond_peak(analysis.measured)
+    if ratios.empty:
+        return None
+    return (
+        f"{len(ratios)} of {len(analysis.measured)} trials compute faster than their devices can, up to "
+        f"{number(float(ratios.max()), 1)} times their peak: the clock or the count of operations is wrong, so do not "
+        f"use these results. Trials: {named([str(trial_id) for trial_id in ratios.index])}."
+    )
+
+
+def non_finite_losses(analysis: Analysis) -> str | None:
+    """Warn about timed trials whose loss is not finite, throughout or in some steps.
+
+    A user's own script shows no loss.
+    """
+    losses = analysis.results.losses
+    own = analysis.results.trials.set_index("trial_id")[COMMAND_COLUMN].notna()
+    losses = losses[~losses["trial_id"].map(own).fillna(True).astype(bool)]
+    by_trial = losses.groupby("trial_id", observed=True)
+    bad = by_trial["unfinite_losses"].agg(lambda counts: int((counts > 0).sum()))
+    bad = bad[bad > 0]
+    if bad.empty:
+        return None
+    throughout = int((bad == by_trial.size()[bad.index]).sum())
+    shown = named([f"{trial_id} ({count} steps)" for trial_id, count in bad.items()])
+    return (
+        f"In {len(bad)} of {len(by_trial)} trials the loss is not a finite number, in {throughout} of them in every "
+        "step: the model does not learn, and steps with such numbers may take another time. Lower the learning rate, "
+        f"or check the workload. Trials: {shown}."
+    )
+
+
 def unread_fields(analysis: Analysis) -> list[str]:
     """Return a sentence per field that varies although the workload never reads it."""
     return [
@@ -209,12 +245,22 @@ def unread_fields(analysis: Analysis) -> list[str]:
     ]
 
 
+def left_out(analysis: Analysis) -> list[str]:
+    """Return a sentence about damaged trials, which are in no table, with the first reasons."""
+    damaged = analysis.results.damaged
+    if not damaged:
+        return []
+    subject = "1 damaged trial is" if len(damaged) == 1 else f"{len(damaged)} damaged trials are"
+    return [f"{subject} left out: {named(damaged)}."]
+
+
 def trust(analysis: Analysis) -> list[str]:
     """Return all caveats about the numbers of the study."""
     configurations = analysis.configurations
-    lines = [*analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
-    if line := without_throughput(analysis):
-        lines.append(line)
+    lines = [*left_out(analysis), *analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
+    lines += [
+        line for line in (without_throughput(analysis), non_finite_losses(analysis), impossible_rates(analysis)) if line
+    ]
     if configurations.empty:
         return [*lines, *caveats(analysis)]
     lines += _repeats(configurations)

@@ -45,7 +45,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("study.scaling",),
     ),
     "trainables": (
-        ("trainables.messages", "trainables.facts", "trainables.batch", "trainables.scratch"),
+        ("trainables.messages", "trainables.facts", "trainables.batch", "trainables.clock", "trainables.scratch"),
         ("trainables.registry",),
         ("trainables.field_facts",),
         ("trainables.fields",),

@@ -34,12 +34,13 @@ def global_batch(fields: dict[str, Any]) -> int:
 def epochs(fields: dict[str, Any], final_top1: float, step_s: float = 0.01, **columns: Any) -> pd.DataFrame:
     """Return epochs.parquet of a training whose accuracy rises to its final value, with matching losses and times.
 
-    Validation accuracy of epoch e of E is `final_top1` - 0.3 (1 - e / E). `columns` replace complete columns.
+    Validation accuracy of epoch e of E is `final_top1` - 0.3 (1 - e / E), at least 0. `columns` replace complete
+    columns.
     """
     count = fields["epochs"]
     number = np.arange(1, count + 1)
     steps = -(-SAMPLES // global_batch(fields))
-    top1 = final_top1 - 0.3 * (1 - number / count)
+    top1 = np.maximum(0.0, final_top1 - 0.3 * (1 - number / count))
     frame = pd.DataFrame(
         {
             "epoch": number.astype(np.int32),

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from trainables.clock import unix_s
 from trainables.data.loader import endless_batches, uses_prefetch
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.communication import BucketRecorder, bucket_bytes, bucket_rows, record_buckets
@@ -128,7 +128,7 @@ def run(trial: Trial, setup: RankSetup) -> RankOutput:
             drop_buckets(setup.group, setup.device)
         if communicates:
             output.tables["sweep"] = _sweep(trial, setup, output.tables["buckets"])
-        return replace(output, span=(output.span[0], time.time()))
+        return replace(output, span=(output.span[0], unix_s()))
 
 
 def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -> RankOutput:
@@ -145,7 +145,7 @@ def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -
     trace = None
     with without_garbage_collection():
         windows.observations.append(setup.observe())
-        started_at = time.time()
+        started_at = unix_s()
         model = windows.wrap_model()
         peaks = _plain_wrapper_windows(windows, model)
         if communicates:
@@ -163,7 +163,7 @@ def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -
     return RankOutput(
         {"steps": rows, "buckets": buckets, "sweep": []},
         evidence | {"plain_window": {"before": before, "after": after}},
-        (started_at, time.time()),
+        (started_at, unix_s()),
         trace,
     )
 

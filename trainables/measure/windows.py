@@ -1,11 +1,11 @@
 """The windows of a trial. Each runs some steps with its own instrumentation and returns their marks."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
+from trainables.clock import perf_counter
 from trainables.step.timing import Annotate, Clock, CudaClock, Mark, Step, StepMarks, StepOutput, no_mark, ranges
 
 HOLD_MARGIN_S = 5e-3
@@ -21,11 +21,11 @@ def plain_window(
     outputs = []
     clock.synchronize()
     barrier()
-    start_s = time.perf_counter()
+    start_s = perf_counter()
     for _ in range(steps):
         outputs.append(step(next(batches), no_mark))
     clock.synchronize()
-    return time.perf_counter() - start_s, outputs
+    return perf_counter() - start_s, outputs
 
 
 class Block(NamedTuple):
@@ -110,13 +110,13 @@ def phase_window(
     window_marks = []
     clock.synchronize()
     barrier()
-    start_s = time.perf_counter()
+    start_s = perf_counter()
     end_of_step = clock.mark()
     for _ in range(steps):
         window_marks.append(_phase_step(step, batches, clock, end_of_step, wait_for_copy))
         end_of_step = window_marks[-1].end
     clock.synchronize()
-    return time.perf_counter() - start_s, window_marks
+    return perf_counter() - start_s, window_marks
 
 
 class Part(NamedTuple):
@@ -162,14 +162,14 @@ def _phase_step(step: Step, batches: Iterator[Any], clock: Clock, start: Mark, w
             if transfer_start_s is not None:
                 if wait_for_copy:
                     clock.synchronize()
-                marks.host_transfer_s = (marks.host_transfer_s or 0.0) + time.perf_counter() - transfer_start_s
-            transfer_start_s = time.perf_counter() if name == "host_to_device" else None
+                marks.host_transfer_s = (marks.host_transfer_s or 0.0) + perf_counter() - transfer_start_s
+            transfer_start_s = perf_counter() if name == "host_to_device" else None
             next_range(name)
 
         next_range("load_wait")
-        load_start_s = time.perf_counter()
+        load_start_s = perf_counter()
         batch = next(batches)
-        marks.host_load_s = time.perf_counter() - load_start_s
+        marks.host_load_s = perf_counter() - load_start_s
         marks.output = step(batch, start_part)
         marks.end = clock.mark()
     marks.previous_step_done = clock.passed(start)
@@ -192,7 +192,7 @@ def step_window(
     annotate = annotate or clock.annotate
     clock.synchronize()
     barrier()
-    start_s = time.perf_counter()
+    start_s = perf_counter()
     end_of_step = clock.mark()
     for context in contexts:
         marks = StepMarks(start=end_of_step)
@@ -203,7 +203,7 @@ def step_window(
         end_of_step = marks.end = clock.mark()
         window_marks.append(marks)
     clock.synchronize()
-    return time.perf_counter() - start_s, window_marks
+    return perf_counter() - start_s, window_marks
 
 
 def issue_window(step: Step, batches: Iterator[Any], steps: int, clock: Clock) -> list[StepMarks]:
@@ -224,11 +224,11 @@ def _issue_step(step: Step, batch: Any, clock: Clock) -> StepMarks:
     marks = StepMarks()
 
     def start_part(name: str) -> None:
-        marks.host_stamps_s.append(time.perf_counter())
+        marks.host_stamps_s.append(perf_counter())
         marks.parts.append((name, clock.mark()))
 
     marks.output = step(batch, start_part)
-    marks.host_stamps_s.append(time.perf_counter())
+    marks.host_stamps_s.append(perf_counter())
     marks.start, marks.end = marks.parts[0][1], clock.mark()
     if marks.output.parts is not None:
         clock.synchronize()

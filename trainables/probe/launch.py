@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
+from trainables.clock import monotonic, unix_s
 from trainables.probe import failures
 from trainables.probe.child import END_FILE, ERROR_FILE, PROGRESS_FILE, RESULT_FILE, TRACE_FILE
 from trainables.probe.job import FailureKind, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
@@ -75,14 +76,14 @@ def run_script(
     see `ScriptOutput.failure`. `stop` is polled several times per second; the script is ended if it returns True.
     """
     ranks = _Ranks(store, name, place)
-    started_at = time.time()
+    started_at = unix_s()
     with scratch_folder("script") as path, _rendezvous(ranks) as port:
         folder = Path(path)
         failure = _watch(job, ranks, folder, port, stop)
         result = _read(folder / RESULT_FILE)
         evaluated = _agree(ranks, result, failure)
         found = rank_tables(result, place.rank, evaluated, folder / TRACE_FILE, job.probe.keep_trace)
-    span = (result.get("started_at") or started_at, result.get("ended_at") or time.time())
+    span = (result.get("started_at") or started_at, result.get("ended_at") or unix_s())
     return ScriptOutput(found.tables, found.evidence, span, failure, found.trace)
 
 
@@ -175,12 +176,12 @@ def _until_end(
     failure: Callable[..., ScriptFailure],
 ) -> ScriptFailure | None:
     """Poll until the script has ended or must be ended, and return why it failed."""
-    steps, since_s = 0, time.monotonic()
+    steps, since_s = 0, monotonic()
     measured_s = failed_s = None
     starts_processes = False
     while True:
         code = process.poll()
-        now_s = time.monotonic()
+        now_s = monotonic()
         if measured_s is None and (folder / RESULT_FILE).exists() and _read(folder / RESULT_FILE).get("complete"):
             ranks.publish("measured", True)
             measured_s = now_s

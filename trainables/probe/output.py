@@ -1,11 +1,11 @@
 """Turn what a probe measured into the tables of a rank."""
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainables.clock import unix_s
 from trainables.probe.collectives import WINDOW, TraceRows, trace_rows
 from trainables.probe.job import Row
 from trainables.probe.probe import Probe
@@ -19,7 +19,7 @@ def measured(probe: Probe) -> dict[str, Any]:
         "evaluated": sorted(probe.evaluated()),
         "evidence": probe.evidence(),
         "started_at": probe.started_at,
-        "ended_at": time.time(),
+        "ended_at": unix_s(),
         "complete": probe.ended,
         "loop_ended": probe.ended and probe.uses_loop,
     }

@@ -1,6 +1,5 @@
 """The windows of a training loop: what is installed when, and what is known at the end."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import profile, record_function
 
+from trainables.clock import unix_s
 from trainables.measure.profiler import activities_of
 from trainables.probe.counter import StepCounter, clock_of, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
@@ -235,7 +235,7 @@ class Probe:
         assert self.clock is not None
         if label != "lead_in":
             if window == "plain":
-                self.started_at = time.time()
+                self.started_at = unix_s()
             return
         self._stop_instruments()
         if window == "plain" and self.device.type == "cuda":
@@ -352,6 +352,7 @@ class Probe:
         return {
             "entry": "loop" if self.uses_loop else "script",
             "device": str(self.device),
+            "threads": torch.get_num_threads(),
             "steps_run": self.number,
             "steps_needed": self.needed_steps,
             "samples_per_step": batch,

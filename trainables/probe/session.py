@@ -1,7 +1,6 @@
 """Measure a training loop in this process: a train function that Ray Train runs, or a callback."""
 
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trainables.clock import unix_s
 from trainables.messages import one_line
 from trainables.probe import failures
 from trainables.probe.job import ProbeJob, ScriptFailure, ScriptOutput
@@ -43,7 +43,7 @@ def probe_session(
     until then.
     """
     session = Session()
-    started_at = time.time()
+    started_at = unix_s()
     with scratch_folder("probe") as folder:
         trace_file = Path(folder) / "trace.gz"
 
@@ -75,7 +75,7 @@ def probe_session(
             session.output = ScriptOutput(
                 found.tables,
                 found.evidence,
-                (probe.started_at or started_at, time.time()),
+                (probe.started_at or started_at, unix_s()),
                 None if failure is None else ScriptFailure(*failure, rank, "", None, probe.number, probe.needed_steps),
                 found.trace,
             )

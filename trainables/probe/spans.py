@@ -6,7 +6,6 @@ inside a model's forward pass belongs to the forward pass.
 
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from trainables.clock import perf_counter
 from trainables.probe.batches import samples, tokens
 from trainables.step.timing import Clock, Mark
 
@@ -86,7 +86,7 @@ class Instruments:
     def next_step(self, mark: Mark) -> None:
         """End the current step at `mark` and start the next one."""
         if self._open is not None:  # this is called within the optimizer's call
-            self._open.end, self._open.end_s = mark, time.perf_counter()
+            self._open.end, self._open.end_s = mark, perf_counter()
             self._current.spans.append(self._open)
             self._open = None
         self.steps.append(self._current)
@@ -187,13 +187,13 @@ class Instruments:
                 return None
             self._end(self._open)
             self._interrupts_optimizer = True
-        self._open = Span(name, self.clock.mark(), time.perf_counter())
+        self._open = Span(name, self.clock.mark(), perf_counter())
         return self._open
 
     def _end(self, span: Span | None) -> None:
         if span is None or span is not self._open:  # not timed, or the call of a module that contains the loop
             return
-        span.end, span.end_s = self.clock.mark(), time.perf_counter()
+        span.end, span.end_s = self.clock.mark(), perf_counter()
         self._current.spans.append(span)
         self._open = None
         if self._interrupts_optimizer and span.name != OPTIMIZER:

@@ -193,6 +193,7 @@ class RankContext:
         return {
             "before": before,
             "after": after,
+            "threads": torch.get_num_threads(),  # a user's workload may have changed them
             "peak_memory_by_device_bytes": peaks,
             "step_flops": flops,
             "dataset_samples": self.dataset_samples(),

@@ -1,19 +1,20 @@
 """Clocks that time the parts of a step without disturbing them, and the marks of a timed step.
 
 On CUDA, a mark is an event recorded on the stream; it costs about 2.5 us of host time and no synchronisation. Marks are
-read after the window. On the CPU, a mark is `time.perf_counter()`. A window never mixes the two clocks: on CUDA every
+read after the window. On the CPU, a mark is `perf_counter()`. A window never mixes the two clocks: on CUDA every
 phase is device time between two events, including the load wait (the device's idle time before the batch arrives).
 """
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+
+from trainables.clock import perf_counter
 
 Mark = Any
 
@@ -67,7 +68,7 @@ class CpuClock:
     """The host's monotonic clock. A CPU step is complete when its call returns."""
 
     def mark(self) -> float:
-        return time.perf_counter()
+        return perf_counter()
 
     def seconds(self, first: float, second: float) -> float:
         return second - first

@@ -1,9 +1,8 @@
 """Train a trial on one rank: epochs with validation after each, and checkpoints to resume from."""
 
-import time
-
 import torch
 
+from trainables.clock import monotonic, unix_s
 from trainables.step.context import RankContext, RankOutput, RankSetup, rank_context
 from trainables.step.process import drop_buckets
 from trainables.step.timing import without_garbage_collection
@@ -43,7 +42,7 @@ def train(trial: Trial, setup: RankSetup) -> RankOutput:
 def _train_all_epochs(context: RankContext, setup: RankSetup) -> RankOutput:
     trainer = Trainer(context)
     observations = [setup.observe()]
-    started_at = time.time()
+    started_at = unix_s()
     content = context.broadcast(setup.checkpoints.load() if setup.checkpoints and setup.rank == 0 else None)
     if content is not None:
         trainer.resume(content)
@@ -51,7 +50,7 @@ def _train_all_epochs(context: RankContext, setup: RankSetup) -> RankOutput:
     observations.append(setup.observe())
     cuda = context.device.type == "cuda"
     peaks = [torch.cuda.max_memory_allocated(context.device)] if cuda else None
-    ended_at = time.time()
+    ended_at = unix_s()
     trainer.count_flops()
     is_rank0 = setup.rank == 0
     return RankOutput(
@@ -64,17 +63,17 @@ def _train_all_epochs(context: RankContext, setup: RankSetup) -> RankOutput:
 def _train_remaining_epochs(trainer: Trainer, setup: RankSetup) -> None:
     progress, context, checkpoints = trainer.progress, trainer.context, setup.checkpoints
     epochs = epochs_of(context, progress.epoch)
-    saved_at = time.monotonic()
+    saved_at = monotonic()
     while not trainer.finished():
         with without_garbage_collection():
             row = trainer.train_epoch(epochs)
         progress.rows.append(row)
         if setup.on_epoch is not None and setup.rank == 0:
             setup.on_epoch(row)
-        elapsed_s = time.monotonic() - saved_at
+        elapsed_s = monotonic() - saved_at
         due = checkpoints is not None and elapsed_s >= setup.checkpoint_every_s and not trainer.finished()
         if context.broadcast(due):
             content = trainer.checkpoint()
             if checkpoints is not None and setup.rank == 0:
                 checkpoints.save(content)
-            saved_at = time.monotonic()
+            saved_at = monotonic()

@@ -1,7 +1,6 @@
 """Train a model by epochs on one rank: steps, validation, rows of results, and checkpoints."""
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainables.clock import perf_counter
 from trainables.data.sampler import seed_of
 from trainables.optimizers import correct_momentum, set_learning_rate, zero_momentum
 from trainables.step.context import RankContext
@@ -57,7 +57,7 @@ class Trainer:
         progress = self.progress
         set_seeds(seed_of(self.trial, "epoch", progress.epoch, self.context.rank))
         self.context.barrier()
-        start_s = time.perf_counter()
+        start_s = perf_counter()
         steps = next(epochs)
         first = next(steps)
         start_s += self.prepare(first)
@@ -70,7 +70,7 @@ class Trainer:
             samples.append(batch.samples)
         losses = read_numbers([output.loss for output in outputs])  # waits for the device
         scales = read_numbers([output.loss_scale for output in outputs if output.loss_scale is not None])
-        rank_sums = {"losses": losses, "correct": self.correct.read(), "train_s": time.perf_counter() - start_s}
+        rank_sums = {"losses": losses, "correct": self.correct.read(), "train_s": perf_counter() - start_s}
         row = self.training_columns(samples, rates, self.context.gather(rank_sums), scales) | self.validate()
         progress.epoch += 1
         return {"epoch": progress.epoch} | row
@@ -107,7 +107,7 @@ class Trainer:
             self.flops, self.example = self.context.blueprint_flops(first.parts[0]), first.parts[0]
         if self.replay is not None or trial.workload or not (trial.compiled or trial.captured):
             return 0.0
-        start_s = time.perf_counter()
+        start_s = perf_counter()
         self.set_rate(len(self.progress.steps))
 
         def step(parts: Any, start_part: StartPart) -> StepOutput:
@@ -121,7 +121,7 @@ class Trainer:
         self.correct.read()
         set_seeds(seed_of(trial, "epoch", self.progress.epoch, self.context.rank))
         self.context.barrier()
-        return time.perf_counter() - start_s
+        return perf_counter() - start_s
 
     def training_columns(
         self, samples: list[int], rates: list[float], ranks: list[dict[str, Any]], scales: list[float]
@@ -160,7 +160,7 @@ class Trainer:
         held_out = self.workload.validation
         if held_out is None:
             return dict.fromkeys(("validation_s", "validation_loss", "validation_top1", "validation_top5"))
-        start_s = time.perf_counter()
+        start_s = perf_counter()
         if self.trial.processes > 1:  # running statistics differ between ranks; use rank 0's
             broadcast_from_rank0(list(self.workload.model.buffers()), self.context.group)
         ranks: list[EvaluationSums] = self.context.gather(
@@ -174,7 +174,7 @@ class Trainer:
             raise RuntimeError(f"validation evaluated {samples} samples, but the data set has {expected}")
         ranks = [sums for sums in ranks if sums.samples]
         return {
-            "validation_s": time.perf_counter() - start_s,
+            "validation_s": perf_counter() - start_s,
             "validation_loss": _finite(sum(sums.loss for sums in ranks) / samples),
             "validation_top1": _share(_sum([sums.top1 for sums in ranks]), samples),
             "validation_top5": _share(_sum([sums.top5 for sums in ranks]), samples),

@@ -13,7 +13,6 @@ import pytest
 from analysis.compare.accuracy import by_precision, goodput
 from analysis.figures.style import render
 from analysis.predict.inputs import ReportInputs, with_models
-from analysis.read.errors import ResultsError
 from analysis.read.results import load, load_reduced
 from analysis.report.report import write_report
 from analysis.report.sections import PLOTS, TABLES
@@ -315,15 +314,15 @@ def test_the_same_batch_on_more_ranks_is_compared_by_time(tmp_path: Path) -> Non
     assert "- order: shuffled" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
 
 
-def test_an_epochs_file_without_accuracy_is_an_error_with_its_path(tmp_path: Path) -> None:
+def test_an_epochs_file_without_accuracy_is_left_out_with_its_path(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "results")
     trial_folder = write_trial(directory, record(TRAINING), steps(TRAINING, 0.1))
     epochs(TRAINING, 0.9).drop(columns="validation_top1").to_parquet(trial_folder / "epochs.parquet")
-    with pytest.raises(ResultsError) as caught:
-        load(directory)
-    assert str(caught.value) == (
+    results = load(directory)
+    assert results.trials.empty
+    assert results.damaged == (
         f"{trial_folder}/epochs.parquet: missing columns validation_top1; "
-        "remove that trial's folder and run the study again"
+        "remove that trial's folder and run the study again",
     )
 
 

@@ -269,6 +269,17 @@ def diverging(trial):
     """A loss that is nan in step 0 and infinite in step 3, with unchanged gradients."""
     return build(trial, lambda step, loss: loss + loss.detach() * {0: float("nan"), 3: float("inf")}.get(step, 0.0))
 
+def with_another_clock(trial):
+    """A clock on which a step takes a millionth of a second."""
+    import time
+    ticks = count()
+    time.perf_counter = time.monotonic = time.time = lambda: 1e-6 * next(ticks)
+    return build(trial, lambda step, loss: (time.sleep(0.005), loss)[1])
+
+def on_more_threads(trial):
+    torch.set_num_threads(3)
+    return build(trial)
+
 def raising(trial):
     def spoil(step, loss):
         raise ArithmeticError(f"step {step}")
@@ -296,6 +307,25 @@ def test_a_model_is_freed_when_its_trial_ends(users_file: str) -> None:
 def test_a_non_finite_loss_is_null(users_file: str) -> None:
     measurement = run(users_trial(f"{users_file}:diverging"), RankSetup(rank=0, device=CPU))
     assert [number for number, loss in enumerate(losses(measurement)) if loss is None] == [0, 3]
+
+
+def test_a_workload_that_replaces_the_clock_changes_no_measurement(
+    users_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("perf_counter", "monotonic", "time"):
+        monkeypatch.setattr(time, name, getattr(time, name))  # restores it after the test
+    measurement = run(users_trial(f"{users_file}:with_another_clock"), RankSetup(rank=0, device=CPU))
+    rows = measurement.tables["steps"]
+    assert all(row["window_s"] >= 2 * 0.005 for row in rows if row["window"] == "plain")
+    assert all(row["step_s"] >= 0.005 for row in rows if row["window"] == "phases")
+
+
+def test_the_evidence_says_how_many_threads_torch_uses(users_file: str) -> None:
+    threads = torch.get_num_threads()
+    setup = RankSetup(rank=0, device=CPU)
+    assert run(users_trial(f"{users_file}:build"), setup).evidence["threads"] == 1
+    assert run(users_trial(f"{users_file}:on_more_threads"), setup).evidence["threads"] == 3
+    assert torch.get_num_threads() == threads
 
 
 def test_a_step_that_raises_leaves_the_process_clean(users_file: str) -> None:
