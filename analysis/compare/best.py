@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.compare.scaling import STRONG, WEAK
 from analysis.measure.configurations import throughput_estimates
 from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
@@ -57,6 +58,32 @@ def best_configurations(
     return [
         _best_configuration(distinguishing, dict(zip(workload, key, strict=True)), rows, scale) for key, rows in parts
     ]
+
+
+def headline(configurations: pd.DataFrame, scaling: pd.DataFrame, axes: Sequence[str], fields: Fields) -> int | None:
+    """Return the configuration that a study's answer is about (index of `configurations`); None without measurements.
+
+    It is the fastest on most ranks: of those in weak scaling if there are any, else in strong scaling, else of all. Of
+    several workloads, it is the one that scales worst.
+    """
+    if configurations.empty:
+        return None
+    efficiency: dict[int, float] = {}
+    chosen = configurations
+    for kind in (WEAK, STRONG):
+        rows = scaling[(scaling["scaling"] == kind) & (scaling["ideal"] > 1)]
+        if len(rows):
+            efficiency = dict(zip(rows["configuration"].astype(int), rows["efficiency"].astype(float), strict=True))
+            chosen = configurations.loc[list(efficiency)]
+            break
+    best = []
+    for workload in best_configurations(chosen, axes, fields):
+        rows = chosen
+        for name, value in workload.workload.items():
+            rows = rows[(rows[name] == value) | (rows[name].isna() & pd.isna(value))]
+        rows = rows[rows["world_size"] == rows["world_size"].max()]
+        best += [found.best for found in best_configurations(rows, axes, fields)]
+    return min(best, key=lambda index: efficiency.get(index, 1.0))
 
 
 def _best_configuration(

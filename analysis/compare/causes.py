@@ -68,6 +68,30 @@ def slowdown(
     return result[_COLUMNS]
 
 
+def lost_ranks(growth: pd.DataFrame, configurations: pd.DataFrame, scaling: pd.DataFrame) -> pd.DataFrame:
+    """Return the ranks lost to each cause, one row per row of `slowdown`, indexed by configuration.
+
+    scaling: the weak-scaling rows of `scaling.scaling_rows`. N ranks with an efficiency of E do the work of N * E.
+    A cause that makes each of N steps of length T longer by t costs N * t / T ranks. remainder_s is the rest, so the
+    columns `SLOWDOWN_PARTS` add up to lost. Columns: work, lost, and the parts in ranks.
+    """
+    rows = growth.set_index("configuration")
+    size = rows["world_size"].astype(float)
+    parts = rows[list(SLOWDOWN_PARTS)].astype(float).mul(size / configurations["step_s"].astype(float), axis=0)
+    parts = parts.reindex(rows.index)
+    work = size * scaling.set_index("configuration")["efficiency"].astype(float).reindex(rows.index)
+    parts["remainder_s"] = size - work - parts[list(CAUSES)].sum(axis=1)
+    return parts.assign(work=work, lost=size - work)
+
+
+def visible_causes(lost: pd.Series) -> pd.Series:
+    """Return the parts of a row of `lost_ranks`, the largest first; those below 0.5 % are part of the remainder."""
+    parts = lost[list(SLOWDOWN_PARTS)].astype(float).dropna()
+    is_small = (parts.abs() < 0.005 * parts.abs().sum()) & (parts.index != "remainder_s")
+    parts["remainder_s"] += parts[is_small].sum()
+    return parts[~is_small].sort_values(ascending=False)
+
+
 def _step_parts(
     exposed: pd.DataFrame, configurations: pd.DataFrame, chosen: pd.Series, by_host: pd.Series
 ) -> pd.DataFrame:
