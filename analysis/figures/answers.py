@@ -134,7 +134,6 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
     if rows.empty:
         return None
     ranks = study_ranks(analysis)
-    whole = analysis.lost_ranks.loc[analysis.headline]
     size = int(analysis.configurations["world_size"].to_dict()[analysis.headline])
     values = rows["lost"].to_numpy(dtype=float)
     starts = np.concatenate([[0.0], np.cumsum(values[:-2]), [0.0]])
@@ -160,7 +159,7 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
         axis.invert_yaxis()
         axis.grid(visible=False, axis="y")
         axis.set_xlabel(f"{ranks[1]} lost")
-        title = f"{value_label('world_size', size, ranks)} do the work of {number(whole['work'], 2)}"
+        title = f"{value_label('world_size', size, ranks)} do the work of {number(size - float(values[-1]), 2)}"
         axis.set_title(wrapped(f"{title} ({headline_label(analysis)})", 1), loc="left")
     return figure
 
@@ -170,12 +169,12 @@ def lost_rows(analysis: Analysis) -> pd.DataFrame:
 
     Causes too small to see are part of the remainder.
     """
-    if analysis.headline not in analysis.lost_ranks.index:
+    if not analysis.lost_ranks:
         return pd.DataFrame(columns=["cause", "lost"])
-    whole = analysis.lost_ranks.loc[analysis.headline]
-    parts = visible_causes(whole)
-    rows = [{"cause": SLOWDOWN_LABELS[str(name)], "lost": value} for name, value in parts.items()]
-    return pd.DataFrame([*rows, {"cause": "total", "lost": float(whole["lost"])}])
+    rows = [
+        {"cause": SLOWDOWN_LABELS[name], "lost": value} for name, value in visible_causes(analysis.lost_ranks).items()
+    ]
+    return pd.DataFrame([*rows, {"cause": "total", "lost": sum(analysis.lost_ranks.values())}])
 
 
 def gains(analysis: Analysis) -> Figure | None:

@@ -1,8 +1,8 @@
 """Write the report of a study from its results folder alone.
 
-index.html is self-contained: the answer first, then one figure and one table per question, then everything else
-collapsed. The same folder contains report.md in the same order, methods.md, the tables as CSV and LaTeX, and the
-figures as SVG and PNG. Each file is written to a temporary name and renamed.
+index.html is self-contained: the card first, then one figure and one table per question, then everything else
+collapsed. The same folder contains report.md in the same order, methods.md, the card as JSON and SVG, the tables as CSV
+and LaTeX, and the figures as SVG and PNG. Each file is written to a temporary name and renamed.
 """
 
 import os
@@ -21,6 +21,8 @@ from analysis.read.environment import commit, difference
 from analysis.read.errors import ResultsError, line
 from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
+from analysis.report.card import as_html, as_json_text, as_markdown
+from analysis.report.card_svg import as_svg
 from analysis.report.page import embedded, glossary, security_policy, static
 from analysis.report.picture import Picture, draw, first_drawn
 from analysis.report.questions import OVERVIEW, Question, questions
@@ -31,6 +33,7 @@ from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Table
 from analysis.text import join
 from analysis.verdict.answer import answer, limits
+from analysis.verdict.card import Card, card_of
 from analysis.verdict.communication import sentences
 from analysis.verdict.facts import facts, facts_line
 from analysis.verdict.next_steps import next_steps
@@ -48,9 +51,10 @@ _STATUSES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Path of the index.html written, and a summary of the study."""
+    """Path of the index.html written, the study's card, and one row per configuration."""
 
     path: str
+    card: Card
     summary: Summary
 
 
@@ -84,11 +88,14 @@ def write_report(
     target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
     system, root = filesystem(target)
     parts = [_part(first), *(_part(other, number, first) for number, other in enumerate(others, 2))]
+    card = card_of(first, others)
     overview = first_drawn(first, OVERVIEW, parts[0]["tables"]) if has_results(first) else None
     answers = _answers(first, parts[0]["tables"], overview)
     visible = [picture for picture in (overview, *(shown.picture for shown in answers)) if picture]
     figures = _figures(first, parts[0]["tables"], without={picture.name for picture in visible})
     context = _context(results, first, others, partial) | {
+        "card": as_html(card),
+        "card_markdown": Markup(as_markdown(card)),
         "overview": overview,
         "answers": answers,
         "figures": figures,
@@ -105,6 +112,8 @@ def write_report(
     for picture in (*visible, *figures):
         files[f"figures/{picture.name}.svg"] = picture.svg.encode()
         files[f"figures/{picture.name}.png"] = picture.png
+    files["card.json"] = as_json_text(card).encode()
+    files["card.svg"] = as_svg(card).encode()
     files["report.md"] = _render("report.md.jinja", context).encode()
     files["index.html"] = _render("index.html.jinja", context).encode()
     try:
@@ -117,7 +126,7 @@ def write_report(
         raise ResultsError(
             f"{target}: cannot write the report ({line(error)}); fix this, then run: python -m study.scaling report DIR"
         ) from None
-    return Report(f"{target.rstrip('/')}/index.html", summary(first, others))
+    return Report(f"{target.rstrip('/')}/index.html", card, summary(first, others))
 
 
 def has_results(analysis: Analysis) -> bool:
@@ -203,8 +212,6 @@ def _context(results: Results, analysis: ReportInputs, others: Sequence[Analysis
         "banner": analysis.record.small_form,
         "facts": facts(analysis),
         "facts_line": facts_line(analysis),
-        "card": None,
-        "card_markdown": None,
         "has_results": has_results(analysis),
         "actions": actions(analysis),
         "glossary": glossary(study_ranks(analysis)),

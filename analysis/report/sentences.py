@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import WORDS, fewer_launches
 from analysis.compare.causes import CAUSES
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
@@ -36,6 +37,8 @@ def scale(analysis: Analysis) -> list[str]:
         measured = join([value_label("world_size", size, ranks) for size in sizes])
         return [f"Measured on {measured} only, without a comparison: add --gpus 1,2,4 to see how it scales."]
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
+    real = without_emulated(analysis.configurations.loc[rows["configuration"].astype(int).unique()])
+    rows = rows[rows["configuration"].isin(real.index)]
     return [text for kind in (WEAK, STRONG) if (text := _range(analysis, rows[rows["scaling"] == kind], kind))]
 
 
@@ -64,14 +67,14 @@ def holds_back(analysis: Analysis) -> list[str]:
         share = float(shares[bound])
         takes = f": {WORDS[bound].takes}, {percent(share)} of the step" if share > 0 else ""
         sentences.append(f"The step is bound by {WORDS[bound].label}{takes}.")
-    if analysis.headline in analysis.lost_ranks.index:
-        lost = analysis.lost_ranks.loc[analysis.headline]
-        parts = lost[list(CAUSES)].astype(float).dropna()
-        if float(lost["lost"]) > 0.005 and parts.max() > 0:
-            label = SLOWDOWN_LABELS[str(parts.idxmax())]
+    if analysis.lost_ranks:
+        lost = sum(analysis.lost_ranks.values())
+        causes = {name: value for name, value in analysis.lost_ranks.items() if name in CAUSES}
+        largest = max(causes, key=lambda name: causes[name])
+        if lost > 0.005 and causes[largest] > 0:
             sentences.append(
-                f"{number(float(lost['lost']), 2)} {study_ranks(analysis)[1]} are lost, most to {label} "
-                f"({number(parts.max(), 2)})."
+                f"{number(lost, 2)} {study_ranks(analysis)[1]} are lost, most to {SLOWDOWN_LABELS[largest]} "
+                f"({number(causes[largest], 2)})."
             )
     elif (analysis.configurations["world_size"] > 1).any():
         sentences.append("Communication was not measured separately: rerun with --set account_steps=10.")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import REGIONS, WORDS
 from analysis.compare.causes import visible_causes
 from analysis.compare.scaling import STRONG, WEAK
@@ -42,7 +43,7 @@ def scales(analysis: Analysis) -> Table:
     rows = analysis.scaling[analysis.scaling["ideal"] > 1].copy()
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
     configured = analysis.configurations.drop(columns=["n", "world_size"])
-    frame = _real(rows.join(configured, on="configuration")).reset_index(drop=True)
+    frame = without_emulated(rows.join(configured, on="configuration")).reset_index(drop=True)
     frame["scaling_kind"] = frame["scaling"].map({WEAK: "weak", STRONG: "strong"})
     for end in ("", "_low", "_high", "_more"):
         scale = 1.0 if end == "_more" else 100.0
@@ -78,8 +79,8 @@ def scales(analysis: Analysis) -> Table:
 
 def holds_back(analysis: Analysis) -> Table:
     """Tabulate the ranks that the headline configuration loses by cause, or the parts of its step."""
-    if analysis.headline in analysis.lost_ranks.index:
-        return _lost(analysis, analysis.headline)
+    if analysis.lost_ranks:
+        return _lost(analysis)
     ranks = study_ranks(analysis)
     columns = (
         Column("part", "part of the step"),
@@ -101,12 +102,9 @@ def holds_back(analysis: Analysis) -> Table:
     )
 
 
-def _lost(analysis: Analysis, headline: int | None) -> Table:
+def _lost(analysis: Analysis) -> Table:
     ranks = study_ranks(analysis)
-    lost = analysis.lost_ranks.loc[headline]
-    growth = analysis.communication.slowdown.set_index("configuration").loc[headline]
-    step_s = float(analysis.configurations.loc[headline, "step_s"])
-    to_seconds = step_s / float(growth["world_size"])
+    to_seconds = float(analysis.configurations["step_s"].to_dict()[analysis.headline]) / _size(analysis)
     rows = [
         {
             "cause": SLOWDOWN_LABELS[str(name)],
@@ -114,12 +112,12 @@ def _lost(analysis: Analysis, headline: int | None) -> Table:
             "longer_s": value * to_seconds,
             "how": WORDS[_CAUSE_REGIONS[str(name)]].change if name in _CAUSE_REGIONS else _OTHER_CHANGES[str(name)],
         }
-        for name, value in visible_causes(lost).items()
+        for name, value in visible_causes(analysis.lost_ranks).items()
     ]
-    total = float(lost["lost"])
+    total = sum(analysis.lost_ranks.values())
     rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": ""})
     frame = pd.DataFrame(rows)
-    frame["trial_ids"] = [_trial_ids(analysis, headline)] * len(frame)
+    frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
     return Table(
         f"{ranks[1]} lost on {value_label('world_size', _size(analysis), ranks)}",
         (
@@ -182,7 +180,7 @@ def outlook(analysis: ReportInputs) -> Table:
     largest = max(model.series.sizes[-1] for model in models)
     rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
     by_number = {model.number: model for model in models}
-    rows = _real(rows)
+    rows = without_emulated(rows)
     is_first = [analysis.headline in set(by_number[number].series.points["configuration"]) for number in rows["series"]]
     frame = rows.assign(is_other=[not first for first in is_first], host_bound=rows["step_s"].isna())
     frame = frame.sort_values(["host_bound", "is_other"], kind="stable", ignore_index=True)
@@ -198,14 +196,6 @@ def outlook(analysis: ReportInputs) -> Table:
         for number in frame["series"]
     ]
     return shortened(Table("Predicted, not measured", columns, frame))
-
-
-def _real(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows on the default interconnect, if there are any: others are emulated."""
-    if "interconnect" not in rows:
-        return rows
-    real = rows["interconnect"].isna() | rows["interconnect"].eq("auto")
-    return rows[real] if real.any() else rows
 
 
 def _size(analysis: Analysis) -> int:
