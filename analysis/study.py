@@ -11,8 +11,12 @@ from analysis.checks.finding import Finding, check_data
 from analysis.checks.steps import findings
 from analysis.compare.accuracy import Accuracy, accuracy
 from analysis.compare.batch_size import batch_curve, epoch_seconds
+from analysis.compare.best import Headline, headlines
+from analysis.compare.bottleneck import gain_rows, regions
+from analysis.compare.causes import lost_ranks
 from analysis.compare.communication import Communication, communication
 from analysis.compare.ladder import ladder_rows
+from analysis.compare.one_field import change_rows
 from analysis.compare.scaling import scaling_rows, speed_up_rows
 from analysis.compare.steps import loss_rows, timeline_rows
 from analysis.measure.configurations import configurations, derived_lengths, trial_fields
@@ -83,6 +87,37 @@ class Analysis:
     def ladder(self) -> pd.DataFrame:
         """See `compare.ladder.ladder_rows`."""
         return ladder_rows(self.record, self.measured, self.accuracy)
+
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """See `compare.best.headlines`."""
+        return headlines(self.configurations, self.scaling, self.axes, self.fields)
+
+    @property
+    def headline(self) -> int | None:
+        """Return the configuration that the study's answer is about; None if no timed trial is done."""
+        return self.headlines[0].configuration if self.headlines else None
+
+    @cached_property
+    def lost_ranks(self) -> dict[str, float]:
+        """Return the ranks lost by the headline configuration, see `compare.causes.lost_ranks`."""
+        row = self.headlines[0].scaling if self.headlines else None
+        return lost_ranks(row, self.communication.exposed, self.configurations)
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """See `compare.one_field.change_rows`."""
+        return change_rows(self.configurations, self.fields)
+
+    @cached_property
+    def regions(self) -> pd.DataFrame:
+        """See `compare.bottleneck.regions`."""
+        return regions(self.configurations, self.communication)
+
+    @cached_property
+    def gains(self) -> pd.DataFrame:
+        """See `compare.bottleneck.gain_rows`."""
+        return gain_rows(self.regions, self.changes, self.configurations, self.headline, study_ranks(self))
 
     @cached_property
     def timeline(self) -> pd.DataFrame:

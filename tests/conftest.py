@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +98,6 @@ def results_folder(tmp_path: Any) -> str:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are made without their figures, which take most of the time."""
-    from analysis.report.sections import SECTIONS
+    from tests.support.report import show_figures
 
-    monkeypatch.setattr("analysis.report.report.SECTIONS", [replace(section, figures=()) for section in SECTIONS])
+    show_figures(monkeypatch, set())

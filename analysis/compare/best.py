@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.compare.scaling import STRONG
 from analysis.measure.configurations import throughput_estimates
 from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
@@ -48,15 +49,84 @@ def best_configurations(
     interconnects only count if nothing else was measured, since nobody would choose one.
     """
     scale = pd.Series(1.0, index=configurations.index) if scale is None else scale
-    if "interconnect" in configurations:
-        real = configurations["interconnect"].isna() | (configurations["interconnect"] == "auto")
-        configurations = configurations[real] if real.any() else configurations
+    configurations = without_emulated(configurations)
     workload = [name for name in fields.of_kind("workload") if name in axes]
     parts = configurations.groupby(workload, dropna=False, sort=False) if workload else [((), configurations)]
     distinguishing = [name for name in axes if name not in fields.timing]
     return [
         _best_configuration(distinguishing, dict(zip(workload, key, strict=True)), rows, scale) for key, rows in parts
     ]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The configuration that stands for a workload (index of `configurations.configurations`).
+
+    workload: values of the workload fields that vary in the study. scaling: its row of `scaling.scaling_rows` against
+    fewer ranks with the same batch per rank, else with the same global batch; None if no fewer ranks were measured.
+    """
+
+    configuration: int
+    workload: Mapping[str, Any]
+    scaling: pd.Series | None
+
+
+def headlines(
+    configurations: pd.DataFrame, scaling: pd.DataFrame, axes: Sequence[str], fields: Fields
+) -> list[Headline]:
+    """Return one headline per workload, the one that scales worst first.
+
+    The rule: of all configurations that can be compared with fewer ranks, those on the largest number of ranks; of
+    these, the one with the highest throughput. In a study of one size, the highest throughput alone decides. Emulated
+    interconnects, and throughputs and efficiencies that are not resolved, count only if there is nothing else. A study
+    at a constant global batch has no other comparison, so its answer is about that.
+    """
+    if configurations.empty:
+        return []
+    found = []
+    for best in best_configurations(configurations, axes, fields):
+        members = _members(configurations, best.workload)
+        rows = scaling[(scaling["ideal"] > 1) & scaling["configuration"].isin(members.index)]
+        if rows.empty:
+            found.append(Headline(best.best, best.workload, None))
+            continue
+        row = _largest(rows, configurations)
+        found.append(Headline(int(row["configuration"]), best.workload, row))
+    return sorted(found, key=_order)
+
+
+def _order(headline: Headline) -> tuple[int, float]:
+    """Sort headlines with a resolved efficiency first, the lowest one first; then the others."""
+    if headline.scaling is None:
+        return 2, 0.0
+    return int(headline.scaling["efficiency_more"] > 0), float(headline.scaling["efficiency"])
+
+
+def _members(configurations: pd.DataFrame, workload: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the configurations of a workload, without emulated interconnects if there are others."""
+    rows = configurations
+    for name, value in workload.items():
+        rows = rows[(rows[name] == value) | (rows[name].isna() & pd.isna(value))]
+    return without_emulated(rows)
+
+
+def without_emulated(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows on the default interconnect, if there are any: others are emulated."""
+    if "interconnect" not in rows:
+        return rows
+    real = rows["interconnect"].isna() | (rows["interconnect"] == "auto")
+    return rows[real] if real.any() else rows
+
+
+def _largest(rows: pd.DataFrame, configurations: pd.DataFrame) -> pd.Series:
+    """Return the scaling row on most ranks with the highest throughput; weak scaling before strong."""
+    rows = rows[rows["world_size"] == rows["world_size"].max()]
+    throughput = rows["configuration"].map(configurations["throughput_samples_per_s"]).astype(float)
+    is_wide = rows["configuration"].map(configurations["throughput_samples_per_s_more"]).astype(float) > 0
+    ordered = rows.assign(
+        is_wide=is_wide | (rows["efficiency_more"] > 0), throughput=throughput, is_strong=rows["scaling"] == STRONG
+    ).sort_values(["is_wide", "throughput", "is_strong"], ascending=[True, False, True], kind="stable")
+    return ordered.iloc[0][rows.columns]
 
 
 def _best_configuration(

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
-from analysis.text import join
+from analysis.text import join, value_label
 
 BOUND_SHARE = 0.2
 """A step is bound by load and transfer together, or by wire and wait, from this share on (critical threshold of
@@ -142,3 +142,49 @@ def faster_compute(row: pd.Series) -> str:
     changes = ["lower precision"] if row.get("precision") in ("fp32", "tf32") else []
     changes += [] if "compile" in str(row.get("execution", "eager")) else ["compilation"]
     return join([*changes, "a faster device"], "or")
+
+
+GAIN_COLUMNS = ["change", "how", "gain", "gain_low", "gain_high", "is_measured", "configuration"]
+
+_LEAST_GAIN = 1.005
+"""Upper bounds below this gain are omitted."""
+
+
+def gain_rows(
+    shares: pd.DataFrame,
+    changes: pd.DataFrame,
+    configurations: pd.DataFrame,
+    headline: int | None,
+    ranks: tuple[str, str],
+) -> pd.DataFrame:
+    """Return what changes gain in throughput: upper bounds for the headline configuration, and measured changes.
+
+    shares: see `regions`. changes: see `one_field.change_rows`. headline: see `best.headline`.
+
+    Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
+    interval (null for bounds), is_measured, configuration. Measured ones first, then the largest gain.
+    """
+    rows: list[dict[str, object]] = [
+        {
+            "change": value_label(row["field"], row["value"], ranks),
+            "how": f"instead of {value_label(row['field'], row['against'], ranks)}",
+            "gain": row["ratio"],
+            "gain_low": row["ratio_low"],
+            "gain_high": row["ratio_high"],
+            "is_measured": True,
+            "configuration": row["configuration"],
+        }
+        for _, row in changes.iterrows()
+    ]
+    known = {} if headline is None else shares.loc[headline].to_dict()
+    bounds = []
+    for name in REGIONS:
+        share = known.get(name)
+        if name == "compute" or pd.isna(share) or (gain := largest_gain(float(share))) < _LEAST_GAIN:
+            continue
+        words = WORDS[name]
+        how = fewer_launches(configurations.loc[headline]) if name == "host" else words.change
+        row = {"change": f"no {words.takes}", "how": how, "gain": gain, "is_measured": False, "configuration": headline}
+        bounds.append(row)
+    rows += sorted(bounds, key=lambda row: -row["gain"])
+    return pd.DataFrame(rows, columns=GAIN_COLUMNS).astype({name: float for name in ("gain", "gain_low", "gain_high")})

@@ -1,6 +1,10 @@
 """Attribute the growth of a step with the number of ranks to causes, each counted once."""
 
+from collections.abc import Mapping
+
 import pandas as pd
+
+from analysis.compare.scaling import STRONG
 
 CAUSES = ("transfer_s", "queueing_s", "wait_s", "host_s", "load_s", "slower_compute_s")
 SLOWDOWN_PARTS = (*CAUSES, "remainder_s")
@@ -66,6 +70,34 @@ def slowdown(
     result["slower_compute_s"] = growth["kernel_s"].fillna(slower - issue).where(by_host, slower)
     result["remainder_s"] = growth["step_s"] - result[list(CAUSES)].sum(axis=1)
     return result[_COLUMNS]
+
+
+def lost_ranks(row: pd.Series | None, exposed: pd.DataFrame, configurations: pd.DataFrame) -> dict[str, float]:
+    """Return how many ranks' work is lost, by cause; they add up to ranks * (1 - efficiency). Empty if unknown.
+
+    row: of `scaling.scaling_rows`. A cause that makes each of N steps of length T longer by t costs N t / T ranks. Keys
+    are `SLOWDOWN_PARTS`; the remainder contains what is not measured.
+    """
+    if row is None:
+        return {}
+    pair = pd.DataFrame([row[_PAIR].astype(int)]).reset_index(drop=True)
+    share = row["reference_world_size"] / row["world_size"] if row["scaling"] == STRONG else 1.0
+    rows = slowdown(exposed, configurations, pair, float(share))
+    if rows.empty:
+        return {}
+    step_s = float(configurations["step_s"].to_dict()[int(row["configuration"])])
+    known = rows.iloc[0][list(SLOWDOWN_PARTS)].astype(float).fillna(0.0)
+    lost = {str(name): float(row["world_size"] * value / step_s) for name, value in known.items()}
+    total = float(row["world_size"] * (1 - row["efficiency"]))
+    return lost | {"remainder_s": total - sum(value for name, value in lost.items() if name != "remainder_s")}
+
+
+def visible_causes(lost: Mapping[str, float]) -> dict[str, float]:
+    """Return the parts of `lost_ranks`, the largest first; those below 0.5 % are part of the remainder."""
+    least = 0.005 * sum(abs(value) for value in lost.values())
+    shown = {name: value for name, value in lost.items() if abs(value) >= least and name != "remainder_s"}
+    shown["remainder_s"] = sum(lost.values()) - sum(shown.values())
+    return dict(sorted(shown.items(), key=lambda item: -item[1]))
 
 
 def _step_parts(

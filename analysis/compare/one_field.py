@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.compare.accuracy import Accuracy, by_precision
 from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates, trial_fields
 from analysis.measure.measures import configuration_of
+from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
 
 COLUMNS = ["configuration", "reference", "against", "ratio", "ratio_low", "ratio_high", "ratio_more"]
@@ -53,6 +54,33 @@ def against_reference(configurations: pd.DataFrame, field: str, order: Sequence[
             "ratio_more": ratio["more"],
         }
     ).reset_index(drop=True)
+
+
+def change_rows(configurations: pd.DataFrame, fields: Fields) -> pd.DataFrame:
+    """Return what each compared value brings over its field's reference, on most ranks and there where it is fastest.
+
+    One row per field and value, the largest gain first: field, value and `COLUMNS`. Interconnects are omitted, since
+    slow ones are emulated, and so are ratios that are not resolved.
+    """
+    parts = []
+    for field in (*fields.compared_in("own"), *fields.compared_in("settings")):
+        rows = against_reference(configurations, field, fields[field].order)
+        rows = rows[(rows["configuration"] != rows["reference"]) & ~(rows["ratio_more"].astype(float) > 0)]
+        if rows.empty or field == "interconnect":
+            continue
+        measured = configurations.loc[rows["configuration"], ["world_size", "throughput_samples_per_s"]]
+        rows = rows.assign(
+            field=field,
+            value=configurations.loc[rows["configuration"], field].to_numpy(),
+            world_size=measured["world_size"].to_numpy(),
+            throughput=measured["throughput_samples_per_s"].to_numpy(),
+        ).sort_values(["world_size", "throughput"], ascending=False, kind="stable")
+        parts.append(rows.drop_duplicates("value"))
+    if not parts:
+        return pd.DataFrame(columns=["field", "value", *COLUMNS])
+    rows = pd.concat(parts, ignore_index=True)[["field", "value", *COLUMNS]]
+    rows[["ratio", "ratio_low", "ratio_high"]] = rows[["ratio", "ratio_low", "ratio_high"]].astype(float)
+    return rows.sort_values("ratio", ascending=False, kind="stable", ignore_index=True)
 
 
 def trained_accuracy(configurations: pd.DataFrame, accuracy: Accuracy | None) -> pd.DataFrame:

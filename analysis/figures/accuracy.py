@@ -11,17 +11,16 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from analysis.compare.accuracy import Accuracy
-from analysis.figures.style import INK, MARKERS, STYLE, TEXT, legend, wrapped
+from analysis.figures.style import INK, MARKERS, NARROW_INCHES, STYLE, TEXT, is_narrow, legend, wrapped
 from analysis.study import Analysis
 
 _MOST_COLUMNS = 4
 
 
 def accuracy_batch(analysis: Analysis) -> Figure | None:
-    """Held-out accuracy after the last epoch by global batch, one line per recipe, with 95 % intervals over seeds.
+    """Held-out accuracy after the last epoch by global batch, one line per recipe (bands: 95 % over seeds).
 
-    The dashed line is the plain reference with its interval as a grey band; the dotted line is the critical batch
-    estimated from the gradient noise scale.
+    Dashed: plain reference, its interval in grey. Dotted: critical batch, estimated from the gradient noise scale.
     """
     accuracy = analysis.accuracy
     if accuracy is None or accuracy.lossless_batches.empty:
@@ -31,7 +30,8 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
     colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
     batches = sorted(shown["global_batch"].unique())
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
-        figure, axis = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+        size = (NARROW_INCHES, 3.6) if is_narrow() else (7.2, 4.0)
+        figure, axis = plt.subplots(figsize=size, layout="constrained")
         plain = shown[shown["is_reference"] & (shown["remedy"] == accuracy.plain)]
         handles: list[Any] = []
         for _, row in plain.iterrows():
@@ -45,9 +45,11 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
             marker = MARKERS[i % len(MARKERS)]
             style = {"color": colours[name], "marker": marker, "markersize": 5, "linewidth": 1.3}
             x, y = line["global_batch"] * nudge, 100 * line["top1"]
-            known = line["top1_low"].notna().all()
-            ends = [y - 100 * line["top1_low"], 100 * line["top1_high"] - y] if known else None
-            axis.errorbar(x, y, yerr=ends, capsize=2.5, elinewidth=1, **style)
+            axis.plot(x, y, **style)
+            if line["top1_low"].notna().all():
+                axis.fill_between(
+                    x, 100 * line["top1_low"], 100 * line["top1_high"], color=colours[name], alpha=0.15, linewidth=0
+                )
             handles.append(Line2D([], [], label=name, **style))
         critical = accuracy.lossless_batches.dropna(subset="critical_batch")
         critical = (
@@ -68,7 +70,7 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
         axis.set_xlim(min(batches) / 1.5, max(batches) * 1.5)
         axis.set_xlabel("global batch")
         axis.set_ylabel("held-out accuracy (%)")
-        figure.legend(handles=handles, loc="outside upper center", ncols=2)
+        figure.legend(handles=handles, loc="outside upper center", ncols=1 if is_narrow() else 2)
     return figure
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -15,13 +16,20 @@ from analysis.figures.style import (
     GRID,
     INK,
     MARKERS,
+    MOST_DIRECT_LABELS,
+    NARROW_INCHES,
     STYLE,
     TEXT,
+    LineEnd,
+    column_count,
     facet_fields,
     grid_of_axes,
     hollow,
     hollow_handle,
+    is_narrow,
+    label_ends,
     legend,
+    limits,
     outer_labels,
     wrapped,
 )
@@ -33,7 +41,7 @@ _LINES = ("precision", "execution", "parallel", "storage", "memory_format")
 
 
 def batch_size(analysis: Analysis) -> Figure | None:
-    """Throughput of one rank by batch size, with 95 % intervals; crosses mark batches that ran out of memory."""
+    """Throughput of one rank by batch size, with 95 % intervals as bands; crosses: out of memory."""
     curve = analysis.batch_curve
     if curve.empty or curve["throughput_samples_per_s"].isna().all():
         return None
@@ -46,30 +54,25 @@ def batch_size(analysis: Analysis) -> Figure | None:
     colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
     batches = sorted(curve["batch_per_gpu"].unique())
     is_wide = curve["throughput_samples_per_s_more"] > 0
-    tops = [curve["throughput_samples_per_s"], curve["throughput_samples_per_s_high"].mask(is_wide)]
-    highest = 1.08 * max(top.max() for top in tops if top.notna().any())
+    value, low, high = (curve[f"throughput_samples_per_s{end}"] for end in ("", "_low", "_high"))
+    highest = max(0.0, limits(value.dropna(), low.mask(is_wide), high.mask(is_wide))[1])
+    has_lost = bool((curve["outcome"] == "out of memory").any())
+    with_legend = len(kinds) > MOST_DIRECT_LABELS
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         for axis, (key, panel) in zip(axes, panels, strict=False):
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(batches, [str(batch) for batch in batches])
+            axis.minorticks_off()
+            axis.set_xlim(min(batches) / 1.3, max(batches) * 1.3)
+            axis.set_ylim(0, highest)
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            ends = []
             for i, kind in enumerate(kinds):
                 points = panel if line is None else panel[panel[line] == kind]
-                known = points.dropna(subset="throughput_samples_per_s")
-                y = known["throughput_samples_per_s"]
-                wide = known["throughput_samples_per_s_more"] > 0
-                low, high = (known[f"throughput_samples_per_s_{end}"].mask(wide) for end in ("low", "high"))
-                ends = np.array([y - low, high - y])
-                axis.errorbar(
-                    known["batch_per_gpu"],
-                    y,
-                    yerr=np.clip(np.nan_to_num(ends), 0, None),
-                    color=colours[kind],
-                    marker=MARKERS[i % len(MARKERS)],
-                    markersize=4.5,
-                    capsize=2.5,
-                    linewidth=1.3,
-                    elinewidth=1,
-                )
-                hollow(axis, known.loc[wide, "batch_per_gpu"], y[wide], colours[kind], MARKERS[i % len(MARKERS)])
+                end = _curve(axis, points, colours[kind], MARKERS[i % len(MARKERS)])
+                if end is not None and line:
+                    ends.append(LineEnd(*end, value_label(line, kind, ranks)))
                 lost = points[points["outcome"] == "out of memory"]
                 axis.scatter(
                     lost["batch_per_gpu"] * 2 ** (0.08 * (i - (len(kinds) - 1) / 2)),
@@ -80,14 +83,10 @@ def batch_size(analysis: Analysis) -> Figure | None:
                     linewidths=2,
                     zorder=4,
                 )
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(batches, [str(batch) for batch in batches])
-            axis.minorticks_off()
-            axis.set_xlim(min(batches) / 1.3, max(batches) * 1.3)
-            axis.set_ylim(0, highest)
-            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            if not with_legend:
+                label_ends(axis, ends)
             title = dict(zip(rest, key, strict=True))
-            axis.set_title(wrapped(configuration_label(title, rest, ranks), min(4, len(panels))))
+            axis.set_title(wrapped(configuration_label(title, rest, ranks), column_count(len(panels))))
         outer_labels(axes, field_label("batch_per_gpu", ranks), "samples/s")
         handles = [
             Line2D(
@@ -99,14 +98,29 @@ def batch_size(analysis: Analysis) -> Figure | None:
                 label=value_label(line, kind, ranks),
             )
             for i, kind in enumerate(kinds)
-            if line
+            if line and with_legend
         ]
-        if (curve["outcome"] == "out of memory").any():
+        if has_lost:
             handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", markersize=6, label="out of memory"))
         handles += [hollow_handle()] * bool(is_wide.any())
         if handles:
             legend(figure, handles)
     return figure
+
+
+def _curve(axis: Any, points: pd.DataFrame, colour: Any, marker: str) -> tuple[float, float] | None:
+    """Draw the measured batches with a band of intervals, and return the last point; None if none is measured."""
+    known = points.dropna(subset="throughput_samples_per_s")
+    if known.empty:
+        return None
+    x, y = known["batch_per_gpu"], known["throughput_samples_per_s"]
+    wide = known["throughput_samples_per_s_more"] > 0
+    low, high = (known[f"throughput_samples_per_s_{end}"].mask(wide).fillna(y) for end in ("low", "high"))
+    axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    axis.plot(x, y, color=colour, linewidth=1.5)
+    axis.plot(x[~wide], y[~wide], linestyle="none", marker=marker, markersize=5, color=colour)
+    hollow(axis, x[wide], y[wide], colour, marker)
+    return float(x.iloc[-1]), float(y.iloc[-1])
 
 
 def ladder(analysis: Analysis) -> Figure | None:
@@ -123,7 +137,10 @@ def ladder(analysis: Analysis) -> Figure | None:
         figure, grid = plt.subplots(
             len(machines),
             1,
-            figsize=(7.2, 0.5 + sum(0.75 + 0.27 * len(steps) for _, steps in machines)),
+            figsize=(
+                NARROW_INCHES if is_narrow() else 7.2,
+                0.5 + sum(0.75 + 0.27 * len(steps) for _, steps in machines),
+            ),
             squeeze=False,
             layout="constrained",
             gridspec_kw={"height_ratios": [0.75 + 0.27 * len(steps) for _, steps in machines]},

@@ -38,6 +38,8 @@ def slowdown(analysis: Analysis) -> Figure | None:
         return None
     values = rows[list(SLOWDOWN_PARTS)].astype(float).fillna(0.0) * 1e3
     drawn = [name for name in SLOWDOWN_PARTS if (values[name] != 0).any()]
+    if len(drawn) < 2:
+        return None
     return stacked_bars(
         analysis.configurations.loc[rows.index],
         values[drawn],

@@ -4,11 +4,26 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.style import INK, MARKERS, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
+from analysis.figures.style import (
+    INK,
+    MARKERS,
+    MOST_DIRECT_LABELS,
+    STYLE,
+    TEXT,
+    LineEnd,
+    column_count,
+    grid_of_axes,
+    label_ends,
+    legend,
+    limits,
+    outer_labels,
+    wrapped,
+)
 from analysis.predict.forecast import FORECAST_FACTORS, held_batch, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.model import ScalingModel, predict
@@ -18,10 +33,9 @@ from analysis.text import configuration_label, field_label
 
 
 def prediction_fan(analysis: ReportInputs) -> Figure | None:
-    """Efficiency by number of ranks: measured with 95 % intervals, and PREDICTED for more ranks (dashed).
+    """Efficiency: measured (95 % intervals), and predicted for more ranks (dashed; shaded: 95 % of new runs).
 
-    The 95 % prediction interval is shaded while it is resolved (within a factor of 2), and clipped. Series without a
-    prediction (host-bound) show their measurements only. Beyond one node without a measured network nothing is shaded.
+    Host-bound series have no prediction. Beyond one node without a measured network there is no interval.
     """
     models = analysis.models
     if not models:
@@ -47,23 +61,32 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
         smallest = min(model.series.sizes[0] for model in models)
         largest = max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in models)
         ends_early = False
+        low, high = _limits(analysis, models)
+        with_legend = max(map(len, panels.values())) > MOST_DIRECT_LABELS
         for axis, (key, members) in zip(axes, panels.items(), strict=False):
             axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
-            for model in members:
-                label = held_batch(model, ranks)
-                ends_early |= _fan(axis, analysis, model, largest, colours[label], markers[label])
             axis.set_xscale("log", base=2)
             sizes = [2**k for k in range(int(np.log2(largest)) + 1) if 2**k >= smallest]
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.minorticks_off()
             axis.set_xlim(smallest / 1.2, largest * 1.2)
-            axis.set_ylim(0, 130)
+            axis.set_ylim(low, high)
+            ends = []
+            for model in members:
+                label = held_batch(model, ranks)
+                is_cut, end = _fan(axis, analysis, model, largest, colours[label], markers[label])
+                ends_early |= is_cut
+                ends.append(LineEnd(*end, label.partition(" per ")[0]))
+            if not with_legend:
+                label_ends(axis, ends)
             fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
             title = configuration_label(fields, fields, ranks)
-            axis.set_title(wrapped(title, min(4, len(panels))))
+            axis.set_title(wrapped(title, column_count(len(panels))))
         outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
         handles = [
-            Line2D([], [], color=colours[label], marker=markers[label], markersize=5, label=label) for label in labels
+            Line2D([], [], color=colours[label], marker=markers[label], markersize=5, label=label)
+            for label in labels
+            if with_legend
         ]
         handles.append(
             Line2D(
@@ -76,8 +99,25 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     return figure
 
 
-def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, colour: Any, marker: str) -> bool:
-    """Draw a series; return True if its prediction has no interval somewhere."""
+def _limits(analysis: ReportInputs, models: list[ScalingModel]) -> tuple[float, float]:
+    """Return limits of the efficiency in percent that show all measured points and predicted ends."""
+    members = {index for model in models for index in model.series.points["configuration"]}
+    rows = analysis.scaling[analysis.scaling["configuration"].isin(members) & analysis.scaling["ideal"].notna()]
+    ends = [
+        100 * float(predict(model, [factor * model.series.sizes[-1]])["efficiency"].iloc[0])
+        for model in models
+        for factor in (1, *FORECAST_FACTORS)
+        if not model.series.host_bound
+    ]
+    points = pd.concat([100 * rows["efficiency"].astype(float), pd.Series(ends, dtype=float)])
+    low, high = limits(points, *(100 * rows[f"efficiency_{end}"].astype(float) for end in ("low", "high")))
+    return max(0.0, low), max(102.0, high)
+
+
+def _fan(
+    axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, colour: Any, marker: str
+) -> tuple[bool, tuple[float, float]]:
+    """Draw a series; return True if its prediction has no interval somewhere, and the end of its line."""
     sizes = model.series.sizes
     rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
     rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
@@ -85,12 +125,12 @@ def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, c
     measured = model.series.points["throughput_samples_per_s"] / first["throughput_samples_per_s"]
     percent = 100 * measured * first["world_size"] / model.series.points["world_size"]
     axis.plot(sizes, percent, linestyle="none", marker=marker, color=colour, markersize=5, markeredgewidth=0)
-    for _, row in rows.dropna(subset="efficiency_low").iterrows():
+    for _, row in rows[~(rows["efficiency_more"] > 0)].dropna(subset="efficiency_low").iterrows():
         axis.vlines(
             row["world_size"], 100 * row["efficiency_low"], 100 * row["efficiency_high"], color=colour, linewidth=1
         )
     if model.series.host_bound:
-        return False
+        return False, (float(sizes[-1]), float(percent.iloc[-1]))
     per_node = ranks_per_node(analysis)
     for ends, style in (((sizes[0], sizes[-1]), "-"), ((sizes[-1], largest), (0, (4, 3)))):
         x = np.unique(np.geomspace(*ends, 25).round().astype(int))  # numbers of ranks are integers
@@ -102,4 +142,4 @@ def _fan(axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, c
     shaded = curve[has_interval]
     low, high = 100 * shaded["efficiency_low"], 100 * shaded["efficiency_high"]
     axis.fill_between(shaded["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
-    return not bool(has_interval.all())
+    return not bool(has_interval.all()), (float(x[-1]), 100 * float(curve["efficiency"].iloc[-1]))

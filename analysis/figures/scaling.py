@@ -1,4 +1,4 @@
-"""Figures of speed-up, efficiency and phases.
+"""Figures of efficiency with speed-up, and of phases.
 
 All text has one colour, so that a page can recolour it for light and dark themes.
 """
@@ -6,24 +6,27 @@ All text has one colour, so that a page can recolour it for light and dark theme
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator, StrMethodFormatter
 
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.figures.style import (
     INK,
     MARKERS,
+    MOST_DIRECT_LABELS,
     STYLE,
     TEXT,
+    LineEnd,
+    column_count,
     facet_fields,
     grid_of_axes,
     hollow,
     hollow_handle,
+    label_ends,
     legend,
+    limits,
     outer_labels,
     stacked_bars,
     wrapped,
@@ -35,105 +38,85 @@ from analysis.study import Analysis, study_ranks
 from analysis.text import PHASE_LABELS, configuration_label, field_label, value_label
 
 
-def speed_up_weak(analysis: Analysis) -> Figure | None:
-    """Speed-up by number of ranks at a constant batch per rank, with ideal line and 95 % intervals (clipped)."""
-    return _scaling_figure(analysis, WEAK, "speed_up")
+def scaling_weak(analysis: Analysis) -> Figure | None:
+    """Efficiency by number of ranks at a constant batch per rank (bands: 95 % intervals), and final speed-ups."""
+    return _scaling_figure(analysis, WEAK)
 
 
-def speed_up_strong(analysis: Analysis) -> Figure | None:
-    """Speed-up by number of ranks at a constant global batch, with ideal line and 95 % intervals (clipped)."""
-    return _scaling_figure(analysis, STRONG, "speed_up")
+def scaling_strong(analysis: Analysis) -> Figure | None:
+    """Efficiency by number of ranks at a constant global batch (bands: 95 % intervals), and final speed-ups."""
+    return _scaling_figure(analysis, STRONG)
 
 
-def efficiency_weak(analysis: Analysis) -> Figure | None:
-    """Efficiency by number of ranks at a constant batch per rank, with 95 % intervals (clipped)."""
-    return _scaling_figure(analysis, WEAK, "efficiency")
-
-
-def efficiency_strong(analysis: Analysis) -> Figure | None:
-    """Efficiency by number of ranks at a constant global batch, with 95 % intervals (clipped)."""
-    return _scaling_figure(analysis, STRONG, "efficiency")
-
-
-def _scaling_figure(analysis: Analysis, label: str, value: str) -> Figure | None:
+def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
     rows = analysis.scaling[analysis.scaling["scaling"] == label]
     if rows.empty:
         return None
     ranks = study_ranks(analysis)
     batch = "batch_per_gpu" if label == WEAK else "global_batch"
     rows = rows.join(analysis.configurations.drop(columns=["n", "world_size"]), on="configuration")
+    is_wide = rows["efficiency_more"] > 0
+    for end in ("", "_low", "_high"):
+        rows[f"percent{end}"] = 100 * rows[f"efficiency{end}"].astype(float).mask(is_wide & (end != ""))
     rest = facet_fields(analysis)
     facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
     batches = sorted(rows[batch].unique())
     colours = dict(zip(batches, sns.color_palette("colorblind", len(batches)), strict=True))
     markers = {samples: MARKERS[i % len(MARKERS)] for i, samples in enumerate(batches)}
     sizes = sorted(rows["world_size"].unique())
-    scale = 100.0 if value == "efficiency" else 1.0
+    low, high = limits(rows["percent"], rows["percent_low"], rows["percent_high"])
+    with_legend = max(facet["series"].nunique() for _, facet in facets) > MOST_DIRECT_LABELS
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(facets), sharey=True)
         for axis, (key, facet) in zip(axes, facets, strict=False):
-            _ideal(axis, facet, value)
-            present = sorted(facet[batch].unique())
-            # Shift each batch along the logarithmic axis, so that overlapping points stay visible.
-            shift = {samples: 2 ** (0.06 * (i - (len(present) - 1) / 2)) for i, samples in enumerate(present)}
-            shown = facet.assign(x=facet["world_size"] * facet[batch].map(shift), y=scale * facet[value])
-            _errors(axis, shown, value, scale, shown[batch].map(colours))
-            sns.lineplot(
-                shown.sort_values(["series", *LAYOUT]).drop_duplicates(["series", "world_size"]),
-                x="x", y="y", hue=batch, palette=colours, style=batch, markers=markers, dashes=False, units="series",
-                estimator=None, linewidth=1.3, markersize=5.5, markeredgewidth=0, legend=False, ax=axis,
-            )  # fmt: skip
+            axis.axhline(100, color=INK, linestyle=(0, (4, 3)), linewidth=1.0)
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.minorticks_off()
-            axis.set_xlim(min(sizes) / 1.25, max(sizes) * 1.25)
-            axis.set_title(
-                wrapped(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks), min(4, len(facets)))
-            )
-            if value == "efficiency":
-                axis.set_ylim(0, 1.1 * max(100.0, *(100 * rows["efficiency"])))
-            else:  # with two logarithmic axes the ideal is a straight line
-                axis.set_yscale("log", base=2)
-                axis.set_ylim(rows["speed_up"].min() / 1.15, 1.15 * max(rows["ideal"].max(), rows["speed_up"].max()))
-                axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-                axis.yaxis.set_minor_locator(NullLocator())
-        outer_labels(axes, field_label("world_size", ranks), "efficiency (%)" if scale > 1 else "speed-up")
-        handles = [
-            Line2D([], [], color=colours[b], marker=markers[b], markersize=5, label=value_label(batch, b, ranks))
-            for b in batches
-        ]
+            axis.set_xlim(min(sizes) / 1.12, max(sizes) * 1.12)
+            axis.set_ylim(max(0.0, low), max(102.0, high))
+            ends = []
+            for _, series in facet.groupby("series", sort=False):
+                samples = series[batch].iloc[0]
+                ends.append(_line(axis, series, colours[samples], markers[samples], value_label(batch, samples, ranks)))
+            if not with_legend:
+                label_ends(axis, ends)
+            title = configuration_label(dict(zip(rest, key, strict=True)), rest, ranks)
+            axis.set_title(wrapped(title, column_count(len(facets))))
+        outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
+        handles: list[Any] = []
+        if with_legend:
+            handles = [
+                Line2D([], [], color=colours[b], marker=markers[b], markersize=5, label=value_label(batch, b, ranks))
+                for b in batches
+            ]
         handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
-        handles += [hollow_handle()] * bool((rows[f"{value}_more"] > 0).any())
+        handles += [hollow_handle()] * bool(is_wide.any())
         legend(figure, handles)
     return figure
 
 
-def _errors(axis: Any, points: pd.DataFrame, value: str, scale: float, colours: pd.Series) -> None:
-    """Draw 95 % intervals and a small mark per point, including layouts on more nodes, which no line joins.
+def _line(axis: Any, series: pd.DataFrame, colour: Any, marker: str, label: str) -> LineEnd:
+    """Draw a series with its band of intervals and return its end. No line joins layouts on more nodes.
 
     A point whose interval is too wide is hollow and has none.
     """
-    for (_, point), colour in zip(points.iterrows(), colours, strict=True):
-        if point[f"{value}_more"] > 0:
-            hollow(axis, point["x"], point["y"], colour)
-            continue
-        low, high = scale * point[f"{value}_low"], scale * point[f"{value}_high"]
-        ends = [[max(0.0, point["y"] - low)], [max(0.0, high - point["y"])]] if low <= high else None
-        axis.errorbar(point["x"], point["y"], yerr=ends, color=colour, marker=".", capsize=2.5, elinewidth=1)
-
-
-def _ideal(axis: Any, facet: pd.DataFrame, value: str) -> None:
-    style = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1.0}
-    if value == "efficiency":
-        axis.axhline(100, **style)
-        return
-    for reference in sorted(facet["reference_world_size"].unique()):
-        sizes = np.geomspace(reference, facet["world_size"].max(), 50)
-        axis.plot(sizes, sizes / reference, **style)
+    line = series.sort_values(list(LAYOUT)).drop_duplicates("world_size")
+    known = line[line["percent_low"].notna() | (line["ideal"] == 1)]
+    ends = [known[f"percent_{end}"].fillna(known["percent"]) for end in ("low", "high")]
+    axis.fill_between(known["world_size"], *ends, color=colour, alpha=0.18, linewidth=0)
+    axis.plot(line["world_size"], line["percent"], color=colour, linewidth=1.5)
+    wide = series["efficiency_more"] > 0
+    shown, hidden = series[~wide], series[wide]
+    axis.plot(shown["world_size"], shown["percent"], linestyle="none", marker=marker, markersize=5, color=colour)
+    hollow(axis, hidden["world_size"], hidden["percent"], colour, marker)
+    last = line.iloc[-1]
+    gain = "" if last["efficiency_more"] > 0 else f": {last['speed_up']:.2f}×"
+    return LineEnd(float(last["world_size"]), float(last["percent"]), f"{label.partition(' per ')[0]}{gain}")
 
 
 def phases(analysis: Analysis) -> Figure | None:
-    """Stacked phases of a step, one bar per configuration; one panel per batch, each with its own scale."""
+    """Phases of a step, stacked, one bar per configuration; one panel per batch, each with its own scale."""
     configurations = analysis.configurations
     if configurations.empty:
         return None
@@ -143,6 +126,8 @@ def phases(analysis: Analysis) -> Figure | None:
         return None
     values = values.loc[configurations.index].fillna(0.0)
     drawn = [name for name in PHASES if (values[name] > 0).any()]
+    if len(drawn) < 2:
+        return None
     ranks = study_ranks(analysis)
     names = [*facet_fields(analysis), "world_size"]
     # Colours follow this order, so that phases common to most strategies come first.

@@ -12,7 +12,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures.style import INK, LINE_INCHES, STYLE, TEXT, grid_of_axes, legend, outer_labels, wrapped
+from analysis.figures.style import (
+    INK,
+    LINE_INCHES,
+    STYLE,
+    TEXT,
+    column_count,
+    grid_of_axes,
+    legend,
+    outer_labels,
+    wrapped,
+)
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, number, value_label
 
@@ -173,7 +183,7 @@ def loss(analysis: Analysis) -> Figure | None:
                         linewidth=1.3,
                     )
             axis.set_title(
-                wrapped(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks), min(4, len(panels)))
+                wrapped(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks), column_count(len(panels)))
             )
         outer_labels(axes, "step", "loss")
         legend(

@@ -2,8 +2,10 @@
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -40,7 +42,33 @@ TEXT: Any = {
 LINE_INCHES = 0.155
 """Height of a line of `TEXT` including line spacing."""
 
+NARROW_INCHES, MOST_NARROW_FACETS = 4.4, 4
+"""Width of a figure for a phone, and the maximum of its panels, which are stacked."""
+
+MOST_DIRECT_LABELS = 5
+"""Maximum lines of a panel that are labelled at their end; more get a legend."""
+
 MARKERS = "oDs^vPX*"
+
+_is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Draw figures for a phone within this context: one column of panels."""
+    token = _is_narrow.set(True)
+    try:
+        yield
+    finally:
+        _is_narrow.reset(token)
+
+
+def is_narrow() -> bool:
+    return _is_narrow.get()
+
+
+_VISIBLE_SHARE = 0.002
+"""Share of the longest bar below which a part is too small to see, and has no entry in the legend."""
 
 COLOURS = (*sns.color_palette("colorblind").as_hex(), "#7800d8", "#595959", "#14213d")
 """Seaborn's ten colour-blind safe colours, a violet, a dark grey and a navy blue.
@@ -64,6 +92,15 @@ def render(figure: Figure) -> tuple[str, bytes]:
     return svg.getvalue(), png.getvalue()
 
 
+def render_svg(figure: Figure) -> str:
+    """Return the figure as deterministic SVG, and close it."""
+    svg = io.StringIO()
+    with plt.rc_context(TEXT):
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return svg.getvalue()
+
+
 def facet_fields(analysis: Analysis) -> list[str]:
     """Return the varying fields that are neither on the axis nor a colour."""
     return [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]
@@ -71,10 +108,12 @@ def facet_fields(analysis: Analysis) -> list[str]:
 
 def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
     """Return a figure with `count` panels, at most `MAX_FACETS`, and their axes."""
-    shown = min(count, MAX_FACETS)
-    columns = min(shown, 4)
+    shown = min(count, MOST_NARROW_FACETS if is_narrow() else MAX_FACETS)
+    columns = column_count(shown)
     rows = -(-shown // columns)
-    width = 9.6 if columns > 2 else 4.8 if columns == 1 else 7.2
+    width = 9.6 if columns > 2 else 7.2
+    if is_narrow() or columns == 1:
+        width = NARROW_INCHES if is_narrow() else 5.6
     figure, grid = plt.subplots(
         rows,
         columns,
@@ -91,6 +130,11 @@ def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
     return figure, axes[:shown]
 
 
+def column_count(count: int, most: int = 4) -> int:
+    """Return the number of columns of `count` panels."""
+    return 1 if is_narrow() else min(count, most)
+
+
 def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
     """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
@@ -100,6 +144,49 @@ def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
 def wrapped(label: str, columns: int) -> str:
     """Wrap a label to the width of one panel of `columns` columns."""
     return textwrap.fill(label, {1: 60, 2: 44}.get(columns, 28), break_long_words=False, break_on_hyphens=False)
+
+
+class LineEnd(NamedTuple):
+    """The last point of a line in data coordinates, and the text next to it."""
+
+    x: float
+    y: float
+    label: str
+
+
+def label_ends(axis: Any, ends: Sequence[LineEnd]) -> None:
+    """Write each label next to the end of its line, moved apart so that none overlap. Call it with final limits."""
+    height_inches = axis.get_figure().get_figheight() * axis.get_position().height
+    gap = 1.05 * LINE_INCHES / height_inches
+    to_axis = axis.transScale + axis.transLimits
+    ordered = sorted(ends, key=lambda end: end.y)
+    heights = [float(np.clip(to_axis.transform((end.x, end.y))[1], 0.02, 0.98)) for end in ordered]
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    if heights and (excess := heights[-1] - 1) > 0:
+        heights[-1] -= excess
+        for i in reversed(range(len(heights) - 1)):
+            heights[i] = min(heights[i], heights[i + 1] - gap)
+    back = to_axis.inverted()
+    for end, height in zip(ordered, heights, strict=True):
+        y = back.transform((to_axis.transform((end.x, end.y))[0], height))[1]
+        axis.annotate(
+            end.label, (end.x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def limits(points: pd.Series, low: pd.Series, high: pd.Series) -> tuple[float, float]:
+    """Return limits of an axis that show all points, and intervals as far as they do not dwarf the points.
+
+    Beyond the points, an interval extends the axis by at most their own range, or by a tenth of the largest one.
+    """
+    least, most = float(points.min()), float(points.max())
+    room = max(most - least, 0.1 * abs(most))
+    lower = max(min(least, float(low.min()) if low.notna().any() else least), least - room)
+    upper = min(max(most, float(high.max()) if high.notna().any() else most), most + room)
+    margin = 0.06 * (upper - lower) or 0.06 * abs(upper) or 1.0
+    return lower - margin, upper + margin
 
 
 def outer_labels(axes: list[Any], x_label: str, y_label: str) -> None:
@@ -129,7 +216,7 @@ def hollow_handle() -> Line2D:
 
 def legend(figure: Figure, handles: list[Any]) -> None:
     """Add a legend above the panels, with as many columns as its longest label allows."""
-    widest_inches = 0.65 + 0.075 * max(len(str(handle.get_label())) for handle in handles)
+    widest_inches = 0.65 + 0.075 * max((len(str(handle.get_label())) for handle in handles), default=0)
     ncols = min(len(handles), max(1, int(figure.get_figwidth() // widest_inches)), 6)
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
 
@@ -151,12 +238,14 @@ def stacked_bars(
     colours = dict(zip(labels, COLOURS, strict=False))
     varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
     all_panels = list(configurations.groupby("batch_per_gpu"))
-    panels = all_panels[:MAX_FACETS]
-    columns = min(len(panels), 2)
+    panels = all_panels[: MOST_NARROW_FACETS if is_narrow() else MAX_FACETS]
+    columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)
     bars = {
         index: textwrap.fill(
-            configuration_label(row, varying, ranks), 64 if columns == 1 else 40, break_long_words=False
+            configuration_label(row, varying, ranks),
+            22 if is_narrow() else 64 if columns == 1 else 40,
+            break_long_words=False,
         )
         for _, panel in panels
         for index, row in panel.iterrows()
@@ -167,7 +256,7 @@ def stacked_bars(
         figure, grid = plt.subplots(
             rows,
             columns,
-            figsize=(9.6, 0.9 + rows * (0.75 + (0.08 + LINE_INCHES * lines) * most)),
+            figsize=(NARROW_INCHES if is_narrow() else 9.6, 0.9 + rows * (0.75 + (0.08 + LINE_INCHES * lines) * most)),
             squeeze=False,
             layout="constrained",
         )
@@ -191,8 +280,11 @@ def stacked_bars(
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         _note_hidden_panels(figure, len(panels), len(all_panels))
+        longest = values.loc[[index for _, panel in panels for index in panel.index]].abs().sum(axis=1).max()
         handles: list[Any] = [
-            Rectangle((0, 0), 1, 1, color=colours[name], label=labels[name]) for name in values.columns
+            Rectangle((0, 0), 1, 1, color=colours[name], label=labels[name])
+            for name in values.columns
+            if values[name].abs().max() > _VISIBLE_SHARE * longest
         ]
         if totals is not None:
             handles.append(plt.Line2D([], [], color=INK, marker="|", linestyle="none", markersize=9, label="total"))

@@ -1,16 +1,15 @@
 """Write the report of a study from its results folder alone.
 
-index.html is self-contained and needs no network: the answer, tables, and figures as SVG. The same folder contains
-report.md, the tables as CSV and LaTeX, and the figures as SVG and PNG. Each file is replaced atomically.
+index.html is self-contained: the card first, then one figure and one table per question, then everything else
+collapsed. The same folder contains report.md in the same order, methods.md, the card as JSON and SVG, the tables as CSV
+and LaTeX, and the figures as SVG and PNG. Each file is replaced atomically.
 """
 
-import base64
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -18,20 +17,26 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
-from analysis.figures.style import GRID, INK, render
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.environment import commit, difference
 from analysis.read.errors import ResultsError, line
 from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
-from analysis.report.sections import PLOTS, SECTIONS, TABLES
+from analysis.report.card import as_html, as_json_text, as_markdown
+from analysis.report.card_svg import as_svg
+from analysis.report.page import embedded, glossary, security_policy, static
+from analysis.report.picture import Picture, draw, first_drawn
+from analysis.report.questions import OVERVIEW, Question, questions
+from analysis.report.sections import PLOTS, RETIRED_PLOTS, SECTIONS, TABLES, WITHOUT_LATEX
+from analysis.report.sentences import actions
 from analysis.report.summary import Summary, left_out, summary
-from analysis.study import Analysis
+from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Table
 from analysis.text import join
 from analysis.verdict.answer import answer, limits
+from analysis.verdict.card import Card, card_of
 from analysis.verdict.communication import sentences
-from analysis.verdict.facts import facts
+from analysis.verdict.facts import facts, facts_line
 from analysis.verdict.next_steps import next_steps
 from analysis.verdict.trust import trust
 
@@ -47,40 +52,28 @@ _STATUSES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Path of the index.html written, and a summary of the study."""
+    """Path of the index.html written, the study's card, and one row per configuration."""
 
     path: str
+    card: Card
     summary: Summary
 
 
 @dataclass(frozen=True)
-class _Figure:
-    name: str
-    caption: str
-    svg: str
-    png: bytes
-    data: str | None
+class _Answer:
+    """The answer to one question: sentences, and the table and picture that support them, if any."""
 
-    @cached_property
-    def data_uri(self) -> str | None:
-        """Return the drawn data as a data URI, so that the page needs no other file."""
-        return self.data and f"data:text/csv;charset=utf-8;base64,{base64.b64encode(self.data.encode()).decode()}"
+    key: str
+    title: str
+    sentences: list[str]
+    table: Table | None
+    picture: Picture | None
 
     @property
-    def inline(self) -> Markup:
-        """Return the figure as an element of the page that follows the page's colours and width."""
-        body = re.sub(r"^.*?(?=<svg)", "", self.svg, flags=re.DOTALL)
-        body = body.replace(INK, "currentColor").replace(GRID, "var(--line)")
-        # Ids are unique within one figure only; prefix them so that links do not reach another figure.
-        body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", body)
-        return Markup(body)
-
-    @property
-    def width_rem(self) -> int:
-        """Return the width at which text is as large as in the page's tables: 16 pixels for 10.8 points."""
-        width = re.search(r'<svg [^>]*?width="([\d.]+)pt"', self.svg)
-        assert width is not None, "matplotlib gives the width in points"
-        return round(float(width[1]) / 10.8)
+    def html(self) -> Markup | None:
+        if self.table is None or self.table.frame.empty:
+            return None
+        return Markup(self.table.to_html(f"answer-{self.key}"))
 
 
 def write_report(
@@ -96,23 +89,32 @@ def write_report(
     target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
     system, root = filesystem(target)
     parts = [_part(first), *(_part(other, number, first) for number, other in enumerate(others, 2))]
-    figures = _figures(first, parts[0]["tables"])
+    card = card_of(first, others)
+    overview = first_drawn(first, OVERVIEW, parts[0]["tables"]) if has_results(first) else None
+    answers = _answers(first, parts[0]["tables"], overview)
+    visible = [picture for picture in (overview, *(shown.picture for shown in answers)) if picture]
+    figures = _figures(first, parts[0]["tables"], without={picture.name for picture in visible})
     context = _context(results, first, others, partial) | {
+        "card": as_html(card),
+        "card_markdown": Markup(as_markdown(card)),
+        "overview": overview,
+        "answers": answers,
         "figures": figures,
         "first": parts[0],
         "others": parts[1:],
-        "sections": [
-            (section.name, [figure.name for figure in section.figures]) for section in SECTIONS if not section.at_end
-        ],
     }
+    context |= _placed(figures, parts[0]["tables"])
     files: dict[str, bytes] = {}
     for part in parts:
         for name, table in part["tables"].items():
             files[f"tables/{name}{part['suffix']}.csv"] = table.to_csv().encode()
-            files[f"tables/{name}{part['suffix']}.tex"] = table.to_latex().encode()
-    for figure in figures:
-        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
-        files[f"figures/{figure.name}.png"] = figure.png
+            if name not in WITHOUT_LATEX:
+                files[f"tables/{name}{part['suffix']}.tex"] = table.to_latex(f"{name}{part['suffix']}").encode()
+    for picture in (*visible, *figures):
+        files[f"figures/{picture.name}.svg"] = picture.svg.encode()
+        files[f"figures/{picture.name}.png"] = picture.png
+    files["card.json"] = as_json_text(card).encode()
+    files["card.svg"] = as_svg(card).encode()
     files["report.md"] = _render("report.md.jinja", context).encode()
     files["index.html"] = _render("index.html.jinja", context).encode()
     try:
@@ -125,18 +127,45 @@ def write_report(
         raise ResultsError(
             f"{target}: cannot write the report ({line(error)}); fix this, then run: python -m study.scaling report DIR"
         ) from None
-    return Report(f"{target.rstrip('/')}/index.html", summary(first, others))
+    return Report(f"{target.rstrip('/')}/index.html", card, summary(first, others))
 
 
-def _figures(inputs: ReportInputs, tables: Mapping[str, Table]) -> list[_Figure]:
-    figures = []
-    for section in SECTIONS:
-        for figure in section.figures:
-            drawing = figure.draw(inputs)
-            if drawing is not None:
-                data = figure.data_csv(inputs, tables.get(section.name))
-                figures.append(_Figure(figure.name, figure.caption, *render(drawing), data))
-    return figures
+def has_results(analysis: Analysis) -> bool:
+    """Return True if a trial is done, timed or trained."""
+    return not analysis.configurations.empty or analysis.accuracy is not None
+
+
+def _answers(inputs: ReportInputs, tables: Mapping[str, Table], overview: Picture | None) -> list[_Answer]:
+    shown = set() if overview is None else {overview.name}
+    answers = []
+    for question in questions(inputs):
+        picture = first_drawn(inputs, question.figures, tables, shown)
+        shown |= {picture.name} if picture else set()
+        answers.append(_answer(inputs, question, picture))
+    return [found for found in answers if found.sentences or found.picture or found.html]
+
+
+def _answer(inputs: ReportInputs, question: Question, picture: Picture | None) -> _Answer:
+    title = question.title.format(ranks=study_ranks(inputs)[1])
+    table = None if question.table is None else question.table(inputs)
+    return _Answer(question.key, title, question.sentences(inputs), table, picture)
+
+
+def _figures(inputs: ReportInputs, tables: Mapping[str, Table], without: Iterable[str]) -> list[Picture]:
+    """Draw the figures of all sections except those in `without`."""
+    known = set(without)
+    drawn = (draw(inputs, figure, tables) for section in SECTIONS for figure in section.figures
+             if figure.name not in known)  # fmt: skip
+    return [picture for picture in drawn if picture]
+
+
+def _placed(figures: Sequence[Picture], tables: Mapping[str, Table]) -> dict[str, Any]:
+    """Return the sections with the names of their figures, and the figures of sections without a table."""
+    sections = [
+        (section.name, [figure.name for figure in section.figures]) for section in SECTIONS if not section.at_end
+    ]
+    with_table = {name for key, names in sections if key in tables for name in names}
+    return {"sections": sections, "unplaced": [picture for picture in figures if picture.name not in with_table]}
 
 
 def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None) -> dict[str, Any]:
@@ -161,6 +190,7 @@ def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None
         else "",
         "tables": tables,
         "html": {name: Markup(table.to_html(prefix + name)) for name, table in tables.items() if len(table.frame)},
+        "embedded": embedded(tables),
         "environment": environment_rows(analysis),
         "answer": answer(analysis),
         "limits": limits(analysis),
@@ -170,8 +200,9 @@ def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None
     }
 
 
-def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
+def _context(results: Results, analysis: ReportInputs, others: Sequence[Analysis], partial: bool) -> dict[str, Any]:
     """Return what the templates of page and Markdown show besides the environments' parts."""
+    script, style = static("report.js"), static("style.css")
     return {
         "name": analysis.record.name,
         "question": analysis.record.question,
@@ -181,6 +212,13 @@ def _context(results: Results, analysis: Analysis, others: Sequence[Analysis], p
         "counts": status_counts(results),
         "banner": analysis.record.small_form,
         "facts": facts(analysis),
+        "facts_line": facts_line(analysis),
+        "has_results": has_results(analysis),
+        "actions": actions(analysis),
+        "glossary": glossary(study_ranks(analysis)),
+        "script": Markup(script),
+        "style": Markup(style),
+        "security_policy": security_policy(script, style),
     }
 
 
@@ -231,7 +269,8 @@ def _render(template: str, context: dict[str, Any]) -> str:
 
 def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]) -> None:
     """Remove files of an earlier report that this one lacks; never touch files with other names."""
-    pattern = re.compile(rf"figures/({'|'.join(PLOTS)})\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)")
+    plots = [*PLOTS, *RETIRED_PLOTS]
+    pattern = re.compile(rf"figures/({'|'.join(plots)})\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)")
     for folder in ("figures", "tables"):
         for info in system.get_file_info(pafs.FileSelector(f"{root}/{folder}")):
             name = f"{folder}/{info.base_name}"

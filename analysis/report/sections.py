@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from analysis.figures import answers
 from analysis.figures.accuracy import accuracy_batch, curve_rows, lr_schedules, training_curves
 from analysis.figures.batch_size import batch_size as batch_size_figure
 from analysis.figures.batch_size import ladder as ladder_figure
 from analysis.figures.communication import bus_bandwidth
 from analysis.figures.communication import slowdown as slowdown_figure
 from analysis.figures.predictions import prediction_fan
-from analysis.figures.scaling import efficiency_strong, efficiency_weak, speed_up_strong, speed_up_weak
 from analysis.figures.scaling import phases as phases_figure
+from analysis.figures.scaling import scaling_strong, scaling_weak
 from analysis.figures.steps import loss, timeline
 from analysis.predict.inputs import ReportInputs
 from analysis.tables.accuracy import accuracy_table, elbow, goodput_table, report_epoch, time_to_target
@@ -81,8 +82,12 @@ def _losses(inputs: ReportInputs) -> pd.DataFrame:
     return inputs.loss_curves.join(pd.DataFrame(fields, index=configurations.index), on="configuration")
 
 
-def _curves(inputs: ReportInputs) -> pd.DataFrame:
+def curves(inputs: ReportInputs) -> pd.DataFrame:
     return curve_rows(inputs.accuracy) if inputs.accuracy else pd.DataFrame()
+
+
+def _gains(inputs: ReportInputs) -> pd.DataFrame:
+    return inputs.gains
 
 
 def _timeline(inputs: ReportInputs) -> pd.DataFrame:
@@ -94,15 +99,15 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "accuracy",
         accuracy_table,
-        (Figure(accuracy_batch), Figure(training_curves, _curves), Figure(lr_schedules, _curves)),
+        (Figure(accuracy_batch), Figure(training_curves, curves), Figure(lr_schedules, curves)),
     ),
     Section("elbow", elbow),
     Section("report_epoch", report_epoch),
     Section("time_to_target", time_to_target),
     Section("goodput", goodput_table),
-    Section("weak_scaling", weak_scaling, (Figure(speed_up_weak), Figure(efficiency_weak))),
+    Section("weak_scaling", weak_scaling, (Figure(scaling_weak),)),
     Section("speed_up_weak", speed_up_weak_table),
-    Section("strong_scaling", strong_scaling, (Figure(speed_up_strong), Figure(efficiency_strong))),
+    Section("strong_scaling", strong_scaling, (Figure(scaling_strong),)),
     Section("speed_up_strong", speed_up_strong_table),
     Section("batch_size", batch_size, (Figure(batch_size_figure),)),
     Section("phases", phases, (Figure(phases_figure),)),
@@ -139,8 +144,21 @@ SECTIONS: tuple[Section, ...] = (
     Section("trials", trials, at_end=True),
 )
 
+ANSWERS: tuple[Figure, ...] = (
+    Figure(answers.work, answers.work_rows),
+    Figure(answers.lost_ranks, answers.lost_rows),
+    Figure(answers.gains, _gains),
+)
+"""Figures of the answer, which belong to no section."""
+
 TABLES: Mapping[str, Callable[[ReportInputs], Table]] = {section.name: section.table for section in SECTIONS}
 
+RETIRED_PLOTS = ("speed_up_weak", "speed_up_strong", "efficiency_weak", "efficiency_strong")
+"""Figures of earlier versions, which a new report removes."""
+
+WITHOUT_LATEX = ("trials",)
+"""Tables that no paper prints: their rows contain whole commands."""
+
 PLOTS: Mapping[str, Callable[[ReportInputs], Drawing | None]] = {
-    figure.name: figure.draw for section in SECTIONS for figure in section.figures
+    figure.name: figure.draw for figures in (ANSWERS, *(section.figures for section in SECTIONS)) for figure in figures
 }

@@ -49,9 +49,7 @@ def outlook_table(analysis: Analysis, models: list[ScalingModel], rows: pd.DataF
     ranks = study_ranks(analysis)
     by_number = {model.number: model for model in models}
     frame = rows.sort_values(["world_size", "series"], kind="stable", ignore_index=True)
-    excluded = ("world_size", "nodes", "batch_per_gpu", *_redundant_timing(analysis, models))
-    names = [name for name in analysis.axes if name not in excluded]
-    frame["label"] = [_label(by_number[number], names, ranks) for number in frame["series"]]
+    frame["label"] = [series_label(analysis, models, by_number[number]) for number in frame["series"]]
     columns = (
         Column("world_size", ranks[1], decimals=0),
         Column("label", "configuration"),
@@ -63,11 +61,16 @@ def outlook_table(analysis: Analysis, models: list[ScalingModel], rows: pd.DataF
     return Table("Predicted, not measured (95 % intervals of a new run)", columns, frame).shown()
 
 
-def _label(model: ScalingModel, names: list[str], ranks: tuple[str, str]) -> str:
-    """Return the batch of a series and those of the varying fields `names` that it has."""
+def series_label(analysis: Analysis, models: list[ScalingModel], model: ScalingModel) -> str:
+    """Return the batch of a series and those of the varying fields that it has."""
+    ranks = study_ranks(analysis)
+    excluded = ("world_size", "nodes", "batch_per_gpu", *_redundant_timing(analysis, models))
     fields = model.series.fields
-    label = configuration_label(fields, [name for name in names if fields.get(name) not in (None, "")], ranks)
-    return ", ".join(part for part in (held_batch(model, ranks), label) if part)
+    unset = {"interconnect": "auto"}
+    names = [
+        name for name in analysis.axes if name not in excluded and fields.get(name) not in (None, "", unset.get(name))
+    ]
+    return ", ".join(part for part in (held_batch(model, ranks), configuration_label(fields, names, ranks)) if part)
 
 
 def _redundant_timing(analysis: Analysis, models: list[ScalingModel]) -> list[str]:

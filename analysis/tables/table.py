@@ -3,10 +3,9 @@
 import re
 import unicodedata
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import pandas as pd
+from markupsafe import escape
 
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
@@ -177,23 +176,41 @@ class Table:
                 headers.setdefault(column.meaning, []).append(column.header)
         return [(join(alike), meaning) for meaning, alike in headers.items()]
 
+    def telling(self) -> "Table":
+        """Return the table without columns that say nothing: empty, or the same in all of several rows.
+
+        Columns with intervals are results, and only omitted if they are empty.
+        """
+        shown = self.shown()
+        if shown.frame.empty:
+            return shown
+        columns = []
+        for column in shown.columns:
+            values = set(column.cells(shown.frame))
+            if values <= {MISSING, ""} or (len(values) == 1 and len(shown.frame) > 1 and not column.interval):
+                continue
+            columns.append(column)
+        return replace(shown, columns=tuple(columns))
+
     def to_html(self, key: str) -> str:
-        """Return an HTML table with all cells escaped; `key` makes its ids unique on the page."""
-        cells = self.cells()
-        numeric = [_is_number(self.frame[column.name]) for column in self.shown().columns]
-        starts = self._block_starts()
-        classes = [
-            " ".join(name for name, there in (("number", right), ("block", row in starts)) if there)
-            for row in range(len(cells))
-            for right in numeric
-        ]
-        of_cell = pd.DataFrame(np.array(classes, dtype=object).reshape(cells.shape), columns=cells.columns)
-        head: list[Any] = [
-            {"selector": f"th.col{i}", "props": "text-align: right"} for i, right in enumerate(numeric) if right
-        ]
-        styler = cells.style.hide(axis="index").format(escape="html").format_index(escape="html", axis="columns")
-        styler = styler.set_td_classes(of_cell).set_table_styles(head)
-        return styler.to_html(table_uuid=key, cell_ids=False)
+        """Return an HTML table with all text escaped; `key` is its id. A header's title is the column's meaning."""
+        columns, cells, starts = self.shown().columns, self.cells(), self._block_starts()
+        numeric = [_is_number(self.frame[column.name]) for column in columns]
+        head = "".join(
+            _element("th", column.header, class_="number" if right else "", title=column.meaning, scope="col")
+            for column, right in zip(columns, numeric, strict=True)
+        )
+        rows = []
+        for row, texts in enumerate(cells.itertuples(index=False, name=None)):
+            block = ("block",) if row in starts else ()
+            rows.append(
+                "".join(
+                    _element("td", text, class_=" ".join((*(("number",) if right else ()), *block)))
+                    for text, right in zip(texts, numeric, strict=True)
+                )
+            )
+        body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+        return f'<table id="T_{escape(key)}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
 
     def to_markdown(self) -> str:
         """Return a pipe table with title and column meanings; cells are escaped."""
@@ -221,18 +238,26 @@ class Table:
             frame = frame.assign(interconnect=[field_value("interconnect", value) for value in frame["interconnect"]])
         return frame.to_csv(index=False)
 
-    def to_latex(self) -> str:
-        """Return a booktabs table in ASCII that plain pdflatex accepts."""
+    def to_latex(self, name: str = "") -> str:
+        """Return a booktabs table in ASCII that plain pdflatex accepts, with the label "tab:name" if it has a name."""
         cells = self.cells().map(_latex_escaped).rename(columns=_latex_escaped)
         align = "".join("r" if _is_number(self.frame[column.name]) else "l" for column in self.shown().columns)
         styler = cells.style.hide(axis="index")
-        return styler.to_latex(hrules=True, column_format=align, caption=_latex_escaped(self.title))
+        label = f"tab:{name}" if name else None
+        return styler.to_latex(hrules=True, column_format=align, caption=_latex_escaped(self.title), label=label)
 
     def _block_starts(self) -> list[int]:
         if not self.blocks or self.frame.empty:
             return []
         block = self.frame.groupby(list(self.blocks), dropna=False, sort=False).ngroup().to_numpy()
         return [i for i in range(1, len(block)) if block[i] != block[i - 1]]
+
+
+def _element(tag: str, text: str, class_: str = "", **attributes: str) -> str:
+    """Return an HTML element with escaped text and attributes; empty attributes are left out."""
+    listed = {"class": class_, **attributes}
+    shown = "".join(f' {name}="{escape(value)}"' for name, value in listed.items() if value)
+    return f"<{tag}{shown}>{escape(text)}</{tag}>"
 
 
 def _is_number(values: pd.Series) -> bool:

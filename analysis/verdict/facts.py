@@ -40,6 +40,42 @@ def facts(analysis: Analysis) -> list[Facts]:
     ]
 
 
+MOST_NAMES = 3
+"""Maximum models or data sets that the line of facts lists."""
+
+
+def facts_line(analysis: Analysis) -> list[str]:
+    """Return model, data, devices, torch version and date of the done trials, without what is unknown."""
+    trials = analysis.results.trials
+    done = trials[trials["status"] == "done"]
+    if done.empty:
+        return []
+    own = done["workload"].fillna("") if "workload" in done else pd.Series("", index=done.index)
+    models = own.str.rpartition(":")[2].where(own != "", done.get("model", ""))
+    names = [_several(models), _several(done["dataset"][own == ""]) if "dataset" in done else ""]
+    if "image_size" in done and (sizes := sorted(done["image_size"].dropna().unique())) and names[1]:
+        names[1] += f" ({', '.join(text(int(size)) for size in sizes[:MOST_NAMES])} px)"
+    ranks = sorted(done["world_size"].astype(int).unique())
+    count = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    device = str(analysis.environment.get("device") or "")
+    devices = f"{count} × {device}" if set(done["device"]) == {"cuda"} and device else ""
+    if not devices:
+        one, several = study_ranks(analysis)
+        devices = f"{count} {one if ranks == [1] else several}"
+    torch = analysis.environment.get("torch")
+    dates = pd.to_datetime(done["started_at"].dropna().astype(float), unit="s").dt.strftime("%Y-%m-%d")
+    when = [min(dates), max(dates)] if len(dates) else []
+    date = " to ".join(dict.fromkeys(when))
+    return [part for part in (*names, devices, f"torch {torch}" if torch else "", date) if part]
+
+
+def _several(values: "pd.Series[str]") -> str:
+    """Return the distinct values; of many, the first ones and how many more."""
+    names = [str(value) for value in dict.fromkeys(values.dropna()) if value]
+    more = len(names) - MOST_NAMES
+    return join([*names[:MOST_NAMES], f"{more} more"] if more > 0 else names)
+
+
 def _facts(analysis: Analysis, kind: str, rows: pd.DataFrame, names: Sequence[str]) -> Facts:
     ranks = study_ranks(analysis)
     axes = [name for name in names if name in rows and rows[name].nunique(dropna=False) > 1]

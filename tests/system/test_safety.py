@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,7 +14,6 @@ import pytest
 
 from analysis.read.results import ResultsError, load
 from analysis.report.report import write_report
-from analysis.report.sections import SECTIONS
 from study.orchestrate.failures import describe_failure
 from study.scaling import main
 from study.store.redaction import redacted
@@ -23,6 +21,7 @@ from study.store.store import Store, StoreError
 from tests.analysis.report.test_report import GPU
 from tests.study.store.test_store import open_store, result_of
 from tests.support.frames import FIELDS, grid, record, steps, write_results, write_study, write_trial
+from tests.support.report import show_figures
 from tests.support.system import needs, program
 from trainables.trial import Trial
 from trainables.user_workload import load_user_workload
@@ -244,11 +243,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     failed = record(FIELDS | GPU | {"repeat": 7}, "failed", evil) | {"log": evil, "trial_id": "b<b onclick=pwned(8)>"}
     write_trial(directory, failed)
     with pytest.MonkeyPatch.context() as patch:
-        shown = [
-            replace(section, figures=tuple(f for f in section.figures if f.name in ("phases", "batch_size")))
-            for section in SECTIONS
-        ]
-        patch.setattr("analysis.report.report.SECTIONS", shown)
+        show_figures(patch, {"phases", "batch_size", "work"})
         write_report(directory)
     return directory
 

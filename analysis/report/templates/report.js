@@ -1,4 +1,4 @@
-// Sorts and filters the tables. Without this script the page shows the same tables in their original order.
+// Sorts and filters the tables, and searches the collapsed part. Without this script the page shows the same content.
 (() => {
   const MISSING = "–";
   const cell = (row, column) => row.cells[column].textContent.trim();
@@ -39,7 +39,7 @@
 
   function filterable(table) {
     const rows = [...table.tBodies[0].rows];
-    if (rows.length < 8) return;
+    if (rows.length <= 8) return;
     const region = table.closest(".scroll");
     const bar = document.createElement("p");
     bar.className = "filter";
@@ -59,6 +59,37 @@
     });
   }
 
+  function searchable(box) {
+    const input = document.getElementById("search");
+    const count = document.getElementById("hits");
+    const sections = [...box.children].filter((part) => part.tagName === "SECTION");
+    const texts = new Map(sections.map((section) => [section, section.textContent.toLowerCase()]));
+    input.addEventListener("input", () => {
+      const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const section of sections) section.hidden = !wanted.every((word) => texts.get(section).includes(word));
+      for (const link of box.querySelectorAll("nav a")) {
+        const target = document.getElementById(link.hash.slice(1));
+        link.parentElement.hidden = target !== null && target.closest("section[hidden]") !== null;
+      }
+      const shown = sections.filter((section) => !section.hidden).length;
+      count.textContent = wanted.length ? `${shown} of ${sections.length} sections` : "";
+    });
+  }
+
+  // Opens the collapsed part if the address points into it.
+  function reveal() {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const box = target && target.closest("details");
+    if (box && !box.open) {
+      box.open = true;
+      target.scrollIntoView();
+    }
+  }
+
+  const box = document.getElementById("everything");
+  if (box) searchable(box);
+  addEventListener("hashchange", reveal);
+  reveal();
   for (const table of document.querySelectorAll(".scroll table")) {
     sortable(table);
     filterable(table);

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare.causes import SLOWDOWN_PARTS, slowdown
+from analysis.compare.causes import lost_ranks
 from analysis.compare.scaling import STRONG
 from analysis.predict.forecast import FORECAST_FACTORS, forecast, ranks_per_node
 from analysis.predict.inputs import ReportInputs
@@ -100,28 +100,6 @@ def _strong(subject: Subject, ranks: tuple[str, str]) -> tuple[str, tuple[Quanti
     return f"; {work.text(1)} if they share a batch of {batch}", (work,)
 
 
-def lost_ranks(analysis: Analysis, subject: Subject) -> dict[str, float]:
-    """Return how many ranks' work is lost, by cause; they add up to ranks - equivalent ranks. Empty if unknown.
-
-    A cause that makes each of N steps of length T longer by t costs N t / T ranks. Keys are `SLOWDOWN_PARTS`; the
-    remainder contains what is not measured.
-    """
-    row = subject.scaling
-    if row is None:
-        return {}
-    names = ["configuration", "reference", "world_size", "reference_world_size"]
-    pair = pd.DataFrame([row[names].astype(int)]).reset_index(drop=True)
-    share = row["reference_world_size"] / row["world_size"] if row["scaling"] == STRONG else 1.0
-    rows = slowdown(analysis.communication.exposed, analysis.configurations, pair, float(share))
-    if rows.empty:
-        return {}
-    step_s = float(subject.row["step_s"])
-    known = rows.iloc[0][list(SLOWDOWN_PARTS)].astype(float).fillna(0.0)
-    lost = {str(name): float(row["world_size"] * value / step_s) for name, value in known.items()}
-    total = float(row["world_size"] * (1 - row["efficiency"]))
-    return lost | {"remainder_s": total - sum(value for name, value in lost.items() if name != "remainder_s")}
-
-
 def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
     """Break down the lost work into causes, in ranks; None if no fewer ranks were measured."""
     row = subject.scaling
@@ -133,7 +111,7 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
     total = float(row["world_size"] * (1 - row["efficiency"]))
     total_low, total_high = (float(row["world_size"] * (1 - row[f"efficiency_{end}"])) for end in ("high", "low"))
     quantity = Quantity.of("lost_ranks", one, total, total_low, total_high)
-    parts = lost_ranks(analysis, subject)
+    parts = lost_ranks(row, analysis.communication.exposed, analysis.configurations)
     quantities = (
         quantity,
         *(Quantity("lost_ranks_by_cause", value, one, part=_key(name)) for name, value in parts.items()),

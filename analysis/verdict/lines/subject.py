@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.best import best_configurations
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.measure.configurations import LAYOUT, trial_fields
 from analysis.study import Analysis, study_ranks
@@ -42,67 +41,27 @@ class Subject:
 
 
 def subjects(analysis: Analysis) -> list[Subject]:
-    """Return one subject per workload, the one that scales worst first.
-
-    The rule: of all configurations that can be compared with fewer ranks, those on the largest number of ranks; of
-    these, the one with the highest throughput. In a study of one size, the highest throughput alone decides. Emulated
-    interconnects, and throughputs and efficiencies that are not resolved, count only if there is nothing else. A study
-    at a constant global batch has no other comparison, so the card then answers its question.
-    """
-    configurations = analysis.configurations
-    if configurations.empty:
-        return []
-    found = []
-    for best in best_configurations(configurations, analysis.axes, analysis.fields):
-        members = _members(analysis, best.workload)
-        rows = analysis.scaling[(analysis.scaling["ideal"] > 1) & analysis.scaling["configuration"].isin(members.index)]
-        label = _short(configuration_label(best.workload, best.workload, study_ranks(analysis)))
-        if rows.empty:
-            found.append(Subject(best.best, _row(configurations, best.best), best.workload, label, None, None))
-            continue
-        row = _largest(rows, configurations)
-        strong, strong_batch = _strong_alike(analysis, row) if row["scaling"] == WEAK else (None, float("nan"))
-        index = int(row["configuration"])
-        found.append(Subject(index, _row(configurations, index), best.workload, label, row, strong, strong_batch))
-    return sorted(found, key=_order)
+    """Return one subject per workload, the one that scales worst first; see `compare.best.headlines` for the rule."""
+    configurations, found = analysis.configurations, []
+    for headline in analysis.headlines:
+        label = _short(configuration_label(headline.workload, headline.workload, study_ranks(analysis)))
+        row = headline.scaling
+        strong, strong_batch = (None, float("nan"))
+        if row is not None and row["scaling"] == WEAK:
+            strong, strong_batch = _strong_alike(analysis, row)
+        index = headline.configuration
+        subject = Subject(index, _row(configurations, index), headline.workload, label, row, strong, strong_batch)
+        found.append(subject)
+    return found
 
 
 def _row(frame: pd.DataFrame, index: int) -> pd.Series:
     return frame.loc[[index]].iloc[0]
 
 
-def _order(subject: Subject) -> tuple[int, float]:
-    """Sort subjects with a resolved efficiency first, the lowest one first; then the others."""
-    if subject.scaling is None:
-        return 2, 0.0
-    return int(subject.scaling["efficiency_more"] > 0), float(subject.scaling["efficiency"])
-
-
 def label_before(subject: Subject) -> str:
     """Return the workload as the start of a line; empty if the study has one workload."""
     return f"{subject.label}: " if subject.label else ""
-
-
-def _members(analysis: Analysis, workload: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the configurations of a workload, without emulated interconnects if there are others."""
-    rows = analysis.configurations
-    for name, value in workload.items():
-        rows = rows[(rows[name] == value) | (rows[name].isna() & pd.isna(value))]
-    if "interconnect" in rows:
-        real = rows["interconnect"].isna() | (rows["interconnect"] == "auto")
-        rows = rows[real] if real.any() else rows
-    return rows
-
-
-def _largest(rows: pd.DataFrame, configurations: pd.DataFrame) -> pd.Series:
-    """Return the scaling row on most ranks with the highest throughput; weak scaling before strong."""
-    rows = rows[rows["world_size"] == rows["world_size"].max()]
-    throughput = rows["configuration"].map(configurations["throughput_samples_per_s"]).astype(float)
-    is_wide = rows["configuration"].map(configurations["throughput_samples_per_s_more"]).astype(float) > 0
-    ordered = rows.assign(
-        is_wide=is_wide | (rows["efficiency_more"] > 0), throughput=throughput, is_strong=rows["scaling"] == STRONG
-    ).sort_values(["is_wide", "throughput", "is_strong"], ascending=[True, False, True], kind="stable")
-    return ordered.iloc[0][rows.columns]
 
 
 def _strong_alike(analysis: Analysis, weak: pd.Series) -> tuple[pd.Series | None, float]:

@@ -10,8 +10,21 @@ import pytest
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from analysis.figures.scaling import phases, speed_up_weak
-from analysis.figures.style import COLOURS, MAX_FACETS, grid_of_axes, legend, render, stacked_bars
+from analysis.figures.answers import gains, lost_ranks, lost_rows, work_rows
+from analysis.figures.scaling import phases, scaling_weak
+from analysis.figures.style import (
+    COLOURS,
+    LINE_INCHES,
+    MAX_FACETS,
+    LineEnd,
+    grid_of_axes,
+    label_ends,
+    legend,
+    limits,
+    narrow,
+    render,
+    stacked_bars,
+)
 from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
 from analysis.report.sections import PLOTS
@@ -50,22 +63,100 @@ def test_study_without_results_has_no_figures(tmp_path: Path) -> None:
 
 
 def test_svg_is_deterministic(cpu: ReportInputs) -> None:
-    first, second = (render(figure)[0] for _ in range(2) if (figure := speed_up_weak(cpu)) is not None)
+    first, second = (render(figure)[0] for _ in range(2) if (figure := scaling_weak(cpu)) is not None)
     assert first == second
 
 
-def test_speed_up_figure_shows_values_and_ideal(tmp_path: Path) -> None:
+def test_scaling_figure_shows_efficiency_ideal_and_final_speed_up(tmp_path: Path) -> None:
     trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2, 4])
     law = {1: 0.1, 2: 0.125, 4: 0.2}
     directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": law[t["world_size"]]}, spread=0.0)
-    figure = speed_up_weak(with_models(analyse(load(directory))))
+    figure = scaling_weak(with_models(analyse(load(directory))))
     assert figure is not None
     (axis,) = figure.axes
     drawn = [np.asarray(line.get_xydata()) for line in axis.lines]
-    assert any(np.allclose(line[:, 1], line[:, 0]) for line in drawn if len(line) == 50)  # the ideal
-    measured = np.array([[1, 1], [2, 1.6], [4, 2]])
+    assert any(np.allclose(line[:, 1], 100) for line in drawn if len(line) == 2)  # the ideal
+    measured = np.array([[1, 100], [2, 80], [4, 50]])
     assert any(np.allclose(line, measured) for line in drawn if len(line) == 3)
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("GPUs", "speed-up")
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("GPUs", "efficiency (%)")
+    assert any(text.get_text().endswith(": 2.00×") for text in axis.texts)
+
+
+def test_an_absurd_interval_does_not_stretch_the_axis() -> None:
+    points = pd.Series([80.0, 90.0, 100.0])
+    low, high = limits(points, points - 5, points + 5)
+    assert (low, high) == pytest.approx((75 - 1.8, 105 + 1.8))
+    low, high = limits(points, points - 79, points + 900)
+    assert 55 <= low < 60 and 120 < high <= 125
+
+
+def test_labels_of_line_ends_keep_their_order_and_do_not_overlap() -> None:
+    figure, (axis,) = grid_of_axes(1, sharey=True)
+    axis.set_ylim(0, 100)
+    axis.set_xlim(1, 8)
+    label_ends(axis, [LineEnd(8, y, f"at {y}") for y in (97.0, 97.5, 98.0, 99.9, 20.0)])
+    figure.canvas.draw()
+    boxes = sorted((text.get_window_extent() for text in axis.texts), key=lambda box: box.y0)
+    assert all(upper.y0 - lower.y0 >= 0.9 * LINE_INCHES * figure.dpi for lower, upper in pairwise(boxes))
+    heights = {text.get_text(): text.get_window_extent().y0 for text in axis.texts}
+    assert sorted(heights, key=lambda name: heights[name]) == ["at 20.0", "at 97.0", "at 97.5", "at 98.0", "at 99.9"]
+
+
+def test_narrow_figures_stack_their_panels(gpu: ReportInputs) -> None:
+    wide = scaling_weak(gpu)
+    with narrow():
+        stacked = scaling_weak(gpu)
+    assert wide is not None and stacked is not None
+    assert wide.get_figwidth() > 7 > 5 > stacked.get_figwidth()
+    columns = {axis.get_subplotspec().colspan.start for axis in stacked.axes if axis.get_subplotspec()}
+    assert columns == {0}
+
+
+def test_lost_ranks_add_up_to_the_work_that_is_missing(gpu: ReportInputs) -> None:
+    assert gpu.headline is not None
+    rows = lost_rows(gpu)
+    assert rows["cause"].iloc[-1] == "total"
+    assert rows["lost"].iloc[:-1].sum() == pytest.approx(rows["lost"].iloc[-1])
+    configuration = gpu.configurations.loc[gpu.headline]
+    assert configuration["world_size"] == gpu.configurations["world_size"].max()
+    work = work_rows(gpu)
+    measured = work[work["kind"] == "measured"].iloc[-1]
+    assert measured["work"] == pytest.approx(configuration["world_size"] - rows["lost"].iloc[-1])
+    figure = lost_ranks(gpu)
+    assert figure is not None
+    bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    assert [bar.get_width() for bar in bars] == pytest.approx(rows["lost"].tolist())
+    ends = [bar.get_x() + bar.get_width() for bar in bars[:-1]]
+    assert [bar.get_x() for bar in bars[1:-1]] == pytest.approx(ends[:-1])  # a waterfall
+    assert ends[-1] == pytest.approx(rows["lost"].iloc[-1])
+
+
+def test_gains_are_those_of_the_comparisons_and_of_the_largest_parts(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "steps": 4}, precision=["fp32", "bf16"], repeat=range(2))
+    law = {"fp32": 0.1, "bf16": 0.04}
+    directory = write_results(
+        tmp_path / "results",
+        trials,
+        lambda t: {"step_s": law[t["precision"]], "shares": (0.25, 0.05, 0.25, 0.05, 0.3, 0.1)},
+        spread=0.0,
+    )
+    analysis = with_models(analyse(load(directory)))
+    rows = analysis.gains.set_index("change")
+    assert rows.loc["bf16", "gain"] == pytest.approx(2.5)
+    assert rows.loc["no waiting for a batch", "gain"] == pytest.approx(1 / 0.75, rel=0.02)
+    assert rows["is_measured"].to_dict()["bf16"] and not rows["is_measured"].to_dict()["no waiting for a batch"]
+    figure = gains(analysis)
+    assert figure is not None
+    bars = [bar.get_width() for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    assert bars == pytest.approx((100 * (analysis.gains["gain"] - 1)).tolist())
+
+
+def test_a_figure_of_one_colour_is_not_drawn(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "steps": 4, "account_steps": 0}, world_size=[1, 2])
+    directory = write_results(
+        tmp_path / "results", trials, lambda t: {"step_s": 0.1, "shares": (0, 0, 1.0, 0, 0, 0)}, spread=0.0
+    )
+    assert phases(with_models(analyse(load(directory)))) is None
 
 
 def test_phase_bars_are_as_long_as_the_step(cpu: ReportInputs) -> None:

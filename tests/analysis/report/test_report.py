@@ -88,7 +88,8 @@ def test_report_contains_exactly_the_expected_files(gpu: Path, gpu_page: Page) -
     assert written == {
         "index.html",
         "report.md",
-        *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "tex")),
+        *(f"tables/{name}.csv" for name in tables),
+        *(f"tables/{name}.tex" for name in tables if name != "trials"),
         *(f"figures/{name}.{kind}" for name in PLOTS if name not in ("ladder", *TRAININGS) for kind in ("svg", "png")),
     }
 
@@ -237,7 +238,10 @@ def test_study_without_done_trials_has_a_page(tmp_path: Path) -> None:
 def test_stale_figures_are_removed_and_foreign_files_remain(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
     write_report(directory)
-    figure, foreign = directory / "report/figures/speed_up_weak.svg", directory / "report/figures/mine.svg"
+    retired = [directory / "report/figures/efficiency_weak.png", directory / "report/tables/trials.tex"]
+    for path in retired:
+        path.write_text("of an older report")
+    figure, foreign = directory / "report/figures/scaling_weak.svg", directory / "report/figures/mine.svg"
     assert figure.exists()
     foreign.write_text("mine")
     for folder in (directory / "trials").iterdir():
@@ -245,6 +249,7 @@ def test_stale_figures_are_removed_and_foreign_files_remain(tmp_path: Path) -> N
             shutil.rmtree(folder)
     write_report(directory)
     assert not figure.exists()
+    assert not any(path.exists() for path in retired)
     assert foreign.exists()
 
 

@@ -1,0 +1,164 @@
+"""The questions that the visible part of the report answers, in order: one figure, one table and a few sentences each.
+
+To answer a named study's own question first, add a `Question` to `OWN`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from analysis.compare.ladder import OURS
+from analysis.figures.accuracy import accuracy_batch, training_curves
+from analysis.figures.batch_size import batch_size as batch_size_figure
+from analysis.figures.batch_size import ladder as ladder_figure
+from analysis.figures.predictions import prediction_fan
+from analysis.figures.scaling import phases as phases_figure
+from analysis.figures.scaling import scaling_strong, scaling_weak
+from analysis.predict.inputs import ReportInputs
+from analysis.report import sentences
+from analysis.report.sections import ANSWERS, Figure, curves
+from analysis.tables import answers as tables
+from analysis.tables.accuracy import accuracy_table, elbow
+from analysis.tables.batch_size import batch_size, ladder
+from analysis.tables.communication import exposed_cost
+from analysis.tables.phases import phases, unmeasured
+from analysis.tables.scaling import speed_up_weak_table, throughput
+from analysis.tables.table import Table
+from analysis.verdict import accuracy as accuracy_verdict
+from analysis.verdict import study as study_verdict
+from analysis.verdict.answer import best
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answer. figures: the first one that draws something is shown. table: None for none."""
+
+    key: str
+    title: str
+    sentences: Callable[[ReportInputs], list[str]]
+    table: Callable[[ReportInputs], Table] | None
+    figures: tuple[Figure, ...]
+
+
+_WORK, _LOST, _GAINS = ANSWERS
+
+OVERVIEW = (
+    _WORK,
+    Figure(ladder_figure),
+    Figure(scaling_weak),
+    Figure(scaling_strong),
+    Figure(accuracy_batch),
+    Figure(batch_size_figure),
+    Figure(training_curves, curves),
+)
+"""Figures next to the card; the first one that draws something is shown."""
+
+QUESTIONS: tuple[Question, ...] = (
+    Question("scale", "Does it scale?", sentences.scale, tables.scales, (Figure(scaling_weak), Figure(scaling_strong))),
+    Question(
+        "holds_back",
+        "What holds it back?",
+        sentences.holds_back,
+        tables.holds_back,
+        (_LOST, Figure(phases_figure)),
+    ),
+    Question(
+        "change",
+        "What should I change?",
+        sentences.change,
+        tables.changes,
+        (_GAINS, Figure(batch_size_figure)),
+    ),
+    Question(
+        "more",
+        "What would more {ranks} bring?",
+        sentences.more,
+        tables.outlook,
+        (Figure(prediction_fan),),
+    ),
+)
+
+
+def _accuracy(inputs: ReportInputs) -> list[str]:
+    return accuracy_verdict.sentences(inputs)[:2]
+
+
+def _accuracy_table(inputs: ReportInputs) -> Table:
+    table = elbow(inputs)
+    return tables.shortened(table if len(table.frame) else accuracy_table(inputs))
+
+
+def _ladder_table(inputs: ReportInputs) -> Table:
+    table = ladder(inputs)
+    ours = table.frame[table.frame["machine"] == OURS]
+    return tables.shortened(Table(table.title, table.columns, ours.reset_index(drop=True)))
+
+
+def _said(*functions: Callable[[ReportInputs], str | None]) -> Callable[[ReportInputs], list[str]]:
+    return lambda inputs: [text for function in functions if (text := function(inputs))]
+
+
+def _short(make: Callable[[ReportInputs], Table]) -> Callable[[ReportInputs], Table]:
+    return lambda inputs: tables.shortened(make(inputs))
+
+
+OWN: Mapping[str, Question] = {
+    "forum-phases": Question(
+        "own",
+        "How long does each part of a step take?",
+        _said(study_verdict.step_parts, study_verdict.comparisons),
+        _short(phases),
+        (Figure(phases_figure),),
+    ),
+    "hpml-lab4": Question(
+        "own",
+        "How do DataParallel and DDP compare?",
+        _said(study_verdict.comparisons),
+        _short(speed_up_weak_table),
+        (Figure(phases_figure),),
+    ),
+    "vgg-case-study": Question(
+        "own",
+        "How do step time and memory grow with the batch?",
+        _said(study_verdict.memory, study_verdict.comparisons),
+        _short(batch_size),
+        (Figure(batch_size_figure),),
+    ),
+    "mlstm-scaling": Question("own", "How many characters per second?", _said(best), _short(throughput), ()),
+    "interconnect": Question(
+        "own", "What does the network cost?", sentences.holds_back, _short(exposed_cost), (Figure(phases_figure),)
+    ),
+}
+"""By name of the study. Ladders, trainings and users' code are recognised by their data."""
+
+_LADDER = Question(
+    "ladder", "Which step gains most?", _said(study_verdict.ladder), _ladder_table, (Figure(ladder_figure),)
+)
+_ACCURACY = Question(
+    "training",
+    "Which accuracy does it reach?",
+    _accuracy,
+    _accuracy_table,
+    (Figure(accuracy_batch), Figure(training_curves, curves)),
+)
+_OWN_CODE = Question(
+    "own_code",
+    "What could not be measured in your code?",
+    lambda inputs: [],
+    _short(unmeasured),
+    (),
+)
+
+
+def questions(inputs: ReportInputs) -> Iterator[Question]:
+    """Yield the study's own questions, then those of `QUESTIONS` if any trial is timed."""
+    if not inputs.ladder.empty:
+        yield _LADDER
+    if inputs.accuracy is not None:
+        yield _ACCURACY
+    if inputs.configurations.empty:
+        return
+    if inputs.record.name in OWN:
+        yield OWN[inputs.record.name]
+    yield from QUESTIONS
+    if len(unmeasured(inputs).frame):
+        yield _OWN_CODE

@@ -1,0 +1,179 @@
+"""One or two sentences per question of the report, and the actions that would make its numbers more trustworthy."""
+
+import pandas as pd
+
+from analysis.compare.best import without_emulated
+from analysis.compare.bottleneck import WORDS, fewer_launches
+from analysis.compare.causes import CAUSES
+from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
+from analysis.compare.scaling import STRONG, WEAK
+from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NOT_RESOLVED, forecast
+from analysis.predict.inputs import ReportInputs
+from analysis.predict.next_trial import next_trial
+from analysis.read.environment import done_environments
+from analysis.study import Analysis, study_ranks
+from analysis.text import SLOWDOWN_LABELS, further_repeats, join, number, percent, value_label
+from analysis.verdict.communication import late_ranks
+from analysis.verdict.next_steps import sentence as next_trial_sentence
+from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
+
+MOST_ACTIONS = 6
+
+_CAVEATS = {
+    HOST_BOUND: "No prediction for the fastest configuration: the host bounds its step on 1 or 2 ranks, which says "
+    "little about scaling. Use a larger batch, or a compiled or captured step.",
+    NETWORK: "Predicted as if all ranks were in one node, because no network between nodes was measured: "
+    "predict --interconnect takes one.",
+    NOT_RESOLVED: "Some predictions have no interval: it exceeds a factor of 2. Add repeats or sizes.",
+}
+
+
+def scale(analysis: Analysis) -> list[str]:
+    """State the range of efficiencies on the most ranks of each series, for weak and strong scaling."""
+    ranks = study_ranks(analysis)
+    rows = analysis.scaling[analysis.scaling["ideal"] > 1]
+    if rows.empty:
+        sizes = sorted(analysis.configurations["world_size"].astype(int).unique())
+        measured = join([value_label("world_size", size, ranks) for size in sizes])
+        return [f"Measured on {measured} only, without a comparison: add --gpus 1,2,4 to see how it scales."]
+    rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
+    real = without_emulated(analysis.configurations.loc[rows["configuration"].astype(int).unique()])
+    rows = rows[rows["configuration"].isin(real.index)]
+    return [text for kind in (WEAK, STRONG) if (text := _range(analysis, rows[rows["scaling"] == kind], kind))]
+
+
+def _range(analysis: Analysis, rows: pd.DataFrame, kind: str) -> str | None:
+    if rows.empty:
+        return None
+    rank = study_ranks(analysis)[0]
+    constant = f"batch per {rank}" if kind == WEAK else "global batch"
+    start = f"At a constant {constant} ({kind} scaling), efficiency"
+    resolved = rows[~(rows["efficiency_more"] > 0)]["efficiency"].astype(float)
+    if resolved.empty:
+        return f"{start} is not resolved (needs {further_repeats(float(rows['efficiency_more'].max()))})."
+    low, high = percent(resolved.min()), percent(resolved.max())
+    shown = f"is {low}" if low == high else f"ranges from {low} to {high}"
+    return f"{start} {shown} over {len(resolved)} series." if len(resolved) > 1 else f"{start} {shown}."
+
+
+def holds_back(analysis: Analysis) -> list[str]:
+    """State what bounds the headline configuration, the largest cause of lost ranks, and which rank is late."""
+    if analysis.headline is None:
+        return []
+    sentences = []
+    shares = analysis.regions.loc[analysis.headline]
+    bound = shares["bound"]
+    if isinstance(bound, str):
+        share = float(shares[bound])
+        takes = f": {WORDS[bound].takes}, {percent(share)} of the step" if share > 0 else ""
+        sentences.append(f"The step is bound by {WORDS[bound].label}{takes}.")
+    if analysis.lost_ranks:
+        lost = sum(analysis.lost_ranks.values())
+        causes = {name: value for name, value in analysis.lost_ranks.items() if name in CAUSES}
+        largest = max(causes, key=lambda name: causes[name])
+        if lost > 0.005 and causes[largest] > 0:
+            sentences.append(
+                f"{number(lost, 2)} {study_ranks(analysis)[1]} are lost, most to {SLOWDOWN_LABELS[largest]} "
+                f"({number(causes[largest], 2)})."
+            )
+    elif (analysis.configurations["world_size"] > 1).any():
+        sentences.append("Communication was not measured separately: rerun with --set account_steps=10.")
+    if len(sentences) < 2 and (late := late_ranks(analysis)):
+        sentences.append(late)
+    return sentences
+
+
+def change(analysis: Analysis) -> list[str]:
+    """State the largest measured gain, and the largest upper bound."""
+    if analysis.headline is None:
+        return []
+    gains = analysis.gains
+    measured = gains[gains["is_measured"] & (gains["gain"] > 1)]
+    bounds = gains[~gains["is_measured"].astype(bool)]
+    sentences = []
+    if len(measured):
+        best = measured.iloc[0]
+        sentences.append(f"Measured: {best['change']} {best['how']} gains {percent(best['gain'] - 1)}.")
+    if len(bounds):
+        best = bounds.iloc[0]
+        sentences.append(f"Not measured: {best['how']} could gain at most {percent(best['gain'] - 1, 1)}.")
+    elif analysis.regions.loc[analysis.headline, "bound"] == "compute":
+        sentences.append(f"Nothing but compute is left to shorten: {WORDS['compute'].change}.")
+    elif analysis.regions.loc[analysis.headline, "bound"] == "host":
+        changes = fewer_launches(analysis.configurations.loc[analysis.headline])
+        sentences.append(f"The host bounds the step: {changes}.")
+    return sentences
+
+
+def more(analysis: ReportInputs) -> list[str]:
+    """State why there is no prediction or no interval, and which trial would improve the predictions most."""
+    if analysis.headline is None:
+        return []
+    models = analysis.models
+    if not models:
+        return ["No prediction: it needs one configuration on at least two numbers of ranks, such as --gpus 1,2,4."]
+    largest = max(model.series.sizes[-1] for model in models)
+    rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
+    own = [model.number for model in models if analysis.headline in set(model.series.points["configuration"])]
+    caveats = rows[rows["series"].isin(own[:1])]["caveat"].dropna()
+    trial = next_trial(analysis)
+    return [
+        *[text for caveat, text in _CAVEATS.items() if caveat in set(caveats)],
+        *([] if trial is None else [next_trial_sentence(analysis, trial)]),
+    ]
+
+
+def actions(analysis: Analysis) -> list[str]:
+    """Return what to do to trust the numbers more, the most effective first; one line each."""
+    configurations = analysis.configurations
+    lines = [] if configurations.empty else _repeats(configurations)
+    if superlinear(analysis):
+        lines.append("Find out why scaling is better than ideal before using it: the reference was probably slow.")
+    if without_throughput(analysis):
+        lines.append("Check the trials without throughput, which are excluded.")
+    lines += [finding.what_to_do for finding in analysis.findings]
+    if not flagged_trials(analysis.measured).empty:
+        lines.append(
+            f"Read phases with care: measuring them costs more than {percent(AUDIT_BUDGET)} of a step in some trials. "
+            "Throughput is not affected."
+        )
+    done = done_environments(analysis.results.trials)
+    hosts = HostCaveats()
+    for trial_id, environment in done:
+        hosts.add(trial_id, environment)
+    lines += _host_actions(hosts, len(done))
+    lines = list(dict.fromkeys(lines))
+    if len(lines) > MOST_ACTIONS:
+        return [*lines[:MOST_ACTIONS], f"{len(lines) - MOST_ACTIONS} more are listed under “All caveats”."]
+    return lines
+
+
+def _repeats(configurations: pd.DataFrame) -> list[str]:
+    count = len(configurations)
+    more_repeats = configurations["throughput_samples_per_s_more"].astype(float)
+    low, high = (configurations[f"throughput_samples_per_s_{end}"].astype(float) for end in ("low", "high"))
+    half_width = ((high / low) ** 0.5 - 1).mask(more_repeats > 0)
+    if single := int((configurations["n"] == 1).sum()):
+        return [f"Run more repeats: {single} of {count} configurations ran once, so they have no interval."]
+    if (more_repeats > 0).any():
+        needed = further_repeats(float(more_repeats.max()))
+        return [f"Run {needed}: {int((more_repeats > 0).sum())} of {count} throughputs are not resolved."]
+    if wide := int((half_width > WIDE_INTERVAL).sum()):
+        return [f"Run more repeats: {wide} of {count} intervals are wider than ±{percent(WIDE_INTERVAL)}."]
+    return []
+
+
+def _host_actions(hosts: HostCaveats, trials: int) -> list[str]:
+    lines = []
+    if hosts.throttled_trials:
+        lines.append(
+            f"Improve power or cooling: a GPU was throttled in {len(hosts.throttled_trials)} of {trials} trials."
+        )
+    if hosts.clock_drop_trials:
+        dropped = len(hosts.clock_drop_trials)
+        lines.append(f"Lock the clocks or warm up longer: a clock dropped in {dropped} of {trials} trials.")
+    if hosts.overloaded:
+        lines.append(f"Free the host: more processes than cores ran in {hosts.overloaded} of {trials} trials.")
+    if hosts.niced:
+        lines.append(f"Start Ray with RAY_worker_niceness=0: ranks were niced in {hosts.niced} of {trials} trials.")
+    return lines

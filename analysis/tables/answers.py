@@ -1,0 +1,206 @@
+"""The tables of the study's answer: at most `MOST_ROWS` rows each, without columns that say nothing.
+
+The complete tables are in the other modules.
+"""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from analysis.compare.best import without_emulated
+from analysis.compare.bottleneck import REGIONS, WORDS
+from analysis.compare.causes import visible_causes
+from analysis.compare.scaling import STRONG, WEAK
+from analysis.predict.forecast import FORECAST_FACTORS, forecast
+from analysis.predict.inputs import ReportInputs
+from analysis.study import Analysis, study_ranks
+from analysis.tables.predictions import series_label
+from analysis.tables.table import RATIO_ESTIMATE, Column, Table, axis_columns
+from analysis.text import SLOWDOWN_LABELS, configuration_label, field_label, value_label
+
+MOST_ROWS = 8
+
+_CAUSE_REGIONS = {
+    "transfer_s": "wire", "queueing_s": "wire", "wait_s": "wait", "host_s": "host", "load_s": "load",
+}  # fmt: skip
+_OTHER_CHANGES = {
+    "slower_compute_s": "cores, memory or clocks that ranks share",
+    "remainder_s": "more repeats, or a trace (--profile)",
+}
+
+
+def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
+    """Return the first rows of a table, without columns that are empty or equal in all of them; say how many follow."""
+    if len(table.frame) > rows:
+        more = f"The first {rows} of {len(table.frame)} rows."
+        table = replace(table, frame=table.frame.head(rows), note=more)
+    return table.telling()
+
+
+def scales(analysis: Analysis) -> Table:
+    """Tabulate the work of the most ranks of each series; of many series, those that scale best and worst."""
+    ranks = study_ranks(analysis)
+    rows = analysis.scaling[analysis.scaling["ideal"] > 1].copy()
+    rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
+    configured = analysis.configurations.drop(columns=["n", "world_size"])
+    frame = without_emulated(rows.join(configured, on="configuration")).reset_index(drop=True)
+    frame["scaling_kind"] = frame["scaling"].map({WEAK: "weak", STRONG: "strong"})
+    for end in ("", "_low", "_high", "_more"):
+        scale = 1.0 if end == "_more" else 100.0
+        frame[f"percent{end}"] = scale * frame[f"efficiency{end}"].astype(float)
+        frame[f"work{end}"] = frame[f"efficiency{end}"].astype(float) * (
+            1.0 if end == "_more" else frame["world_size"].astype(float)
+        )
+    frame = frame.assign(is_wide=frame["efficiency_more"] > 0).sort_values(
+        ["is_wide", "scaling", "efficiency"], ascending=[True, False, False], kind="stable", ignore_index=True
+    )
+    note, count = "", len(frame)
+    if count > MOST_ROWS:
+        resolved = frame[~frame["is_wide"]]
+        resolved = resolved if len(resolved) >= MOST_ROWS else frame
+        ordered = resolved.sort_values("efficiency", ascending=False, kind="stable")
+        half = MOST_ROWS // 2
+        frame = pd.concat([ordered.head(half), ordered.tail(half)], ignore_index=True)
+        note = f"The {half} series of {count} that scale best, and the {half} that scale worst."
+    axes = [column for column in axis_columns(analysis) if column.name not in analysis.fields.timing]
+    return Table(
+        "Work of the most " + ranks[1],
+        (
+            Column("scaling_kind", "scaling", "what is held constant as ranks are added."),
+            *axes,
+            Column("work", f"work (in {ranks[1]})", f"{ranks[1]} x efficiency {RATIO_ESTIMATE}.", 1, 2, True),
+            Column("percent", "efficiency (%)", "speed-up / ideal speed-up, over the smallest size.", 1, 1, True),
+            Column("throughput_samples_per_s", "samples/s", "of all ranks together."),
+        ),
+        frame,
+        note,
+    ).telling()
+
+
+def holds_back(analysis: Analysis) -> Table:
+    """Tabulate the ranks that the headline configuration loses by cause, or the parts of its step."""
+    if analysis.lost_ranks:
+        return _lost(analysis)
+    ranks = study_ranks(analysis)
+    columns = (
+        Column("part", "part of the step"),
+        Column("share_percent", "share (%)", "of the step.", decimals=1),
+        Column("how", "what reduces it"),
+    )
+    shares = {} if analysis.headline is None else analysis.regions.loc[analysis.headline].to_dict()
+    rows = [
+        {"part": WORDS[name].takes, "share_percent": 100 * float(shares[name]), "how": WORDS[name].change}
+        for name in REGIONS
+        if pd.notna(shares.get(name)) and float(shares[name]) >= 0.0005
+    ]
+    frame = pd.DataFrame(rows, columns=["part", "share_percent", "how"])
+    frame["share_percent"] = frame["share_percent"].astype(float)
+    frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
+    size = "" if analysis.headline is None else value_label("world_size", _size(analysis), ranks)
+    return Table(
+        f"Parts of a step on {size}", columns, frame.sort_values("share_percent", ascending=False, ignore_index=True)
+    )
+
+
+def _lost(analysis: Analysis) -> Table:
+    ranks = study_ranks(analysis)
+    to_seconds = float(analysis.configurations["step_s"].to_dict()[analysis.headline]) / _size(analysis)
+    rows = [
+        {
+            "cause": SLOWDOWN_LABELS[str(name)],
+            "lost": value,
+            "longer_s": value * to_seconds,
+            "how": WORDS[_CAUSE_REGIONS[str(name)]].change if name in _CAUSE_REGIONS else _OTHER_CHANGES[str(name)],
+        }
+        for name, value in visible_causes(analysis.lost_ranks).items()
+    ]
+    total = sum(analysis.lost_ranks.values())
+    rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": ""})
+    frame = pd.DataFrame(rows)
+    frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
+    return Table(
+        f"{ranks[1]} lost on {value_label('world_size', _size(analysis), ranks)}",
+        (
+            Column("cause", "cause", "see the communication breakdown; causes add up to the total."),
+            Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=3),
+            Column("longer_s", "step longer by (ms)", "than on the fewest; step time x share lost.", 1e3, decimals=3),
+            Column("how", "what reduces it"),
+        ),
+        frame,
+    )
+
+
+def changes(analysis: Analysis) -> Table:
+    """Tabulate what changes gain, measured or at most."""
+    ranks = study_ranks(analysis)
+    frame = analysis.gains.head(MOST_ROWS).copy()
+    frame["percent"] = 100 * (frame["gain"] - 1)
+    frame["percent_low"], frame["percent_high"] = (100 * (frame[f"gain_{end}"] - 1) for end in ("low", "high"))
+    frame["evidence"] = ["measured" if is_measured else "upper bound" for is_measured in frame["is_measured"]]
+    names = [name for name in ("world_size", "batch_per_gpu", "model") if name in analysis.axes]
+    frame["where"] = [
+        configuration_label(analysis.configurations.loc[index], names, ranks) for index in frame["configuration"]
+    ]
+    frame["trial_ids"] = [_trial_ids(analysis, index) for index in frame["configuration"]]
+    return Table(
+        "Gain by one change",
+        (
+            Column("change", "change"),
+            Column("how", "how"),
+            Column("percent", "gain (%)", "in throughput, with all else equal [95 % interval].", 1, 1, True),
+            Column("evidence", "evidence", "measured in this study, or the most that the change could gain."),
+            Column("where", "measured on", "the configuration that the row is about."),
+        ),
+        frame,
+    ).telling()
+
+
+def outlook(analysis: ReportInputs) -> Table:
+    """Tabulate what twice and four times the ranks would do; the headline's series first."""
+    ranks = study_ranks(analysis)
+    models = analysis.models
+    columns = (
+        Column("label", "configuration"),
+        Column("world_size", field_label("world_size", ranks), decimals=0),
+        Column(
+            "work",
+            f"work (in {ranks[1]})",
+            "predicted, not measured [95 % interval, or why there is none].",
+            1,
+            1,
+            True,
+            "caveat",
+        ),  # fmt: skip
+        Column("efficiency", "efficiency (%)", "predicted, not measured.", 100, 1),
+        Column("throughput_samples_per_s", "samples/s", "predicted, not measured.", optional=True),
+        Column("held_out_error", "held-out error (%)", "of the largest measured size, predicted without it.", 100, 1),
+    )
+    if not models:
+        return Table("Predicted, not measured", columns, pd.DataFrame(columns=[column.name for column in columns]))
+    largest = max(model.series.sizes[-1] for model in models)
+    rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
+    by_number = {model.number: model for model in models}
+    rows = without_emulated(rows)
+    is_first = [analysis.headline in set(by_number[number].series.points["configuration"]) for number in rows["series"]]
+    frame = rows.assign(is_other=[not first for first in is_first], host_bound=rows["step_s"].isna())
+    frame = frame.sort_values(["host_bound", "is_other"], kind="stable", ignore_index=True)
+    frame["label"] = [series_label(analysis, models, by_number[number]) for number in frame["series"]]
+    for end in ("", "_low", "_high"):
+        frame[f"work{end}"] = frame[f"efficiency{end}"].astype(float) * frame["world_size"].astype(float)
+    frame["trial_ids"] = [
+        tuple(
+            trial_id
+            for index in by_number[number].series.points["configuration"]
+            for trial_id in analysis.configurations["trial_ids"].to_dict()[index]
+        )
+        for number in frame["series"]
+    ]
+    return shortened(Table("Predicted, not measured", columns, frame))
+
+
+def _size(analysis: Analysis) -> int:
+    return int(analysis.configurations["world_size"].to_dict()[analysis.headline])
+
+
+def _trial_ids(analysis: Analysis, configuration: int | None) -> tuple[str, ...]:
+    return () if configuration is None else tuple(analysis.configurations["trial_ids"].to_dict()[configuration])
