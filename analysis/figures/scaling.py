@@ -80,7 +80,8 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
                 samples = series[batch].iloc[0]
                 ends.append(_line(axis, series, colours[samples], markers[samples], value_label(batch, samples, ranks)))
             if not with_legend:
-                label_ends(axis, ends)
+                ideal = [LineEnd(max(sizes), 100.0, "ideal")] if axis is axes[0] else []
+                label_ends(axis, [*ends, *ideal])
             title = configuration_label(dict(zip(rest, key, strict=True)), rest, ranks)
             axis.set_title(wrapped(title, column_count(len(facets))))
         outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
@@ -90,9 +91,10 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
                 Line2D([], [], color=colours[b], marker=markers[b], markersize=5, label=value_label(batch, b, ranks))
                 for b in batches
             ]
-        handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
+            handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="ideal"))
         handles += [hollow_handle()] * bool(is_wide.any())
-        legend(figure, handles)
+        if handles:
+            legend(figure, handles)
     return figure
 
 

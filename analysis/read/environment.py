@@ -2,8 +2,8 @@
 
 The fingerprint of an environment holds what a trial's numbers depend on besides its fields: device, driver, CPU model,
 versions, environment variables and the measuring code (`study.store.environment.measuring_code`). Hosts of the same
-type have the same fingerprint. The commit is reported but not part of the fingerprint, so a study can continue after a
-change to its documents, tests or tables.
+type have the same fingerprint. The commit, the lock file and the operating system are reported but not part of the
+fingerprint, so a study can continue after a change to its documents, tests or tables, and on an updated host.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,8 @@ WHEN = ("before", "after")
 NONE = "none"
 
 MEASURING_CODE = "measuring code"
+_RECORDED_LATER = (MEASURING_CODE, "cudnn")
+"""Parts of a fingerprint that trials of older versions lack."""
 
 
 def fingerprint(trial: Mapping[str, Any] | pd.Series) -> dict[str, str]:
@@ -86,8 +88,8 @@ def by_environment(results: Results) -> list[Results]:
 def comparable_fingerprints(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return fingerprints by trial id, with gaps filled so that equal environments compare equal.
 
-    If the fields of some trials set a variable and all other trials share one value, that value counts for all. The
-    digest of the measuring code is filled in likewise: older trials lack it.
+    If the fields of some trials set a variable and all other trials share one value, that value counts for all. What
+    older trials lack is filled in likewise.
     """
     fingerprints = {trial["trial_id"]: fingerprint(trial) for _, trial in trials.iterrows()}
     set_by_study = {
@@ -100,9 +102,10 @@ def comparable_fingerprints(trials: pd.DataFrame) -> dict[str, dict[str, str]]:
             for trial_id, names in set_by_study.items():
                 if name in names:
                     fingerprints[trial_id][name] = value
-    digests = {values[MEASURING_CODE] for values in fingerprints.values() if MEASURING_CODE in values}
-    if len(digests) == 1:
-        fingerprints = {key: values | {MEASURING_CODE: min(digests)} for key, values in fingerprints.items()}
+    for name in _RECORDED_LATER:
+        known = {values[name] for values in fingerprints.values() if name in values}
+        if len(known) == 1:
+            fingerprints = {key: values | {name: min(known)} for key, values in fingerprints.items()}
     return fingerprints
 
 

@@ -18,12 +18,13 @@ import pyarrow.fs as pafs
 from markupsafe import Markup
 
 from analysis.predict.inputs import ReportInputs, report_inputs
-from analysis.read.environment import commit, difference
+from analysis.read.environment import commit, difference, used_nodes
 from analysis.read.errors import ResultsError, line
 from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
 from analysis.report.card import as_html, as_json_text, as_markdown
 from analysis.report.card_svg import as_svg
+from analysis.report.methods import methods
 from analysis.report.page import embedded, glossary, security_policy, static
 from analysis.report.picture import Picture, draw, first_drawn
 from analysis.report.questions import OVERVIEW, Question, questions
@@ -36,7 +37,7 @@ from analysis.text import join
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.card import Card, card_of
 from analysis.verdict.communication import sentences
-from analysis.verdict.facts import facts, facts_line
+from analysis.verdict.facts import dates, facts, facts_line
 from analysis.verdict.next_steps import next_steps
 from analysis.verdict.trust import trust
 
@@ -115,6 +116,7 @@ def write_report(
         files[f"figures/{picture.name}.png"] = picture.png
     files["card.json"] = as_json_text(card).encode()
     files["card.svg"] = as_svg(card).encode()
+    files["methods.md"] = methods(first).encode()
     files["report.md"] = _render("report.md.jinja", context).encode()
     files["index.html"] = _render("index.html.jinja", context).encode()
     try:
@@ -234,7 +236,7 @@ def status_counts(results: Results) -> list[tuple[str, int]]:
 
 
 def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return the common fingerprint of the trials, variables that individual trials set, and commits."""
+    """Return the common fingerprint of the trials, variables that some trials set, commits, lock file, OS and date."""
     varying: dict[str, list[str]] = {}
     for environment in analysis.results.trials["environment"]:
         for name, value in (environment.get("variables") or {}).items():
@@ -243,6 +245,11 @@ def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
                 values.append(str(value))
     commits = [commit(environment) for environment in analysis.results.trials["environment"]]
     varying["git commit"] = [name for name in dict.fromkeys(commits) if name]
+    environments = analysis.results.trials["environment"]
+    locks = [environment.get("lock_file") for environment in environments]
+    systems = [node.get("os") for environment in environments for node in used_nodes(environment)]
+    for name, values in (("lock file", locks), ("OS", systems), ("date", dates(analysis))):
+        varying[name] = [str(value) for value in dict.fromkeys(values) if value]
     return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in varying.items() if values)]
 
 

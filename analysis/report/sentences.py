@@ -131,7 +131,7 @@ def actions(analysis: Analysis) -> list[str]:
         lines.append("Find out why scaling is better than ideal before using it: the reference was probably slow.")
     if without_throughput(analysis):
         lines.append("Check the trials without throughput, which are excluded.")
-    lines += [finding.what_to_do for finding in analysis.findings]
+    lines += [f"{finding.name.replace('_', ' ').capitalize()}: {finding.what_to_do}" for finding in analysis.findings]
     if not flagged_trials(analysis.measured).empty:
         lines.append(
             f"Read phases with care: measuring them costs more than {percent(AUDIT_BUDGET)} of a step in some trials. "

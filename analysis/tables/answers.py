@@ -179,11 +179,12 @@ def outlook(analysis: ReportInputs) -> Table:
         return Table("Predicted, not measured", columns, pd.DataFrame(columns=[column.name for column in columns]))
     largest = max(model.series.sizes[-1] for model in models)
     rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
+    rows = rows[rows["step_s"].notna()].reset_index(drop=True)
     by_number = {model.number: model for model in models}
     rows = without_emulated(rows)
     is_first = [analysis.headline in set(by_number[number].series.points["configuration"]) for number in rows["series"]]
-    frame = rows.assign(is_other=[not first for first in is_first], host_bound=rows["step_s"].isna())
-    frame = frame.sort_values(["host_bound", "is_other"], kind="stable", ignore_index=True)
+    frame = rows.assign(is_other=[not first for first in is_first])
+    frame = frame.sort_values("is_other", kind="stable", ignore_index=True)
     frame["label"] = [series_label(analysis, models, by_number[number]) for number in frame["series"]]
     for end in ("", "_low", "_high"):
         frame[f"work{end}"] = frame[f"efficiency{end}"].astype(float) * frame["world_size"].astype(float)

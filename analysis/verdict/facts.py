@@ -63,10 +63,17 @@ def facts_line(analysis: Analysis) -> list[str]:
         one, several = study_ranks(analysis)
         devices = f"{count} {one if ranks == [1] else several}"
     torch = analysis.environment.get("torch")
-    dates = pd.to_datetime(done["started_at"].dropna().astype(float), unit="s").dt.strftime("%Y-%m-%d")
-    when = [min(dates), max(dates)] if len(dates) else []
-    date = " to ".join(dict.fromkeys(when))
-    return [part for part in (*names, devices, f"torch {torch}" if torch else "", date) if part]
+    return [part for part in (*names, devices, f"torch {torch}" if torch else "", *dates(analysis)) if part]
+
+
+def dates(analysis: Analysis) -> list[str]:
+    """Return the date or range of dates (UTC) on which the done trials started, as a list of one; empty if unknown."""
+    trials = analysis.results.trials
+    started = trials.loc[trials["status"] == "done", "started_at"].dropna().astype(float)
+    if started.empty:
+        return []
+    days = pd.to_datetime(started, unit="s").dt.strftime("%Y-%m-%d")
+    return [" to ".join(dict.fromkeys([days.min(), days.max()]))]
 
 
 def _several(values: "pd.Series[str]") -> str:

@@ -123,6 +123,8 @@ class Environment:
     """Names of variables whose values follow from fields of a trial."""
     git: JSON = field(default_factory=dict)
     measuring_code: str = ""
+    lock_file: str | None = None
+    """Digest of requirements.lock."""
     startup: list[dict[str, float]] = field(default_factory=list)
     """Times of the phases of each rank's start; see `study.orchestrate.rank.serve`."""
     group: dict[str, float] = field(default_factory=dict)

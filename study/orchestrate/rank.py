@@ -28,6 +28,7 @@ from study.orchestrate.protocol import Environment, Job, KeeperProxy, Payload, R
 from study.plan.placement import Layout, ProcessKind, members
 from study.store.environment import (
     git_state,
+    lock_file,
     measuring_code,
     node_facts,
     rank_facts,
@@ -211,4 +212,5 @@ def _environment(all_facts: Sequence[RankFacts], kind: ProcessKind) -> Environme
         set_by_study=sorted(set_by_study),
         git=git_state(),
         measuring_code=measuring_code(),
+        lock_file=lock_file(),
     )

@@ -31,14 +31,16 @@ RECORDED_PREFIXES = ("NCCL_", "GLOO_")
 JPEG_LIBRARIES = {"nvimagecodec": "nvidia-nvimgcodec-cu13", "torchcodec": "torchcodec"}
 """optional packages that change how a GPU decodes JPEG (`trainables/data/images/gpu/jpeg.py`)"""
 
-TRAINABLES = Path(__file__).resolve().parent.parent.parent / "trainables"
+ROOT = Path(__file__).resolve().parent.parent.parent
+TRAINABLES = ROOT / "trainables"
 
 
 def node_facts(node_id: str) -> dict[str, Any]:
-    """Describe the host of this process: CPU, memory, GPUs with UUID and driver."""
+    """Describe the host of this process: operating system, CPU, memory, GPUs with UUID and driver."""
     return {
         "node_id": node_id,
         "host": socket.gethostname(),
+        "os": operating_system(),
         "cpu_model": _cpu_model(),
         "cpu_count": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
@@ -88,12 +90,14 @@ def versions() -> dict[str, str | None]:
     import torch
 
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # a str subclass, which needs torch to unpickle
         "torchvision": metadata.version("torchvision"),
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "nccl": ".".join(str(part) for part in nccl) if nccl else None,
+        "cudnn": str(cudnn) if cudnn else None,
         "ray": _version("ray"),
     } | {name: _version(package) for name, package in JPEG_LIBRARIES.items() if _version(package)}
 
@@ -109,12 +113,11 @@ def variables() -> dict[str, str]:
 
 def git_state() -> dict[str, Any]:
     """Return the commit of this checkout, and whether it has changes. Both are None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent.parent
 
     def git(*arguments: str) -> str | None:
         try:
             completed = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=False
+                ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
@@ -122,6 +125,23 @@ def git_state() -> dict[str, Any]:
 
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def operating_system() -> str:
+    """Return distribution and kernel, as in "Debian GNU/Linux 12 (bookworm), Linux 6.1.0"."""
+    kernel = f"{platform.system()} {platform.release()}"
+    try:
+        return f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {kernel}"
+    except (OSError, KeyError):
+        return kernel
+
+
+def lock_file(path: Path = ROOT / "requirements.lock") -> str | None:
+    """Return a digest of the lock file, which pins every dependency. None if it is missing."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
 
 
 def measuring_code(root: Path = TRAINABLES) -> str:
