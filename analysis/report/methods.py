@@ -69,9 +69,10 @@ def _windows(analysis: Analysis) -> list[str]:
     steps, warm_up = (trials[name].dropna() for name in ("steps", "warmup_steps"))
     if steps.empty or warm_up.empty:
         return []
+    least_steps, least_warm_up = (number(float(values.min()), 0) for values in (steps, warm_up))
     return [
-        f"Throughput is that of at least {number(float(steps.min()), 0)} steps without any measurement inside, after at least "
-        f"{number(float(warm_up.min()), 0)} warm-up steps; phases and communication were timed in separate windows on the same ranks."
+        f"Throughput is that of at least {least_steps} steps without any measurement inside, after at least "
+        f"{least_warm_up} warm-up steps; phases and communication were timed in separate windows on the same ranks."
     ]
 
 

@@ -56,12 +56,13 @@ def scales(analysis: Analysis) -> Table:
     )
     note, count = "", len(frame)
     if count > MOST_ROWS:
-        resolved = frame[~frame["is_wide"]]
-        resolved = resolved if len(resolved) >= MOST_ROWS else frame
-        ordered = resolved.sort_values("efficiency", ascending=False, kind="stable")
-        half = MOST_ROWS // 2
-        frame = pd.concat([ordered.head(half), ordered.tail(half)], ignore_index=True)
-        note = f"The {half} series of {count} that scale best, and the {half} that scale worst."
+        own = frame["configuration"] == analysis.headline
+        others = frame[~own & ~frame["is_wide"]]
+        ordered = (others if len(others) >= MOST_ROWS else frame[~own]).sort_values("efficiency", ascending=False)
+        worst = (MOST_ROWS - 1) // 2
+        frame = pd.concat([frame[own].head(1), ordered.head(MOST_ROWS - 1 - worst), ordered.tail(worst)])
+        frame = frame.reset_index(drop=True)
+        note = f"The card's configuration, then of {count} series those that scale best and worst."
     axes = [column for column in axis_columns(analysis) if column.name not in analysis.fields.timing]
     return Table(
         "Work of the most " + ranks[1],

@@ -5,6 +5,8 @@ import io
 import os
 import re
 import shutil
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,9 @@ def test_report_contains_exactly_the_expected_files(gpu: Path, gpu_page: Page) -
     assert written == {
         "index.html",
         "report.md",
+        "methods.md",
+        "card.json",
+        "card.svg",
         *(f"tables/{name}.csv" for name in tables),
         *(f"tables/{name}.tex" for name in tables if name != "trials"),
         *(f"figures/{name}.{kind}" for name in PLOTS if name not in ("ladder", *TRAININGS) for kind in ("svg", "png")),
@@ -115,9 +120,19 @@ def test_page_is_self_contained(gpu_page: Page) -> None:
         assert tag not in ("iframe", "object", "img", "image")
         assert not attributes.get("src")
         target = attributes.get("href") or attributes.get("xlink:href") or "#"
-        assert target.startswith(("#", "data:")) or (
-            tag == "a" and re.fullmatch(r"(tables|figures)/\w+\.(csv|tex|svg|png)", target)
-        )
+        assert target.startswith(("#", "data:")), "a link to another file breaks when the page is moved"
+
+
+def test_the_policy_allows_one_script_and_one_style_by_hash(gpu: Path, gpu_page: Page) -> None:
+    page = (gpu / "report" / "index.html").read_text()
+    (policy,) = [a["content"] or "" for tag, a in gpu_page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    for tag in ("script", "style"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+        expected = b64encode(sha256(content.encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{expected}'"
+    assert rules["default-src"] == "'none'"
+    assert not any(name.startswith("on") for _, attributes in gpu_page.elements for name in attributes)
 
 
 def test_ids_are_unique_and_internal_links_resolve(gpu: Path, gpu_page: Page) -> None:
@@ -162,8 +177,9 @@ def test_every_latex_table_is_ascii_with_special_characters_escaped(study: str, 
     shown = {name: table for name, make in TABLES.items() if len((table := make(analysis)).frame)}
     assert {"throughput", "speed_up_weak", "laws", "law_parameters", "sweep", "hosts", "trials"} <= set(shown)
     for name, table in shown.items():
-        latex = table.to_latex()
+        latex = table.to_latex(name)
         assert latex.isascii(), name
+        assert re.findall(r"^\\label\{(.*)\}$", latex, flags=re.MULTILINE) == [f"tab:{name}"]
         [caption] = re.findall(r"^\\caption\{(.*)\}$", latex, flags=re.MULTILINE)
         rows = [line.removesuffix(r" \\") for line in latex.splitlines() if line.endswith(r" \\")]
         assert len(rows) == 1 + len(table.frame), name

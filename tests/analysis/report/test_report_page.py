@@ -8,7 +8,8 @@ import io
 import json
 import re
 import subprocess
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +19,7 @@ import pytest
 from analysis.predict.inputs import with_models
 from analysis.read.results import load
 from analysis.report.report import write_report
-from analysis.report.sections import TABLES
+from analysis.report.sections import SECTIONS, TABLES
 from analysis.study import analyse
 from tests.support.frames import grid, write_results
 from tests.support.system import needs, program
@@ -32,6 +33,9 @@ console.error = (...words) => { problems.push(words.join(" ")); complain(...word
 </script>"""
 
 AFTER = """<script>
+const box = document.querySelector("#everything");
+const found = { open_at_first: box.open };
+box.open = true;
 const table = document.querySelector("#batch_size table");
 const visible = () => [...table.tBodies[0].rows].filter((row) => !row.hidden);
 const column = (n) => visible().map((row) => row.cells[n].textContent.trim());
@@ -39,7 +43,7 @@ const heads = [...table.tHead.rows[0].cells];
 const at = (name) => heads.findIndex((head) => head.textContent.includes(name));
 const press = (name) => heads[at(name)].querySelector("button").click();
 const sorts = () => heads.map((head) => head.getAttribute("aria-sort"));
-const found = { titles: heads.map((head) => head.textContent), given: column(at("batch")), sorts: [] };
+Object.assign(found, { titles: heads.map((head) => head.textContent), given: column(at("batch")), sorts: [] });
 const memory = at("throughput");
 for (let i = 0; i < 3; i++) { press("throughput"); found.sorts.push([sorts()[memory], column(memory)]); }
 press("throughput"); press("precision");
@@ -53,6 +57,16 @@ type("BF16 64"); found.filtered = column(at("batch")); found.message = message()
 type(""); found.cleared = column(at("batch")); found.cleared_message = message();
 const button = heads[0].querySelector("button");
 button.focus(); found.focused = document.activeElement === button;
+const search = document.querySelector("#search");
+const seek = (text) => { search.value = text; search.dispatchEvent(new Event("input")); };
+const shown = () => [...box.querySelectorAll(":scope > section:not([hidden])")].map((part) => part.id);
+found.sections = shown();
+seek("Batch SIZE on one gpu"); found.hits = shown(); found.hits_message = document.querySelector("#hits").textContent;
+found.hidden_links = [...box.querySelectorAll("nav li[hidden] a")].map((link) => link.hash.slice(1));
+seek(""); found.sections_again = shown();
+box.open = false; location.hash = "#hardware"; dispatchEvent(new Event("hashchange")); found.revealed = box.open;
+found.colours = [...document.querySelectorAll("figure path, figure use")].slice(0, 400)
+  .map((part) => getComputedStyle(part).fill + getComputedStyle(part).stroke);
 found.inputs = document.querySelectorAll("#weak_scaling input").length;
 const resources = performance.getEntriesByType("resource").map((entry) => entry.name);
 found.requests = resources.filter((name) => !name.startsWith("data:"));
@@ -88,12 +102,21 @@ def page(results: Path) -> str:
     return Path(write_report(results).path).read_text()
 
 
+def digest(element: str) -> str:
+    """Return the hash of a script element's content, as in a content security policy."""
+    return b64encode(sha256(re.sub(r"^<script>|</script>$", "", element).encode()).digest()).decode()
+
+
 def in_browser(html: str, folder: Path, width: int) -> dict[str, Any]:
     """Return the observations of `AFTER` in a window `width` pixels wide."""
     browser = program("chromium")
     assert browser
     file = folder / "acted.html"
-    file.write_text(html.replace("<head>", f"<head>{BEFORE}", 1).replace("</body>", f"{AFTER}</body>", 1))
+    allowed = " ".join(f"'sha256-{digest(script)}'" for script in (BEFORE, AFTER))
+    assert "script-src 'sha256-" in html, "the policy allows scripts by their hash only"
+    html = html.replace("script-src ", f"script-src {allowed} ", 1)
+    html = html.replace('<meta http-equiv="Content-Security', f'{BEFORE}<meta http-equiv="Content-Security', 1)
+    file.write_text(html.replace("</body>", f"{AFTER}</body>", 1))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
         "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},900", "--dump-dom", file.as_uri(),
@@ -153,11 +176,35 @@ def test_filter_keeps_rows_that_contain_all_words(seen: dict[str, Any]) -> None:
     assert (seen["cleared"], seen["cleared_message"]) == (seen["given"], "")
 
 
-def test_each_figure_links_its_data(page: str, results: Path) -> None:
+@needs("chromium")
+def test_the_collapsed_part_is_closed_at_first_and_opened_by_links_into_it(seen: dict[str, Any]) -> None:
+    assert seen["open_at_first"] is False
+    assert seen["revealed"] is True
+
+
+@needs("chromium")
+def test_search_hides_sections_without_all_words(seen: dict[str, Any]) -> None:
+    assert "batch_size" in seen["hits"]
+    assert 0 < len(seen["hits"]) < len(seen["sections"])
+    assert seen["hits_message"] == f"{len(seen['hits'])} of {len(seen['sections'])} sections"
+    assert set(seen["hidden_links"]) >= {"hardware", "glossary"} - set(seen["hits"])
+    assert not set(seen["hidden_links"]) & set(seen["hits"])
+    assert seen["sections_again"] == seen["sections"]
+
+
+@needs("chromium")
+def test_figures_keep_their_colours_under_the_security_policy(seen: dict[str, Any]) -> None:
+    assert len(set(seen["colours"])) > 4
+
+
+def test_each_figure_has_its_data_on_the_page(page: str, results: Path) -> None:
     links = re.findall(r'<a href="data:text/csv;charset=utf-8;base64,([^"]+)" download="(\w+)\.csv">', page)
     data = {name: list(csv.DictReader(io.StringIO(b64decode(text).decode()))) for text, name in links}
-    assert set(data) == set(re.findall(r'<a href="figures/(\w+)\.svg">', page))
-    assert {"batch_size", "loss", "timeline", "phases", "speed_up_weak"} <= set(data)
+    drawn_names = {path.stem for path in (results / "report" / "figures").glob("*.svg")}
+    section_of = {figure.name: section.name for section in SECTIONS for figure in section.figures}
+    assert all(name in data or section_of[name] in data for name in drawn_names)
+    assert {"batch_size", "loss", "timeline", "phases", "scaling_weak", "work", "lost_ranks"} <= drawn_names
+    assert {"loss", "timeline", "work", "lost_ranks", "weak_scaling"} <= set(data)
     curve = TABLES["batch_size"](with_models(analyse(load(results)))).frame
     drawn = [float(row["throughput_samples_per_s"]) for row in data["batch_size"]]
     assert drawn == pytest.approx(curve["throughput_samples_per_s"].tolist())

@@ -1,0 +1,253 @@
+"""The part of the report that is visible at first: its order, its size, and that it agrees with the card."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import analysis
+from analysis.predict.inputs import report_inputs, with_models
+from analysis.read.results import load, load_reduced
+from analysis.report.methods import CITATION, bibtex, methods
+from analysis.report.report import write_report
+from analysis.report.sentences import MOST_ACTIONS, actions
+from analysis.study import analyse
+from analysis.tables.answers import MOST_ROWS, outlook, scales
+from analysis.tables.table import Column, Table
+from tests.support.frames import cpu_study, grid, write_results
+
+ROOT = Path(__file__).parent.parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MOST_WORDS, MOST_TABLES, MOST_BYTES = 1_500, 8, 1_500_000
+QUESTIONS = [
+    "Does it scale?",
+    "What holds it back?",
+    "What should I change?",
+    "What would more GPUs bring?",
+    "Can I trust it?",
+]
+
+
+class Visible(HTMLParser):
+    """Collect what a reader sees before opening anything: words, headings, and rows per table.
+
+    Summaries of collapsed parts are visible. Text of figures counts in their wide form only.
+    """
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.headings: list[str] = []
+        self.rows: list[int] = []
+        self.figures = 0
+        self._hidden: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        is_hidden = tag in ("script", "style", "title") or attributes.get("class") == "narrow"
+        if tag == "details" and "open" not in attributes or is_hidden:
+            self._hidden.append(tag)
+        if tag == "summary" and self._hidden:
+            self._hidden.append("summary")
+        if self._is_visible():
+            self.rows += [0] if tag == "table" else []
+            self.figures += tag == "figure"
+            if tag == "tr":
+                self.rows[-1] += 1
+        self._open.append(tag)
+        if self._hidden and tag == "div" and not is_hidden:
+            self._hidden.append("inner div")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+        if self._hidden and (self._hidden[-1] == tag or (tag == "div" and self._hidden[-1] == "inner div")):
+            self._hidden.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._is_visible() and (text := data.split()):
+            self.words += text
+            if self._open and self._open[-1] == "h2":
+                self.headings.append(" ".join(text))
+
+    def _is_visible(self) -> bool:
+        return not self._hidden or self._hidden[-1] == "summary"
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the report of a committed study of the default kind."""
+    out = tmp_path_factory.mktemp("report")
+    write_report(RESULTS / "captured", out)
+    return out
+
+
+def test_the_visible_part_of_the_default_study_fits_into_a_few_screens(default: Path) -> None:
+    page = (default / "index.html").read_text()
+    seen = Visible(page)
+    assert 100 < len(seen.words) <= MOST_WORDS
+    assert 3 <= len(seen.rows) <= MOST_TABLES
+    assert max(seen.rows) <= 1 + MOST_ROWS
+    assert 4 <= seen.figures <= 1 + len(QUESTIONS)
+    assert len(page.encode()) <= MOST_BYTES
+    assert page.count("<table") > len(seen.rows) + 15, "everything else is collapsed, not lost"
+
+
+def test_card_and_figure_come_first_then_the_questions_in_order(default: Path) -> None:
+    page = (default / "index.html").read_text()
+    assert Visible(page).headings == [*QUESTIONS, "Everything else"]
+    order = [page.index(part) for part in ('class="facts"', 'class="card', "<figure", "<h2>", 'id="everything"')]
+    assert order == sorted(order)
+    markdown = (default / "report.md").read_text()
+    assert re.findall(r"^##? (.*)$", markdown, flags=re.MULTILINE)[1:7] == [*QUESTIONS, "Everything else"]
+    assert markdown.index("| **scales** |") < markdown.index("figures/work.svg") < markdown.index(QUESTIONS[0])
+
+
+def test_facts_line_has_model_data_devices_torch_and_date(default: Path) -> None:
+    (line,) = re.findall(r'<p class="facts">(.*?)</p>', (default / "index.html").read_text())
+    facts = re.findall(r"<span>(.*?)</span>", line)
+    assert len(facts) == 5
+    assert "resnet18" in facts[0] and "px" in facts[1]
+    assert facts[2] == "1 to 4 × NVIDIA H200"
+    assert re.fullmatch(r"torch 2\.\d+\.\d+\+cu\d+", facts[3])
+    assert re.fullmatch(r"2026-\d\d-\d\d( to 2026-\d\d-\d\d)?", facts[4])
+
+
+def test_the_figures_are_about_the_configuration_of_the_card(default: Path) -> None:
+    lines = {line["key"]: line for line in json.loads((default / "card.json").read_text())["lines"]}
+    work = next(entry for entry in lines["scales"]["quantities"] if entry["name"] == "equivalent_ranks")
+    (table,) = re.findall(r'<section id="scale".*?</section>', (default / "index.html").read_text(), flags=re.DOTALL)
+    assert f"{work['value']:.2f}" in re.sub(r"<svg.*?</svg>", "", table, flags=re.DOTALL)
+    assert f">{work['value']:.2f}</text>" in (default / "figures" / "work.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("large-batch", "Which accuracy does it reach?"),
+        ("acceleration-ladder", "Which step gains most?"),
+        ("forum-phases", "How long does each part of a step take?"),
+    ],
+)
+@pytest.mark.usefixtures("no_figures")
+def test_a_study_answers_its_own_question_first(name: str, first: str, tmp_path: Path) -> None:
+    seen = Visible(Path(write_report(RESULTS / name, tmp_path).path).read_text())
+    assert seen.headings[0] == first
+    assert max(seen.rows) <= 1 + MOST_ROWS
+    assert len(seen.rows) <= MOST_TABLES
+
+
+def test_constant_and_empty_columns_say_nothing() -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"a": [1, 2], "same": [3, 3], "empty": [None, None], "x": [5.0, 5.0]})
+    frame = frame.assign(x_low=[4.0, 4.0], x_high=[6.0, 6.0])
+    columns = (Column("a", "a"), Column("same", "same"), Column("empty", "empty"), Column("x", "x", interval=True))
+    assert [column.name for column in Table("t", columns, frame).telling().columns] == ["a", "x"]
+    assert [column.name for column in Table("t", columns, frame.head(1)).telling().columns] == ["a", "same", "x"]
+
+
+def test_the_best_and_the_worst_series_are_listed_if_there_are_many() -> None:
+    inputs = report_inputs(load_reduced(RESULTS / "default-4gpu"))[0]
+    table = scales(inputs)
+    rows = inputs.scaling[inputs.scaling["ideal"] > 1]
+    rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
+    assert len(table.frame) == MOST_ROWS < len(rows)
+    assert table.frame["configuration"].iloc[0] == inputs.headline
+    assert table.frame["efficiency"].max() == rows["efficiency"].max()
+    assert table.frame["efficiency"].min() == rows["efficiency"].min()
+    assert (table.frame["work"] == table.frame["efficiency"] * table.frame["world_size"]).all()
+
+
+def test_the_outlook_lists_predictions_only() -> None:
+    inputs = report_inputs(load_reduced(RESULTS / "default-4gpu"))[0]
+    table = outlook(inputs)
+    assert len(table.frame) and table.frame["step_s"].notna().all()
+    assert set(table.frame["world_size"]) == {8, 16}
+
+
+def test_actions_ask_for_what_the_study_lacks(tmp_path: Path) -> None:
+    single = write_results(
+        tmp_path / "single", grid({"device": "cuda", "steps": 4}, world_size=[1, 2]), lambda t: {"step_s": 0.1},
+        spread=0.0,
+    )  # fmt: skip
+    (line,) = actions(analyse(load(single)))
+    assert line.startswith("Run more repeats: 2 of 2 ")
+    quiet = write_results(
+        tmp_path / "quiet", grid({"device": "cuda", "steps": 4}, world_size=[1, 2], repeat=range(5)),
+        lambda t: {"step_s": 0.1}, spread=0.002,
+    )  # fmt: skip
+    assert actions(analyse(load(quiet))) == []
+    for name in ("default-4gpu", "account", "hpml-lab4"):
+        found = actions(report_inputs(load_reduced(RESULTS / name))[0])
+        assert 0 < len(found) <= MOST_ACTIONS + 1
+        assert all(len(line.split()) < 40 for line in found)
+
+
+# ------------------------------------------------------------------------------------------- methods and notebooks
+
+
+def test_methods_state_versions_repeats_and_date_and_cite_the_program(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2], repeat=range(3))
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.01)
+    text = methods(with_models(analyse(load(directory))))
+    assert "Each of the 2 configurations ran 3 times" in text
+    assert "PyTorch 2.11.0" in text and "CUDA 13.0" in text and "driver 570.86" in text
+    assert "cuDNN" not in text and "lock file" not in text, "these trials do not record them"
+    assert re.search(r"The trials ran on \d{4}-\d\d-\d\d", text)
+    assert bibtex() in text
+
+
+def test_methods_include_what_newer_trials_record(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2])
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": 0.1}, spread=0.01)
+    for path in directory.rglob("trial.json"):
+        record = json.loads(path.read_text())
+        record["environment"] |= {"lock_file": "0123456789ab"}
+        record["environment"]["versions"] |= {"cudnn": "91900"}
+        record["environment"]["nodes"][0] |= {"os": "Debian GNU/Linux 12, Linux 6.1"}
+        path.write_text(json.dumps(record))
+    text = methods(with_models(analyse(load(directory))))
+    assert "cuDNN 91900" in text and "0123456789ab" in text and "Debian GNU/Linux 12, Linux 6.1" in text
+
+
+def test_bibtex_is_that_of_the_citation_file() -> None:
+    citation = yaml.safe_load(CITATION.read_text())
+    entry = bibtex()
+    assert entry.startswith("@software{") and entry.count("{") == entry.count("}")
+    assert citation["title"] in entry and citation["version"] in entry and str(citation["date-released"])[:4] in entry
+
+
+def test_scaling_returns_efficiencies_with_intervals(tmp_path: Path) -> None:
+    trials = grid({"device": "cuda", "steps": 4}, world_size=[1, 2], repeat=range(3))
+    law = {1: 0.1, 2: 0.125}
+    directory = write_results(tmp_path / "results", trials, lambda t: {"step_s": law[t["world_size"]]}, spread=0.001)
+    rows = analysis.scaling(directory).set_index("world_size")
+    assert rows["scaling"].tolist() == ["weak", "weak"]
+    assert rows.loc[2, "efficiency"] == pytest.approx(0.8, rel=0.01)
+    assert rows.loc[2, "efficiency_low"] < rows.loc[2, "efficiency"] < rows.loc[2, "efficiency_high"]
+
+
+def test_figure_returns_a_figure_by_name_or_lists_the_names(tmp_path: Path) -> None:
+    directory = cpu_study(tmp_path / "results")
+    figure = analysis.figure(directory, "scaling_weak")
+    assert figure is not None and figure.axes
+    with pytest.raises(ValueError, match=r"one of .*scaling_weak.*, got 'weak'"):
+        analysis.figure(directory, "weak")
+
+
+def test_the_example_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    variables: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], "outputs are not committed"
+            exec("".join(cell["source"]), variables)
+    assert variables["figure"] is not None
+    assert len(variables["weak"]) > 0  # type: ignore[arg-type]
