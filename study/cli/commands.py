@@ -23,7 +23,8 @@ from study.cli.prepared import (
     workload_warnings,
 )
 from study.cli.process import interrupt, on_ending_signals
-from study.cli.status import failure_line, failure_of
+from study.cli.progress import waiting
+from study.cli.status import failure_lines, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, connect, find_cluster
@@ -187,7 +188,8 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                 if target.address is None:
                     _check_host(prepared, quiet, strict)
                     until_reported.enter_context(measuring())
-                cluster = cluster or until_reported.enter_context(connect(target))
+                with waiting("starting Ray", quiet) if target.address is None else contextlib.nullcontext():
+                    cluster = cluster or until_reported.enter_context(connect(target))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 interrupted = _measure(prepared, store, cluster, quiet)
         except KeyboardInterrupt:
@@ -213,9 +215,9 @@ def _prepare_to_run(
     if is_local(configuration.address):
         prepared = prepare(configuration, local_capacity())
         if not prepared.does_not_fit:
-            _check_workload(configuration)
+            _check_workload(configuration, quiet)
         return prepared, Target(), None
-    _check_workload(configuration)
+    _check_workload(configuration, quiet)
     target = _target_of(configuration.address, quiet)
     if target.address is None:
         return prepare(configuration, local_capacity()), target, None
@@ -232,7 +234,7 @@ def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
     except KeyboardInterrupt:
         interrupted, message = True, "interrupted before the report was written"
     if interrupted:
-        print_to_stderr(f"{message}; resume with: {command}")
+        print_to_stderr(f"warning: {message}; resume with: {command}")
         return INTERRUPTED
     return exit_code
 
@@ -240,7 +242,7 @@ def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
     """Run the pending trials. Return True if Ctrl-C or a signal interrupted them."""
     from study.cli.progress import Progress
-    from study.orchestrate.tune import run_trials
+    from study.cli.terminal import NO_GPU
 
     if not quiet:
         print_to_stderr(f"cluster: {cluster.description}")
@@ -250,17 +252,25 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
             )
         if cluster.dashboard_url:
             print_to_stderr(f"dashboard: {cluster.dashboard_url}")
-        on_gpus = prepared.pending[0].device == "cuda"
-        if not on_gpus and "world_size" in prepared.configuration.axes:
-            print_to_stderr("warning: no GPUs are used; --gpus counts CPU ranks")
+        if not prepared.gpus:
+            print_to_stderr(f"warning: {NO_GPU}")
+        print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
     configuration = prepared.configuration
     tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
     with (
         open(tune_log, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
-        Progress(prepared.study.name, prepared.pending, quiet=quiet, planned=prepared.planned) as progress,
+        Progress(
+            prepared.study.name,
+            prepared.pending,
+            quiet=quiet,
+            planned=prepared.planned,
+            estimate_s=prepared.estimate.duration_s,
+        ) as progress,
     ):
+        from study.orchestrate.tune import run_trials  # takes seconds, which the display shows
+
         return run_trials(
             prepared.study.name,
             blocks(prepared.pending, configuration.order_seed),
@@ -270,6 +280,7 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
             trial_timeout_s=configuration.trial_timeout_s,
             max_concurrent=prepared.concurrent,
             on_event=progress.on_event,
+            on_activity=None if quiet else progress.on_activity,
             known=prepared.known,
         )
 
@@ -325,15 +336,16 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
     counts = count_statuses(
         statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None
     )
-    report = write_report(out, partial=interrupted and "missing" in counts)
+    with waiting("writing the report", quiet):
+        report = write_report(out, partial=interrupted and "missing" in counts)
     if not quiet:
         print_summary(report.summary.columns, report.summary.rows)
         if report.summary.left_out:
-            print_to_stderr(report.summary.left_out)
+            print_to_stderr(f"warning: {report.summary.left_out}")
         print_to_stderr(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items()))
-    for record in records:
-        if record["status"] in ("failed", "timeout"):
-            print_to_stderr(failure_line(failure_of(store, record)))
+    failed = [failure_of(store, record) for record in records if record["status"] in ("failed", "timeout")]
+    for line in failure_lines(failed, length=200):
+        print_to_stderr(f"error: {line}")
     print(report.path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(counts) else DONE
 
@@ -362,10 +374,11 @@ def print_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _check_workload(configuration: Configuration) -> None:
+def _check_workload(configuration: Configuration, quiet: bool) -> None:
     """Import a user's workload file in this process, so that an error is one line instead of one per rank."""
     for spec in configuration.axes.get("workload", ()):
         from trainables.user_workload import load_user_workload
 
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for results
+        # stdout is reserved for results
+        with waiting(f"importing {spec}", quiet), contextlib.redirect_stdout(sys.stderr):
             load_user_workload(spec)

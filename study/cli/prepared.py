@@ -7,6 +7,7 @@ from typing import Any
 
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
+from study.cli.progress import duration
 from study.errors import ConfigurationError, counted
 from study.options import OPTION_OF_FIELD
 from study.orchestrate.discovery.address import is_local
@@ -91,6 +92,16 @@ class PreparedStudy:
     def counts(self) -> dict[str, int]:
         """Number of rows by status."""
         return dict(Counter(row.status for row in self.rows))
+
+    @property
+    def outline(self) -> str:
+        """The trials to run in one line: their number, the axes, repeats and estimated time."""
+        study = self.study
+        axes = [_as_option(name, ",".join(map(str, values))) for name, values in study.axes.items() if len(values) > 1]
+        axes += [counted(len(study.cases), "case")] if study.cases else []
+        parts = [counted(len(self.pending), "trial"), f": {' x '.join(axes)}" if axes else ""]
+        parts += [f", {counted(study.repeats, 'repeat')}; about {duration(self.estimate.duration_s)}"]
+        return "".join(parts)
 
     @property
     def yaml(self) -> str:

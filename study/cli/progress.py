@@ -1,7 +1,9 @@
 """Progress of a run on stderr: a live display on a terminal, plain lines in a log, nothing if quiet."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,21 +11,65 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from study.orchestrate.protocol import Event
+from study.orchestrate.protocol import Event, cause
+from study.orchestrate.watch import GROUP_STARTING, Activity
+from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
 from trainables.trial import Trial
 
-EPOCH_LINES_EVERY_S = 30.0
-"""time between two lines about the same training in a log"""
+ENDING = "ending the worker group"
+LINE_EVERY_S = 30.0
+"""time between two lines about the same trial in a log"""
+
+SHOWN_ENDED = 3
+"""ended trials that the live display shows"""
+
+REFRESH_PER_S = 2
+
+LONG_WAIT_S = 1.5
+"""A log gets a line about each wait that lasts longer."""
+
+
+def stderr_console(quiet: bool) -> Console:
+    return Console(stderr=True, markup=False, emoji=False, highlight=False, quiet=quiet)
+
+
+@contextlib.contextmanager
+def waiting(text: str, quiet: bool = False, console: Console | None = None) -> Iterator[None]:
+    """Show what the program waits for: with the time on a terminal, as one line in a log if the wait is long."""
+    console = console or stderr_console(quiet)
+    if not console.is_terminal or quiet:
+        timer = threading.Timer(LONG_WAIT_S, console.print, [text], {"soft_wrap": True})
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        return
+    started_at_s = time.monotonic()
+
+    def render() -> Text:
+        return Text(f"{text}, {duration(time.monotonic() - started_at_s)}", no_wrap=True, overflow="ellipsis")
+
+    with _live(console, render):
+        yield
+
+
+def _live(console: Console, render: Callable[[], Text]) -> Live:
+    return Live(
+        console=console,
+        get_renderable=render,
+        refresh_per_second=REFRESH_PER_S,
+        transient=True,
+        redirect_stdout=False,
+    )
 
 
 class Progress:
-    """Show the progress of a run of `trials` from its events. A context manager.
+    """Show the progress of a run of `trials` from its events and from what its trials are doing. A context manager.
 
-    A trial is described by the fields in which the `planned` trials differ (default: those to run).
-
-    The time left is the mean time per ended trial, including starts of worker groups, times the remaining trials. Lines
-    about trials that failed or ran out of memory stay on the screen.
+    A trial is described by the fields in which the `planned` trials differ (default: those to run). `estimate_s` is the
+    estimated time of the run, if known. Lines about trials that did not end well stay on the screen.
     """
 
     def __init__(
@@ -34,24 +80,22 @@ class Progress:
         quiet: bool,
         console: Console | None = None,
         planned: Sequence[Trial] = (),
+        estimate_s: float | None = None,
     ) -> None:
         self.study_name = study_name
         self.varying = varying_fields(planned or trials)
-        self.left = len(trials)
-        self.ended = 0
-        self.activity = "starting"
+        self.total = len(trials)
+        self.remaining = RemainingTime(trials, estimate_s)
+        self.doing = GROUP_STARTING
         self.running: dict[str, str] = {}
-        self.last_epoch_line_at_s: dict[str, float] = {}
-        self.throughput: float | None = None
+        self.activity: dict[str, str] = {}
+        self.line_at_s: dict[str, float] = {}
+        self.ended: list[str] = []
+        self.failed = 0
+        self.causes: set[str] = set()
         self.started_at_s = time.monotonic()
-        self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False, quiet=quiet)
-        self.live = Live(
-            console=self.console,
-            get_renderable=self.render,
-            refresh_per_second=4,
-            transient=True,
-            redirect_stdout=False,
-        )
+        self.console = console or stderr_console(quiet)
+        self.live = _live(self.console, self.render)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.console.quiet:
@@ -69,62 +113,87 @@ class Progress:
     def on_event(self, event: Event) -> None:
         """Update the display with an event."""
         if event.kind == "group_starting":
-            self.activity = "starting a worker group"
+            self.doing = GROUP_STARTING
+            self.remaining.group_starting()
+            self._log(GROUP_STARTING)
         elif event.kind == "trial_started" and event.trial:
-            self.running[event.trial.trial_id], self.activity = self._describe(event.trial), "next trial"
+            trial_id = event.trial.trial_id
+            self.running[trial_id], self.doing = self._describe(event.trial), "next trial"
+            self.line_at_s.setdefault(trial_id, time.monotonic())
         elif event.kind == "epoch_ended" and event.trial:
-            self._show_epoch(event.trial, event.summary)
+            trial_id = event.trial.trial_id
+            self.running[trial_id] = f"{self._describe(event.trial)}: {_epoch_and_accuracy(event.trial, event.summary)}"
+            self._log_repeatedly(trial_id)
         elif event.kind == "trial_ended" and event.trial:
-            self.ended += 1
-            self.left -= 1
+            self.remaining.ended(event.trial)
             self.running.pop(event.trial.trial_id, None)
-            self.throughput = event.summary.get("throughput_samples_per_s", self.throughput)
+            self.activity.pop(event.trial.trial_id, None)
             self._show_end(event, event.trial)
-        if not self.live.is_started and event.kind == "group_starting":
-            self.console.print(self.activity)
+            if not self.remaining.trials:
+                self._log(ENDING)
+
+    def on_activity(self, activity: Activity) -> None:
+        """Update the display with what the running trials are doing."""
+        self.activity = dict(activity)
+        for trial_id in activity:
+            self._log_repeatedly(trial_id)
 
     def _describe(self, trial: Trial) -> str:
         return describe(trial, self.varying)
 
-    def _show_epoch(self, trial: Trial, row: Mapping[str, Any]) -> None:
-        now_s = time.monotonic()
-        line = self.running[trial.trial_id] = f"{self._describe(trial)}: {_epoch_and_accuracy(trial, row)}"
-        last_line_at_s = self.last_epoch_line_at_s.setdefault(trial.trial_id, self.started_at_s)
-        if not self.live.is_started and now_s - last_line_at_s >= EPOCH_LINES_EVERY_S:
-            self.last_epoch_line_at_s[trial.trial_id] = now_s
+    def _doing(self, trial_id: str) -> str:
+        """Return a running trial with its current window; a training trial shows its epoch instead."""
+        label, activity = self.running[trial_id], self.activity.get(trial_id)
+        return f"{label}: {activity}" if activity and ": epoch " not in label else label
+
+    def _log(self, line: str) -> None:
+        if not self.live.is_started:
             self.console.print(line, soft_wrap=True)
 
+    def _log_repeatedly(self, trial_id: str) -> None:
+        """Print a line about a trial that has had none for a while."""
+        now_s = time.monotonic()
+        if trial_id in self.running and now_s - self.line_at_s.get(trial_id, now_s) >= LINE_EVERY_S:
+            self.line_at_s[trial_id] = now_s
+            self._log(self._doing(trial_id))
+
     def _show_end(self, event: Event, trial: Trial) -> None:
-        line = f"{event.status.replace('_', ' ')}: {self._describe(trial)}"
-        if event.reason:
-            line += f": {event.reason}"
-        if event.log:
-            line += f"; log: {event.log}"
-        if self.live.is_started:
-            if event.status != "done":
-                self.console.print(line, soft_wrap=True)
-            return
+        label = self._describe(trial)
         if trial.epochs and "epoch" in event.summary:
-            line += f", {_epoch_and_accuracy(trial, event.summary)}"
+            label += f", {_epoch_and_accuracy(trial, event.summary)}"
         rate = event.summary.get("throughput_samples_per_s")
-        line += f", {rate:,.0f} samples/s" if rate is not None else ""
-        self.console.print(f"[{self.ended}/{self.ended + self.left}{self._time_left()}] {line}", soft_wrap=True)
+        label += f": {rate:,.0f} samples/s" if rate is not None else ""
+        self.ended.append(f"{event.status.replace('_', ' ')}: {label}")
+        self._log(f"[{self._counts()}{self._times()}] {self.ended[-1]}")
+        if event.status in ("failed", "timeout"):
+            self.failed += 1
+        if event.reason and event.status != "done" and cause(event.reason) not in self.causes:
+            self.causes.add(cause(event.reason))
+            log = f"; log: {event.log}" if event.log else ""
+            kind = "error" if event.status in ("failed", "timeout") else "warning"
+            self.console.print(f"{kind}: {self.ended[-1]}: {event.reason}{log}", soft_wrap=True)
 
     def render(self) -> Text:
-        """Return the live display: a bar with counts, time left and the last throughput, then the running trials."""
-        total = self.ended + self.left
-        filled = 20 * self.ended // total if total else 20
-        bar = f"{self.study_name} {'━' * filled}{'╌' * (20 - filled)} {self.ended}/{total}{self._time_left()}"
-        if self.throughput is not None:
-            bar += f", last {self.throughput:,.0f} samples/s"
-        text = Text(bar, style="bold", no_wrap=True, overflow="ellipsis")
-        return text.append("".join(f"\n{line}" for line in self.running.values() or [self.activity]), style="not bold")
+        """Return the live display: a bar with counts and times, the running trials, and those that ended last."""
+        done = self.total - len(self.remaining.trials)
+        filled = 16 * done // self.total if self.total else 16
+        heading = f"{self.study_name} {'━' * filled}{'╌' * (16 - filled)} {self._counts()}{self._times()}"
+        text = Text(heading, style="bold", no_wrap=True, overflow="ellipsis")
+        # other threads change these while this one draws
+        running = [self._doing(trial_id) for trial_id in list(self.running) if trial_id in self.running]
+        if not running:
+            running = [next(iter(self.activity.values()), self.doing) if self.remaining.trials else ENDING]
+        lines = [f"▸ {line}" for line in running] + [f"  {line}" for line in self.ended[-SHOWN_ENDED:][::-1]]
+        return text.append("".join(f"\n{line}" for line in lines), style="not bold")
 
-    def _time_left(self) -> str:
-        if not self.ended or not self.left:
-            return ""
-        left_s = (time.monotonic() - self.started_at_s) / self.ended * self.left
-        return f", about {duration(left_s)} left"
+    def _counts(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.total - len(self.remaining.trials)}/{self.total}{failed}"
+
+    def _times(self) -> str:
+        elapsed = f", {duration(time.monotonic() - self.started_at_s)}"
+        left_s = self.remaining.left_s()
+        return elapsed if left_s is None or not self.remaining.trials else f"{elapsed}, about {duration(left_s)} left"
 
 
 _NAMES = ("model", "workload", "script", "train_function")

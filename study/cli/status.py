@@ -1,9 +1,11 @@
 """Summarize the trials of a results folder: counts by status, failures with their reasons, trials that are left."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.read.study_record import StudyRecord
+from study.errors import clipped, counted
+from study.orchestrate.protocol import cause
 from study.store.records import count_statuses
 
 if TYPE_CHECKING:
@@ -20,9 +22,17 @@ def failure_of(store: "Store", record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def failure_line(failure: Mapping[str, Any]) -> str:
-    """Return one line for people about a failed trial, as `failure_of` describes it."""
-    return f"{failure['status']}: {failure['trial_id']}: {failure['reason']}; log: {failure['log'] or 'none'}"
+def failure_lines(failures: Iterable[Mapping[str, Any]], length: int = 300) -> list[str]:
+    """Return one line per cause of the failures, which `failure_of` describes. Reasons are clipped to `length`."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for failure in failures:
+        groups.setdefault((failure["status"], cause(failure["reason"] or "")), []).append(failure)
+    lines = []
+    for (status, _), members in groups.items():
+        first, others = members[0], len(members) - 1
+        trials = f"{first['trial_id']} and {counted(others, 'other trial')}" if others else first["trial_id"]
+        lines.append(f"{status}: {trials}: {clipped(str(first['reason']), length)}; log: {first['log'] or 'none'}")
+    return lines
 
 
 def status_of(directory: str) -> dict[str, Any]:

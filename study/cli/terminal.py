@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from study.cli.progress import duration
-from study.cli.status import failure_line
+from study.cli.status import failure_lines
 from study.errors import counted
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def print_status(status: dict[str, Any]) -> None:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["counts"].items())
     failed = f", {len(status['failures'])} to run again" if status["failures"] else ""
     console.print(f"study {status['study']}: {counts or 'no trial has run'}; {len(status['left'])} left{failed}")
-    for failure in status["failures"]:
-        console.print(failure_line(failure), soft_wrap=True)
+    for line in failure_lines(status["failures"], length=1000):
+        console.print(line, soft_wrap=True)
     for trial_id in status["damaged"]:
         console.print(f"damaged, will run again: {trial_id}", soft_wrap=True)
     for trial_id in status["left"]:

@@ -14,6 +14,7 @@ from typing import Any
 from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_of
 from study.orchestrate.metrics import REPEAT_S, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload
+from study.orchestrate.watch import BUILDING, GROUP_STARTING, OWN_CODE, Activity
 from study.plan.placement import Layout, members
 from study.store import checkpoints
 from study.store.store import Store
@@ -51,6 +52,7 @@ class RunningJob:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     concurrent: int = 0
+    activity: str = GROUP_STARTING
 
 
 class Keeper:
@@ -113,6 +115,7 @@ class Keeper:
     async def _measure(self, running: RunningJob, layout: Layout, block: Any, timeout_s: float, slot: _Slot) -> Outcome:
         group = await self._group_for(layout, block, slot)
         group.job_id, group.failures = running.job.id, []
+        running.activity = BUILDING if running.job.trial.door == "factory" else OWN_CODE
         dispatched_at = time.time()
         await group.jobs.put(running.job)
         in_time = await _result_or_end(
@@ -148,6 +151,10 @@ class Keeper:
     async def epochs_of(self, job_id: str) -> list[dict[str, Any]]:
         """Return the epochs that a running job has reported; empty for any other job."""
         return self.running[job_id].epochs if job_id in self.running else []
+
+    async def activity(self) -> Activity:
+        """Return what each running job is doing."""
+        return {job_id: running.activity for job_id, running in self.running.items()}
 
     async def close(self) -> None:
         """End the live groups and wait until their processes and resources are released.
@@ -188,6 +195,11 @@ class Keeper:
         running = self._job(name, job_id)
         if running and not running.result.done():
             running.result.set_result(payloads)
+
+    async def window_starting(self, name: str, job_id: str, window: str) -> None:
+        """Called by rank 0 before a window of a timed trial."""
+        if running := self._job(name, job_id):
+            running.activity = window
 
     async def epoch_ended(self, name: str, job_id: str, row: dict[str, Any]) -> None:
         """Called by rank 0 with a row of epochs.parquet."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from analysis.read.schema import SCHEMAS
 from study.orchestrate.protocol import Evidence, Failure, Job, KeeperProxy, Payload
+from study.orchestrate.watch import WindowCallbacks
 from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
 from study.store.redaction import redacted, redacted_line
@@ -86,14 +87,18 @@ def measure(job: Job, trial_rank: TrialRank, keeper: KeeperProxy) -> Payload:
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
     before_bytes = allocated_bytes()
+    announces = trial_rank.rank == 0 and not trial.epochs  # training trials report their epochs
+    windows = WindowCallbacks(
+        lambda: readings(device), energies, keeper.window_starting if announces else lambda window: None
+    )
     setup = RankSetup(
         trial_rank.rank,
         device,
         trial_rank.group,
         trial_rank.control,
         source=job.source,
-        observe=lambda: readings(device),
-        read_energy=energies,
+        observe=windows.observe,
+        read_energy=windows.read_energy,
         on_epoch=keeper.epoch_ended,
         checkpoints=keeper,
         checkpoint_every_s=job.checkpoint_every_s,

@@ -20,6 +20,11 @@ _RANK_AND_HOST = re.compile(r"^rank \d+ on node \S+ \(\S*\): ")
 """see `study.orchestrate.group.WorkerGroup.rank_and_host`"""
 
 
+def cause(reason: str) -> str:
+    """Return the reason of a failure without the rank and host that it happened on."""
+    return _RANK_AND_HOST.sub("", reason)
+
+
 @dataclass(frozen=True)
 class Job:
     """A trial for the ranks of a worker group."""
@@ -196,7 +201,7 @@ class KnownTrials:
             if event.status == "out_of_memory":
                 self.out_of_memory.append(event.trial)
             if event.status in ("failed", "timeout") and event.trial.door != "factory":
-                reason = _RANK_AND_HOST.sub("", event.reason)
+                reason = cause(event.reason)
                 if reason in self.failures and "done" not in self.statuses.values():
                     self.unusable = reason
                 self.failures.append(reason)
@@ -228,6 +233,10 @@ class KeeperProxy:
     def finished(self, payloads: Sequence[Payload]) -> None:
         """Return the payloads of all ranks of the trial."""
         self.call("finished", self.group, self.job_id, payloads)
+
+    def window_starting(self, window: str) -> None:
+        """Report the window that follows. Only called between windows."""
+        self.call("window_starting", self.group, self.job_id, window)
 
     def epoch_ended(self, row: Mapping[str, Any]) -> None:
         """Report a row of epochs.parquet."""

@@ -38,6 +38,7 @@ from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import counts
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
+from study.orchestrate.watch import OnActivity, watched
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import Layout
 from study.plan.trials import varying_fields
@@ -72,13 +73,14 @@ def run_trials(
     max_concurrent: int = 1,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     on_event: OnEvent = ignore,
+    on_activity: OnActivity | None = None,
     known: KnownTrials | None = None,
 ) -> bool:
     """Run all trials and store each when it ends. Return True if Ctrl-C ended the run early.
 
     The trials of a block run in order and may share a warm worker group, unless `isolate` is True. If `max_concurrent`
     is above 1, training trials on one rank run last, as many at a time as fit. `known` has the trials in the store;
-    None reads them.
+    None reads them. `on_activity` gets what the running trials are doing, once per second.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
@@ -86,7 +88,16 @@ def run_trials(
         for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
             if known.unusable:
                 break
-            tune_grid(study_name, grid, store, cluster, options, UpdateKnownTrials(known, on_event), known)
+            tune_grid(
+                study_name,
+                grid,
+                store,
+                cluster,
+                options,
+                UpdateKnownTrials(known, on_event),
+                known,
+                on_activity=on_activity,
+            )
     except KeyboardInterrupt:
         return True
     return False
@@ -101,6 +112,7 @@ def tune_grid(
     on_event: OnEvent = ignore,
     known: KnownTrials | None = None,
     ranks: RankBackend = RAY_RANKS,
+    on_activity: OnActivity | None = None,
 ) -> tune.ResultGrid:
     """Run a grid on `ranks` and return Tune's result grid.
 
@@ -111,6 +123,7 @@ def tune_grid(
     with (
         scratch_folder("tune") as state_dir,
         _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
+        watched(lambda: ray.get(keeper.activity.remote()), on_activity),
     ):
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
         if grid.points:  # start the group's processes while Tune starts its own

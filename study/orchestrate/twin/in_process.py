@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from study.capacity import NodeCapacity
@@ -32,6 +33,7 @@ from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import MakeGauge, counts
 from study.orchestrate.protocol import Job, KnownTrials, Outcome
+from study.orchestrate.watch import OnActivity, watched
 from study.plan.placement import Layout
 from study.store.store import Store
 from trainables.trial import Trial
@@ -69,6 +71,7 @@ def run_trials(
     max_concurrent: int = 1,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     on_event: OnEvent = lambda event: None,
+    on_activity: OnActivity | None = None,
     known: KnownTrials | None = None,
     make_gauge: MakeGauge = LocalGauge,
 ) -> bool:
@@ -82,7 +85,7 @@ def run_trials(
         for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
             left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
             keeper = Keeper(study_name, known.out_of_memory, store, left, make_gauge, ranks, grid.slots)
-            with LocalKeeper(keeper) as client:
+            with LocalKeeper(keeper) as client, watched(partial(client.call, "activity"), on_activity):
                 driver = TrialDriver.of(grid.trials, cluster.nodes, client, store, options, lambda: cluster.nodes)
                 client.call("prepare", driver.layout(grid.trials[0]), grid.points[0].block)
                 if "done" not in known.statuses.values():

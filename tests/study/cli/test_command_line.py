@@ -39,6 +39,7 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
     monkeypatch.setattr("study.orchestrate.discovery.address.BOOTSTRAP_FILE", tmp_path / "no-cluster")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("study.cli.progress.LONG_WAIT_S", 1000.0)  # other tests load this host
 
 
 def trials_of(name: str, **axes: tuple[Any, ...]) -> list[Trial]:
@@ -718,9 +719,9 @@ def test_a_failed_trial_is_listed_with_its_log_and_sets_exit_code_1(
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
     log = tmp_path / "trials" / trials[0].trial_id / "error.log"
     failed = f"failed: {trials[0].trial_id}: rank 1 on node a died; log: {log}"
-    assert capsys.readouterr().err.splitlines()[-2:] == ["7 done, 1 failed", failed]
+    assert capsys.readouterr().err.splitlines()[-2:] == ["7 done, 1 failed", f"error: {failed}"]
     assert main(["run", "smoke", "--out", str(tmp_path), "-q"]) == 1
-    assert capsys.readouterr().err.splitlines() == [failed], "--quiet still lists failures"
+    assert capsys.readouterr().err.splitlines() == [f"error: {failed}"], "--quiet still lists failures"
 
 
 @pytest.mark.parametrize("study", ["acceleration-ladder", "default", "large-batch"])
@@ -787,7 +788,7 @@ def test_an_interrupt_writes_a_partial_report_and_prints_the_command_that_resume
     output = capsys.readouterr()
     assert output.err.splitlines() == [
         "6 done, 2 missing",
-        f"interrupted; resume with: python -m study.scaling run smoke --out {tmp_path}",
+        f"warning: interrupted; resume with: python -m study.scaling run smoke --out {tmp_path}",
     ]
     assert "partial" in Path(output.out.splitlines()[-1]).read_text().lower()
 
@@ -804,9 +805,8 @@ def test_an_interrupt_during_the_report_prints_the_command_that_resumes(
     arguments = ["run", "smoke", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
     assert main(arguments) == 130
-    assert capsys.readouterr().err.splitlines() == [
-        f"interrupted before the report was written; resume with: python -m study.scaling run smoke --out {tmp_path}"
-    ]
+    resume = f"resume with: python -m study.scaling run smoke --out {tmp_path}"
+    assert capsys.readouterr().err.splitlines() == [f"warning: interrupted before the report was written; {resume}"]
 
 
 def test_status_counts_trials_and_lists_failures_with_their_logs(
@@ -830,6 +830,21 @@ def test_status_counts_trials_and_lists_failures_with_their_logs(
     status = json.loads(capsys.readouterr().out)
     assert status["counts"] == {"done": 1, "failed": 1, "timeout": 1}
     assert status["left"] == [trial.trial_id for trial in trials[3:]]
+
+
+def test_failures_of_one_cause_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trials = trials_of("smoke")
+    store = open_store(tmp_path, planned_trials=[trial.trial_id for trial in trials])
+    for rank, trial in enumerate(trials):
+        reason = f"rank {rank} on node host (0a1b2c3d): ValueError: {'wrong path' if rank else 'no memory'}"
+        store.save(result(trial, "failed", reason=reason))
+    assert main(["status", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
+    assert len(lines) == 2
+    [no_memory] = [line for line in lines if "no memory" in line]
+    assert no_memory.startswith(f"failed: {trials[0].trial_id}: ")
+    [wrong_path] = [line for line in lines if "wrong path" in line]
+    assert " and 6 other trials: " in wrong_path
 
 
 def test_report_writes_to_another_folder_from_the_results_alone(

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from study.cli import progress
-from study.cli.progress import Progress, describe, duration
+from study.cli.progress import Progress, describe, duration, waiting
 from study.orchestrate.protocol import Event
 from study.plan.trials import varying_fields
 from trainables.trial import Trial
@@ -47,17 +48,16 @@ def watch(console: Console, clock: SimpleNamespace) -> Progress:
     return shown
 
 
-def test_a_log_gets_plain_lines_with_counts_time_left_and_error_logs(clock: SimpleNamespace) -> None:
+def test_a_log_gets_plain_lines_with_counts_times_and_error_logs(clock: SimpleNamespace) -> None:
     text = io.StringIO()
     watch(Console(file=text, markup=False, emoji=False, highlight=False), clock)
     assert text.getvalue().splitlines() == [
         "starting a worker group",
-        "[1/4, about 60 s left] done: mlp, 1 GPU, repeat 1, 1,234 samples/s",
-        (
-            "[2/4, about 30 s left] failed: mlp, 2 GPUs, repeat 1: "
-            "rank 1: [bold]RuntimeError[/bold] :smile:; log: results/error.log"
-        ),
-        "[3/4, about 13 s left] out of memory: mlp, 1 GPU, repeat 2: rank 0",
+        "[1/4, 20 s, about 60 s left] done: mlp, 1 GPU, repeat 1: 1,234 samples/s",
+        "[2/4, 30 s, about 30 s left] failed: mlp, 2 GPUs, repeat 1",
+        ("error: failed: mlp, 2 GPUs, repeat 1: rank 1: [bold]RuntimeError[/bold] :smile:; log: results/error.log"),
+        "[3/4, 1 failed, 40 s, about 10 s left] out of memory: mlp, 1 GPU, repeat 2",
+        "warning: out of memory: mlp, 1 GPU, repeat 2: rank 0",
     ]
 
 
@@ -66,14 +66,74 @@ def test_a_terminal_gets_a_live_display_and_keeps_failures_on_the_screen(clock: 
     shown = watch(
         Console(file=text, force_terminal=True, width=80, markup=False, emoji=False, color_system=None), clock
     )
+    shown.on_activity({TRIALS[3].trial_id: "plain steps"})
     assert shown.render().plain.splitlines() == [
-        "weak ━━━━━━━━━━━━━━━╌╌╌╌╌ 3/4, about 13 s left, last 1,234 samples/s",
-        "mlp, 2 GPUs, repeat 2",
+        "weak ━━━━━━━━━━━━╌╌╌╌ 3/4, 1 failed, 40 s, about 10 s left",
+        "▸ mlp, 2 GPUs, repeat 2: plain steps",
+        "  out of memory: mlp, 1 GPU, repeat 2",
+        "  failed: mlp, 2 GPUs, repeat 1",
+        "  done: mlp, 1 GPU, repeat 1: 1,234 samples/s",
     ]
     screen = text.getvalue()
-    assert "failed: mlp, 2 GPUs" in screen
+    assert "error: failed: mlp, 2 GPUs" in screen
     assert "log: results/error.log" in screen
-    assert "done: mlp" not in screen
+
+
+def test_the_same_failure_is_explained_once(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    with Progress("weak", TRIALS, quiet=False, console=Console(file=text, width=200)) as shown:
+        for rank, trial in enumerate(TRIALS):
+            shown.on_event(event("trial_started", trial))
+            reason = f"rank {rank} on node host (0a1b2c3d): ValueError: no such file"
+            shown.on_event(event("trial_ended", trial, status="failed", reason=reason))
+    lines = text.getvalue().splitlines()
+    assert sum("no such file" in line for line in lines) == 1
+    assert sum(line.startswith("[") and "failed: mlp" in line for line in lines) == 4
+
+
+def test_the_time_left_starts_with_the_estimate_and_counts_down(clock: SimpleNamespace) -> None:
+    with Progress("weak", TRIALS, quiet=True, estimate_s=100.0) as shown:
+        shown.on_event(event("group_starting"))
+        shown.on_event(event("trial_started", TRIALS[0]))
+        clock.s = 30.0
+        assert shown.remaining.left_s() == 70.0
+        shown.on_event(event("trial_ended", TRIALS[0], status="done"))
+        assert shown.remaining.left_s() == 75.0, "three of four trials of the estimate"
+        clock.s = 32.0
+        shown.on_event(event("trial_ended", TRIALS[1], status="done"))
+        # 2 s per trial, and 28 s for the start of the group of the second repeat
+        assert shown.remaining.left_s() == 2 * 2.0 + 28.0
+        clock.s = 40.0
+        assert shown.remaining.left_s() == 24.0
+        clock.s = 90.0
+        assert shown.remaining.left_s() == 0.0
+
+
+def test_a_log_repeats_what_a_long_trial_is_doing(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    trial = TRIALS[0]
+    with Progress("weak", TRIALS, quiet=False, console=Console(file=text, width=200)) as shown:
+        shown.on_event(event("trial_started", trial))
+        for _ in range(65):
+            clock.s += 1.0
+            shown.on_activity({trial.trial_id: "warm-up" if clock.s < 40 else "plain steps"})
+    what = "mlp, 1 GPU, repeat 1"
+    assert text.getvalue().splitlines() == [f"{what}: warm-up", f"{what}: plain steps"]
+
+
+def test_a_long_wait_is_one_line_in_a_log_and_a_short_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    with waiting("reading results", console=Console(file=text)):
+        pass
+    assert text.getvalue() == ""
+    monkeypatch.setattr(progress, "LONG_WAIT_S", 0.0)
+    with waiting("reading results", console=Console(file=text)):
+        time.sleep(0.2)
+    assert text.getvalue() == "reading results\n"
+    screen = io.StringIO()
+    with waiting("reading results", console=Console(file=screen, force_terminal=True, color_system=None)):
+        pass
+    assert "reading results, 0 s" in screen.getvalue()
 
 
 def test_quiet_shows_nothing(clock: SimpleNamespace) -> None:
@@ -136,9 +196,9 @@ def test_concurrent_trainings_show_their_epoch_and_accuracy(clock: SimpleNamespa
             shown.on_event(event("trial_started", trial))
         shown.on_event(event("epoch_ended", trials[0], summary={"epoch": 3, "validation_top1": 0.8712}))
         what = "mlp, 1 CPU rank, seed"
-        assert str(shown.render()).splitlines()[1:] == [f"{what} 0: epoch 3/9, accuracy 87.1%", f"{what} 1"]
+        assert str(shown.render()).splitlines()[1:] == [f"▸ {what} 0: epoch 3/9, accuracy 87.1%", f"▸ {what} 1"]
         shown.on_event(event("trial_ended", trials[0], status="done"))
-        assert str(shown.render()).splitlines()[1:] == [f"{what} 1"]
+        assert str(shown.render()).splitlines()[1:] == [f"▸ {what} 1", f"  done: {what} 0"]
 
 
 def test_a_log_gets_a_line_per_half_minute_of_training_and_the_final_accuracy(clock: SimpleNamespace) -> None:
@@ -156,5 +216,6 @@ def test_a_log_gets_a_line_per_half_minute_of_training_and_the_final_accuracy(cl
         f"{what}: epoch 3/9, accuracy 30.0%",
         f"{what}: epoch 6/9, accuracy 60.0%",
         f"{what}: epoch 9/9, accuracy 90.0%",
-        f"[1/1] done: {what}, epoch 9/9, accuracy 90.0%, 5,000 samples/s",
+        f"[1/1, 2 min] done: {what}, epoch 9/9, accuracy 90.0%: 5,000 samples/s",
+        "ending the worker group",
     ]

@@ -3,7 +3,7 @@
 import io
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from analysis.read.schema import PHASES
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
+from study.orchestrate import watch
 from study.orchestrate.driver import UserCodeError
 from study.orchestrate.failures import RankDeathError
 from study.orchestrate.protocol import Event, Job, KeeperProxy, KnownTrials, Payload
@@ -182,7 +183,7 @@ def test_progress_and_metrics_count_the_trials(tmp_path: Path) -> None:
     text = io.StringIO()
     with Progress("test", SIZES, quiet=False, console=Console(file=text, width=200)) as progress:
         Run(tmp_path, [SIZES], with_failure(fail, SIZES[1]), on_event=progress.on_event, make_gauge=make_gauge)
-    assert (progress.ended, progress.left) == (4, 0)
+    assert (len(progress.ended), len(progress.remaining.trials), progress.failed) == (4, 0, 1)
     lines = [line for line in text.getvalue().splitlines() if line.startswith("[")]
     assert [line.partition("] ")[2].partition(":")[0] for line in lines] == ["done", "failed", "done", "done"]
     trials = gauges["scaling_study_trials"].values
@@ -338,3 +339,18 @@ def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:
     ran = Run(tmp_path, [[dying, after]], ranks=LocalProcesses())
     assert ran.statuses([dying, after]) == ["failed", "done"]
     assert ran.of(dying, "reason").startswith("rank ")
+
+
+def test_what_the_running_trials_do_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "POLL_S", 0.01)
+    seen: list[Mapping[str, str]] = []
+
+    def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
+        keeper.window_starting("plain steps")
+        while {job.id: "plain steps"} not in seen:
+            time.sleep(0.01)
+        return measured(job, keeper)
+
+    ran = Run(tmp_path, [SIZES[:1]], play, on_activity=seen.append)
+    assert ran.statuses(SIZES[:1]) == ["done"]
+    assert {SIZES[0].trial_id: "plain steps"} in seen

@@ -78,6 +78,7 @@ class RecordingKeeper:
         self.processes: Sequence[Any] = []
         self.results: dict[str, Sequence[Payload]] = {}
         self.failures: list[Failure] = []
+        self.windows: dict[str, list[str]] = {}
         self.epochs: dict[str, list[dict[str, Any]]] = {}
         self.checkpoints: dict[str, bytes] = {}
         self.raised: str | None = None
@@ -94,6 +95,9 @@ class RecordingKeeper:
 
     def finished(self, group: str, job_id: str, payloads: Sequence[Payload]) -> None:
         self.results[job_id] = payloads
+
+    def window_starting(self, group: str, job_id: str, window: str) -> None:
+        self.windows.setdefault(job_id, []).append(window)
 
     def epoch_ended(self, group: str, job_id: str, row: dict[str, Any]) -> None:
         self.epochs.setdefault(job_id, []).append(row)
@@ -189,6 +193,12 @@ def test_the_same_trial_gives_the_same_losses_at_any_position(served: list[Recor
     assert losses["second"] == losses["fifth"]
     assert losses["second"] != losses["third"], "bf16 rounds"
     assert None not in losses["second"][0]
+
+
+def test_rank_0_announces_each_window_before_it_starts(served: list[RecordingKeeper]) -> None:
+    windows = ["warm-up", "plain steps", "phases of steps", "communication and other windows"]
+    assert served[0].windows == {name: windows for name in ORDER}
+    assert served[1].windows == {}
 
 
 def test_only_rank_0_calls_the_keeper_unless_a_rank_fails(served: list[RecordingKeeper]) -> None:
