@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from analysis.read.errors import ResultsError
-from analysis.read.links import symlink_outside
+from analysis.read.links import below, symlink_outside
 from analysis.read.packed import PackedTrial, is_packed, read_trials
 from analysis.read.schema import SCHEMA_VERSION, SCHEMAS
 from study.errors import USAGE, one_line
@@ -158,7 +158,11 @@ class Store:
 
     def trial_folder(self, trial_id: str) -> str:
         """Return the path or URI of a trial's folder, for messages."""
-        return f"{self.out.rstrip('/')}/trials/{trial_id}"
+        return self.address(f"trials/{trial_id}")
+
+    def address(self, name: str) -> str:
+        """Return the path or URI of a file or folder in this folder, for messages."""
+        return below(self.out, name)
 
     def save(self, result: TrialResult) -> None:
         """Save a trial's result in place of an earlier one, unless that is done. A kill leaves all of it or nothing.
@@ -222,7 +226,7 @@ class Store:
         except (ValueError, TypeError, KeyError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
             raise StoreError(
-                f"{self.out}/study.json is corrupt ({reason}); restore it from a copy, or choose another --out"
+                f"{self.address('study.json')} is corrupt ({reason}); restore it from a copy, or choose another --out"
             ) from error
         if (version := study["schema_version"]) != SCHEMA_VERSION:
             age, fix = ("a newer", "update the tool, or ") if version > SCHEMA_VERSION else ("an older", "")
