@@ -54,12 +54,12 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY, owner: int | None = None) -> IO[bytes]:
+def open_regular(path: Path, flags: int = os.O_RDONLY, owner: int | None = None, mode: int = 0o600) -> IO[bytes]:
     """Open a regular file without waiting, and without following a link. Raises OSError for anything else.
 
-    flags: as of `os.open`. owner: user id that the file must belong to, None for any.
+    flags: as of `os.open`. owner: user id that the file must belong to, None for any. mode: of a new file.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or owner not in (None, status.st_uid):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""List the files of trials in a results folder, and find symbolic links that lead out of it.
+"""Addresses and files of trials in a results folder, and symbolic links that lead out of it.
 
 A results folder may come from somebody else. Neither reading it nor writing its report may touch files outside it.
 """
@@ -15,6 +15,12 @@ ENTRIES = (
     *(f"{name}.parquet" for name in SCHEMAS),
 )  # fmt: skip
 """Entries of a results folder that are read or written. Links elsewhere in the folder are harmless."""
+
+
+def below(folder: str, name: str) -> str:
+    """Return the address of `name` in a folder, which is a path or a URI. The query of a URI stays its end."""
+    address, mark, query = folder.partition("?") if "://" in folder else (folder, "", "")
+    return f"{address.rstrip('/')}/{name}{mark}{query}"
 
 
 def symlink_outside(root: str) -> str | None:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.environment import commit, difference, used_nodes
 from analysis.read.errors import ResultsError, line
+from analysis.read.links import below
 from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
 from analysis.report.card import as_html, as_json_text, as_markdown
@@ -87,7 +88,7 @@ def write_report(
     """
     results = load_reduced(results_dir)
     first, *others = report_inputs(results)
-    target = os.fspath(out_dir) if out_dir is not None else f"{os.fspath(results_dir).rstrip('/')}/report"
+    target = os.fspath(out_dir) if out_dir is not None else below(os.fspath(results_dir), "report")
     system, root = filesystem(target)
     parts = [_part(first), *(_part(other, number, first) for number, other in enumerate(others, 2))]
     card = card_of(first, others)
@@ -129,7 +130,7 @@ def write_report(
         raise ResultsError(
             f"{target}: cannot write the report ({line(error)}); fix this, then run: python -m study.scaling report DIR"
         ) from None
-    return Report(f"{target.rstrip('/')}/index.html", card, summary(first, others))
+    return Report(below(target, "index.html"), card, summary(first, others))
 
 
 def has_results(analysis: Analysis) -> bool:

@@ -171,6 +171,8 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
 
     Raises HostBusy if `strict` and something disturbs timings on this host.
     """
+    from study.store.lock import hold, hold_existing
+
     prepared: PreparedStudy | None = None
     store: Store | None = None
     interrupted = False
@@ -179,10 +181,13 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
     ):  # disconnecting last: if Ray was stopped too, it may end this process
         until_reported.enter_context(on_ending_signals(interrupt))
         try:
+            is_held = hold_existing(configuration.out, until_reported)
             prepared, target, cluster = _prepare_to_run(configuration, until_reported, quiet)
             if prepared.does_not_fit:
                 print_what_does_not_fit(prepared)
                 return DOES_NOT_FIT
+            if not is_held:
+                hold(configuration.out, until_reported)
             store = _open(prepared, command)
             if prepared.pending:
                 if target.address is None:

@@ -59,5 +59,5 @@ def _log_path(store: "Store", record: Mapping[str, Any]) -> str | None:
     if not record.get("log"):
         return None
     if store.is_packed:
-        return f"{store.out.rstrip('/')}/trials.parquet, column error.log"
-    return f"{store.trial_folder(record['trial_id'])}/error.log"
+        return f"{store.address('trials.parquet')}, column error.log"
+    return store.address(f"trials/{record['trial_id']}/error.log")

@@ -168,7 +168,7 @@ class TrialDriver:
             checkpoints.drop(self.store, [trial.trial_id])
         summary = numbers(result)
         self.keeper.ended(trial.trial_id, result.status, {name: float(value) for name, value in summary.items()})
-        log = f"{self.store.trial_folder(trial.trial_id)}/error.log" if result.log else ""
+        log = self.store.address(f"trials/{trial.trial_id}/error.log") if result.log else ""
         final = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason, "log": log}
         report(final | summary)
 

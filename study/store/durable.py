@@ -26,6 +26,24 @@ def replace_file(root: Path, name: str, content: bytes) -> None:
     _sync_folder(final.parent)
 
 
+def create_file(root: Path, name: str, content: bytes) -> bool:
+    """Write root/name atomically unless it exists. Return False if it does. The parent folder must exist."""
+    partial = _partial_path(root)
+    _write(partial, content)
+    try:
+        os.link(partial, root / name)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        if (root / name).exists():
+            return False
+        partial.replace(root / name)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_folder(root)
+    return True
+
+
 @contextmanager
 def new_file(root: Path, name: str) -> Iterator[BinaryIO]:
     """Open root/name for writing, and replace it atomically at the end. An error leaves the old file as it is."""

@@ -75,7 +75,7 @@ def pack(directory: str, out: str | None = None, *, drop_traces: bool = False) -
             _write(sink, table.schema, [table])
         if not _contains(target, trials):
             target.filesystem.delete_file(f"{target.root}/{TRIALS}")  # otherwise the folder would count as packed
-            raise StoreError(f"{target.out}/{TRIALS} differs from what was written; nothing was removed")
+            raise StoreError(f"{target.address(TRIALS)} differs from what was written; nothing was removed")
         if out is not None:
             target.replace_file("study.json", source.read_file("study.json"))
         else:
@@ -143,7 +143,7 @@ class _PackedTable:
                     return rows.drop_columns(["trial_id"])
             self._group = next(self._groups, None)
             if self._group is None:
-                path = f"{self._store.out}/{self._name}.parquet"
+                path = self._store.address(f"{self._name}.parquet")
                 raise StoreError(f"{path}: rows of {trial_id} listed in {TRIALS} are missing; restore it from a copy")
 
     def _read(self) -> Iterator[pa.Table]:
@@ -154,7 +154,8 @@ class _PackedTable:
         with self._store.filesystem.open_input_file(f"{self._store.root}/{self._name}.parquet") as file:
             parquet = pq.ParquetFile(file)
             if "trial_id" not in parquet.schema_arrow.names:
-                raise StoreError(f"{self._store.out}/{self._name}.parquet has no trial_id; restore it from a copy")
+                path = self._store.address(f"{self._name}.parquet")
+                raise StoreError(f"{path} has no trial_id; restore it from a copy")
             for group in range(parquet.num_row_groups):
                 yield parquet.read_row_group(group)
 
@@ -176,7 +177,7 @@ def _pack_table(source: Store, target: Store, name: str, trials: list[PackedTria
             for i, portion in enumerate(portions)
         )
     if not same:
-        raise StoreError(f"{target.out}/{name}.parquet differs from what was written; nothing was removed")
+        raise StoreError(f"{target.address(f'{name}.parquet')} differs from what was written; nothing was removed")
 
 
 def _with_ids(source: Store, name: str, portion: list[PackedTrial]) -> pa.Table:

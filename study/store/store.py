@@ -29,12 +29,12 @@ import pyarrow as pa
 from pyarrow import fs
 
 from analysis.read.errors import ResultsError
-from analysis.read.links import symlink_outside
+from analysis.read.links import below, symlink_outside
 from analysis.read.packed import PackedTrial, is_packed, read_trials
 from analysis.read.schema import SCHEMA_VERSION, SCHEMAS
 from study.errors import USAGE, one_line
 from study.options import recorded_fields
-from study.store.durable import clear_partial, is_plain_name, replace_file, replace_folder
+from study.store.durable import clear_partial, create_file, is_plain_name, replace_file, replace_folder
 from study.store.records import is_complete_record, statuses_of
 from study.store.redaction import redacted
 from study.store.result import TrialResult, files_of, json_bytes
@@ -98,7 +98,8 @@ class Store:
                 **({"notes": existing["notes"]} if existing and "notes" in existing else {}),
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
-            store.replace_file("study.json", json_bytes(redacted(study)))
+            if not store._put_study(json_bytes(redacted(study)), exists=existing is not None):
+                refuse_other_study(out, store.study()["name"], name)
             if store.is_local:
                 clear_partial(Path(store.root))
         return store
@@ -157,10 +158,14 @@ class Store:
 
     def trial_folder(self, trial_id: str) -> str:
         """Return the path or URI of a trial's folder, for messages."""
-        return f"{self.out.rstrip('/')}/trials/{trial_id}"
+        return self.address(f"trials/{trial_id}")
+
+    def address(self, name: str) -> str:
+        """Return the path or URI of a file or folder in this folder, for messages."""
+        return below(self.out, name)
 
     def save(self, result: TrialResult) -> None:
-        """Save a trial's result in place of an earlier one. A kill leaves all of it or nothing.
+        """Save a trial's result in place of an earlier one, unless that is done. A kill leaves all of it or nothing.
 
         A local folder is written elsewhere and renamed. Object stores have no atomic rename: there, trial.json, without
         which a trial does not count, is removed first and written last.
@@ -172,7 +177,8 @@ class Store:
             )
         files = files_of(result)
         with store_errors(f"trial {trial_id} cannot be saved in {self.out}"):
-            self.save_files(trial_id, files)
+            if not self._is_done(trial_id):
+                self.save_files(trial_id, files)
 
     def save_files(self, trial_id: str, files: Mapping[str, bytes]) -> None:
         """Replace a trial's folder by exactly these files. trial.json must be the last."""
@@ -180,6 +186,15 @@ class Store:
             replace_folder(Path(self.root), trial_id, files)
         else:
             self._save_remote(trial_id, files)
+
+    def _is_done(self, trial_id: str) -> bool:
+        """Return True if the trial is complete and done. Then another run has measured it, and its result stays."""
+        if not self.has_file(f"trials/{trial_id}/trial.json"):
+            return False
+        entries = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/trials/{trial_id}"))
+        files = {f"{trial_id}/{entry.base_name}": entry.size for entry in entries if entry.type == fs.FileType.File}
+        record = self._read_record(trial_id, files)
+        return record is not None and record["status"] == "done"
 
     @classmethod
     def locate(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
@@ -211,7 +226,7 @@ class Store:
         except (ValueError, TypeError, KeyError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
             raise StoreError(
-                f"{self.out}/study.json is corrupt ({reason}); restore it from a copy, or choose another --out"
+                f"{self.address('study.json')} is corrupt ({reason}); restore it from a copy, or choose another --out"
             ) from error
         if (version := study["schema_version"]) != SCHEMA_VERSION:
             age, fix = ("a newer", "update the tool, or ") if version > SCHEMA_VERSION else ("an older", "")
@@ -294,6 +309,13 @@ class Store:
             replace_file(Path(self.root), name, content)
         else:
             self._put(f"{self.root}/{name}", content)
+
+    def _put_study(self, content: bytes, exists: bool) -> bool:
+        """Replace study.json, or create it unless another run has done so meanwhile. Return False if it has."""
+        if exists or not self.is_local:
+            self.replace_file("study.json", content)
+            return True
+        return create_file(Path(self.root), "study.json", content)
 
     def _put(self, path: str, content: bytes) -> None:
         with self.filesystem.open_output_stream(path) as file:

@@ -15,6 +15,7 @@ from study.capacity import NodeCapacity
 from study.cli import commands as session
 from study.plan.trials import plan_trials
 from study.scaling import main
+from study.store.lock import NAME, one_run
 from study.store.result import TrialResult
 from study.store.store import Store
 from study.studies.basic import STUDIES
@@ -146,6 +147,47 @@ def test_a_missing_bucket_is_a_one_line_error_with_its_name(bucket: str, capsys:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: s3://no-such-bucket/smoke cannot be used: ")
     assert "no-such-bucket" in line.partition("used: ")[2]
+
+
+@pytest.mark.parametrize("is_in_address", [True, False])
+def test_an_address_with_a_query_is_planned_run_and_reported(
+    bucket: str,
+    endpoint: str,
+    is_in_address: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    no_figures: None,
+) -> None:
+    query = "?region=us-east-1"
+    if is_in_address:
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+        query += f"&endpoint_override={endpoint.removeprefix('http://')}&scheme=http"
+    out = f"{bucket}/smoke{query}"
+    store = opened(out)
+    first, *others = smoke_trials()
+    for trial in others:
+        store.save(measured(trial))
+    store.save(measured(first, "failed", "rank 1 died"))
+    assert main(["status", out, "--json"]) == 0
+    log = json.loads(capsys.readouterr().out)["failures"][0]["log"]
+    assert log == f"{bucket}/smoke/trials/{first.trial_id}/error.log{query}"
+    store.save(measured(first))
+    assert main(["run", "smoke", "--out", out]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{bucket}/smoke/report/index.html{query}"
+    assert {"study.json", "report/index.html", "report/tables/throughput.csv"} <= objects(out)
+    assert main(["report", out]) == 0
+
+
+def test_two_runs_do_not_write_into_the_same_folder_of_a_bucket(
+    bucket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = opened(f"{bucket}/smoke")
+    with one_run(store):
+        assert main(["run", "smoke", "--out", store.out]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {store.out}: another run writes into it: pid {os.getpid()} on host ")
+        assert planned(store.out, capsys)
+    assert NAME not in objects(store.out)
 
 
 def test_results_contain_no_credentials(bucket: str) -> None:

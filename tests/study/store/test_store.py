@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from analysis.read.schema import BUCKETS_SCHEMA, SCHEMA_VERSION, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
 from study.options import recorded_fields
-from study.store.result import TrialResult
+from study.store.result import TrialResult, files_of
 from study.store.store import Store, StoreError
 from study.store.tables import packed, unpacked
 from trainables.trial import Trial
@@ -155,7 +155,11 @@ def test_buckets_sweep_and_traces_are_saved_with_the_steps(tmp_path: Path) -> No
         assert kept.to_pylist() == rows
     assert (folder / "traces/rank11.json.gz").read_bytes() == b"last"
     assert store.statuses() == {trial.trial_id: "done"} and store.corrupt() == []
-    store.save(result_of(trial))
+    failed = Trial(world_size=2, repeat=1)
+    store.save(explained_result(failed, status="failed", steps=steps_table()))
+    assert files_below(Path(store.trial_folder(failed.trial_id))) == EXPLAINED
+    store.save(result_of(failed))
+    folder = Path(store.trial_folder(failed.trial_id))
     assert files_below(folder) == ["steps.parquet", "trial.json"], "files of the earlier result are removed"
 
 
@@ -434,9 +438,11 @@ def test_an_object_store_keeps_the_same_folder(tmp_path: Path) -> None:
         f"trials/{trial.trial_id}/trial.json",
     ]
     assert Store.at(str(tmp_path / "bucket/out")).records() == store.records()
-    store.save(explained_result(trial))
-    assert files_below(Path(tmp_path, "bucket/out/trials", trial.trial_id)) == EXPLAINED
-    assert store.statuses() == {trial.trial_id: "done"}
+    other = Trial(repeat=1)
+    store.save(result_of(other, "failed", log="Traceback"))
+    store.save(explained_result(other))
+    assert files_below(Path(tmp_path, "bucket/out/trials", other.trial_id)) == EXPLAINED
+    assert store.statuses() == {trial.trial_id: "done", other.trial_id: "done"}
     with pytest.raises(StoreError, match="^bucket/out has results of study 'default', not 'weak'"):
         Store.open("bucket/out", **(STUDY | {"name": "weak"}), filesystem=as_object_store(tmp_path))
 
@@ -454,8 +460,8 @@ def test_an_interrupted_save_to_an_object_store_leaves_no_done_trial() -> None:
     memory = MemoryFileSystem()
     trial = Trial()
     store = Store.open("bucket/out", **STUDY, filesystem=fs.PyFileSystem(fs.FSSpecHandler(memory)))
-    store.save(result_of(trial))
-    assert store.statuses() == {trial.trial_id: "done"}
+    store.save(result_of(trial, "failed"))
+    assert store.statuses() == {trial.trial_id: "failed"}
     broken = Store.at("bucket/out", filesystem=fs.PyFileSystem(BrokenConnection(memory)))
     with pytest.raises(StoreError) as error:
         broken.save(result_of(trial))
@@ -472,7 +478,8 @@ def write_forever(out: str, ready: Any) -> None:
     while True:
         for seed in range(3):
             steps = steps_table(rows=2_000, step_s=float(number))
-            store.save(explained_result(Trial(seed=seed), steps=steps, traces={0: str(number).encode()}))
+            result = explained_result(Trial(seed=seed), steps=steps, traces={0: str(number).encode()})
+            store.save_files(result.trial.trial_id, files_of(result))  # `save` would keep what is done
         number += 1
         ready.set()
 
