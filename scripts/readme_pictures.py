@@ -17,7 +17,7 @@ from analysis.verdict.card import card_of
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "images"
 STUDY = ROOT / "benchmarks" / "results" / "account"
-FIGURE = "slowdown"
+FIGURE = "lost_ranks"
 
 _THEME = f"""<style>
 .page {{ fill: #ffffff; }}
