@@ -14,7 +14,7 @@ DEVELOP := .venv/installed-$(TORCH)-requirements-dev.lock
 # Three processes on two cores: tests that start Ray or hosts mostly wait.
 PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help study test test-system test-faults lint lock audit clean
+.PHONY: help study test test-system test-faults lint docs lock audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ lint: $(DEVELOP) ## ruff and mypy
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy study trainables analysis scripts tests benchmarks examples
+
+docs: $(DEVELOP) ## build the documentation in site/ (python3 -m http.server --directory site shows it)
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 .venv/installed-$(TORCH)-%: %
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/set_up.sh $<

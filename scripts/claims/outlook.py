@@ -1,4 +1,4 @@
-"""Figures of docs/evidence.md: predictions, and what a large batch does."""
+"""Figures of docs/evidence.md and docs/prediction.md: predictions, and what a large batch does."""
 
 import re
 from statistics import fmean
@@ -9,6 +9,7 @@ from scripts.claims.sources import (
     Entries,
     Value,
     cell,
+    claim,
     count,
     figure,
     figures,
@@ -138,7 +139,8 @@ def _law_row(label: str, case: str) -> tuple[str | Cell, ...]:
 
 IN_LAW, IN_NEW_RUN = (f"{what} in its 95 % interval, 12 cases" for what in ("law", "new run"))
 PREDICTION: Entries = [
-    says(
+    claim(
+        "docs/prediction.md",
         "(a run {} % not host-bound, {} % host-bound; laws {} % per doubling)",
         _spread("spread of a run, not host-bound"),
         _spread("spread of a run, host-bound"),

@@ -1,4 +1,4 @@
-"""The ports of docs/own-model.md, each trained on two gloo ranks."""
+"""The ports of docs/workload.md, each trained on two gloo ranks."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ from trainables.step.check import check
 from trainables.step.context import RankSetup
 from trainables.trial import Trial
 
-PAGE = Path(__file__).parent.parent.parent / "docs/own-model.md"
+PAGE = Path(__file__).parent.parent.parent / "docs/workload.md"
 BLOCK = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.M | re.S)
 PORTS = ("torchvision_port", "hf_port", "lightning_port", "timm_port")
 PACKAGES = ("transformers", "lightning", "timm")
