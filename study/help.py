@@ -41,6 +41,10 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("status", "the most recent folder below results/"),
         ("status results/default --json", "for a program"),
     ),
+    "show": (
+        ("show", "the answer of the most recent results"),
+        ("show results/default --json", "for a program"),
+    ),
     "report": (
         ("report", "the most recent folder below results/"),
         ("report results/default --out /tmp/report", "into another folder"),

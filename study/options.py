@@ -161,6 +161,9 @@ STUDY_OPTIONS = (
     StudyOption("out", "Results folder or URI. Default: results/STUDY.", "DIR", setting="out"),
     StudyOption("config", "YAML file with these options under the same names.", "FILE", in_file=False),
     StudyOption("print-config", "Print a YAML file that reproduces this run, and stop.", type=bool, in_file=False),
+    StudyOption(
+        "table", "Print one row per configuration after the summary.", type=bool, panel=_OUTPUT, in_file=False
+    ),
     StudyOption("strict", "Refuse to run while this host is busy, instead of warning.", type=bool, in_file=False),
     StudyOption("address", "", setting="address"),
     StudyOption("isolate", "Start a new worker group for every trial. Slow.", type=bool, setting="isolate"),

@@ -146,7 +146,8 @@ def run_study(**options: Any) -> int:
     if options["print_config"]:
         print(session.prepare(configuration, session.planning_nodes(configuration.address)).yaml, end="")
         return DONE
-    return session.run(configuration, command=_command(), quiet=options["quiet"], strict=options["strict"])
+    quiet, strict, table = (options[name] for name in ("quiet", "strict", "table"))
+    return session.run(configuration, command=_command(), quiet=quiet, strict=strict, table=table)
 
 
 @_subcommand("status", _READ)
@@ -162,6 +163,19 @@ def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug 
     display.print_status(found)
 
 
+@_subcommand("show", _READ)
+def show(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
+    """Show the answer: does it scale, what is lost, what limits it, what to change, what would more GPUs bring."""
+    from analysis.report.card import as_json, card_at
+    from study.cli import terminal as display
+    from study.cli.inputs import results_folder
+
+    card = card_at(results_folder(directory))
+    if json_:
+        return _print_json(as_json(card))
+    display.print_card(card)
+
+
 @_subcommand("report", _READ)
 def report(
     directory: LatestDirectory = None,
@@ -170,9 +184,12 @@ def report(
 ) -> None:
     """Rewrite tables, figures and report from stored results."""
     from analysis.report.report import write_report
+    from study.cli import terminal as display
     from study.cli.inputs import results_folder
 
-    print(write_report(results_folder(directory), out).path)
+    written = write_report(results_folder(directory), out)
+    display.print_card(written.card)
+    print(f"\n{written.path}")
 
 
 @_subcommand("convert", _FILES)

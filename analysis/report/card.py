@@ -2,13 +2,16 @@
 
 import json
 import math
+import os
 import textwrap
 from typing import Any
 
 from markupsafe import Markup
 
+from analysis.predict.inputs import report_inputs
+from analysis.read.results import load_reduced
 from analysis.tables.table import markdown_escaped
-from analysis.verdict.card import Card, Quantity
+from analysis.verdict.card import Card, Quantity, card_of
 
 SCHEMA_VERSION = 1
 """Of `as_json`; a change that removes or renames an entry increases it."""
@@ -17,6 +20,12 @@ WIDTH = 80
 """Characters per line of the text."""
 
 _INDENT = 2
+
+
+def card_at(directory: str | os.PathLike[str]) -> Card:
+    """Return the card of a results folder. Raises ResultsError if it cannot be read."""
+    first, *others = report_inputs(load_reduced(directory))
+    return card_of(first, others)
 
 
 def rows(card: Card) -> list[tuple[str, str]]:

@@ -115,7 +115,7 @@ def _failed(analysis: Analysis) -> CardLine | None:
 def _without_result(label: str, rows: pd.DataFrame, total: int) -> CardLine:
     reasons = rows["reason"].fillna("unknown reason").astype(str).str.replace(_RANK, "", regex=True)
     counts = reasons.value_counts()
-    listed = [f"{_cut(str(reason))}{f' ({count})' if count > 1 else ''}" for reason, count in counts.items()]
+    listed = [f"{_cut(str(reason))}{f' ({count})' if len(counts) > 1 else ''}" for reason, count in counts.items()]
     more = len(listed) - MOST_REASONS
     listed = [*listed[:MOST_REASONS], *([f"{more} more reasons"] if more > 0 else [])]
     text = f"{len(rows)} of {total} trials: {'; '.join(listed)}"
@@ -153,7 +153,7 @@ def _facts(analysis: Analysis, chosen: list[Subject]) -> dict[str, str | int | f
     else:
         return {}
     known = {name: _plain(row[name]) for name in _FACTS if name in row and not _is_empty(row[name])}
-    facts: dict[str, str | int | float] = {"workload": _workload(row), **known}
+    facts: dict[str, str | int | float] = {"workload": _workload(_fields_of(analysis, row)), **known}
     facts["device_kind"] = "GPU" if row["device"] == "cuda" else "CPU"
     if device := analysis.environment.get("device"):
         facts["device_name"] = device
@@ -167,6 +167,13 @@ _FACTS = ("model", "dataset", "image_size", "precision", "batch_per_gpu", "globa
 _VERSIONS = ("torch", "cuda", "nccl", "driver", "ray")
 
 
+def _fields_of(analysis: Analysis, row: pd.Series) -> pd.Series:
+    """Return the row of the first trial of a configuration, which also has the user's own command."""
+    trials = analysis.results.trials
+    ids = row["trial_ids"] if "trial_ids" in row else (row["trial_id"],)
+    return trials[trials["trial_id"] == ids[0]].iloc[0]
+
+
 def _workload(row: pd.Series) -> str:
     """Return what was trained: the user's script or function, else the model."""
     command = row.get("own_code")
@@ -177,7 +184,7 @@ def _workload(row: pd.Series) -> str:
     workload = row.get("workload")
     if isinstance(workload, str) and workload:
         return workload.rpartition("/")[2]
-    return str(row.get("model", "own code"))
+    return str(row.get("model") or "own code")
 
 
 def _plain(value: Any) -> str | int | float:
@@ -193,6 +200,8 @@ def _title(analysis: Analysis, chosen: list[Subject], facts: dict[str, str | int
     """Return the facts in one line: model, precision, batch, and number and kind of GPUs."""
     if not facts:
         return analysis.record.name
+    if not chosen and analysis.accuracy is None:
+        return _title_of_all(analysis, str(facts["workload"]))
     ranks = study_ranks(analysis)
     of_training = not chosen and analysis.accuracy is not None
     workload = trained_workload(analysis.accuracy) if of_training and analysis.accuracy else str(facts["workload"])
@@ -202,6 +211,17 @@ def _title(analysis: Analysis, chosen: list[Subject], facts: dict[str, str | int
     if "batch_per_gpu" in facts and not of_training and _is_same("batch_per_gpu", chosen):
         parts.append(value_label("batch_per_gpu", facts["batch_per_gpu"], ranks))
     return ", ".join([*parts, _devices(analysis, facts, of_training)])
+
+
+def _title_of_all(analysis: Analysis, workload: str) -> str:
+    """Return the facts that all trials share, and their numbers of ranks, for a study without a result."""
+    trials, ranks = analysis.results.trials, study_ranks(analysis)
+    shared = [name for name in ("precision", "batch_per_gpu") if name in trials and trials[name].nunique() == 1]
+    labels = [value_label(name, _plain(trials[name].dropna().iloc[0]), ranks) for name in shared]
+    several = trials["model"].nunique() if "model" in trials else 1
+    sizes = sorted(trials["world_size"].astype(int).unique())
+    of_ranks = f"{join([str(size) for size in sizes])} {ranks[0] if sizes == [1] else ranks[1]}"
+    return ", ".join([f"{several} models" if several > 1 else workload, *labels, of_ranks])
 
 
 def _is_same(field: str, chosen: list[Subject]) -> bool:
@@ -221,4 +241,4 @@ def _devices(analysis: Analysis, facts: dict[str, str | int | float], of_trainin
     if facts["device_kind"] == "GPU":
         return f"{count} x {name or 'GPU'}{nodes}"
     ranks = value_label("world_size", number(count, 0) if count != 1 else 1, ("CPU rank", "CPU ranks"))
-    return f"{ranks}{nodes} ({name}, no GPU)" if name else f"{ranks}{nodes}, no GPU"
+    return f"{ranks}{nodes} ({name})" if name else f"{ranks}{nodes}"

@@ -166,8 +166,10 @@ def print_warnings(prepared: PreparedStudy) -> None:
         print_to_stderr(line)
 
 
-def run(configuration: Configuration, command: str, quiet: bool, strict: bool = False) -> int:
-    """Run the missing trials, write the report and print the summary. Return the exit code.
+def run(configuration: Configuration, command: str, quiet: bool, strict: bool = False, table: bool = False) -> int:
+    """Run the missing trials, write the report and print the summary card. Return the exit code.
+
+    table: also print one row per configuration.
 
     Raises HostBusy if `strict` and something disturbs timings on this host.
     """
@@ -201,7 +203,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
             if prepared is None or store is None:
                 raise
             interrupted = True
-        return _report(prepared, store, interrupted, quiet, command)
+        return _report(prepared, store, interrupted, quiet, command, table)
 
 
 def _check_host(prepared: PreparedStudy, quiet: bool, strict: bool) -> None:
@@ -230,11 +232,11 @@ def _prepare_to_run(
     return prepare(configuration, cluster.nodes), target, cluster
 
 
-def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str) -> int:
+def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str, table: bool) -> int:
     """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
     try:
         with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
-            exit_code = _finish(prepared, store, interrupted, quiet)
+            exit_code = _finish(prepared, store, interrupted, quiet, table)
         message = "interrupted"
     except KeyboardInterrupt:
         interrupted, message = True, "interrupted before the report was written"
@@ -330,10 +332,10 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
     return store
 
 
-def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool) -> int:
-    """Write the report, print the summary and the path of the report. Return the exit code."""
+def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, table: bool) -> int:
+    """Write the report, print the summary card and the path of the report. Return the exit code."""
     from analysis.report.report import write_report
-    from study.cli.terminal import print_summary
+    from study.cli.terminal import print_card, print_summary
 
     out = prepared.configuration.out
     records = store.records()
@@ -343,8 +345,12 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
     )
     with waiting("writing the report", quiet):
         report = write_report(out, partial=interrupted and "missing" in counts)
-    if not quiet:
+    if table:
         print_summary(report.summary.columns, report.summary.rows)
+        print()
+    if not quiet:
+        print_card(report.card)
+        print()
         if report.summary.left_out:
             print_to_stderr(f"warning: {report.summary.left_out}")
         print_to_stderr(", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items()))

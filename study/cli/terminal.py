@@ -14,6 +14,7 @@ from study.cli.status import failure_lines
 from study.errors import counted
 
 if TYPE_CHECKING:
+    from analysis.verdict.card import Card
     from study.cli.doctor import HealthCheck
     from study.cli.predict import Outlook, ShownTable
     from study.cli.prepared import PreparedStudy
@@ -59,6 +60,26 @@ def _needs_line(needs: "Needs") -> str:
     if needs.made_for_gpus:
         parts.append("a small form, since the study is made for GPUs")
     return f"{'; '.join(parts)}."
+
+
+CARD_WIDTH = 80
+"""Maximum character columns of the summary card."""
+
+_TRUST_STYLES = {"good": "green", "fair": "yellow", "poor": "red"}
+
+
+def print_card(card: "Card") -> None:
+    """Print the summary card, at most as wide as the terminal."""
+    from rich.text import Text
+
+    from analysis.report.card import as_text
+
+    console = terminal()
+    heading, *lines = as_text(card, min(CARD_WIDTH, console.width)).splitlines()
+    text = Text("\n".join([heading, *lines]))
+    text.stylize("bold", 0, len(heading))
+    text.highlight_regex(rf"(?m)(?<=^  trust ) *{card.trust.level}", _TRUST_STYLES[card.trust.level])
+    console.print(text, soft_wrap=True)
 
 
 def print_plan(prepared: "PreparedStudy") -> None:

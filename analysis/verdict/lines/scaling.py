@@ -76,7 +76,7 @@ class _Work:
         efficiency = Quantity.of("efficiency", "1", *ends, part=subject.label)
         equivalent = _equivalent(row, "equivalent_ranks", ranks[0], subject.label)
         size, smallest = int(row["world_size"]), int(row["reference_world_size"])
-        text = number(equivalent.value, 2 if size < 10 else 1)
+        text = number(equivalent.value, 2 if size < 64 else 1)
         text += f" ({', '.join(filter(None, [share_text(efficiency), subject.label]))})"
         reference = "" if smallest == 1 else f", in units of the rate per {ranks[0]} on {smallest}"
         quantities = (efficiency, equivalent, Quantity("ranks", float(size), ranks[0], part=subject.label))
@@ -122,42 +122,49 @@ def lost(analysis: Analysis, subject: Subject) -> CardLine | None:
         return CardLine("lost", "lost", label_before(subject) + nothing, quantities)
     shown += f" of {subject.label}" if subject.label else ""
     if not parts:
-        text = f"{shown}; causes not measured ({_why_no_causes(subject)})"
+        text = f"{shown}; causes not measured{_why_no_causes(subject)}"
         return CardLine("lost", "lost", text, quantities)
     note = ", not significantly different from 0" if total_low <= 0 else ""
-    causes = _sum(_largest(parts), analysis, subject) or "no cause reaches 0.01"
+    causes = _sum(_shown_parts(parts, total), analysis, subject)
     return CardLine("lost", "lost", f"{shown}{note}: {causes}", quantities)
 
 
 def _why_no_causes(subject: Subject) -> str:
     strategy = subject.row.get("parallel")
     if isinstance(strategy, str) and not strategy.startswith("ddp"):
-        return f"{strategy} has no communication breakdown"
-    return "rerun with --set account_steps=10"
+        return f" ({strategy} has no communication breakdown)"
+    return " (rerun with --set account_steps=10)" if subject.row.get("account_steps") == 0 else ""
 
 
 def _key(name: str) -> str:
     return {"remainder_s": "unexplained"}.get(name, name.removesuffix("_s"))
 
 
-def _largest(parts: dict[str, float]) -> dict[str, float]:
-    """Return the largest parts as shown, in order, and the sum of the others that are not 0; "remainder_s" last."""
-    named = {name: value for name, value in parts.items() if name != "remainder_s" and abs(round(value, 2)) > 0}
-    ordered = sorted(named, key=lambda name: -abs(named[name]))
-    shown = {name: named[name] for name in ordered[: MOST_CAUSES - 1]}
-    rest = parts["remainder_s"]
-    other = sum(value for name, value in parts.items() if name != "remainder_s" and name not in shown)
-    return shown | {
-        name: value for name, value in (("other", other), ("remainder_s", rest)) if abs(round(value, 2)) > 0
-    }
+def _shown_parts(parts: dict[str, float], total: float) -> dict[str, int]:
+    """Return the parts in hundredths of a rank, largest first, such that they add up to `total` as it is shown.
+
+    Only the largest causes are named; the others are one part. What rounding leaves over is given to the parts that
+    were rounded most (largest remainder method), so that no part is off by a hundredth or more.
+    """
+    causes = {name: value for name, value in parts.items() if name != "remainder_s"}
+    named = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
+    named = [name for name in named if abs(causes[name]) >= 0.005]
+    exact = {name: 100 * causes[name] for name in named}
+    exact["other"] = 100 * sum(value for name, value in causes.items() if name not in named)
+    exact["remainder_s"] = 100 * parts["remainder_s"]
+    floors = {name: math.floor(value) for name, value in exact.items()}
+    over = round(100 * total) - sum(floors.values())
+    for name in sorted(exact, key=lambda name: floors[name] - exact[name])[: max(0, over)]:
+        floors[name] += 1
+    return {name: value for name, value in floors.items() if value}
 
 
-def _sum(parts: dict[str, float], analysis: Analysis, subject: Subject) -> str:
-    """Return the parts as a sum, gains last and with a minus."""
+def _sum(parts: dict[str, int], analysis: Analysis, subject: Subject) -> str:
+    """Return parts in hundredths as a sum, gains last and with a minus."""
     text = ""
     for name, value in sorted(parts.items(), key=lambda item: item[1] < 0):
         sign = (" − " if value < 0 else " + ") if text else ("−" if value < 0 else "")
-        text += f"{sign}{number(abs(value), 2)} {_CAUSE_WORDS[name][value < 0]}"
+        text += f"{sign}{number(abs(value) / 100, 2)} {_CAUSE_WORDS[name][value < 0]}"
         if name == "wait_s" and value > 0:
             text += _late_rank(analysis, subject)
     return text
@@ -192,11 +199,11 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     if series is None:
         return line("not predicted: no law fits the measured sizes")
     if series.host_bound:
-        return line(f"not predicted: the host bounds 1 or 2 {several}, so their step says little about more")
+        return line(f"not predicted: host-bound on 1 or 2 {several}")
     sizes = [factor * series.sizes[-1] for factor in FORECAST_FACTORS]
     nodes = series.nodes_of(sizes[0], ranks_per_node(analysis))
     if nodes > 1 and not series.knows_network:
-        return line(f"not predicted: {sizes[0]} need {nodes} nodes, and the network between them was not measured")
+        return line(f"not predicted: {sizes[0]} need {nodes} nodes, whose network is not measured")
     rows = forecast(analysis, sizes).rows
     numbers = {model.number for model in analysis.models if _is_of(model.series, subject)}
     rows = rows[rows["series"].isin(numbers)].sort_values("world_size", ascending=False)
@@ -213,7 +220,7 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     if math.isfinite(error):
         quantities.append(Quantity("held_out_error", error, "1"))
         return line(f"{text}held-out error {percent(error, 1)}", *quantities)
-    return line(f"{text}unchecked, which takes a third size", *quantities)
+    return line(f"{text}not checked (needs a third size)", *quantities)
 
 
 def _is_of(series: ScalingSeries, subject: Subject) -> bool:

@@ -66,12 +66,19 @@ def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
     if kind == "host" and share < NOISE:
         return CardLine("do_next", "do next", f"{label_before(subject)}{fewer_launches(row)} (gain unknown)")
     if share < NOISE:
-        text = f"{faster_compute(row)} (every other part takes less than {percent(NOISE)})"
+        text = f"{faster_compute(row)} (all else is below {percent(NOISE)})"
         return CardLine("do_next", "do next", label_before(subject) + text)
     gain = largest_gain(share)
-    change = fewer_launches(row) if largest == "host" else WORDS[largest].change
-    text = f"{label_before(subject)}{change}: up to +{percent(gain - 1)} (upper bound, not measured)"
+    change = _change(largest, row)
+    text = f"{label_before(subject)}{change}: up to +{percent(gain - 1)} (upper bound)"
     return CardLine("do_next", "do next", text, (Quantity("largest_possible_speed_up", gain, "1"),))
+
+
+def _change(part: str, row: pd.Series) -> str:
+    """Return the change that shrinks a part of the step."""
+    if part == "idle":
+        return "a trace (--profile) shows what the idle time waits for"
+    return fewer_launches(row) if part == "host" else WORDS[part].change
 
 
 def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
@@ -90,7 +97,9 @@ def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
                 quantities.append(Quantity("throughput", value, f"{name}/s", part=subject.label))
                 texts[-1] += f", {number(value, 0)} {name}/s"
     if len(texts) > MOST_WORKLOADS:
-        texts = [f"{len(texts)} workloads, which are not comparable; see the report's table of throughputs"]
+        trials = analysis.results.trials
+        done = f"{int((trials['status'] == 'done').sum())} of {len(trials)} trials are done"
+        texts = [f"{done}; their {len(texts)} workloads are not comparable (see the table of throughputs)"]
     return CardLine("speed", "speed", "; ".join(texts), tuple(quantities))
 
 
@@ -145,10 +154,10 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
     part, share = str(removable.iloc[index].idxmax()), float(removable.iloc[index].max())
     if share >= NOISE:
         row = analysis.configurations.iloc[index]
-        change = fewer_launches(row) if part == "host" else WORDS[part].change
+        change = _change(part, row)
         names = telling_fields(analysis.configurations, row, analysis.axes)
         of = configuration_label(row, names, study_ranks(analysis))
         gain = Quantity("largest_possible_speed_up", largest_gain(share), "1")
-        text = f"{change}: up to +{percent(largest_gain(share) - 1)} with {of} (upper bound, not measured)"
+        text = f"{change}: up to +{percent(largest_gain(share) - 1)} with {of} (upper bound)"
         lines.append(CardLine("do_next", "do next", text, (gain,)))
     return lines

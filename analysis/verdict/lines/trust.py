@@ -116,4 +116,7 @@ def _caveats(analysis: Analysis, trial_ids: Sequence[str], others: Sequence[Anal
     if chosen & set(flagged_trials(analysis.measured)["trial_id"]):
         lines.append("measurement overhead above 2 %")
     left_out = sum(len(other.results.trials) for other in others)
-    return [*lines, *([f"{left_out} trials of another environment left out"] if left_out else [])]
+    return [
+        *lines,
+        *([f"{left_out} trial{'' if left_out == 1 else 's'} of another environment left out"] if left_out else []),
+    ]

@@ -137,8 +137,11 @@ class Card:
 
 
 def share_text(quantity: Quantity) -> str:
-    """Return a share as `98 %, 97–98`, without the interval if it is unknown."""
+    """Return a share as `98 %, 97–98`, without the interval if it is unknown; with decimals if it is narrow."""
     if quantity.value is None:
         return quantity.unresolved
-    ends = quantity.ends(0, 100)
-    return percent(quantity.value) + (f", {ends}" if ends else "")
+    decimals = (
+        1 if quantity.low is not None and quantity.high is not None and quantity.high - quantity.low < 0.01 else 0
+    )
+    ends = quantity.ends(decimals, 100)
+    return percent(quantity.value, decimals) + (f", {ends}" if ends else "")

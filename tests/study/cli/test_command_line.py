@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,9 +18,11 @@ import pytest
 import yaml
 from rich.text import Text
 
+from analysis.report.card import as_json, card_at
 from study.capacity import NodeCapacity, count_gpus
 from study.cli import commands as session
 from study.cli.configuration import Configuration
+from study.cli.terminal import print_card
 from study.help import completion_script
 from study.plan.trials import plan_trials
 from study.scaling import app, main
@@ -27,6 +31,7 @@ from study.store.result import TrialResult
 from study.store.store import Store
 from study.studies.basic import STUDIES
 from study.studies.study import Study
+from tests.support.cards import RESULTS
 from tests.support.hosts import ROOT
 from trainables.trial import Trial
 
@@ -625,11 +630,13 @@ def test_a_finished_study_is_reported_without_a_cluster(
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):
         store.save(result(trial))
-    assert main(["run", "smoke", "--out", str(tmp_path)]) == 0
+    assert main(["run", "smoke", "--table", "--out", str(tmp_path)]) == 0
     output = capsys.readouterr()
     assert output.out.splitlines()[-1] == f"{tmp_path}/report/index.html"
     assert Path(output.out.splitlines()[-1]).is_file()
-    *header, four, three, two, one = output.out.splitlines()[:-1]
+    table, card, _ = output.out.split("\n\n")
+    assert card.startswith("mlp fp32, batch ") and "\n  trust " in card
+    *header, four, three, two, one = table.splitlines()
     assert all("[" in line for line in (four, three, two, one)) and not any("[" in line for line in header)
     assert all(len(line) <= 80 and line == line.rstrip() for line in output.out.splitlines()[:-1])
     assert output.err.splitlines() == ["8 done"]
@@ -791,6 +798,9 @@ def test_an_interrupt_writes_a_partial_report_and_prints_the_command_that_resume
         f"warning: interrupted; resume with: python -m study.scaling run smoke --out {tmp_path}",
     ]
     assert "partial" in Path(output.out.splitlines()[-1]).read_text().lower()
+    heading, *lines = output.out.splitlines()
+    assert "(partial: 6 of 8 trials)" in heading
+    assert "finish the study: python -m study.scaling run smoke" in " ".join(" ".join(lines).split())
 
 
 def test_an_interrupt_during_the_report_prints_the_command_that_resumes(
@@ -854,5 +864,67 @@ def test_report_writes_to_another_folder_from_the_results_alone(
     for trial in trials_of("smoke"):
         store.save(result(trial))
     assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "elsewhere")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/elsewhere/index.html\n"
+    card, _, path = capsys.readouterr().out.rpartition("\n\n")
+    assert path == f"{tmp_path}/elsewhere/index.html\n"
     assert not (tmp_path / "results" / "report").exists()
+    assert main(["show", str(tmp_path / "results")]) == 0
+    assert capsys.readouterr().out == f"{card}\n"
+
+
+def test_show_prints_the_card_of_a_packed_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(RESULTS / "default-4gpu")]) == 0
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert lines[0] == "resnet18_small bf16, batch 512 per GPU, 4 x H200"
+    labels = [line.split("  ")[1] for line in lines[1:] if not line.startswith("   ")]
+    assert labels == ["scales", "lost", "bound by", "do next", "more GPUs", "trust"]
+    assert max(map(len, lines)) <= 80 and "\x1b" not in output.out
+    assert output.err == ""
+
+
+def test_show_prints_the_card_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(RESULTS / "default-4gpu"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == as_json(card_at(RESULTS / "default-4gpu"))
+    assert (found["form"], found["trust"]["level"]) == ("scaling", "poor")
+    scales = {entry["name"]: entry for entry in found["lines"][0]["quantities"]}
+    assert scales["ranks"]["value"] == 4
+    assert scales["equivalent_ranks"]["low"] < scales["equivalent_ranks"]["value"] < scales["equivalent_ranks"]["high"]
+
+
+@pytest.mark.parametrize("state", ["missing", "empty", "a file", "damaged study", "damaged trials"])
+def test_show_of_an_unreadable_folder_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, state: str
+) -> None:
+    folder = tmp_path / "results"
+    if state == "a file":
+        folder.write_text("")
+    elif state == "empty":
+        folder.mkdir()
+    elif state != "missing":
+        shutil.copytree(RESULTS / "default-1gpu", folder)
+        damaged = folder / ("study.json" if state == "damaged study" else "trials.parquet")
+        damaged.write_bytes(damaged.read_bytes()[:100])
+    assert main(["show", str(folder)]) != 0
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("error: ") and str(folder) in line
+
+
+def test_trust_is_coloured_on_a_terminal_unless_no_color_is_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = card_at(RESULTS / "default-4gpu")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    for no_colour in (False, True):
+        if no_colour:
+            monkeypatch.setenv("NO_COLOR", "1")
+        else:
+            monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        print_card(card)
+        shown = capsys.readouterr().out
+        assert ("\x1b[31m" in shown) is not no_colour
+        assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.splitlines()) <= 60
