@@ -48,6 +48,9 @@ NARROW_INCHES, MOST_NARROW_FACETS = 4.4, 4
 MOST_DIRECT_LABELS = 5
 """Maximum lines of a panel that are labelled at their end; more get a legend."""
 
+LONGEST_LABEL = 26
+"""Maximum characters of a label next to a line; longer ones are cut."""
+
 MARKERS = "oDs^vPX*"
 
 _is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
@@ -170,8 +173,9 @@ def label_ends(axis: Any, ends: Sequence[LineEnd]) -> None:
     back = to_axis.inverted()
     for end, height in zip(ordered, heights, strict=True):
         y = back.transform((to_axis.transform((end.x, end.y))[0], height))[1]
+        shown = end.label if len(end.label) <= LONGEST_LABEL else f"{end.label[: LONGEST_LABEL - 1]}…"
         axis.annotate(
-            end.label, (end.x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
+            shown, (end.x, y), xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5,
             annotation_clip=False,
         )  # fmt: skip
 

@@ -138,7 +138,7 @@ _ACCURACY = Question(
     "Which accuracy does it reach?",
     _accuracy,
     _accuracy_table,
-    (Figure(accuracy_batch), Figure(training_curves, curves)),
+    (Figure(accuracy_batch),),
 )
 _OWN_CODE = Question(
     "own_code",

@@ -221,7 +221,7 @@ def _context(results: Results, analysis: ReportInputs, others: Sequence[Analysis
         "glossary": glossary(study_ranks(analysis)),
         "script": Markup(script),
         "style": Markup(style),
-        "security_policy": security_policy(script, style),
+        "security_policy": Markup(security_policy(script, style)),
     }
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import WORDS, fewer_launches
+from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches
 from analysis.compare.causes import CAUSES
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
@@ -97,11 +97,11 @@ def change(analysis: Analysis) -> list[str]:
     if len(bounds):
         best = bounds.iloc[0]
         sentences.append(f"Not measured: {best['how']} could gain at most {percent(best['gain'] - 1, 1)}.")
-    elif analysis.regions.loc[analysis.headline, "bound"] == "compute":
-        sentences.append(f"Nothing but compute is left to shorten: {WORDS['compute'].change}.")
-    elif analysis.regions.loc[analysis.headline, "bound"] == "host":
-        changes = fewer_launches(analysis.configurations.loc[analysis.headline])
-        sentences.append(f"The host bounds the step: {changes}.")
+    row, bound = analysis.configurations.loc[analysis.headline], analysis.regions.loc[analysis.headline, "bound"]
+    if bound == "host":
+        return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]
+    if bound == "compute" and bounds.empty:
+        sentences.append(f"Nothing but compute is left to shorten: {faster_compute(row)}.")
     return sentences
 
 
