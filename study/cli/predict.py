@@ -26,10 +26,11 @@ ShownTable = tuple[str, list[str], list[tuple[str, ...]]]
 class Outlook:
     """Tables (title, headers, rows of strings) and lines for people, and the same as JSON values.
 
-    tables and lines: the answer. details, detail_lines: the complete table of predictions and further notes. laws: the
-    candidate laws and their parameters.
+    answer: the best predicted configurations. tables and lines: the predictions, and what to do next. details,
+    detail_lines: the complete table of predictions and further notes. laws: the candidate laws and their parameters.
     """
 
+    answer: list[str]
     tables: list[ShownTable]
     lines: list[str]
     details: list[ShownTable]
@@ -57,14 +58,17 @@ def outlook(
     with_interval = predicted.rows.loc[predicted.rows["step_s_low"].notna(), "world_size"]
     trial = next_trial(analysis, predicted.models, None if with_interval.empty else int(with_interval.max()))
     if goal == "time-to-accuracy":
-        advice = [best(analysis, goal)]
+        answer = [f"Measured, not predicted: {best(analysis, goal)}"]
     else:
-        advice = best_predicted(analysis, predicted.rows, goal or "throughput")
-    advice.append(sentence(analysis, trial))
-    omitted = left_out(analysis, others)
+        answer = best_predicted(analysis, predicted.rows, goal or "throughput")
+    advice = [*answer, sentence(analysis, trial)]
+    notes = [*predicted.notes, *filter(None, [left_out(analysis, others)]), advice[-1]]
+    if price is not None:
+        notes.insert(0, f"cost: at {price:g} per GPU-hour, in the currency of that price.")
     return Outlook(
+        answer,
         [_shown(outlook_table(analysis, predicted.models, predicted.rows))],
-        [*predicted.notes, *([omitted] if omitted else []), *advice],
+        notes,
         [_shown(forecast_table(analysis, predicted.models, predicted.rows))],
         predicted.details,
         [_shown(laws(analysis)), _shown(law_parameters(analysis))],
