@@ -212,7 +212,8 @@ def predict(
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="Price for the predicted cost.")
+        float | None,
+        typer.Option(metavar="PRICE", help="Price of a GPU-hour, in any currency, for the predicted cost."),
     ] = None,
     goal: Annotated[
         str | None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.predict.forecast import Forecast, forecast
+from analysis.predict.forecast import NETWORK, Forecast, forecast
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.predict.model import ScalingModel
 from analysis.predict.next_trial import next_trial
@@ -18,6 +18,9 @@ from analysis.tables.predictions import forecast_table, law_parameters, laws, ou
 from analysis.tables.table import Table
 from analysis.verdict.next_steps import best, best_predicted, sentence
 from study.errors import ConfigurationError
+
+MARK = "*"
+"""marks predictions beyond one node"""
 
 ShownTable = tuple[str, list[str], list[tuple[str, ...]]]
 
@@ -62,12 +65,13 @@ def outlook(
     else:
         answer = best_predicted(analysis, predicted.rows, goal or "throughput")
     advice = [*answer, sentence(analysis, trial)]
-    notes = [*predicted.notes, *filter(None, [left_out(analysis, others)]), advice[-1]]
+    caveats = [f"{MARK} {note}" if note.startswith(NETWORK) else note for note in predicted.notes]
+    notes = [*caveats, *filter(None, [left_out(analysis, others)]), advice[-1]]
     if price is not None:
         notes.insert(0, f"cost: at {price:g} per GPU-hour, in the currency of that price.")
     return Outlook(
         answer,
-        [_shown(outlook_table(analysis, predicted.models, predicted.rows))],
+        [_marked(_shown(outlook_table(analysis, predicted.models, predicted.rows)))],
         notes,
         [_shown(forecast_table(analysis, predicted.models, predicted.rows))],
         predicted.details,
@@ -79,6 +83,12 @@ def outlook(
 def _shown(table: Table) -> ShownTable:
     cells = table.cells()
     return table.title, list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]
+
+
+def _marked(table: ShownTable) -> ShownTable:
+    """Return the table with a mark instead of the longest caveat, which a line below the table explains."""
+    title, columns, rows = table
+    return title, columns, [tuple(cell.replace(f" [{NETWORK}]", MARK) for cell in row) for row in rows]
 
 
 def _sizes(gpus: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -652,7 +653,9 @@ def test_predict_prints_one_row_per_series_and_size_then_what_to_do(
     assert answer.endswith(f"samples/s [{NETWORK}].")
     rows = [line for line in table if line.split() and line.split()[0] in ("8", "16")]
     assert [line.split()[0] for line in rows] == ["8", "8", "16", "16"]
-    assert all(f"[{NETWORK}]" in line for line in rows[2:])
+    assert not any("*" in line for line in rows[:2])
+    assert all(re.search(r" [0-9.]+\*  ", line) for line in rows[2:])
+    assert any(line.startswith(f"* {NETWORK}: ") for line in table)
     assert "cost: at 2 per GPU-hour, in the currency of that price." in lines
     assert len(lines) < 30
 
