@@ -174,7 +174,10 @@ STUDY_OPTIONS = (
         "Run up to N one-GPU training trials at the same time, and mark them. Timed trials always run alone.", "N", int,
         setting="max_concurrent",
     ),
-    StudyOption("price-per-gpu-hour", "Price of a GPU-hour, in any currency, for the cost estimate.", "PRICE", float, setting="price_per_gpu_hour"),
+    StudyOption(
+        "price-per-gpu-hour", "Price of a GPU-hour, in any currency, for costs.", "PRICE", float,
+        setting="price_per_gpu_hour",
+    ),
     StudyOption(
         "goal", "Criterion for the best configuration in the report: throughput, time-to-accuracy or cost.", "GOAL",
         setting="goal", words=_goals,

@@ -213,7 +213,7 @@ def predict(
     ] = None,
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option(metavar="PRICE", help="Price of a GPU-hour, in any currency, for the predicted cost."),
+        typer.Option(metavar="PRICE", help="Price of a GPU-hour, in any currency, for costs."),
     ] = None,
     goal: Annotated[
         str | None,
