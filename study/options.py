@@ -1,7 +1,8 @@
 """The options of `plan` and `run`, declared once for the command line, configuration files and the report."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
@@ -176,7 +177,10 @@ STUDY_OPTIONS = (
         "Run up to N one-GPU training trials at the same time, and mark them. Timed trials always run alone.", "N", int,
         setting="max_concurrent",
     ),
-    StudyOption("price-per-gpu-hour", "Price for the cost estimate.", "PRICE", float, setting="price_per_gpu_hour"),
+    StudyOption(
+        "price-per-gpu-hour", "Price of a GPU-hour, in any currency, for costs.", "PRICE", float,
+        setting="price_per_gpu_hour",
+    ),
     StudyOption(
         "goal", "Criterion for the best configuration in the report: throughput, time-to-accuracy or cost.", "GOAL",
         setting="goal", words=_goals,
@@ -248,3 +252,20 @@ def explicit_options(options: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in by_name.items() if name in FILE_KEYS and value is not None and value is not False
     }
+
+
+REPEATABLE_OPTIONS = ("--set", "--vary", "--bind", "--env")
+
+
+def repeated_option(arguments: Sequence[str]) -> str | None:
+    """Return an option that is given twice, although the parser would use only its last value."""
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    return next((name for name in names if name not in REPEATABLE_OPTIONS and names.count(name) > 1), None)
+
+
+def with_script_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with those after `--`, which are for the user's script, as one option."""
+    if "--" not in arguments:
+        return list(arguments)
+    end = list(arguments).index("--")
+    return [*arguments[:end], f"--script-arguments={shlex.join(arguments[end + 1 :])}"]

@@ -15,7 +15,7 @@ from typer.completion import completion_init
 from study.cli.process import OutputClosed, standard_streams
 from study.errors import DOES_NOT_FIT, DONE, INTERNAL, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
-from study.options import Address, Debug, Json, Quiet, with_study_options
+from study.options import Address, Debug, Json, Quiet, repeated_option, with_script_arguments, with_study_options
 from study.store.redaction import redacted_log
 from trainables.scratch import new_log
 
@@ -27,8 +27,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-REPEATABLE_OPTIONS = ("--set", "--vary", "--bind", "--env")
 
 PackedInto = Annotated[str | None, typer.Argument(metavar="DIR2", help="New folder; left out: in place.")]
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
@@ -54,7 +52,7 @@ def _subcommand(name: str, panel: str) -> Callable[..., Any]:
                 return function(*arguments, **options)
             except KeyboardInterrupt:  # typer would end without a word
                 resume = f"; resume with: {_command()}" if name in RESUMABLE else ""
-                print(f"interrupted{resume}", file=sys.stderr)
+                print(f"warning: interrupted{resume}", file=sys.stderr)
                 return INTERRUPTED
 
         return app.command(name, epilog=examples(name), rich_help_panel=panel)(interruptible)
@@ -231,7 +229,8 @@ def predict(
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="Price for the predicted cost.")
+        float | None,
+        typer.Option(metavar="PRICE", help="Price of a GPU-hour, in any currency, for costs."),
     ] = None,
     goal: Annotated[
         str | None,
@@ -250,8 +249,10 @@ def predict(
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
     from study.cli.predict import outlook
+    from study.cli.progress import waiting
 
-    found = outlook(results_folder(directory), gpus, interconnect, price_per_gpu_hour, goal)
+    with waiting("fitting the laws"):
+        found = outlook(results_folder(directory), gpus, interconnect, price_per_gpu_hour, goal)
     if json_:
         return _print_json(found.as_json)
     display.print_outlook(found, details, laws)
@@ -273,6 +274,9 @@ def compare(
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
     ] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Show every configuration, the throughputs and the parts of a step too.")
+    ] = False,
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")
     ] = "text",
@@ -282,17 +286,19 @@ def compare(
     """Compare the trials of two results folders: ratios with intervals, regressions first."""
     from analysis.compare.folders import compare as compare_folders
     from study.cli import compare as comparison
+    from study.cli.progress import waiting
 
     if format_ not in ("text", "markdown"):
         raise ConfigurationError(f"--format: unknown format {shown(format_)}; allowed: text, markdown")
     threshold = comparison.share(fail_above) if fail_above is not None else None
-    found = compare_folders(before, after)
+    with waiting("reading results"):
+        found = compare_folders(before, after)
     if json_:
         _print_json(comparison.as_json(found, threshold))
     elif format_ == "markdown":
         print(comparison.markdown(found, before, after, threshold))
     else:
-        comparison.show(found, before, after, threshold)
+        comparison.show(found, before, after, threshold, table)
     return comparison.exit_code(found, threshold, allow_missing)
 
 
@@ -310,7 +316,7 @@ def pack(
 
     packed = pack_folder(directory, out, drop_traces=drop_traces)
     if packed.left_out_line:
-        print(packed.left_out_line, file=sys.stderr)
+        print(f"warning: {packed.left_out_line}", file=sys.stderr)
     print(f"{packed.out}: {packed.trials} trials packed and verified")
 
 
@@ -343,8 +349,8 @@ def main(arguments: Sequence[str]) -> int:
     if COMPLETE_VARIABLE in os.environ:
         completion_init()
         app([], prog_name=SHELL_COMMAND, complete_var=COMPLETE_VARIABLE)  # ends the program
-    arguments = _with_script_arguments(arguments)
-    if option := _repeated_option(arguments):
+    arguments = with_script_arguments(arguments)
+    if option := repeated_option(arguments):
         print(f"error: {option} is given twice; give it once, a list with commas between its values", file=sys.stderr)
         return USAGE
     own_options = ("-h", "--help", "--version", "--completion")
@@ -359,20 +365,6 @@ def main(arguments: Sequence[str]) -> int:
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
             return _report_error(error, arguments)
-
-
-def _repeated_option(arguments: Sequence[str]) -> str | None:
-    """Return an option that is given twice, although the parser would use only its last value."""
-    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    return next((name for name in names if name not in REPEATABLE_OPTIONS and names.count(name) > 1), None)
-
-
-def _with_script_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with those after `--`, which are for the user's script, as one option."""
-    if "--" not in arguments:
-        return list(arguments)
-    end = list(arguments).index("--")
-    return [*arguments[:end], f"--script-arguments={shlex.join(arguments[end + 1 :])}"]
 
 
 def _report_error(error: Exception, arguments: Sequence[str]) -> int:

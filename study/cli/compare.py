@@ -8,16 +8,18 @@ from rich.table import Table
 
 from analysis.compare.folders import (
     COMPARED_MEASURES,
+    FASTER,
     NO_REGRESSION,
     REGRESSION,
     SLOWER,
     UNDECIDED,
+    UNKNOWN,
     Comparison,
 )
 from analysis.read.schema import PHASES
 from analysis.text import number, percent, with_interval
-from study.cli.terminal import terminal
-from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, ConfigurationError, shown
+from study.cli.terminal import print_summary, print_table, print_wrapped
+from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, ConfigurationError, counted, shown
 
 _PART_HEADERS = {
     "step_s": "step",
@@ -30,7 +32,7 @@ _PART_HEADERS = {
 }
 _RATIO = "throughput_samples_per_s_ratio"
 _LOW, _HIGH, _MORE = (f"throughput_samples_per_s_{end}" for end in ("low", "high", "more"))
-_MAX_LISTED = 10
+_MAX_LISTED, _MAX_ROWS = 10, 8
 
 
 def share(text: str) -> float:
@@ -102,20 +104,53 @@ def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
     }
 
 
-def show(comparison: Comparison, before: str, after: str, threshold: float | None) -> None:
-    """Print a comparison: differing environments, throughput, the parts of a step, and counts."""
-    out = terminal()
-    out.print(f"A  {before}\nB  {after}\n", soft_wrap=True)
-    if lines := _context(comparison):
-        out.print("\n".join(lines) + "\n")
-    if len(comparison.rows):
-        out.print(_throughput(comparison))
-    if comparison.rows[[f"{name}_ratio" for name in _PART_HEADERS]].notna().any(axis=None):
-        out.print("\nTime of a step and of its parts, B / A; * = significantly different (95 %), wide = not resolved")
-        out.print(_parts(comparison))
-    out.print()
-    for line in findings(comparison, threshold):
-        out.print(line, soft_wrap=True)
+def show(comparison: Comparison, before: str, after: str, threshold: float | None, table: bool) -> None:
+    """Print the answer, the largest losses and the findings. table: all rows, and the parts of a step."""
+    print_wrapped(answer(comparison, threshold))
+    print(f"A: {before}\nB: {after}\n")
+    cells = _throughput_cells(comparison)
+    if table and cells:
+        columns = ["", "configuration", "A samples/s", "B samples/s", "B / A [95 %]", "result"]
+        print_summary(columns, [(str(i), *of_row) for i, of_row in enumerate(cells, 1)])
+        if comparison.rows[[f"{name}_ratio" for name in _PART_HEADERS]].notna().any(axis=None):
+            print_wrapped("\nTime of a step and of its parts, B / A (* = significantly different, wide = not resolved)")
+            print_table(_parts(comparison))
+    elif cells:
+        print_summary(
+            ["configuration", "B / A [95 %]", "result"],
+            [(label, ratio, verdict) for label, _, _, ratio, verdict in cells[:_MAX_ROWS]],
+        )
+        print_wrapped(f"\n{more_rows(len(cells) - _MAX_ROWS)}--table shows the throughputs and the parts of a step.")
+    print()
+    for line in (*findings(comparison, threshold), *_context(comparison)):
+        print_wrapped(line)
+
+
+def more_rows(count: int) -> str:
+    return f"{counted(count, 'more row')}: " if count > 0 else ""
+
+
+def answer(comparison: Comparison, threshold: float | None) -> str:
+    """Return what the comparison found, in one sentence."""
+    rows = comparison.rows
+    failed = f"{counted(len(comparison.failed), 'configuration')} failed in B only" if comparison.failed else ""
+    if threshold is not None:
+        code = exit_code(comparison, threshold, allow_missing=True)
+        lost = len(comparison.regressions(threshold))
+        loss = f"{lost} of {counted(len(rows), 'configuration')} lost more than {percent(threshold, 1)} of throughput"
+        undecided = int(comparison.judgements(threshold)["judgement"].isin([UNDECIDED, UNKNOWN]).sum())
+        loss += f"; {undecided} cannot be judged" if undecided else ""
+        start = {SOME_FAILED: "Regression", DONE: "No regression"}.get(code, "Cannot be judged")
+        return f"{start}: {', and '.join(filter(None, [failed, loss]))}."
+    if rows.empty:
+        return f"No configuration is done in both: {failed}."
+    counts = rows["verdict"].value_counts()
+    parts = [f"{name} in {counts[name]}" for name in (SLOWER, FASTER) if name in counts]
+    of_all = f"of {counted(len(rows), 'configuration')}"
+    text = f"B is {' and '.join(parts)} {of_all}" if parts else f"No significant difference in any {of_all}"
+    if parts and len(rows) > counts.get(SLOWER, 0) + counts.get(FASTER, 0):
+        text += "; the others do not differ significantly"
+    return f"{text}{f'; {failed}' if failed else ''}."
 
 
 def markdown(comparison: Comparison, before: str, after: str, threshold: float | None) -> str:
@@ -189,19 +224,6 @@ def _throughput_cells(comparison: Comparison) -> list[tuple[str, str, str, str, 
         ratio = with_interval(float(row[_RATIO]), float(row[_LOW]), float(row[_HIGH]), 3, more=float(row[_MORE]))
         cells.append((str(row["label"]), number(a, decimals), number(b, decimals), ratio, str(row["verdict"])))
     return cells
-
-
-def _throughput(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", padding=(0, 1))
-    table.add_column("", justify="right")
-    table.add_column("configuration", overflow="fold", ratio=1)
-    for header in ("A samples/s", "B samples/s"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("B / A [95 %]", justify="right", no_wrap=not (comparison.rows[_MORE] > 0).any())
-    table.add_column("", no_wrap=True)
-    for i, cells in enumerate(_throughput_cells(comparison), 1):
-        table.add_row(str(i), *cells, style="bold red" if cells[-1] == SLOWER else "")
-    return table
 
 
 def _parts(comparison: Comparison) -> Table:

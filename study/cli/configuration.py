@@ -233,8 +233,10 @@ def _parse_single(option: str, value: Any, source: str) -> Any:
         return getattr(Configuration.model_validate({field: value}), field)
     except ValidationError as error:
         if option == "address":
+            client = "; fix: Ray Client is not supported, so give HOST:PORT of Ray's GCS, whose default port is 6379"
             raise ConfigurationError(
                 f"{source} {shown(value)} is not an address; allowed: auto, local, HOST:PORT"
+                + (client if str(value).startswith("ray://") else "")
             ) from None
         if option == "goal":
             raise ConfigurationError(

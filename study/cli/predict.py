@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.predict.forecast import Forecast, forecast
+from analysis.predict.forecast import NETWORK, Forecast, forecast
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.predict.model import ScalingModel
 from analysis.predict.next_trial import next_trial
@@ -19,6 +19,9 @@ from analysis.tables.table import Table
 from analysis.verdict.next_steps import best, best_predicted, sentence
 from study.errors import ConfigurationError
 
+MARK = "*"
+"""marks predictions beyond one node"""
+
 ShownTable = tuple[str, list[str], list[tuple[str, ...]]]
 
 
@@ -26,10 +29,11 @@ ShownTable = tuple[str, list[str], list[tuple[str, ...]]]
 class Outlook:
     """Tables (title, headers, rows of strings) and lines for people, and the same as JSON values.
 
-    tables and lines: the answer. details, detail_lines: the complete table of predictions and further notes. laws: the
-    candidate laws and their parameters.
+    answer: the best predicted configurations. tables and lines: the predictions, and what to do next. details,
+    detail_lines: the complete table of predictions and further notes. laws: the candidate laws and their parameters.
     """
 
+    answer: list[str]
     tables: list[ShownTable]
     lines: list[str]
     details: list[ShownTable]
@@ -57,14 +61,18 @@ def outlook(
     with_interval = predicted.rows.loc[predicted.rows["step_s_low"].notna(), "world_size"]
     trial = next_trial(analysis, predicted.models, None if with_interval.empty else int(with_interval.max()))
     if goal == "time-to-accuracy":
-        advice = [best(analysis, goal)]
+        answer = [f"Measured, not predicted: {best(analysis, goal)}"]
     else:
-        advice = best_predicted(analysis, predicted.rows, goal or "throughput")
-    advice.append(sentence(analysis, trial))
-    omitted = left_out(analysis, others)
+        answer = best_predicted(analysis, predicted.rows, goal or "throughput")
+    advice = [*answer, sentence(analysis, trial)]
+    caveats = [f"{MARK} {note}" if note.startswith(NETWORK) else note for note in predicted.notes]
+    notes = [*caveats, *filter(None, [left_out(analysis, others)]), advice[-1]]
+    if price is not None:
+        notes.insert(0, f"cost: at {price:g} per GPU-hour, in the currency of that price.")
     return Outlook(
-        [_shown(outlook_table(analysis, predicted.models, predicted.rows))],
-        [*predicted.notes, *([omitted] if omitted else []), *advice],
+        answer,
+        [_marked(_shown(outlook_table(analysis, predicted.models, predicted.rows)))],
+        notes,
         [_shown(forecast_table(analysis, predicted.models, predicted.rows))],
         predicted.details,
         [_shown(laws(analysis)), _shown(law_parameters(analysis))],
@@ -75,6 +83,12 @@ def outlook(
 def _shown(table: Table) -> ShownTable:
     cells = table.cells()
     return table.title, list(cells.columns), [tuple(row) for row in cells.itertuples(index=False)]
+
+
+def _marked(table: ShownTable) -> ShownTable:
+    """Return the table with a mark instead of the longest caveat, which a line below the table explains."""
+    title, columns, rows = table
+    return title, columns, [tuple(cell.replace(f" [{NETWORK}]", MARK) for cell in row) for row in rows]
 
 
 def _sizes(gpus: str) -> list[int]:

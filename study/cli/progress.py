@@ -17,7 +17,8 @@ from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
 from trainables.trial import Trial
 
-ENDING = "ending the worker group"
+STARTING, ENDING = "starting Ray Tune", "ending the worker group"
+CHECKING = "checking your code on the first rank"
 LINE_EVERY_S = 30.0
 """time between two lines about the same trial in a log"""
 
@@ -86,7 +87,7 @@ class Progress:
         self.varying = varying_fields(planned or trials)
         self.total = len(trials)
         self.remaining = RemainingTime(trials, estimate_s)
-        self.doing = GROUP_STARTING
+        self.doing = STARTING
         self.running: dict[str, str] = {}
         self.activity: dict[str, str] = {}
         self.line_at_s: dict[str, float] = {}
@@ -100,6 +101,7 @@ class Progress:
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.console.quiet:
             self.live.start()
+        self._log(STARTING)
         return self
 
     def __exit__(
@@ -146,6 +148,11 @@ class Progress:
         label, activity = self.running[trial_id], self.activity.get(trial_id)
         return f"{label}: {activity}" if activity and ": epoch " not in label else label
 
+    def _between_trials(self) -> str:
+        if not self.remaining.trials:
+            return ENDING
+        return CHECKING if GROUP_STARTING not in self.activity.values() and self.activity else self.doing
+
     def _log(self, line: str) -> None:
         if not self.live.is_started:
             self.console.print(line, soft_wrap=True)
@@ -182,7 +189,7 @@ class Progress:
         # other threads change these while this one draws
         running = [self._doing(trial_id) for trial_id in list(self.running) if trial_id in self.running]
         if not running:
-            running = [next(iter(self.activity.values()), self.doing) if self.remaining.trials else ENDING]
+            running = [self._between_trials()]
         lines = [f"▸ {line}" for line in running] + [f"  {line}" for line in self.ended[-SHOWN_ENDED:][::-1]]
         return text.append("".join(f"\n{line}" for line in lines), style="not bold")
 

@@ -100,22 +100,22 @@ def print_plan(prepared: "PreparedStudy") -> None:
         elif row.trial:
             note = f"[{reasons.setdefault(row.reason, len(reasons) + 1)}]" if row.reason else ""
             table.add_row(row.trial.trial_id, row.status.replace("_", " "), note)
-    _print_wrapped(f"{prepared.study.name}: {prepared.study.question}\n")
+    print_wrapped(f"{prepared.study.name}: {prepared.study.question}\n")
     if table.row_count:
         print_table(table)
     for reason, i in reasons.items():
-        _print_wrapped(f"[{i}] {reason}")
+        print_wrapped(f"[{i}] {reason}")
     for (status, reason), count in impossible.items():
-        _print_wrapped(f"{counted(count, 'trial')} {status}: {reason}")
+        print_wrapped(f"{counted(count, 'trial')} {status}: {reason}")
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in prepared.counts.items())
-    _print_wrapped(f"\n{counted(len(prepared.rows), 'trial')}: {counts}")
+    print_wrapped(f"\n{counted(len(prepared.rows), 'trial')}: {counts}")
     if not prepared.gpus:
-        _print_wrapped(NO_GPU)
+        print_wrapped(NO_GPU)
     console.print(f"results folder: {prepared.configuration.out}", soft_wrap=True)
-    _print_wrapped(_estimate(prepared))
+    print_wrapped(_estimate(prepared))
 
 
-def _print_wrapped(text: str) -> None:
+def print_wrapped(text: str) -> None:
     """Print a text, with its lines wrapped between words and the second and later ones indented."""
     for line in text.split("\n"):
         print(textwrap.fill(line, terminal().width, subsequent_indent="  ", break_on_hyphens=False))
@@ -151,15 +151,21 @@ def print_summary(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> No
     """Print a table, or a few lines per row if it is too wide without splitting words or intervals."""
     if not rows:
         return
-    width = terminal().width
-    widths = [max(map(len, _units(" ".join(cells)))) for cells in zip(columns, *rows, strict=True)]
-    if sum(widths) + _GAP * (len(columns) - 1) > width:
-        for line in _as_lines(columns, rows, width):
-            terminal().print(line, soft_wrap=True)
+    console = terminal()
+    cells = list(zip(columns, *rows, strict=True))
+    widths = [max(map(len, _units(" ".join(of_column)))) for of_column in cells]
+    free = console.width - sum(widths) - _GAP * (len(columns) - 1)
+    if free < 0:
+        for line in _as_lines(columns, rows, console.width):
+            console.print(line, soft_wrap=True)
         return
+    wanted = [max(map(len, of_column)) for of_column in cells]
+    for _ in range(free):  # to the column that lacks most
+        widest = max(range(len(widths)), key=lambda i: wanted[i] - widths[i])
+        widths[widest] += wanted[widest] > widths[widest]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, min_width in zip(columns, widths, strict=True):
-        table.add_column(column, overflow="fold", min_width=min_width)
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(column, overflow="fold", width=width)
     for row in rows:
         table.add_row(*row)
     print_table(table)
@@ -188,26 +194,28 @@ def _pairs(cells: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def print_outlook(outlook: "Outlook", details: bool, laws: bool) -> None:
-    """Print the predictions and what to do next; on request the complete table, and the laws behind it."""
-    console = terminal()
+    """Print the best prediction, the predictions and what to do next; on request all columns, and the laws."""
 
     def print_part(tables: "Sequence[ShownTable]", lines: Sequence[str] = ()) -> None:
         for title, columns, rows in tables:
-            console.print(f"{title}\n")
+            print_wrapped(f"{title}\n")
             print_summary(columns, rows)
-            console.print()
+            print()
         for line in lines:
-            console.print(line, soft_wrap=True)
+            print_wrapped(line)
 
+    for line in outlook.answer:
+        print_wrapped(line)
+    print()
     print_part(outlook.tables, outlook.lines)
     if details:
-        console.print()
+        print()
         print_part(outlook.details, outlook.detail_lines)
     if laws:
-        console.print()
+        print()
         print_part(outlook.laws)
     if not (details or laws):
-        console.print("More: --details (every column), --laws (the laws, their weights and errors)")
+        print_wrapped("More: --details (every column), --laws (the laws, their weights and errors)")
 
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}

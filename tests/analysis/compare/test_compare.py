@@ -232,20 +232,23 @@ def test_rows_without_interval_are_counted_and_the_others_decide(
     assert "(whole 95 % interval): 1 of 1" in capsys.readouterr().out
 
 
-def test_the_terminal_table_fits_in_80_columns(
+def test_the_terminal_answers_in_one_line_and_fits_in_80_columns(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rich.console import Console
-
-    import study.cli.compare as compare_module
-
-    monkeypatch.setattr(
-        compare_module, "terminal", lambda: Console(width=80, markup=False, emoji=False, highlight=False)
-    )
-    assert main(["compare", *map(str, pair), "--fail-above", "5%"]) == SOME_FAILED
-    out = capsys.readouterr().out
-    assert max(len(line) for line in out.splitlines()[3:]) <= 80
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", *map(str, pair)]) == DONE
+    answer, a, b, _, *lines = capsys.readouterr().out.splitlines()
+    assert answer == "B is slower in 2 of 4 configurations; the others do not differ significantly."
+    assert (a, b) == (f"A: {pair[0]}", f"B: {pair[1]}")
+    assert max(map(len, lines)) <= 80 and all(line == line.rstrip() for line in lines)
+    assert not any("backward" in line for line in lines)
+    assert main(["compare", *map(str, pair), "--fail-above", "5%", "--table"]) == SOME_FAILED
+    answer, a, b, _, *lines = capsys.readouterr().out.splitlines()
+    assert answer == "Regression: 2 of 4 configurations lost more than 5.0\u00a0% of throughput."
+    assert max(map(len, lines)) <= 80 and all(line == line.rstrip() for line in lines)
+    out = "\n".join(lines)
     assert "0.909 [0.889, 0.930]" in out
+    assert "backward" in out
     assert "only in A: 1 GPU, batch 16 per GPU; 2 GPUs, batch 16 per GPU" in out
     assert "4 configurations: 2 slower, 2 within noise" in out
     assert "throughput loss above 5.0\u00a0% (whole 95 % interval): 2 of 4" in out

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -644,14 +645,19 @@ def test_predict_prints_one_row_per_series_and_size_then_what_to_do(
 ) -> None:
     assert main(["predict", str(folder), "--gpus", "8,16", "--price-per-gpu-hour", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Predicted, not measured")
-    assert [line.split()[0] for line in lines[3:7]] == ["8", "8", "16", "16"]
-    assert all(f"[{NETWORK}]" in line for line in lines[5:7])
-    best = [line for line in lines if line.startswith("Best")]
-    assert best[0].startswith("Best predicted throughput on 8 GPUs: batch 128 per GPU, ")
-    assert best[1].startswith("Best predicted throughput on 16 GPUs: batch 128 per GPU, ")
-    assert best[1].endswith(f"samples/s [{NETWORK}].")
-    assert len(lines) < 20
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("Best predicted throughput on 8 GPUs: batch 128 per GPU, ")
+    assert lines[1].startswith("Best predicted throughput on 16 GPUs: batch 128 per GPU, ")
+    table = lines[lines.index(next(line for line in lines if line.startswith("Predicted, not measured"))) :]
+    answer = " ".join(" ".join(lines[: -len(table)]).split())
+    assert answer.endswith(f"samples/s [{NETWORK}].")
+    rows = [line for line in table if line.split() and line.split()[0] in ("8", "16")]
+    assert [line.split()[0] for line in rows] == ["8", "8", "16", "16"]
+    assert not any("*" in line for line in rows[:2])
+    assert all(re.search(r" [0-9.]+\*  ", line) for line in rows[2:])
+    assert any(line.startswith(f"* {NETWORK}: ") for line in table)
+    assert "cost: at 2 per GPU-hour, in the currency of that price." in lines
+    assert len(lines) < 30
 
 
 def test_predict_shows_laws_and_details_on_request(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

@@ -280,11 +280,11 @@ def test_answer_and_predict_use_goal_and_price_of_the_study(tmp_path: Path) -> N
     folder = next(path.parent for path in tmp_path.rglob("study.json"))
 
     def run(**configuration: Any) -> tuple[list[str], list[str], float]:
-        """Return the answer, the lines of predict, and its cost per million samples."""
+        """Return the answer, that of predict, and its cost per million samples."""
         write_study(folder, configuration={"repeats": 2} | configuration)
         prediction = outlook(str(folder), "8", None, None, None)
         cost = prediction.as_json["predictions"][0]["cost_per_million_samples"]
-        return answer(with_models(analyse(load(folder)))), prediction.lines, cost
+        return answer(with_models(analyse(load(folder)))), prediction.answer, cost
 
     plain, plain_lines, plain_cost = run()
     sentences, lines, cost = run(goal="cost", **{"price-per-gpu-hour": 2.0})

@@ -220,7 +220,8 @@ def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_pat
         ({"price-per-gpu-hour": float("nan")}, "--price-per-gpu-hour nan: input should be a finite number"),
         (
             {"address": "ray://head:10001"},
-            "--address 'ray://head:10001' is not an address; allowed: auto, local, HOST:PORT",
+            "--address 'ray://head:10001' is not an address; allowed: auto, local, HOST:PORT; fix: Ray Client is not "
+            "supported, so give HOST:PORT of Ray's GCS, whose default port is 6379",
         ),
         ({"address": "head:99999"}, "--address 'head:99999' is not an address; allowed: auto, local, HOST:PORT"),
         ({"address": "head:0"}, "--address 'head:0' is not an address; allowed: auto, local, HOST:PORT"),

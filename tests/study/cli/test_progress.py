@@ -52,6 +52,7 @@ def test_a_log_gets_plain_lines_with_counts_times_and_error_logs(clock: SimpleNa
     text = io.StringIO()
     watch(Console(file=text, markup=False, emoji=False, highlight=False), clock)
     assert text.getvalue().splitlines() == [
+        "starting Ray Tune",
         "starting a worker group",
         "[1/4, 20 s, about 60 s left] done: mlp, 1 GPU, repeat 1: 1,234 samples/s",
         "[2/4, 30 s, about 30 s left] failed: mlp, 2 GPUs, repeat 1",
@@ -118,7 +119,7 @@ def test_a_log_repeats_what_a_long_trial_is_doing(clock: SimpleNamespace) -> Non
             clock.s += 1.0
             shown.on_activity({trial.trial_id: "warm-up" if clock.s < 40 else "plain steps"})
     what = "mlp, 1 GPU, repeat 1"
-    assert text.getvalue().splitlines() == [f"{what}: warm-up", f"{what}: plain steps"]
+    assert text.getvalue().splitlines()[1:] == [f"{what}: warm-up", f"{what}: plain steps"]
 
 
 def test_a_long_wait_is_one_line_in_a_log_and_a_short_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +213,7 @@ def test_a_log_gets_a_line_per_half_minute_of_training_and_the_final_accuracy(cl
         summary = {"epoch": 9, "validation_top1": 0.9, "throughput_samples_per_s": 5000.0}
         shown.on_event(event("trial_ended", trial, status="done", summary=summary))
     what = "mlp, 1 CPU rank, seed 0"
-    assert text.getvalue().splitlines() == [
+    assert text.getvalue().splitlines()[1:] == [
         f"{what}: epoch 3/9, accuracy 30.0%",
         f"{what}: epoch 6/9, accuracy 60.0%",
         f"{what}: epoch 9/9, accuracy 90.0%",
