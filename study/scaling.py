@@ -16,7 +16,8 @@ from study.cli.process import OutputClosed, standard_streams
 from study.errors import DOES_NOT_FIT, DONE, INTERNAL, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, repeated_option, with_script_arguments, with_study_options
-from study.store.redaction import redacted_log
+from study.store.redaction import redacted, redacted_line, redacted_log
+from trainables.messages import type_and_line
 from trainables.scratch import new_log
 
 app = typer.Typer(
@@ -370,19 +371,20 @@ def main(arguments: Sequence[str]) -> int:
 def _report_error(error: Exception, arguments: Sequence[str]) -> int:
     """Print an error in one line and return its exit code. The traceback of an internal error goes to a file."""
     if hasattr(error, "format_message"):  # an error of click, which typer bundles or imports depending on its version
-        print(f"error: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
+        print(f"error: {redacted(error.format_message().rstrip('.'))}; see --help", file=sys.stderr)
         return USAGE
     # only of the class itself: an error that Ray raises from another process also inherits from its cause
     exit_code: int | None = vars(type(error)).get("exit_code")
     if exit_code is not None:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted(str(error))}", file=sys.stderr)
         return exit_code
+    text = "".join(traceback.format_exception(error))
     if "--debug" in arguments:
-        traceback.print_exception(error)
+        print(redacted_log(text), file=sys.stderr)
         return INTERNAL
-    log = new_log("error", redacted_log("".join(traceback.format_exception(error))))
-    first_line = next(iter(str(error).splitlines()), "")
-    print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {log}", file=sys.stderr)
+    log = new_log("error", redacted_log(text))
+    first_line = redacted_line(type_and_line(error))
+    print(f"error: internal error: {first_line}; traceback in {log}", file=sys.stderr)
     return INTERNAL
 
 

@@ -22,16 +22,35 @@ REASON_LENGTH = 600
 LOG_LENGTH = 1_000_000
 
 _SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|_KEY(_ID)?$", re.IGNORECASE
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|_KEY(_ID)?$"
+    r"|(^|_)(PASS|PAT|DSN)$|_PWD$|WEBHOOK|COOKIE|DATABASE_URL|CONNECTION_STRING",
+    re.IGNORECASE,
 )
-_USER_OF_ADDRESS = re.compile(r"(?<=://)[^\s/?#@'\"]+@")
+_USER_OF_ADDRESS = re.compile(r"""(?<=://)[^\s/?#@'"]+@|(?<![\w.:/-])[\w.-]{1,64}:[^\s/?#@'"]{1,256}@(?=[\w.-])""")
 # Repetitions are bounded, and none can start within a word that another attempt has scanned.
-_NAME = r"(?:token(?!s|iz)|secret|password|passwd|credential|signature|api_?key|access_?key)[\w.-]{0,64}"
+_NAME = (
+    r"(?:token(?!s|iz)|secret|password|passwd|passphrase|credential|signature|webhook|api_?key|access_?key|private_?key)"
+    r"[\w.-]{0,64}"
+)
 _SECRET_OPTION = re.compile(
     rf"({_NAME}=|(?<![\w.-])--[\w.-]{{0,64}}?{_NAME}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{MIN_LENGTH},}}",
     re.IGNORECASE,
 )
 
+
+_SHORT_OPTION = re.compile(r"(?<![\w.-])(pwd=(?!/)|key=(?=[\w+/=-]{16}))[^\s&'\",;]{8,}", re.IGNORECASE)
+_QUOTED_NAME = rf"(?:{_NAME}|(?<![\w.-])pwd)"
+_ENTRY = re.compile(rf"""({_QUOTED_NAME}["']\s{{0,8}}:\s{{0,8}}b?(["']))(?:(?!\2)[^\\\n]|\\.)+""", re.IGNORECASE)
+"""an entry of a dict or of JSON"""
+_ESCAPED_ENTRY = re.compile(rf"""({_QUOTED_NAME}\\["']\s{{0,8}}:\s{{0,8}}\\["'])[^"'\\\n]+""", re.IGNORECASE)
+"""the same in JSON that is itself a string"""
+_FORMS = re.compile(
+    r"(?<![\w-])(?:gh[oprsu]_\w{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+    r"|AIza[\w-]{35}|sk-[\w-]{20,}|xox[a-z]-[\w-]{10,}|npm_\w{30,}|pypi-[\w-]{30,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)|(?<=hooks\.slack\.com/services/)[\w/]+"
+    r"|(?<=PRIVATE KEY-----)[^-]{1,10000}"
+)
+"""tokens of GitHub, GitLab, Hugging Face, AWS, Google, OpenAI, Slack, npm and PyPI; JSON web tokens; private keys"""
 
 _KEPT = ("trial", "trial_id", "trial_ids", "planned_trials", "status", "versions")
 """names of a record that identify a trial; `secret_in` finds secrets in them before a study starts"""
@@ -43,7 +62,8 @@ def redacted(value: Any, environment: Mapping[str, str] | None = None) -> Any:
     Keys and the values of `_KEPT` stay.
 
     Secrets are: values of variables in `environment` (default: this process) with a name such as API_KEY, Ray's token,
-    user and password of an address, and what follows such a name in a command line, a query or a message.
+    user and password of an address, tokens of well-known forms, and what follows such a name in a command line, a
+    query, JSON, a dict or a message.
     """
     return _redact(value, secrets(os.environ if environment is None else environment))
 
@@ -111,7 +131,10 @@ def _redact(value: Any, secret_values: list[str]) -> Any:
     if isinstance(value, str):
         for secret in secret_values:
             value = value.replace(secret, REDACTED)
-        return encodable(_SECRET_OPTION.sub(rf"\1{REDACTED}", _USER_OF_ADDRESS.sub(f"{REDACTED}@", value)))
+        value = _USER_OF_ADDRESS.sub(f"{REDACTED}@", _FORMS.sub(REDACTED, value))
+        for pattern in (_SECRET_OPTION, _SHORT_OPTION, _ENTRY, _ESCAPED_ENTRY):
+            value = pattern.sub(rf"\1{REDACTED}", value)
+        return encodable(value)
     if isinstance(value, Mapping):
         return {key: item if key in _KEPT else _redact(item, secret_values) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from study.orchestrate.failures import describe_failure, first_line
+from study.scaling import main
 from study.store.redaction import (
     LINE_LENGTH,
     LOG_LENGTH,
@@ -125,3 +126,71 @@ def test_a_record_keeps_what_identifies_its_trial(tmp_path: Path, monkeypatch: p
 )
 def test_the_secret_in_a_value_is_found_by_its_source(value: str, found: str | None) -> None:
     assert secret_in(value, {"MODEL_KEY": "transformer_tiny", "EDITOR": "resnet18"}) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"api_key": "hunter2", "model": "a"}', '{"api_key": "***", "model": "a"}'),
+        ("{'password': 'hunter\\'2', 'b': 1}", "{'password': '***', 'b': 1}"),
+        ('{"db_password" : "it\'s \\"me\\""}', '{"db_password" : "***"}'),
+        ('{"body": "{\\"hub_token\\": \\"hunter2\\"}"}', '{"body": "{\\"hub_token\\": \\"***\\"}"}'),
+        ("{'token': b'hunter2'}", "{'token': b'***'}"),
+        ("{'pwd': 'hunter2'}", "{'pwd': '***'}"),
+        ("pwd=hunter2hunter2 key=QUJDQUJDQUJDQUJDQUJD", "pwd=*** key=***"),
+        (f"pushed with ghp_{'a1' * 18}.", "pushed with ***."),
+        ("AKIAIOSFODNN7EXAMPLE:x", "***:x"),
+        (f"(hf_{'aB' * 17})", "(***)"),
+        (f"sk-proj-{'a1' * 20}", "***"),
+        ("https://hooks.slack.com/services/T000/B000/XXXX", "https://hooks.slack.com/services/***"),
+        ("cannot reach user:hunter2@host:1", "cannot reach ***@host:1"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-def_1", "***"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc=\n-----END RSA PRIVATE KEY-----",
+            "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----",
+        ),
+    ],
+)
+def test_secrets_in_json_dicts_and_of_well_known_forms_are_replaced(text: str, kept: str) -> None:
+    assert redacted(text, {}) == kept
+    assert redacted(kept, {}) == kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'KeyError: "token"',
+        "{'tokens': 'many of them', 'vocabulary': 'bytes'}",
+        "sorted(trials, key=operator.itemgetter(0))",
+        "PWD=/home/user/project",
+        "model sk-learn, hf_hub, AKIA",
+        "train.py:12: @decorated at 12:30 by user@host",
+    ],
+)
+def test_text_without_a_secret_is_unchanged(text: str) -> None:
+    assert redacted(text, {}) == text
+
+
+@pytest.mark.parametrize("name", ["DB_PASS", "GITHUB_PAT", "SLACK_WEBHOOK", "SENTRY_DSN", "ROOT_PWD", "DATABASE_URL"])
+def test_values_of_variables_with_the_name_of_a_secret_are_replaced(name: str) -> None:
+    assert redacted("login with hunter2hunter2", {name: HIDDEN}) == "login with ***"
+    assert redacted("login with hunter2hunter2", {"BYPASS": HIDDEN, "PWD": HIDDEN}) == "login with hunter2hunter2"
+
+
+def test_errors_on_the_terminal_and_in_traceback_files_show_no_secret(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["status", f"s3://somebody:{HIDDEN}@bucket/x?region=nowhere&endpoint_override=127.0.0.1:1"]) == 2
+    assert main(["plan", "--address", f"user:{HIDDEN}@host"]) == 2
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError(f"token={HIDDEN}")
+
+    monkeypatch.setattr("study.cli.status.status_of", fail)
+    assert main(["status", "x"]) == main(["status", "x", "--debug"]) == 70
+    [log] = tmp_path.rglob("error-*.log")
+    shown = capsys.readouterr()
+    for text in (shown.err, shown.out, log.read_text()):
+        assert HIDDEN not in text
+    assert shown.err.count("***") >= 3 and "***" in log.read_text()
