@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from study.store.records import count_statuses, statuses_of
 from study.studies.basic import STUDIES
 from study.studies.own_code import own_code_study, workload_study
 from study.studies.study import Study, gpus
+from trainables.clock import unix_s
 from trainables.rules import unmet_requirement
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
             continue
         if known.get(row.trial.trial_id) != row.status:
             result = TrialResult(
-                trial=row.trial, status=row.status, reason=row.reason, started_at=time.time(), duration_s=0.0
+                trial=row.trial, status=row.status, reason=row.reason, started_at=unix_s(), duration_s=0.0
             )
             store.save(result)
             known[row.trial.trial_id] = row.status

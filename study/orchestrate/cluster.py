@@ -4,20 +4,19 @@ import logging
 import os
 import platform
 import re
-import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.capacity import NodeCapacity, count_cpus, count_gpus
+from study.capacity import NodeCapacity
 from study.errors import counted
 from study.orchestrate.discovery.address import ClusterError, Target
 from study.orchestrate.discovery.gcs import Say, reachable_target
-from study.store.redaction import token_path
+from study.orchestrate.local_ray import set_environment, start_local, temporary_folder
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def find_cluster(address: str | None, say: Say) -> Target:
     RAY_ADDRESS, else the running cluster of this host, else a local Ray. `say` gets lines about what is being waited
     for. Raises ClusterError.
     """
-    _set_environment()
+    set_environment()
     return reachable_target(address, say)
 
 
@@ -50,12 +49,12 @@ def connect(target: Target | str | None = None, say: Say = lambda line: None) ->
     """Connect to a cluster within a `with` block; see `find_cluster` for an address. Raises ClusterError."""
     if not isinstance(target, Target):
         target = find_cluster(target, say)
-    _set_environment()
+    set_environment()
     import ray
 
     messages: list[str] = []
     try:
-        context = _join(target.address, messages) if target.address else _start_local()
+        context = _join(target.address, messages) if target.address else start_local()
     except ClusterError:
         raise
     except Exception as error:  # Ray raises bare Exceptions if a node does not start in time
@@ -65,22 +64,6 @@ def connect(target: Target | str | None = None, say: Say = lambda line: None) ->
         yield _connected(context, target)
     finally:
         ray.shutdown()
-
-
-def _start_local() -> Any:
-    """Start a local Ray and return Ray's context."""
-    import ray
-
-    make_token()
-    return ray.init(
-        address="local",
-        num_cpus=count_cpus(),
-        num_gpus=count_gpus(),
-        include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
 
 
 def _join(address: str, messages: list[str]) -> Any:
@@ -140,36 +123,8 @@ def _explain(target: Target, error: str) -> str:
             f"Python {platform.python_version()}; fix: install the same requirements.lock, on the same Python, here "
             "and on all nodes"
         )
-    return f"cannot use {target}: {error.splitlines()[0]}"
-
-
-def make_token() -> None:
-    """Create a token for a local Ray unless there is one. Only its owner can read it, unlike a token of Ray."""
-    is_set = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if is_set or os.environ.get("RAY_AUTH_MODE") != "token":
-        return
-    path = token_path(os.environ)
-    with suppress(OSError):  # the file exists, or Ray reports what is wrong with the folder
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-
-
-def _set_environment() -> None:
-    """Set variables that Ray reads when it is imported or started, unless the user has set them."""
-    if "ray" not in sys.modules:  # Ray reads it on import; by default only local clusters require a token
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    # Ray's default of 15 gives every other process of a host priority over the ranks; torchrun's ranks have 0
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else each worker resolves its own environment
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "1")
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
-    # workers import this project, whatever the working directory of the command
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
+    log = "" if target.address else f"; log: {temporary_folder()}/session_latest/logs"
+    return f"cannot use {target}: {error.splitlines()[0]}{log}"
 
 
 def alive_nodes() -> list[NodeCapacity]:

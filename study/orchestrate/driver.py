@@ -5,7 +5,6 @@ process.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from study.store.redaction import redacted_log
 from study.store.result import TrialResult
 from study.store.store import Store, StoreError
 from study.store.tables import unpacked
+from trainables.clock import unix_s
 from trainables.scratch import new_log
 from trainables.trial import Trial
 
@@ -209,7 +209,7 @@ class TrialDriver:
         reason = pruned_by(trial, self.keeper.trials_out_of_memory())
         if reason is None:
             return None
-        return TrialResult(trial=trial, status="pruned", reason=reason, started_at=time.time(), duration_s=0.0)
+        return TrialResult(trial=trial, status="pruned", reason=reason, started_at=unix_s(), duration_s=0.0)
 
     def _measure(self, point: Point, report: Report) -> TrialResult:
         trial = point.trial
@@ -218,7 +218,7 @@ class TrialDriver:
         except ValueError as error:
             return self._lost_node_result(trial, error)
         job = self._job(trial, trial.trial_id)
-        started_at = time.time()
+        started_at = unix_s()
         try:
             outcome = self.keeper.measure(
                 job,
@@ -349,7 +349,7 @@ class UpdateKnownTrials:
 
 
 def _failed(trial: Trial, reason: str, started_at: float | None = None, log: str = "") -> TrialResult:
-    now = time.time()
+    now = unix_s()
     started_at = now if started_at is None else started_at
     return TrialResult(
         trial=trial, status="failed", reason=reason, log=log, started_at=started_at, duration_s=now - started_at

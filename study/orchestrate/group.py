@@ -7,7 +7,6 @@ only be ended from outside.
 
 import asyncio
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_
 from study.orchestrate.protocol import Environment, Failure, Job
 from study.orchestrate.stuck import Calls, calls_as_text, culprits, wait_for_each_other
 from study.plan.placement import Layout
+from trainables.clock import unix_s
 
 
 class RankBackend(Protocol):
@@ -69,7 +69,7 @@ class WorkerGroup:
         self.failures: list[Failure] = []
         self.stacks: list[Calls | None] = []
         self.killed = False
-        self.requested_at = time.time()
+        self.requested_at = unix_s()
 
     def start(self, keeper: Any) -> None:
         """Start the ranks, which then request jobs from the keeper. Must be called in the keeper's event loop."""

@@ -18,6 +18,7 @@ from study.orchestrate.watch import BUILDING, GROUP_STARTING, OWN_CODE, Activity
 from study.plan.placement import Layout, members
 from study.store import checkpoints
 from study.store.store import Store
+from trainables.clock import unix_s
 from trainables.trial import Trial
 
 START_TIMEOUT_S = 300.0
@@ -94,7 +95,7 @@ class Keeper:
         `timeout_s` limits each epoch of a training trial, or the complete job otherwise. Raises CancelledError if
         `close` interrupts it.
         """
-        started_at = time.time()
+        started_at = unix_s()
         self.repeating = self.repeating or asyncio.create_task(self._repeat_metrics())
         slot = await self.free_slots.get()
         running = RunningJob(job, asyncio.get_running_loop().create_future())
@@ -104,7 +105,7 @@ class Keeper:
         try:
             outcome = await self._measure(running, layout, block, timeout_s, slot)
         except GroupError as error:
-            outcome = Outcome("failed", started_at, time.time() - started_at, reason=str(error), log=error.log)
+            outcome = Outcome("failed", started_at, unix_s() - started_at, reason=str(error), log=error.log)
         finally:
             del self.running[job.id]
             self.free_slots.put_nowait(slot)
@@ -116,7 +117,7 @@ class Keeper:
         group = await self._group_for(layout, block, slot)
         group.job_id, group.failures = running.job.id, []
         running.activity = BUILDING if running.job.trial.door == "factory" else OWN_CODE
-        dispatched_at = time.time()
+        dispatched_at = unix_s()
         await group.jobs.put(running.job)
         in_time = await _result_or_end(
             running, group, timeout_s + (SCRIPT_GRACE_S if running.job.trial.script else 0.0)
@@ -136,7 +137,7 @@ class Keeper:
         status, reason, log = group.verdict("" if in_time else f"{missing} within {timeout_s:g} s (--trial-timeout)")
         if status == "out_of_memory":
             self.out_of_memory.append(trial)
-        duration_s = time.time() - dispatched_at
+        duration_s = unix_s() - dispatched_at
         return Outcome(status, dispatched_at, duration_s, reason, log, group.name, group.environment)
 
     async def prepare(self, layout: Layout, block: Any) -> None:
@@ -181,7 +182,7 @@ class Keeper:
     async def opened(self, name: str, environment: Environment, processes: Sequence[Any]) -> None:
         """Called by rank 0 when all ranks of its group are connected."""
         if group := self._live(name):
-            times = {"asked_at": group.requested_at, "opened_at": time.time()}
+            times = {"asked_at": group.requested_at, "opened_at": unix_s()}
             group.environment, group.processes = replace(environment, group=times), list(processes)
             group.ready.set_result(None)
 

@@ -22,6 +22,7 @@ from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
 from study.store.redaction import redacted, redacted_line
 from study.store.tables import packed
+from trainables.clock import unix_s
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.run import run
 from trainables.measure.sweep_process import sweep_in_process
@@ -122,7 +123,7 @@ def _check_workload(job: Job, trial_rank: TrialRank) -> Payload:
     problem = check(job.trial, trial_rank.device, job.source) if trial_rank.rank == 0 else None
     if problem:
         raise WorkloadError(problem)
-    now = time.time()
+    now = unix_s()
     evidence = Evidence(
         before={},
         after={},

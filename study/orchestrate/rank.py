@@ -10,7 +10,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,6 +34,7 @@ from study.store.environment import (
     variables,
     versions,
 )
+from trainables.clock import unix_s
 from trainables.step.process import rehearse, release_memory
 
 PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
@@ -85,22 +85,22 @@ def serve(
     time in s): process started, loop started (torch imported, default process group created), other modules imported,
     device context created, process groups created, first step of each group run.
     """
-    startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": time.time()}
+    startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": unix_s()}
     _import_modules(layout)
-    startup["imported_at"] = time.time()
+    startup["imported_at"] = unix_s()
     own_code = layout.kind.door != "factory"
     if device.type == "cuda" and not own_code:
         torch.zeros(1, device=device)
-    startup["context_at"] = time.time()
+    startup["context_at"] = unix_s()
     rank = functions.collectives.get_rank()
     control = functions.collectives.new_group(backend="gloo", timeout=JOB_TIMEOUT)
     facts = RankFacts(rank_facts(rank, node_id, device), node_facts(node_id) | {"versions": versions()}, process)
     all_facts: list[RankFacts] = _all_gather(facts, control, functions)
     groups = _trial_groups(layout, all_facts, functions)
-    startup["grouped_at"] = time.time()
+    startup["grouped_at"] = unix_s()
     if not own_code:  # a script needs the whole memory of the GPU, and a train function sets up its own
         _rehearse(rank, device, groups, functions)
-    startup["rehearsed_at"] = time.time()
+    startup["rehearsed_at"] = unix_s()
     startups = _all_gather(startup, control, functions)
     if rank == 0:
         environment = replace(_environment(all_facts, layout.kind), startup=startups)

@@ -1,11 +1,12 @@
 """Query GPUs through NVML. A value that this GPU or driver does not support is None."""
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pynvml
+
+from trainables.clock import unix_s
 
 THROTTLE_REASONS = {
     0x4: "power limit",
@@ -45,7 +46,7 @@ def energy(uuid: str | None) -> dict[str, float | None]:
     energy_mj = None if handle is None else query(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
     if energy_mj is None:
         return {"energy_j": None, "at": None}
-    return {"energy_j": energy_mj / 1000, "at": time.time()}
+    return {"energy_j": energy_mj / 1000, "at": unix_s()}
 
 
 def state(uuid: str | None) -> dict[str, Any]:

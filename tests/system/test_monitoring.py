@@ -17,6 +17,7 @@ import pytest
 import ray
 
 from study.orchestrate.cluster import Cluster, connect
+from study.orchestrate.local_ray import temporary_folder
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import run_trials
 from tests.support.dashboard import METRICS, OF_GPUS, QUERIES
@@ -82,7 +83,8 @@ class Study:
         documented = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/monitoring.md").read_text(), re.DOTALL)
         assert documented
         config = self.folder / "prometheus.yml"
-        config.write_text(documented[1].replace("scrape_interval: 10s", "scrape_interval: 1s"))
+        text = documented[1].replace("scrape_interval: 10s", "scrape_interval: 1s")
+        config.write_text(text.replace("/tmp/ray/", f"{temporary_folder()}/"))
         with socket.create_server(("127.0.0.1", 0)) as chosen:
             port = chosen.getsockname()[1]
         options = [f"--config.file={config}", f"--storage.tsdb.path={self.folder / 'tsdb'}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from study.cli import doctor
-from study.orchestrate.cluster import make_token
+from study.orchestrate.local_ray import make_token
 from study.scaling import main
 
 

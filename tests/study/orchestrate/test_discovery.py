@@ -15,6 +15,7 @@ import pytest
 from study.orchestrate.cluster import find_cluster
 from study.orchestrate.discovery import address, gcs
 from study.orchestrate.discovery.address import ClusterError, Target, listeners
+from study.orchestrate.local_ray import LONGEST_SOCKET, SOCKET_PATH_LIMIT, make_token, temporary_folder
 from study.scaling import main
 from tests.support.system import needs
 
@@ -245,3 +246,38 @@ def test_ctrl_c_while_waiting_for_a_cluster_says_interrupted(
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert main([*command, "--address", f"127.0.0.1:{server.getsockname()[1]}"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ a Ray of this host
+
+
+def test_the_folder_of_a_local_ray_is_private_and_short_enough_for_its_sockets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SCALING_STUDY_SCRATCH", raising=False)
+    for length in (10, 200):
+        parent = tmp_path / ("x" * length)
+        parent.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(parent))
+        folder = temporary_folder()
+        assert len(f"{folder}{LONGEST_SOCKET}") <= SOCKET_PATH_LIMIT
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_temporary_folder_that_cannot_be_used_is_an_error_with_a_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SCALING_STUDY_SCRATCH", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ClusterError, match="missing.*; fix: set TMPDIR to a folder that you can write to"):
+        temporary_folder()
+
+
+def test_without_a_writable_home_the_token_is_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))  # no folder can be created in it, even by root
+    make_token()
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    del os.environ["RAY_AUTH_TOKEN"]

@@ -132,6 +132,18 @@ def test_a_failure_is_recorded_with_its_reason_and_the_next_trial_gets_a_new_gro
     assert kinds(ran.events)[-3:] == ["group_starting", "trial_started", "trial_ended"]
 
 
+def test_a_clock_that_is_set_back_during_a_trial_does_not_shorten_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_clock_back() -> None:
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        fail()
+
+    run = Run(tmp_path / "results", [SIZES], with_failure(set_clock_back, on=SIZES[1]))
+    assert run.of(SIZES[1], "status") == "failed"
+    assert 0 <= run.of(SIZES[1], "duration_s") < 60
+
+
 def test_larger_batches_and_repeats_are_pruned_after_running_out_of_memory(tmp_path: Path) -> None:
     small, large, larger = (quick_trial(batch_per_gpu=batch) for batch in (8, 16, 32))
     large_repeat = large.but(repeat=1)

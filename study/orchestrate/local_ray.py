@@ -1,0 +1,93 @@
+"""Start a Ray on this host only, for one study: its folder, its token, and what Ray reads from the environment."""
+
+import logging
+import os
+import secrets
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from study.capacity import count_cpus, count_gpus
+from study.orchestrate.discovery.address import ClusterError
+from study.store.redaction import token_path
+from trainables.scratch import private_folder, user_folder
+
+SOCKET_PATH_LIMIT = 107
+"""unix(7): `sun_path` has 108 bytes, including the final zero"""
+LONGEST_SOCKET = "/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
+"""the longest socket of Ray below its temporary folder"""
+
+
+def set_environment() -> None:
+    """Set variables that Ray reads when it is imported or started, unless the user has set them."""
+    if "ray" not in sys.modules:  # Ray reads it on import; by default only local clusters require a token
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    # Ray's default of 15 gives every other process of a host priority over the ranks; torchrun's ranks have 0
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else each worker resolves its own environment
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "1")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    # workers import this project, whatever the working directory of the command
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+
+
+def start_local() -> Any:
+    """Start a local Ray and return Ray's context. Raises ClusterError."""
+    import ray
+
+    make_token()
+    folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
+    # After its driver was killed, Ray's agents report to the GCS, which has ended too, for this long (default: 60 s)
+    os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "15")
+    return ray.init(
+        address="local",
+        num_cpus=count_cpus(),
+        num_gpus=count_gpus(),
+        include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=folder,
+    )
+
+
+def temporary_folder() -> Path:
+    """Return a folder for Ray's sessions that nobody else can enter. Ray makes its own accessible to everybody.
+
+    It is in the user's scratch folder, or in that below /tmp if the path would be too long for a socket. Raises
+    ClusterError.
+    """
+    try:
+        parents = [user_folder()]
+        if len(os.fsencode(parents[0] / "ray")) + len(LONGEST_SOCKET) > SOCKET_PATH_LIMIT:
+            parents = [private_folder(Path("/tmp") / f"scaling-study-{os.getuid()}")]
+        return private_folder(parents[0] / "ray")
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        raise ClusterError(
+            f"a local Ray has no place for its files ({reason}); fix: set TMPDIR to a folder that you can write to, "
+            f"with a path of at most {SOCKET_PATH_LIMIT - len(LONGEST_SOCKET) - len('/scaling-study-00000/ray')} bytes"
+        ) from error
+
+
+def make_token() -> None:
+    """Create a token for a local Ray unless there is one. Only its owner can read it, unlike a token of Ray.
+
+    If the home folder cannot be written, the token is in the environment of this process and of those it starts.
+    """
+    is_set = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if is_set or os.environ.get("RAY_AUTH_MODE") != "token":
+        return
+    path, token = token_path(os.environ), secrets.token_hex(32)
+    try:
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=0o700)
+        with suppress(FileExistsError), open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(token)
+    except OSError:
+        os.environ["RAY_AUTH_TOKEN"] = token
