@@ -1,9 +1,10 @@
 """Exit codes, the error for wrong configurations, and helpers for one-line messages to users."""
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+from analysis.read.errors import printable
 from trainables import messages
 
 DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER = 0, 1, 2, 3, 4
@@ -38,6 +39,24 @@ def counted(number: int, noun: str) -> str:
 def one_line(error: object) -> str:
     """Return the message of an error in one line, clipped, or its class if it has no message."""
     return clipped(messages.one_line(error))
+
+
+def refused_argument(arguments: Sequence[str], repeatable: Container[str]) -> str | None:
+    """Return the error for an argument that no record can hold, or an option given twice; None if there is neither.
+
+    The parser would use only the last value of an option that is given twice.
+    """
+    for argument in arguments:
+        if "\0" in argument or argument.encode(errors="backslashreplace").decode() != argument:
+            return f"argument {shown(argument)} is no valid UTF-8 text; rename the file"
+    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    twice = next((name for name in names if name not in repeatable and names.count(name) > 1), None)
+    return twice and f"{twice} is given twice; give it once, a list with commas between its values"
+
+
+def lines_of(text: object) -> str:
+    """Return a text for a terminal: its lines, without control characters, which could clear it or hide text."""
+    return "\n".join(map(printable, str(text).splitlines()))
 
 
 def clipped(text: str, length: int = 300) -> str:

@@ -13,7 +13,18 @@ import typer
 from typer.completion import completion_init
 
 from study.cli.process import OutputClosed, standard_streams
-from study.errors import DOES_NOT_FIT, DONE, INTERNAL, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
+from study.errors import (
+    DOES_NOT_FIT,
+    DONE,
+    INTERNAL,
+    INTERRUPTED,
+    NO_CLUSTER,
+    USAGE,
+    ConfigurationError,
+    lines_of,
+    refused_argument,
+    shown,
+)
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, with_study_options
 from study.store.redaction import redacted_log
@@ -327,8 +338,8 @@ def main(arguments: Sequence[str]) -> int:
         completion_init()
         app([], prog_name=SHELL_COMMAND, complete_var=COMPLETE_VARIABLE)  # ends the program
     arguments = _with_script_arguments(arguments)
-    if option := _repeated_option(arguments):
-        print(f"error: {option} is given twice; give it once, a list with commas between its values", file=sys.stderr)
+    if refusal := refused_argument(arguments, REPEATABLE_OPTIONS):
+        print(f"error: {refusal}", file=sys.stderr)
         return USAGE
     own_options = ("-h", "--help", "--version", "--completion")
     is_command = bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
@@ -342,12 +353,6 @@ def main(arguments: Sequence[str]) -> int:
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
             return _report_error(error, arguments)
-
-
-def _repeated_option(arguments: Sequence[str]) -> str | None:
-    """Return an option that is given twice, although the parser would use only its last value."""
-    names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    return next((name for name in names if name not in REPEATABLE_OPTIONS and names.count(name) > 1), None)
 
 
 def _with_script_arguments(arguments: Sequence[str]) -> list[str]:
@@ -366,14 +371,14 @@ def _report_error(error: Exception, arguments: Sequence[str]) -> int:
     # only of the class itself: an error that Ray raises from another process also inherits from its cause
     exit_code: int | None = vars(type(error)).get("exit_code")
     if exit_code is not None:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {lines_of(error)}", file=sys.stderr)
         return exit_code
     if "--debug" in arguments:
         traceback.print_exception(error)
         return INTERNAL
     log = new_log("error", redacted_log("".join(traceback.format_exception(error))))
     first_line = next(iter(str(error).splitlines()), "")
-    print(f"error: internal error: {type(error).__name__}: {first_line}; traceback in {log}", file=sys.stderr)
+    print(f"error: internal error: {type(error).__name__}: {lines_of(first_line)}; traceback in {log}", file=sys.stderr)
     return INTERNAL
 
 
