@@ -1,6 +1,7 @@
 """Format values as text: labels of fields, ranks and configurations, and consistently rounded numbers."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -165,6 +166,20 @@ def join(parts: list[str], last: str = "and") -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} {last} {parts[-1]}"
+
+
+_LINK = re.compile(r"(?<=!)(?=\[)|(?<=\])(?=[\[(:])")
+
+
+def without_links(text: str) -> str:
+    """Return a text for Markdown in which no bracket starts a picture, a link or its definition."""
+    return _LINK.sub(r"\\", text)
+
+
+def as_prose(text: str) -> str:
+    """Return a text as one paragraph of Markdown: no markup of HTML, no link, and no heading, list or quote."""
+    line = without_links(text.replace("<", "&lt;").replace("\n", " ").replace("\r", " "))
+    return re.sub(r"^(\s*)(?=[#>*+|=~`-])", r"\1\\", re.sub(r"^(\s*\d+)(?=[.)](\s|$))", r"\1\\", line))
 
 
 SLOWDOWN_LABELS = {

@@ -4,6 +4,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+from analysis.read.errors import printable
 from trainables import messages
 
 DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER = 0, 1, 2, 3, 4
@@ -38,6 +39,11 @@ def counted(number: int, noun: str) -> str:
 def one_line(error: object) -> str:
     """Return the message of an error in one line, clipped, or its class if it has no message."""
     return clipped(messages.one_line(error))
+
+
+def lines_of(text: object) -> str:
+    """Return a text for a terminal: its lines, without control characters, which could clear it or hide text."""
+    return "\n".join(map(printable, str(text).splitlines()))
 
 
 def clipped(text: str, length: int = 300) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
+from study.errors import shown
 from trainables.registry import MODELS, PRECISIONS
 
 _FIRST, _AXES = "What to measure (comma lists)", "What else to vary (comma lists)"
@@ -257,10 +258,17 @@ def explicit_options(options: dict[str, Any]) -> dict[str, Any]:
 REPEATABLE_OPTIONS = ("--set", "--vary", "--bind", "--env")
 
 
-def repeated_option(arguments: Sequence[str]) -> str | None:
-    """Return an option that is given twice, although the parser would use only its last value."""
+def refused_argument(arguments: Sequence[str]) -> str | None:
+    """Return the error for an argument that no record can hold, or an option given twice; None if there is neither.
+
+    The parser would use only the last value of an option that is given twice.
+    """
+    for argument in arguments:
+        if "\0" in argument or argument.encode(errors="backslashreplace").decode() != argument:
+            return f"argument {shown(argument)} is no valid UTF-8 text; rename the file"
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    return next((name for name in names if name not in REPEATABLE_OPTIONS and names.count(name) > 1), None)
+    twice = next((name for name in names if name not in REPEATABLE_OPTIONS and names.count(name) > 1), None)
+    return twice and f"{twice} is given twice; give it once, a list with commas between its values"
 
 
 def with_script_arguments(arguments: Sequence[str]) -> list[str]:

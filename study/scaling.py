@@ -13,9 +13,19 @@ import typer
 from typer.completion import completion_init
 
 from study.cli.process import OutputClosed, standard_streams
-from study.errors import DOES_NOT_FIT, DONE, INTERNAL, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
+from study.errors import (
+    DOES_NOT_FIT,
+    DONE,
+    INTERNAL,
+    INTERRUPTED,
+    NO_CLUSTER,
+    USAGE,
+    ConfigurationError,
+    lines_of,
+    shown,
+)
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
-from study.options import Address, Debug, Json, Quiet, repeated_option, with_script_arguments, with_study_options
+from study.options import Address, Debug, Json, Quiet, refused_argument, with_script_arguments, with_study_options
 from study.store.redaction import redacted, redacted_line, redacted_log
 from trainables.messages import type_and_line
 from trainables.scratch import new_log
@@ -351,8 +361,8 @@ def main(arguments: Sequence[str]) -> int:
         completion_init()
         app([], prog_name=SHELL_COMMAND, complete_var=COMPLETE_VARIABLE)  # ends the program
     arguments = with_script_arguments(arguments)
-    if option := repeated_option(arguments):
-        print(f"error: {option} is given twice; give it once, a list with commas between its values", file=sys.stderr)
+    if refusal := refused_argument(arguments):
+        print(f"error: {refusal}", file=sys.stderr)
         return USAGE
     own_options = ("-h", "--help", "--version", "--completion")
     is_command = bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
@@ -376,14 +386,14 @@ def _report_error(error: Exception, arguments: Sequence[str]) -> int:
     # only of the class itself: an error that Ray raises from another process also inherits from its cause
     exit_code: int | None = vars(type(error)).get("exit_code")
     if exit_code is not None:
-        print(f"error: {redacted(str(error))}", file=sys.stderr)
+        print(f"error: {lines_of(redacted(str(error)))}", file=sys.stderr)
         return exit_code
     text = "".join(traceback.format_exception(error))
     if "--debug" in arguments:
         print(redacted_log(text), file=sys.stderr)
         return INTERNAL
     log = new_log("error", redacted_log(text))
-    first_line = redacted_line(type_and_line(error))
+    first_line = lines_of(redacted_line(type_and_line(error)))
     print(f"error: internal error: {first_line}; traceback in {log}", file=sys.stderr)
     return INTERNAL
 

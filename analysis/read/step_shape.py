@@ -3,6 +3,7 @@
 As in `analysis.read.reduce`, steps are reduced while they are read, so they need not all fit in memory.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 from diptest import diptest
 
 from analysis.read.reduce import require
+from analysis.read.schema import PHASES
 
 WINDOW = "phases"
 """The window whose steps are timed one by one, without synchronisation between them."""
@@ -26,8 +28,12 @@ OUTLIER_EXCESS = 0.05
 
 SHAPE_COLUMNS = (
     "trial_id", "steps", "median_s", "first_s", "first_is_slowest", "early_s", "late_s", "early_u", "early_u_mean",
-    "early_u_variance", "outliers", "outliers_s", "dip_p", "low_s", "high_s", "high_share",
+    "early_u_variance", "outliers", "outliers_s", "dip_p", "low_s", "high_s", "high_share", "longest_step", "longest_s",
+    "longest_after_s", "longest_rank", "longest_phase",
 )  # fmt: skip
+
+_WAITING = ("backward_s", "reduce_s")
+"""Phases in which a rank waits for the others."""
 
 
 def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
@@ -46,17 +52,43 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
     dip_p: p-value of Hartigan's dip test for one mode (Annals of Statistics 13, 1985).
     low_s, high_s: medians of the two classes with the least variance of log time within classes (Otsu, 1979).
     high_share: share of the slower class.
+    longest_step, longest_s, longest_after_s: number of the longest step, its time on the slowest rank, and the time of
+    the steps before it. longest_rank, longest_phase: where most of its excess is, outside of phases in which ranks wait
+    for each other; null if there is no such rank.
     """
     require(steps, ("trial_id", "window", "step", "step_s"), "the frame of steps")
-    timed = steps.loc[steps["window"] == WINDOW, ["trial_id", "step", "step_s"]]
+    phases = [name for name in PHASES if name in steps]
+    ranks = ["rank"] if "rank" in steps else []
+    timed = steps.loc[steps["window"] == WINDOW, ["trial_id", *ranks, "step", "step_s", *phases]]
     timed = timed[timed["step_s"] > 0]
+    of_trial = dict(list(timed.groupby("trial_id", observed=True)))
     step_times_s = timed.groupby(["trial_id", "step"], observed=True)["step_s"].median()
     rows = [
-        {"trial_id": trial_id} | _shape(step_s.to_numpy())
+        {"trial_id": trial_id} | _shape(step_s.to_numpy()) | _longest(of_trial[trial_id], phases)
         for trial_id, step_s in step_times_s.groupby(level="trial_id", observed=True)
         if len(step_s) >= FEWEST_STEPS
     ]
     return pd.DataFrame(rows, columns=list(SHAPE_COLUMNS))
+
+
+def _longest(timed: pd.DataFrame, phases: Sequence[str]) -> dict[str, Any]:
+    """Describe the longest step of a trial; timed: its steps on all ranks."""
+    by_step = timed.groupby("step")["step_s"].max()
+    step, median_s = by_step.idxmax(), by_step.median()
+    rank, phase = None, None
+    names = [name for name in phases if name not in _WAITING]
+    if "rank" in timed and names:
+        usual_s = timed.groupby("rank")[names].median()
+        excess_s = timed[timed["step"] == step].set_index("rank")[names].fillna(0.0).sub(usual_s.fillna(0.0)).stack()
+        if excess_s.max() > (by_step.max() - median_s) / 2:
+            rank, phase = excess_s.idxmax()
+    return {
+        "longest_step": step,
+        "longest_s": by_step.max(),
+        "longest_after_s": by_step[by_step.index < step].sum(),
+        "longest_rank": np.nan if rank is None else rank,
+        "longest_phase": phase,
+    }
 
 
 def _shape(step_s: np.ndarray) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from analysis.report.sentences import actions
 from analysis.report.summary import Summary, left_out, summary
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Table
-from analysis.text import join
+from analysis.text import as_prose, join
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.card import Card, card_of
 from analysis.verdict.communication import sentences
@@ -263,12 +263,12 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def _escape_markup(value: Any) -> Any:
-    """Escape `<`, since Markdown passes HTML through."""
-    return value.replace("<", "&lt;") if isinstance(value, str) else value
+def _as_prose(value: Any) -> Any:
+    """Escape texts for Markdown, except what is Markdown already (`Markup`)."""
+    return as_prose(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-_MARKDOWN = _TEMPLATES.overlay(finalize=_escape_markup)
+_MARKDOWN = _TEMPLATES.overlay(finalize=_as_prose)
 
 
 def _render(template: str, context: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ from analysis.tables.one_field import execution, interconnects, parallel, precis
 from analysis.tables.phases import phases, unmeasured
 from analysis.tables.predictions import law_parameters, laws, predictions
 from analysis.tables.scaling import speed_up_strong_table, speed_up_weak_table, strong_scaling, throughput, weak_scaling
-from analysis.tables.table import Table
+from analysis.tables.table import Table, as_csv
 from analysis.tables.trials import failures, trials
 from analysis.text import field_value
 
@@ -62,7 +62,7 @@ class Figure:
     def data_csv(self, inputs: ReportInputs, table: Table | None) -> str | None:
         """Return the drawn data as CSV. table: that of its section, None if it is not shown."""
         if self.rows is not None:
-            return self.rows(inputs).to_csv(index=False, float_format="%.6g")
+            return as_csv(self.rows(inputs), float_format="%.6g")
         return None if table is None else table.to_csv()
 
 

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 from markupsafe import escape
@@ -18,6 +19,7 @@ from analysis.text import (
     number,
     percent,
     with_interval,
+    without_links,
 )
 
 
@@ -236,7 +238,7 @@ class Table:
             frame = frame.assign(trial_ids=self.frame["trial_ids"].map(" ".join))
         if "interconnect" in frame:  # mark emulated interconnects in exported tables too
             frame = frame.assign(interconnect=[field_value("interconnect", value) for value in frame["interconnect"]])
-        return frame.to_csv(index=False)
+        return as_csv(frame)
 
     def to_latex(self, name: str = "") -> str:
         """Return a booktabs table in ASCII that plain pdflatex accepts, with the label "tab:name" if it has a name."""
@@ -264,11 +266,26 @@ def _is_number(values: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
+def as_csv(frame: pd.DataFrame, float_format: str | None = None) -> str:
+    """Return a frame as CSV that a spreadsheet does not take for formulas: such texts get a leading apostrophe."""
+    texts = frame.select_dtypes(exclude="number").map(_not_a_formula)
+    return frame.assign(**texts).rename(columns=_not_a_formula).to_csv(index=False, float_format=float_format)
+
+
+def _not_a_formula(value: Any) -> Any:
+    if not (isinstance(value, str) and value.startswith(("=", "+", "-", "@"))):
+        return value
+    return value if _NUMBER.fullmatch(value) else f"'{value}"
+
+
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+
+
 def markdown_escaped(cell: str) -> str:
     """Escape text so that it stays plain text within its cell."""
-    for mark in "\\`*_<>|[]":
-        cell = cell.replace(mark, f"\\{mark}") if mark not in "<>[]" else cell
-    return cell.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
+    for mark in "\\`*_|":
+        cell = cell.replace(mark, f"\\{mark}")
+    return without_links(cell.replace("<", "&lt;").replace(">", "&gt;").replace("\n", " "))
 
 
 def _latex_escaped(text: str) -> str:

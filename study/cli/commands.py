@@ -24,7 +24,7 @@ from study.cli.prepared import (
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import waiting
 from study.cli.status import failure_lines, failure_of
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED, lines_of
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, connect, find_cluster
 from study.orchestrate.discovery.address import Target, is_local
@@ -382,7 +382,7 @@ def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
 
 
 def print_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(lines_of(line), file=sys.stderr, flush=True)
 
 
 def _check_workload(configuration: Configuration, quiet: bool) -> None:

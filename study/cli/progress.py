@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from study.errors import lines_of
 from study.orchestrate.protocol import Event, cause
 from study.orchestrate.watch import GROUP_STARTING, Activity
 from study.plan.remaining import RemainingTime
@@ -178,7 +179,7 @@ class Progress:
             self.causes.add(cause(event.reason))
             log = f"; log: {event.log}" if event.log else ""
             kind = "error" if event.status in ("failed", "timeout") else "warning"
-            self.console.print(f"{kind}: {self.ended[-1]}: {event.reason}{log}", soft_wrap=True)
+            self.console.print(f"{kind}: {self.ended[-1]}: {lines_of(event.reason)}{log}", soft_wrap=True)
 
     def render(self) -> Text:
         """Return the live display: a bar with counts and times, the running trials, and those that ended last."""

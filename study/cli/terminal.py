@@ -132,7 +132,10 @@ def _estimate(prepared: "PreparedStudy") -> str:
 
 
 def print_status(status: dict[str, Any]) -> None:
-    """Print the result of `study.cli.status.status_of`."""
+    """Print the result of `study.cli.status.status_of`, which is from a folder that may be somebody else's."""
+    from analysis.read.validate.json_file import plain_json
+
+    status = plain_json(status)
     console = terminal()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["counts"].items())
     failed = f", {len(status['failures'])} to run again" if status["failures"] else ""

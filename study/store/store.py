@@ -29,9 +29,10 @@ import pyarrow as pa
 from pyarrow import fs
 
 from analysis.read.errors import ResultsError
-from analysis.read.links import below, symlink_outside
+from analysis.read.links import below, symlink_outside, trial_files
 from analysis.read.packed import PackedTrial, is_packed, read_trials
 from analysis.read.schema import SCHEMA_VERSION, SCHEMAS
+from analysis.read.validate.json_file import MAX_BYTES as MAX_JSON_BYTES
 from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, create_file, is_plain_name, replace_file, replace_folder
@@ -223,7 +224,7 @@ class Store:
             study = json.loads(self.read_file("study.json"))
             if not (isinstance(study["name"], str) and isinstance(study["schema_version"], int)):
                 raise TypeError("its name or schema_version has the wrong type")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
             raise StoreError(
                 f"{self.address('study.json')} is corrupt ({reason}); restore it from a copy, or choose another --out"
@@ -257,10 +258,7 @@ class Store:
                 [trial_id for trial_id, is_complete in complete.items() if not is_complete],
             )
         with store_errors(f"{self.out} cannot be read"):
-            selector = fs.FileSelector(f"{self.root}/trials", allow_not_found=True, recursive=True)
-            base = selector.base_dir.strip("/") + "/"
-            entries = self.filesystem.get_file_info(selector)
-            files = {e.path.strip("/").removeprefix(base): e.size for e in entries if e.type == fs.FileType.File}
+            files = trial_files(self.filesystem, self.root)
             trial_ids = sorted(folder for folder, _, name in (f.partition("/") for f in files) if name == "trial.json")
             with ThreadPoolExecutor(16) as readers:  # each read from an object store waits for the network
                 records = list(readers.map(lambda trial_id: self._read_record(trial_id, files), trial_ids))
@@ -271,14 +269,17 @@ class Store:
         """Return a trial's record, or None if the trial is corrupt. `files`: path below trials/ -> size in bytes."""
         tables = [f"{trial_id}/{name}.parquet" for name in SCHEMAS]
         try:
-            record = json.loads(self.read_file(f"trials/{trial_id}/trial.json"))
+            name = f"{trial_id}/trial.json"
+            if (files.get(name) or 0) > MAX_JSON_BYTES:
+                return None
+            record = json.loads(self.read_file(f"trials/{name}"))
             present = [name for name in SCHEMAS if f"{trial_id}/{name}.parquet" in files]
             is_complete = (
                 is_complete_record(record, present)
                 and record["trial_id"] == trial_id
                 and all(self._is_complete_table(f"trials/{path}", files[path]) for path in tables if path in files)
             )
-        except (ValueError, TypeError, KeyError, FileNotFoundError):
+        except (ValueError, TypeError, KeyError, RecursionError, FileNotFoundError):
             return None
         return record if is_complete else None
 
@@ -358,5 +359,5 @@ def store_errors(context: str) -> Iterator[None]:
     """Convert errors of the file system to a StoreError: `context`, then the error in one line."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         raise StoreError(f"{context}: {one_line(error)}") from error

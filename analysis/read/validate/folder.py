@@ -2,9 +2,10 @@
 
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -87,10 +88,10 @@ class Folder:
             file, listed = self.files.get(trial.record["trial_id"]), trial.rows.get(name, 0)
             if file is not None and listed > (most := most_rows(name, file)):
                 raise ResultsError(f"{path}: {listed} rows of {file.trial_id}, which has at most {most}; {RESTORE}")
-        table = table_file(self.system, path, frame_schema(name), ("trial_id", *REQUIRED[name]), None, rows)
+        table = table_file(self.system, path, frame_schema(name), ("trial_id", *REQUIRED[name]), None, sys.maxsize)
         if (actual := table.rows()) != rows:
             raise ResultsError(f"{path}: holds {actual} rows, though {TRIALS} lists {rows}; {RESTORE}")
-        yield from row_groups(table)
+        yield from row_groups(replace(table, most_rows=rows))
 
     def checked(self, name: str, files: Sequence[TableFile], schema: pa.Schema) -> tuple[pa.Table, pd.DataFrame]:
         """Read files, as a table and as a frame with categories. Rows of damaged trials are left out and noted."""

@@ -21,6 +21,7 @@ from analysis.read.results import OUTCOME_COLUMNS, ResultsError, load, load_redu
 from analysis.read.validate import json_file
 from analysis.read.validate.records import is_reserved
 from analysis.report.report import write_report
+from study.scaling import main
 from study.store.packing import pack
 from tests.support.frames import FIELDS, RECORDED, account, record, steps, trial_id, write_study, write_trial
 from trainables.fields import TrialFields
@@ -343,3 +344,27 @@ def test_no_field_of_a_trial_has_the_name_of_a_column_of_the_analysis() -> None:
     assert [name for name in (*MEASURES, *OUTCOME_COLUMNS) if not is_reserved(name)] == []
     assert set(RECORDED) == set(TrialFields.model_fields)
     assert AHEAD_BATCHES == 3
+
+
+def test_the_status_of_a_folder_with_damaged_records_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path_of(folder, "trial.json").write_text("[" * 100_000)
+    (folder / "trials" / "loop").symlink_to(folder / "trials")
+    os.mkdir(os.fsencode(folder / "trials") + b"/bad\xff")
+    study = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(study | {"command": "run\x1b[2J\udcff", "name": "a\x9bb"}))
+    assert main(["status", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert all(line.isprintable() for line in shown.out.splitlines())
+    assert f"damaged, will run again: {trial_id(ONE)}" in shown.out
+    assert "study ab: 1 done" in shown.out
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "bad\udcff"])
+@pytest.mark.parametrize("command", [["convert", "--storage", "lmdb", "src"], ["report"], ["status"], ["pack"]])
+def test_an_argument_that_is_no_text_is_one_line(
+    command: list[str], argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, argument]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: argument ") and error.count("\n") == 1 and error[:-1].isprintable()

@@ -1,4 +1,4 @@
-"""Notes of tables: every column has a definition."""
+"""Notes of tables, and how texts are escaped in Markdown and CSV."""
 
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,8 @@ from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load_reduced
 from analysis.report.sections import TABLES
 from analysis.study import analyse
-from analysis.tables.table import Column, Table
+from analysis.tables.table import Column, Table, as_csv
+from analysis.text import as_prose
 from tests.support.frames import grid, write_results
 
 RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
@@ -67,3 +68,34 @@ def test_held_out_error_notes_that_nothing_of_the_held_out_size_weighs_the_laws(
     for table, column in (("predictions", "held-out error (%)"), ("laws", "held out")):
         meaning = dict(TABLES[table](analysis).definitions())[column]
         assert "fitted and weighted without the largest number of ranks" in meaning
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+a", "'+a"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("--amp", "'--amp"),
+        ("-0.5", "-0.5"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_a_text_that_a_spreadsheet_would_run_is_quoted_in_csv(value: str, shown: str) -> None:
+    text = as_csv(pd.DataFrame({value: ["x"], "other": [value], "number": [-1.5]}))
+    assert text.splitlines() == [f"{shown},other,number", f"x,{shown},-1.5"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["![t](http://x/p.png)", "[a](http://x)", "[a]: http://x", "[a][b]", "# head", "- item", "1. item", "> quote"],
+)
+def test_prose_of_a_folder_is_no_markup_in_markdown(text: str) -> None:
+    shown = as_prose(text)
+    assert "\\" in shown
+    assert shown.replace("\\", "") == text
+    assert "\n" not in as_prose(f"a\n{text}")
+
+
+def test_intervals_remain_as_they_are_in_markdown() -> None:
+    assert as_prose("12.3 [11.9, 12.8], -5 of 3") == "12.3 [11.9, 12.8], -5 of 3"

@@ -58,3 +58,47 @@ def test_a_rate_beyond_the_cores_of_the_host_is_a_caveat(tmp_path: Path, flops: 
         assert line in trust(analysis)
         assert trial_id(ONE) in line and trial_id(OTHER) not in line
         assert "187.8 times" in line
+
+
+def paused(frame: pd.DataFrame, pause_s: float, stopped: int, phase: str) -> pd.DataFrame:
+    """Return steps in which a rank stops in a step of the phases window, and the other rank waits in its backward."""
+    phases = frame["window"] == "phases"
+    step = int(frame.loc[phases, "step"].min()) + 7
+    frame = frame.copy()
+    for rank in (0, 1):
+        here = phases & (frame["step"] == step) & (frame["rank"] == rank)
+        frame.loc[here, [phase if rank == stopped else "backward_s", "step_s"]] += pause_s
+    frame.loc[phases, "window_s"] += pause_s
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("phase", "place"), [("forward_s", "on rank 1, in forward"), ("backward_s", "an unknown rank")]
+)
+def test_a_rank_that_stopped_is_named_with_its_step_and_time(tmp_path: Path, phase: str, place: str) -> None:
+    fields = ONE | {"world_size": 2}
+    write_study(tmp_path)
+    frame = steps(fields, 0.1, noise=0.02)
+    write_trial(tmp_path, record(fields), paused(frame, 20.0, 1, phase))
+    for repeat in (1, 2):
+        more = fields | {"repeat": repeat}
+        write_trial(tmp_path, record(more), steps(more, 0.1, noise=0.02, rng=np.random.default_rng(repeat)))
+    analysis = analyse(load_reduced(tmp_path))
+    [line] = [line for line in trust(analysis) if "seems to have stopped" in line]
+    step = fields["warmup_steps"] + fields["steps"] + 7
+    assert "In 1 trial " in line and trial_id(fields) in line
+    assert f"step {step}, 0.7 s into the phases window, took 20.1 s instead of 0.1" in line
+    assert place in line
+
+
+def test_a_pause_of_the_plain_window_names_the_trial(tmp_path: Path) -> None:
+    frame = steps(ONE, 0.1)
+    frame.loc[frame["window"] == "plain", "window_s"] += 20.0
+    analysis = analysed(tmp_path, frame)
+    [line] = [line for line in trust(analysis) if "seems to have stopped" in line]
+    assert f"{trial_id(ONE)}: its plain window took 21.2 s instead of 1.2 s" in line
+
+
+def test_noise_is_no_pause(tmp_path: Path) -> None:
+    analysis = analysed(tmp_path, steps(ONE, 0.1, noise=0.5))
+    assert "paused_rank" not in {finding.name for finding in analysis.findings}
