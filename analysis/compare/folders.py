@@ -19,7 +19,7 @@ from analysis.text import configuration_label, join, rank_noun, text
 COMPARED_MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
 """Measures that are compared."""
 
-SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "no interval"
+SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "not significant", "no interval"
 
 REGRESSION, NO_REGRESSION, UNDECIDED = "regression", "no regression", "cannot be judged"
 
@@ -44,12 +44,12 @@ class Comparison:
     rows: one row per configuration that both have done, the largest loss of throughput first, those without an interval
     last: `label`, n_a, n_b (repeats), the fields in `axes`, `verdict`, and for each of `COMPARED_MEASURES` (seconds,
     samples/s) NAME_a, NAME_b (see `statistics.log_estimates`), NAME_ratio = b / a with NAME_low, NAME_high (95 %) and
-    NAME_more, see `statistics.ratios` of different studies; NaN if unknown. verdict: "within noise" if the interval of
-    throughput contains 1, else "slower" or "faster"; "no interval" if one side has a single repeat. axes: fields that
-    vary among these rows. failed: configurations done in a that failed in b, if not a trial of them failed in a too, or
-    none is done in b. only_a, only_b: labels of other configurations that only one folder has done. assumed: one line
-    per field that only one folder has. environments: differences between the environments as name, a, b. left_out: one
-    line per folder with trials in further environments.
+    NAME_more, see `statistics.ratios` of different studies; NaN if unknown. verdict: "not significant" if the interval
+    of throughput contains 1, else "slower" or "faster"; "no interval" if one side has a single repeat. axes: fields
+    that vary among these rows. failed: configurations done in a that failed in b, if not a trial of them failed in a
+    too, or none is done in b. only_a, only_b: labels of other configurations that only one folder has done. assumed:
+    one line per field that only one folder has. environments: differences between the environments as name, a, b.
+    left_out: one line per folder with trials in further environments.
     """
 
     rows: pd.DataFrame

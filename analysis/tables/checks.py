@@ -70,7 +70,7 @@ _SECONDS = (
     Column("uncovered_s", "uncovered (ms)", _UNCOVERED, 1e3, 3),
     Column("exposed_live_s", "exposed, live (ms)", _EXPOSED, 1e3, 3),
     Column("exposed_trace_s", "exposed, trace (ms)", _EXPOSED, 1e3, 3),
-    Column("exposed_difference_s", "difference (ms)", "exposed time, live - trace.", 1e3, 3),
+    Column("exposed_difference_s", "difference (ms)", "exposed time, live minus trace.", 1e3, 3),
 )
 
 

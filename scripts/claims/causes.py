@@ -45,6 +45,7 @@ def _missed_remainders() -> list[tuple[str | Cell, ...]]:
         if name.startswith("remainder of "):
             value = figure("known-laws", name)
             label = re.sub(r"^remainder of |, workload (?=,)| \(\S*\)$", "", name)
+            label = re.sub(r"^[^:]+", r"`\g<0>`", label)
             rows.append((label, cell("{:1} %", 100 * value), yes_no(value)))
     return rows
 

@@ -210,12 +210,12 @@ README: Entries = [
             (
                 "Measuring does not slow the training: study / bare loop, ResNet-50, batch 256, on one and four H200",
                 *_overhead(256, ("overhead-1gpu", 1), ("overhead", 4)),
-                _evidence("evidence", "what-the-instruments-cost"),
+                _evidence("evidence", "measurement-overhead"),
             ),
             (
                 "the same at batch 32, which the host bounds: one, four and four H200",
                 *_overhead(32, ("overhead-1gpu", 1), ("overhead-small-batch-4gpu", 4), ("overhead", 4)),
-                _evidence("evidence", "what-the-instruments-cost"),
+                _evidence("evidence", "measurement-overhead"),
             ),
             (
                 "95 % intervals contain the true value: share of generated studies, goal 94 to 97 %",

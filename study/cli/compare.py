@@ -197,7 +197,7 @@ def findings(comparison: Comparison, threshold: float | None) -> list[str]:
     if comparison.judged:
         failing = int((judgements["judgement"] == REGRESSION).sum())
         lines.append(
-            f"throughput loss above {percent(threshold, 1)} (whole 95 % interval): {failing} of {comparison.judged}"
+            f"throughput loss above {percent(threshold, 1)} (entire 95 % interval): {failing} of {comparison.judged}"
         )
     undecided = comparison.rows.join(judgements)[judgements["judgement"] == UNDECIDED]
     return lines + _listed(

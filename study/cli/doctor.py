@@ -34,7 +34,7 @@ class HealthCheck:
 
     @property
     def as_json(self) -> dict[str, str]:
-        return {"name": self.name, "status": self.status, "found": self.message, "mend": self.fix}
+        return {"name": self.name, "status": self.status, "found": self.message, "fix": self.fix}
 
 
 def examine(address: str | None = None) -> list[HealthCheck]:

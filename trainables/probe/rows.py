@@ -67,7 +67,10 @@ def evaluation_steps(evaluated: Collection[int], windows: Sequence[str]) -> tupl
     """
     timed = [step for step, window in enumerate(windows) if window != "warmup"]
     if len([step for step in timed if step in evaluated]) * 2 > len(timed):
-        return set(), "most steps put a module in evaluation mode, so evaluation passes cannot be told from training"
+        return (
+            set(),
+            "most steps put a module in evaluation mode, so evaluation passes look like training",
+        )
     return set(evaluated), None
 
 

@@ -60,7 +60,7 @@ def test_the_largest_loss_comes_first_and_unmatched_configurations_are_listed(pa
     comparison = compare(*pair)
     assert comparison.rows["label"].tolist()[2:] == ["1 GPU, batch 32 per GPU", "2 GPUs, batch 32 per GPU"]
     assert set(comparison.rows["label"][:2]) == {"1 GPU, batch 64 per GPU", "2 GPUs, batch 64 per GPU"}
-    assert comparison.rows["verdict"].tolist() == ["slower", "slower", "within noise", "within noise"]
+    assert comparison.rows["verdict"].tolist() == ["slower", "slower", "not significant", "not significant"]
     assert comparison.rows["throughput_samples_per_s_ratio"].tolist() == pytest.approx([1 / 1.1, 1 / 1.1, 1, 1])
     assert comparison.only_a == ("1 GPU, batch 16 per GPU", "2 GPUs, batch 16 per GPU")
     assert comparison.only_b == ("8 GPUs, batch 32 per GPU", "8 GPUs, batch 64 per GPU")
@@ -229,7 +229,7 @@ def test_rows_without_interval_are_counted_and_the_others_decide(
     assert main(["compare", str(before), str(before), "--fail-above", "5%"]) == DONE
     assert "no interval for 2 of 3 configurations" in capsys.readouterr().out
     assert main(["compare", str(before), str(after), "--fail-above", "5%"]) == SOME_FAILED
-    assert "(whole 95 % interval): 1 of 1" in capsys.readouterr().out
+    assert "(entire 95 % interval): 1 of 1" in capsys.readouterr().out
 
 
 def test_the_terminal_answers_in_one_line_and_fits_in_80_columns(
@@ -250,8 +250,8 @@ def test_the_terminal_answers_in_one_line_and_fits_in_80_columns(
     assert "0.909 [0.889, 0.930]" in out
     assert "backward" in out
     assert "only in A: 1 GPU, batch 16 per GPU; 2 GPUs, batch 16 per GPU" in out
-    assert "4 configurations: 2 slower, 2 within noise" in out
-    assert "throughput loss above 5.0\u00a0% (whole 95 % interval): 2 of 4" in out
+    assert "4 configurations: 2 slower, 2 not significant" in out
+    assert "throughput loss above 5.0\u00a0% (entire 95 % interval): 2 of 4" in out
 
 
 def test_json_is_complete_and_uses_null_for_unknown_values(

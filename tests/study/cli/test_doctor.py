@@ -106,7 +106,7 @@ def test_doctor_exits_with_0_without_a_cluster(capsys: pytest.CaptureFixture[str
     assert {"python", "packages", "GPUs", "CPU", "disk", "data sample", "Ray authentication", "cluster"} <= {
         check["name"] for check in checks
     }
-    assert all(check["mend"] for check in checks if check["status"] == "fail")
+    assert all(check["fix"] for check in checks if check["status"] == "fail")
 
 
 def test_doctor_exits_with_4_if_the_cluster_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
