@@ -5,30 +5,24 @@ import json
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.completion import completion_init
 
-from study.cli.process import OutputClosed, standard_streams
+from study.cli.process import OutputClosed, report_error, standard_streams
 from study.errors import (
     DOES_NOT_FIT,
     DONE,
-    INTERNAL,
     INTERRUPTED,
     NO_CLUSTER,
     USAGE,
     ConfigurationError,
-    lines_of,
     shown,
 )
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, refused_argument, with_script_arguments, with_study_options
-from study.store.redaction import redacted, redacted_line, redacted_log
-from trainables.messages import type_and_line
-from trainables.scratch import new_log
 
 app = typer.Typer(
     help=__doc__,
@@ -375,27 +369,7 @@ def main(arguments: Sequence[str]) -> int:
         except OutputClosed as error:
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
-            return _report_error(error, arguments)
-
-
-def _report_error(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an error in one line and return its exit code. The traceback of an internal error goes to a file."""
-    if hasattr(error, "format_message"):  # an error of click, which typer bundles or imports depending on its version
-        print(f"error: {redacted(error.format_message().rstrip('.'))}; see --help", file=sys.stderr)
-        return USAGE
-    # only of the class itself: an error that Ray raises from another process also inherits from its cause
-    exit_code: int | None = vars(type(error)).get("exit_code")
-    if exit_code is not None:
-        print(f"error: {lines_of(redacted(str(error)))}", file=sys.stderr)
-        return exit_code
-    text = "".join(traceback.format_exception(error))
-    if "--debug" in arguments:
-        print(redacted_log(text), file=sys.stderr)
-        return INTERNAL
-    log = new_log("error", redacted_log(text))
-    first_line = lines_of(redacted_line(type_and_line(error)))
-    print(f"error: internal error: {first_line}; traceback in {log}", file=sys.stderr)
-    return INTERNAL
+            return report_error(error, debug="--debug" in arguments)
 
 
 def _command() -> str:

@@ -14,9 +14,9 @@ from trainables.data.images.augment import padded_crop_and_flip
 from trainables.data.loader import all_on_device
 from trainables.data.text import next_byte_loss, streams
 from trainables.fields import TrialFields
+from trainables.models.optimizers import make_optimizer
 from trainables.models.resnet import zero_last_gammas
 from trainables.models.rewritten_stem.stem import rewrite_stem
-from trainables.optimizers import make_optimizer
 from trainables.registry import DATASETS, MODELS, load
 from trainables.trial import Trial
 from trainables.user_workload import load_user_workload

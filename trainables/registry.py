@@ -115,11 +115,11 @@ EXECUTIONS = ("eager", "compile", "graph", "compile_graph")
 """op by op; compiled by torch.compile; the complete step replayed as a CUDA graph; both"""
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
-    "sgd": OptimizerFacts("trainables.optimizers:sgd", momentum=True),
-    "nesterov": OptimizerFacts("trainables.optimizers:nesterov", momentum=True, needs_momentum=True),
-    "lars": OptimizerFacts("trainables.optimizers:lars", momentum=True),
-    "lamb": OptimizerFacts("trainables.optimizers:lamb"),
-    "adamw": OptimizerFacts("trainables.optimizers:adamw"),
+    "sgd": OptimizerFacts("trainables.models.optimizers:sgd", momentum=True),
+    "nesterov": OptimizerFacts("trainables.models.optimizers:nesterov", momentum=True, needs_momentum=True),
+    "lars": OptimizerFacts("trainables.models.optimizers:lars", momentum=True),
+    "lamb": OptimizerFacts("trainables.models.optimizers:lamb"),
+    "adamw": OptimizerFacts("trainables.models.optimizers:adamw"),
 }
 
 STORAGES: Mapping[str, StorageFacts] = {

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainables.batch import identity
 from trainables.data.synthetic import CHANNELS, CLASSES, resident
-from trainables.optimizers import make_optimizer
+from trainables.models.optimizers import make_optimizer
 from trainables.registry import MODELS, load
 from trainables.step.timing import CudaClock
 from trainables.trial import Trial

@@ -1,14 +1,18 @@
-"""The command as a process of its system: standard streams that may be closed or full, and signals that end it."""
+"""The command as a process of its system: standard streams that may be closed or full, signals, and errors."""
 
 import contextlib
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from study.errors import OUTPUT_CLOSED, USAGE
+from study.errors import INTERNAL, OUTPUT_CLOSED, USAGE, lines_of
+from study.store.redaction import redacted, redacted_line, redacted_log
+from trainables.messages import type_and_line
+from trainables.scratch import new_log
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals of a batch system that ends a job, of a terminal that closes, and of Ctrl-\\."""
@@ -118,3 +122,23 @@ def on_ending_signals(handler: Any) -> Iterator[None]:
 def interrupt(number: int, frame: Any) -> None:
     """Treat a signal like Ctrl-C: the run still ends with a report."""
     raise KeyboardInterrupt
+
+
+def report_error(error: Exception, debug: bool) -> int:
+    """Print an error in one line and return its exit code. The traceback of an internal error goes to a file."""
+    if hasattr(error, "format_message"):  # an error of click, which typer bundles or imports depending on its version
+        print(f"error: {redacted(error.format_message().rstrip('.'))}; see --help", file=sys.stderr)
+        return USAGE
+    # only of the class itself: an error that Ray raises from another process also inherits from its cause
+    exit_code: int | None = vars(type(error)).get("exit_code")
+    if exit_code is not None:
+        print(f"error: {lines_of(redacted(str(error)))}", file=sys.stderr)
+        return exit_code
+    text = "".join(traceback.format_exception(error))
+    if debug:
+        print(redacted_log(text), file=sys.stderr)
+        return INTERNAL
+    log = new_log("error", redacted_log(text))
+    first_line = lines_of(redacted_line(type_and_line(error)))
+    print(f"error: internal error: {first_line}; traceback in {log}", file=sys.stderr)
+    return INTERNAL

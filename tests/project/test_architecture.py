@@ -52,7 +52,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("trainables.rule",),
         ("trainables.rules",),
         ("trainables.trial",),
-        ("trainables.workload", "trainables.optimizers"),
+        ("trainables.workload",),
         ("trainables.data",),
         ("trainables.models",),
         ("trainables.user_workload",),

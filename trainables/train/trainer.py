@@ -12,7 +12,7 @@ from torch import nn
 
 from trainables.clock import perf_counter
 from trainables.data.sampler import seed_of
-from trainables.optimizers import correct_momentum, set_learning_rate, zero_momentum
+from trainables.models.optimizers import correct_momentum, set_learning_rate, zero_momentum
 from trainables.step.context import RankContext
 from trainables.step.noise_scale import NoiseScale
 from trainables.step.parallel import broadcast_from_rank0

@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.gloo import on_ranks
 from tests.trainables.step.test_parallel import trained
 from trainables.data.loader import endless_batches
-from trainables.optimizers import TRUST_COEFFICIENT, correct_momentum, make_optimizer, set_learning_rate
+from trainables.models.optimizers import TRUST_COEFFICIENT, correct_momentum, make_optimizer, set_learning_rate
 from trainables.registry import OPTIMIZERS
 from trainables.step.context import RankSetup, rank_context
 from trainables.step.precision import Updater, fp16, fp16_master

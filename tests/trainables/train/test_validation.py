@@ -8,7 +8,7 @@ from torch import nn
 
 from trainables.build import build_workload
 from trainables.data.images.augment import padded_crop_and_flip
-from trainables.optimizers import zero_momentum
+from trainables.models.optimizers import zero_momentum
 from trainables.step.correct import count_correct
 from trainables.step.precision import Updater, fp16_master, fp32
 from trainables.train.trainer import rollback
