@@ -164,7 +164,7 @@ def loss(analysis: Analysis) -> Figure | None:
     line = next((name for name in _LINES if name in analysis.axes), "batch_per_gpu")
     rest = [name for name in analysis.axes if name != line and name in _LEARNING]
     panels = list(configurations.groupby(rest, dropna=False)) if rest else [((), configurations)]
-    kinds = sorted(configurations[line].unique()) if line in configurations else []
+    kinds = sorted(configurations[line].dropna().unique()) if line in configurations else []
     colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
     styles = dict(zip(kinds, ["-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1))] * len(kinds), strict=False))
     curves: dict[Any, pd.Series] = {
@@ -178,8 +178,8 @@ def loss(analysis: Analysis) -> Figure | None:
                     axis.plot(
                         curves[index].index,
                         curves[index],
-                        color=colours[row[line]],
-                        linestyle=styles[row[line]],
+                        color=colours.get(row[line], INK),  # a user's own code may lack the field
+                        linestyle=styles.get(row[line], "-"),
                         linewidth=1.3,
                     )
             axis.set_title(

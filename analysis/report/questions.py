@@ -25,7 +25,7 @@ from analysis.tables.scaling import speed_up_weak_table, throughput
 from analysis.tables.table import Table
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
-from analysis.verdict.answer import best
+from analysis.verdict.next_steps import best
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,10 @@ def _accuracy_table(inputs: ReportInputs) -> Table:
     return tables.shortened(table if len(table.frame) else accuracy_table(inputs))
 
 
+def _best(inputs: ReportInputs) -> list[str]:
+    return [best(inputs, "throughput")]
+
+
 def _ladder_table(inputs: ReportInputs) -> Table:
     table = ladder(inputs)
     ours = table.frame[table.frame["machine"] == OURS]
@@ -123,7 +127,7 @@ OWN: Mapping[str, Question] = {
         _short(batch_size),
         (Figure(batch_size_figure),),
     ),
-    "mlstm-scaling": Question("own", "How many characters per second?", _said(best), _short(throughput), ()),
+    "mlstm-scaling": Question("own", "How many characters per second?", _best, _short(throughput), ()),
     "interconnect": Question(
         "own", "What does the network cost?", sentences.holds_back, _short(exposed_cost), (Figure(phases_figure),)
     ),

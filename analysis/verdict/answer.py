@@ -5,27 +5,20 @@ Each function returns one sentence, or None if the study has no data for it.
 
 import pandas as pd
 
-from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
 from analysis.compare.scaling import STRONG, WEAK
-from analysis.measure.configurations import characters_per_s
 from analysis.read.schema import PHASES
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
     PHASE_LABELS,
-    configuration_label,
-    not_resolved,
     number,
-    percent,
-    significance,
     value_label,
-    with_interval,
 )
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
 from analysis.verdict.bottleneck import bounds, host_bound
 from analysis.verdict.communication import slowdown
 from analysis.verdict.efficiency import compared_series, efficiency, series_label
-from analysis.verdict.next_steps import best as best_for
+from analysis.verdict.next_steps import best
 from analysis.verdict.trust import LONGEST_REASON, MOST_REASONS
 
 
@@ -66,46 +59,10 @@ def limits(analysis: Analysis) -> list[str]:
 
 
 def best_for_goal(analysis: Analysis) -> list[str | None]:
-    """State the highest throughput, then the best configuration for the study's goal if that is another one."""
+    """State the best configuration for throughput, and for the study's goal if that is another one."""
     goal = analysis.record.goal
     is_answered = goal in (None, "throughput") or (goal == "time-to-accuracy" and analysis.accuracy is not None)
-    return [best(analysis), None if is_answered else best_for(analysis, str(goal))]
-
-
-def best(analysis: Analysis) -> str | None:
-    """State the highest throughput of each workload, and whether the runner-up differs significantly."""
-    workloads = best_configurations(analysis.configurations, analysis.axes, analysis.fields)
-    if len(workloads) > MAX_LISTED_WORKLOADS:
-        return f"The study mixes {len(workloads)} workloads, so there is no single fastest configuration."
-    return " ".join(_best_of_workload(analysis, workload) for workload in workloads)
-
-
-def _best_of_workload(analysis: Analysis, workload: BestConfiguration) -> str:
-    configurations, ranks = analysis.configurations, study_ranks(analysis)
-    first = configurations.iloc[workload.best]
-    excluded = (*workload.workload, *analysis.fields.timing, "world_size")
-    names = [*(name for name in analysis.axes if name not in excluded), "world_size"]
-    value, low, high = (float(first[f"throughput_samples_per_s{end}"]) for end in ("", "_low", "_high"))
-    workload_label = configuration_label(workload.workload, workload.workload, ranks)
-    start = f"The highest throughput{f' of {workload_label}' if workload_label else ''} is"
-    if (more := float(first["throughput_samples_per_s_more"])) > 0:
-        return f"{start} {not_resolved(more)}."
-    text = f"{start} {with_interval(value, low, high, 0 if value >= 1000 else 1)} samples/s"
-    if pd.notna(characters := characters_per_s(configurations, analysis.fields).iloc[workload.best]):
-        text += f", {number(characters, 0)} characters/s"
-    if label := configuration_label(first, names, ranks):
-        text += f", with {label}"
-    if workload.runner_up is None:
-        return f"{text}."
-    second = configurations.iloc[workload.runner_up]
-    differing = [name for name in names if second[name] != first[name]]
-    text += f"; the runner-up ({configuration_label(second, differing, ranks) or 'otherwise equal'}) is"
-    if workload.more > 0:
-        return f"{text} slower by a ratio that is {not_resolved(workload.more)}."
-    text += f" {percent(1 - 1 / workload.ratio, 1)} slower"
-    if workload.within_noise is None:
-        return f"{text}, but one repeat cannot tell whether they differ."
-    return f"{text} ({significance(workload.within_noise)})."
+    return [best(analysis, "throughput"), None if is_answered else best(analysis, str(goal))]
 
 
 def growth(analysis: Analysis) -> str | None:

@@ -6,12 +6,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
+from analysis.measure.configurations import characters_per_s
 from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import LEAST_GAIN, NARROWER, NextTrial, next_trial
 from analysis.read.study_record import GOALS
 from analysis.study import Analysis, study_ranks
-from analysis.text import configuration_label, not_resolved, number, percent, significance, value_label
+from analysis.text import configuration_label, not_resolved, number, percent, significance, value_label, with_interval
 from analysis.verdict.accuracy import soonest
 
 
@@ -111,13 +112,17 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
         names = [name for name in _distinguishing_fields(analysis, row) if name not in workload.workload]
         return configuration_label(row, names, ranks)
 
-    value = float(configurations["throughput_samples_per_s"].loc[workload.best] * scale.loc[workload.best])
+    names = [f"throughput_samples_per_s{end}" for end in ("", "_low", "_high")]
+    value, low, high = (float(configurations[name].loc[workload.best] * scale.loc[workload.best]) for name in names)
     unit = "samples/s" if goal == "throughput" else f"samples per {ranks[0]}-hour"
     workload_label = configuration_label(workload.workload, workload.workload, ranks)
     start = f"Best for {goal}{f' of {workload_label}' if workload_label else ''}:"
     if (more := float(configurations["throughput_samples_per_s_more"].loc[workload.best])) > 0:
         return f"{start} {not_resolved(more)}."
-    text = f"{start} {label(workload.best)}, {number(value, 0 if value >= 1000 else 1)} {unit}"
+    text = f"{start} {label(workload.best)}, {with_interval(value, low, high, 0 if value >= 1000 else 1)} {unit}"
+    characters = characters_per_s(configurations, analysis.fields).loc[workload.best]
+    if goal == "throughput" and pd.notna(characters):
+        text += f", {number(characters, 0)} characters/s"
     if workload.runner_up is None:
         return f"{text}; nothing else was measured."
     if workload.more > 0:

@@ -4,6 +4,7 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures.answers import gains, lost_ranks, lost_rows, work_rows
 from analysis.figures.scaling import phases, scaling_weak
+from analysis.figures.steps import loss
 from analysis.figures.style import (
     COLOURS,
     LINE_INCHES,
@@ -30,6 +32,7 @@ from analysis.read.results import load
 from analysis.report.sections import PLOTS
 from analysis.study import analyse
 from analysis.text import PHASE_LABELS
+from tests.support.cards import RESULTS
 from tests.support.frames import cpu_study, gpu_study, grid, write_results, write_study
 
 TRAININGS = ("accuracy_batch", "training_curves", "lr_schedules")
@@ -199,3 +202,14 @@ def test_each_phase_has_its_own_colour() -> None:
     figure = stacked_bars(found, values, PHASE_LABELS, ["world_size"], ("GPU", "GPUs"), "ms")
     bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
     assert len({bar.get_facecolor() for bar in bars}) == len(PHASE_LABELS) <= len(COLOURS)
+
+
+def test_losses_of_own_code_without_a_precision_are_drawn() -> None:
+    """In a study of several entries, users' own code lacks the fields of the project's loop."""
+    analysis = analyse(load(RESULTS / "doors" / "study"))
+    assert "precision" in analysis.axes and analysis.configurations["precision"].isna().any()
+    drawing = loss(analysis)
+    assert drawing is not None
+    lines = sum(len(axis.get_lines()) for axis in drawing.axes)
+    assert lines == analysis.loss_curves["configuration"].nunique()
+    plt.close(drawing)

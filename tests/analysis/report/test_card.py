@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
+from analysis.compare.causes import lost_ranks
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from analysis.report.card import as_html, as_json, as_json_text, as_markdown, as_text, card_at
 from analysis.report.card_svg import as_svg, wrapped
 from analysis.verdict.card import Card, card_of
-from analysis.verdict.lines.scaling import lost_ranks
 from analysis.verdict.lines.subject import subjects
 from tests.support.cards import RESULTS, STUDIES, failures, interrupted, weak
 
@@ -41,7 +41,8 @@ def test_card_of_a_committed_study_is_complete_in_every_form_and_adds_up(name: s
     assert_complete(card)
     assert_shown_parts_add_up(card)
     for subject in subjects(analysis):
-        if subject.scaling is not None and (parts := lost_ranks(analysis, subject)):
+        parts = lost_ranks(subject.scaling, analysis.communication.exposed, analysis.configurations)
+        if subject.scaling is not None and parts:
             total = subject.scaling["world_size"] * (1 - subject.scaling["efficiency"])
             assert sum(parts.values()) == pytest.approx(total, abs=1e-9)
 

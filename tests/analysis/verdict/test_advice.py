@@ -184,10 +184,10 @@ def measured(
 def test_best_for_throughput_and_for_cost_differ(tmp_path: Path) -> None:
     analysis = measured(tmp_path, {(1, 32): 0.010, (2, 32): 0.014, (4, 32): 0.015}, spread=0.0)
     first, second = best(analysis, "throughput").split("; ")
-    assert first == "Best for throughput: 4 GPUs, batch 32 per GPU, 8,533 samples/s"
+    assert first == "Best for throughput: 4 GPUs, batch 32 per GPU, 8,533 [8,533, 8,533] samples/s"
     assert "2 GPUs, batch 32 per GPU, 46.4\u00a0% less (significantly" in second
     first, second = best(analysis, "cost").split("; ")
-    assert first.startswith("Best for cost: 1 GPU, batch 32 per GPU, 11,520,000 samples")
+    assert first.startswith("Best for cost: 1 GPU, batch 32 per GPU, 11,520,000 [11,520,000, 11,520,000] samples")
     assert "2 GPUs, batch 32 per GPU, 28.6\u00a0% less (significantly" in second
 
 
@@ -204,7 +204,7 @@ def test_one_repeat_cannot_tell_whether_configurations_differ(tmp_path: Path) ->
 def test_single_configuration_has_no_runner_up(tmp_path: Path) -> None:
     analysis = measured(tmp_path, {(2, 32): 0.010}, spread=0.0)
     assert best(analysis, "throughput") == (
-        "Best for throughput: 2 GPUs, batch 32 per GPU, 6,400 samples/s; nothing else was measured."
+        "Best for throughput: 2 GPUs, batch 32 per GPU, 6,400 [6,400, 6,400] samples/s; nothing else was measured."
     )
 
 
@@ -239,8 +239,9 @@ def test_the_best_predicted_configuration_is_not_the_best_measured_one(tmp_path:
 def test_each_model_has_its_own_best_configuration(tmp_path: Path) -> None:
     analysis = of_fields(tmp_path, {"resnet18": 0.010, "resnet50": 0.020}, "model")
     assert best(analysis, "throughput") == (
-        "Best for throughput of resnet18: 1 GPU, batch 32 per GPU, 3,200 samples/s; nothing else was measured. "
-        "Best for throughput of resnet50: 1 GPU, batch 32 per GPU, 1,600 samples/s; nothing else was measured."
+        "Best for throughput of resnet18: 1 GPU, batch 32 per GPU, 3,200 [3,200, 3,200] samples/s; nothing else was "
+        "measured. Best for throughput of resnet50: 1 GPU, batch 32 per GPU, 1,600 [1,600, 1,600] samples/s; nothing "
+        "else was measured."
     )
 
 
@@ -252,10 +253,10 @@ def test_many_workloads_have_no_best_configuration(tmp_path: Path) -> None:
 def test_emulated_interconnect_is_never_best_if_a_real_one_was_measured(tmp_path: Path) -> None:
     analysis = of_fields(tmp_path, {"auto": 0.020, "socket": 0.010}, "interconnect", world_size=2)
     assert best(analysis, "throughput").startswith(
-        "Best for throughput: 2 GPUs, batch 32 per GPU, interconnect auto, 3,200 samples/s; nothing else"
+        "Best for throughput: 2 GPUs, batch 32 per GPU, interconnect auto, 3,200 [3,200, 3,200] samples/s; nothing else"
     )
     alone = of_fields(tmp_path / "alone", {"no_p2p": 0.020, "socket": 0.010}, "interconnect", world_size=2)
-    assert "socket (emulated), 6,400 samples/s; runner-up:" in best(alone, "throughput")
+    assert "socket (emulated), 6,400 [6,400, 6,400] samples/s; runner-up:" in best(alone, "throughput")
 
 
 def test_timing_fields_do_not_make_a_runner_up(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.predict.inputs import with_models
@@ -18,6 +19,7 @@ from analysis.text import SLOWDOWN_LABELS, number, size, value_label
 from analysis.verdict.answer import limits
 from analysis.verdict.communication import audit, sentences
 from analysis.verdict.trust import trust
+from tests.support.cards import RESULTS
 from tests.support.frames import MIB, grid, record, trial_id, write_results
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
@@ -215,3 +217,13 @@ def test_traces_are_ordered_by_rank(tmp_path: Path) -> None:
     found = load(directory).trials.set_index("world_size")["trace_paths"]
     assert found[2] == (f"{traces}/rank2.json.gz", f"{traces}/rank10.json.gz")
     assert found[1] == ()
+
+
+def test_a_late_rank_of_own_code_whose_load_wait_is_unknown_has_a_sentence() -> None:
+    """Of users' own code, the load wait of the communication window may be unknown."""
+    analysis = analyse(load(RESULTS / "doors" / "study"))
+    rows = analysis.communication.exposed
+    latest = rows[rows["waited_for_rank"].notna()].sort_values("lateness_s").iloc[-1]
+    assert pd.isna(latest["late_by_load_s"])
+    (text,) = [text for text in sentences(analysis) if "usually arrives last" in text]
+    assert "longer for its batch" not in text

@@ -8,7 +8,7 @@ from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
-from analysis.verdict.answer import best
+from analysis.verdict.next_steps import best
 from analysis.verdict.study import comparisons, ladder, memory, step_parts
 from tests.support.frames import grid, record, steps, trial_id, write_results, write_study, write_trial
 
@@ -105,8 +105,8 @@ def test_only_text_models_report_characters_per_second(tmp_path: Path) -> None:
     text = grid(GPU | {"model": "mlstm1024", "sequence_length": 256, "batch_per_gpu": 16}, repeat=[0, 1])
     images = grid(GPU | {"model": "resnet18", "sequence_length": 256, "batch_per_gpu": 16}, repeat=[0, 1])
     analysis = made(tmp_path / "text", text, lambda _: 0.1)
-    assert (best(analysis) or "").startswith(
-        "The highest throughput is 160.0 [160.0, 160.0] samples/s, 40,960 characters/s, with"
+    assert best(analysis, "throughput").startswith(
+        "Best for throughput: 1 GPU, batch 16 per GPU, 160.0 [160.0, 160.0] samples/s, 40,960 characters/s;"
     )
     assert TABLES["throughput"](analysis).cells()["characters/s"].tolist() == ["40,960"]
-    assert "characters" not in (best(made(tmp_path / "images", images, lambda _: 0.1)) or "")
+    assert "characters" not in best(made(tmp_path / "images", images, lambda _: 0.1), "throughput")
