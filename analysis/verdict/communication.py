@@ -2,6 +2,8 @@
 
 from collections.abc import Hashable
 
+import pandas as pd
+
 from analysis.compare.causes import CAUSES
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.study import Analysis, study_ranks
@@ -58,7 +60,7 @@ def late_ranks(analysis: Analysis) -> str | None:
         f"{'waits' if others == 'the other rank' else 'wait'} {_ms(row['lateness_s'])} per step for it after the last "
         "gradient"
     )
-    if row["late_by_load_s"] >= 0.5 * row["lateness_s"]:
+    if pd.notna(row["late_by_load_s"]) and row["late_by_load_s"] >= 0.5 * row["lateness_s"]:
         text += f"; it waits {_ms(row['late_by_load_s'])} longer for its batch"
     if len(exposed_rows) == 1:
         return f"{text}."

@@ -1,6 +1,6 @@
 """The tables of the study's answer: at most `MOST_ROWS` rows each, without columns that say nothing.
 
-The complete tables are in the other modules.
+The complete tables are in `analysis.tables`.
 """
 
 from dataclasses import replace
