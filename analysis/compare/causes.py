@@ -10,6 +10,9 @@ CAUSES = ("transfer_s", "queueing_s", "wait_s", "host_s", "load_s", "slower_comp
 SLOWDOWN_PARTS = (*CAUSES, "remainder_s")
 """Parts of a slowdown. The known ones add up to it."""
 
+LEAST_LOST = 0.005
+"""Ranks lost below which there is nothing to explain."""
+
 _COMMUNICATION = ["transfer_s", "queueing_s", "wait_s"]
 _PAIR = ["configuration", "reference", "world_size", "reference_world_size"]
 _COLUMNS = [*_PAIR, "growth_s", *SLOWDOWN_PARTS, "kernels_s", "issue_s", "host_bound"]
@@ -93,11 +96,16 @@ def lost_ranks(row: pd.Series | None, exposed: pd.DataFrame, configurations: pd.
 
 
 def visible_causes(lost: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts of `lost_ranks`, the largest first; those below 0.5 % are part of the remainder."""
+    """Return the parts of `lost_ranks`, the largest first and the remainder, which includes those below 0.5 %, last.
+
+    Empty if the ranks lost are too few to show.
+    """
+    if abs(sum(lost.values())) < LEAST_LOST:
+        return {}
     least = 0.005 * sum(abs(value) for value in lost.values())
     shown = {name: value for name, value in lost.items() if abs(value) >= least and name != "remainder_s"}
-    shown["remainder_s"] = sum(lost.values()) - sum(shown.values())
-    return dict(sorted(shown.items(), key=lambda item: -item[1]))
+    shown = dict(sorted(shown.items(), key=lambda item: -item[1]))
+    return shown | {"remainder_s": sum(lost.values()) - sum(shown.values())}
 
 
 def _step_parts(

@@ -165,15 +165,14 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
 
 
 def lost_rows(analysis: Analysis) -> pd.DataFrame:
-    """Return the ranks lost by the headline configuration: cause and lost, largest first, the total last.
+    """Return the ranks lost by the headline configuration: cause and lost, the total last.
 
     Causes too small to see are part of the remainder.
     """
-    if not analysis.lost_ranks:
+    causes = visible_causes(analysis.lost_ranks)
+    if not causes:
         return pd.DataFrame(columns=["cause", "lost"])
-    rows = [
-        {"cause": SLOWDOWN_LABELS[name], "lost": value} for name, value in visible_causes(analysis.lost_ranks).items()
-    ]
+    rows = [{"cause": SLOWDOWN_LABELS[name], "lost": value} for name, value in causes.items()]
     return pd.DataFrame([*rows, {"cause": "total", "lost": sum(analysis.lost_ranks.values())}])
 
 

@@ -146,7 +146,14 @@ def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
 
 def wrapped(label: str, columns: int) -> str:
     """Wrap a label to the width of one panel of `columns` columns."""
-    return textwrap.fill(label, {1: 60, 2: 44}.get(columns, 28), break_long_words=False, break_on_hyphens=False)
+    return filled(label, {1: 60, 2: 44}.get(columns, 28))
+
+
+def filled(label: str, width: int) -> str:
+    """Wrap a label at spaces, but keep a value and its mark "(emulated)" on one line."""
+    joined = label.replace(" (emulated)", "\u00a0(emulated)")
+    lines = textwrap.fill(joined, width, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\u00a0(emulated)", " (emulated)")
 
 
 class LineEnd(NamedTuple):
@@ -246,11 +253,7 @@ def stacked_bars(
     columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)
     bars = {
-        index: textwrap.fill(
-            configuration_label(row, varying, ranks),
-            22 if is_narrow() else 64 if columns == 1 else 40,
-            break_long_words=False,
-        )
+        index: filled(configuration_label(row, varying, ranks), 22 if is_narrow() else 64 if columns == 1 else 40)
         for _, panel in panels
         for index, row in panel.iterrows()
     }

@@ -29,13 +29,15 @@ def methods(analysis: ReportInputs) -> str:
         *_hardware(analysis),
         _software(analysis),
     ]
-    return f"# Methods\n\n{' '.join(sentence for sentence in sentences if sentence)}\n\n```bibtex\n{bibtex()}\n```\n"
+    entry = f"\n```bibtex\n{bibtex()}\n```\n" if CITATION.exists() else ""
+    return f"# Methods\n\n{' '.join(sentence for sentence in sentences if sentence)}\n{entry}"
 
 
 def _what(analysis: Analysis) -> str:
     count = int((analysis.results.trials["status"] == "done").sum())
     listed = facts_line(analysis)
-    return f"We measured {', '.join(listed[:3])} in {count} trials with scaling-study {version()} [scaling-study]."
+    name = f"scaling-study {version()} [scaling-study]" if CITATION.exists() else "scaling-study"
+    return f"We measured {', '.join(listed[:3])} in {count} trials with {name}."
 
 
 def _repeats(analysis: Analysis) -> list[str]:

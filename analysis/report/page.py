@@ -8,7 +8,7 @@ from pathlib import Path
 from analysis.report.picture import csv_uri
 from analysis.tables.table import Table
 
-MOST_EMBEDDED_BYTES = 300_000
+MOST_EMBEDDED_BYTES = 200_000
 """Maximum size of all tables embedded as CSV; the largest ones are left out first. All are files next to the page."""
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -17,6 +17,10 @@ POINTS_PER_REM = 10.8
 """Points of a figure that make 1 rem of the page, so that text is as large as in the page's tables."""
 
 
+MOST_VISIBLE_CHARACTERS = 160_000
+"""Maximum length of the SVG of a figure that answers a question; a larger one has too many parts to see."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """A drawn figure. narrow_svg: for a phone; None if the figure is narrow anyway. data: what is drawn, as CSV.
@@ -60,7 +64,10 @@ def first_drawn(
     """Draw the first figure that has something to draw and is not among `shown`, also in its narrow form."""
     known = set(shown)
     for figure in figures:
-        if figure.name not in known and (picture := draw(inputs, figure, tables, for_phones=True)):
+        if figure.name in known:
+            continue
+        picture = draw(inputs, figure, tables, for_phones=True)
+        if picture and len(picture.svg) <= MOST_VISIBLE_CHARACTERS:
             return picture
     return None
 

@@ -14,9 +14,9 @@ from analysis.figures.predictions import prediction_fan
 from analysis.figures.scaling import phases as phases_figure
 from analysis.figures.scaling import scaling_strong, scaling_weak
 from analysis.predict.inputs import ReportInputs
+from analysis.report import answer_tables as tables
 from analysis.report import sentences
 from analysis.report.sections import ANSWERS, Figure, curves
-from analysis.tables import answers as tables
 from analysis.tables.accuracy import accuracy_table, elbow
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.communication import exposed_cost

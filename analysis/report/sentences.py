@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches
-from analysis.compare.causes import CAUSES
+from analysis.compare.causes import CAUSES, LEAST_LOST
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.forecast import FORECAST_FACTORS, HOST_BOUND, NETWORK, NOT_RESOLVED, forecast
@@ -71,7 +71,7 @@ def holds_back(analysis: Analysis) -> list[str]:
         lost = sum(analysis.lost_ranks.values())
         causes = {name: value for name, value in analysis.lost_ranks.items() if name in CAUSES}
         largest = max(causes, key=lambda name: causes[name])
-        if lost > 0.005 and causes[largest] > 0:
+        if lost >= LEAST_LOST and causes[largest] > 0:
             sentences.append(
                 f"{number(lost, 2)} {study_ranks(analysis)[1]} are lost, most to {SLOWDOWN_LABELS[largest]} "
                 f"({number(causes[largest], 2)})."
@@ -96,7 +96,7 @@ def change(analysis: Analysis) -> list[str]:
         sentences.append(f"Measured: {best['change']} {best['how']} gains {percent(best['gain'] - 1)}.")
     if len(bounds):
         best = bounds.iloc[0]
-        sentences.append(f"Not measured: {best['how']} could gain at most {percent(best['gain'] - 1, 1)}.")
+        sentences.append(f"Upper bound, not measured: {percent(best['gain'] - 1, 1)} by {best['how']}.")
     row, bound = analysis.configurations.loc[analysis.headline], analysis.regions.loc[analysis.headline, "bound"]
     if bound == "host":
         return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]

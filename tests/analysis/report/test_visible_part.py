@@ -11,11 +11,11 @@ import yaml
 import analysis
 from analysis.predict.inputs import report_inputs, with_models
 from analysis.read.results import load, load_reduced
+from analysis.report.answer_tables import MOST_ROWS, outlook, scales
 from analysis.report.methods import CITATION, bibtex, methods
 from analysis.report.report import write_report
 from analysis.report.sentences import MOST_ACTIONS, actions
 from analysis.study import analyse
-from analysis.tables.answers import MOST_ROWS, outlook, scales
 from analysis.tables.table import Column, Table
 from tests.support.frames import cpu_study, grid, write_results
 
@@ -132,6 +132,7 @@ def test_the_figures_are_about_the_configuration_of_the_card(default: Path) -> N
         ("large-batch", "Which accuracy does it reach?"),
         ("acceleration-ladder", "Which step gains most?"),
         ("forum-phases", "How long does each part of a step take?"),
+        ("doors/study", "Does it scale?"),
     ],
 )
 @pytest.mark.usefixtures("no_figures")

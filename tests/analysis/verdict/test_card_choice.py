@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare.causes import SLOWDOWN_PARTS
+from analysis.compare.causes import SLOWDOWN_PARTS, lost_ranks
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.results import load
@@ -89,7 +89,8 @@ def test_worst_of_several_workloads_comes_first_and_all_are_listed(tmp_path: Pat
 def test_lost_ranks_follow_the_law(study: Any, tmp_path: Path) -> None:
     """The law adds 3 ms to the step of 4 GPUs, of which the late rank costs 1.5 ms and compute nothing."""
     analysis = analysed(study(tmp_path / "results"))
-    parts = analysis.lost_ranks
+    subject = only_subject(analysis)
+    parts = lost_ranks(subject.scaling, analysis.communication.exposed, analysis.configurations)
     step_s = step_law(GPU | {"world_size": 4, "batch_per_gpu": 256})["step_s"]
     assert set(parts) == set(SLOWDOWN_PARTS)
     assert sum(parts.values()) == pytest.approx(4 * 0.003 / step_s, abs=0.02)
@@ -112,7 +113,7 @@ def test_smaller_batches_of_strong_scaling_are_slower_compute(tmp_path: Path) ->
         return {"step_s": step_s, "launch_ratio": 0.2, "account": account, "shares": shares}
 
     analysis = analysed(write_results(tmp_path, trials, law, spread=0.0))
-    parts = analysis.lost_ranks
+    parts = lost_ranks(only_subject(analysis).scaling, analysis.communication.exposed, analysis.configurations)
     assert sum(parts.values()) == pytest.approx(4 * (0.04 - 0.025) / 0.04, abs=0.01)
     assert parts["slower_compute_s"] == pytest.approx(1.5, abs=0.05)
 

@@ -1,6 +1,6 @@
 """The tables of the study's answer: at most `MOST_ROWS` rows each, without columns that say nothing.
 
-The complete tables are in the other modules.
+The complete tables are in `analysis.tables`.
 """
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ def scales(analysis: Analysis) -> Table:
         frame = pd.concat([frame[own].head(1), ordered.head(MOST_ROWS - 1 - worst), ordered.tail(worst)])
         frame = frame.reset_index(drop=True)
         note = f"The card's configuration, then of {count} series those that scale best and worst."
-    axes = [column for column in axis_columns(analysis) if column.name not in analysis.fields.timing]
+    axes = axis_columns(analysis)
     return Table(
         "Work of the most " + ranks[1],
         (
@@ -80,7 +80,7 @@ def scales(analysis: Analysis) -> Table:
 
 def holds_back(analysis: Analysis) -> Table:
     """Tabulate the ranks that the headline configuration loses by cause, or the parts of its step."""
-    if analysis.lost_ranks:
+    if visible_causes(analysis.lost_ranks):
         return _lost(analysis)
     ranks = study_ranks(analysis)
     columns = (
