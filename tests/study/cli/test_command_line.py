@@ -70,7 +70,7 @@ def result(trial: Trial, status: str = "done", **changes: Any) -> TrialResult:
                 row |= {"load_wait_s": 0.01, "forward_s": 0.03, "backward_s": 0.05, "optimizer_s": 0.01, "step_s": 0.1}
             rows.append(row)
     values: dict[str, Any] = {
-        "environment": {},
+        "environment": {"ranks": [{"rank": rank} for rank in range(trial.world_size)]},
         "worker_group": f"g{trial.repeat}",
         "started_at": time.time(),
         "duration_s": 2.0,
