@@ -11,6 +11,23 @@ from typing import Annotated, Any
 import typer
 from typer.completion import completion_init
 
+from study.arguments import (
+    AllowMissing,
+    Baseline,
+    Compared,
+    CompleteTable,
+    Details,
+    Directory,
+    FailAbove,
+    Format,
+    Goal,
+    LatestDirectory,
+    Laws,
+    PackedInto,
+    PredictedLink,
+    PredictedSizes,
+    Price,
+)
 from study.cli.process import OutputClosed, report_error, standard_streams
 from study.errors import (
     DOES_NOT_FIT,
@@ -33,14 +50,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-PackedInto = Annotated[str | None, typer.Argument(metavar="DIR2", help="New folder; left out: in place.")]
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
-LatestDirectory = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="DIR", help="Results folder or URI. Default: the most recent folder below results/.", show_default=False
-    ),
-]
 _MEASURE, _READ, _FILES = "Measure", "Read results", "Files and machine"
 
 
@@ -172,8 +181,10 @@ def show(directory: LatestDirectory = None, json_: Json = False, debug: Debug = 
     from analysis.report.card import as_json, card_at
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
+    from study.cli.progress import waiting
 
-    card = card_at(results_folder(directory))
+    with waiting("reading results"):
+        card = card_at(results_folder(directory))
     if json_:
         return _print_json(as_json(card))
     display.print_card(card)
@@ -189,8 +200,10 @@ def report(
     from analysis.report.report import write_report
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
+    from study.cli.progress import waiting
 
-    written = write_report(results_folder(directory), out)
+    with waiting("writing the report"):
+        written = write_report(results_folder(directory), out)
     display.print_card(written.card)
     print(f"\n{written.path}")
 
@@ -222,31 +235,13 @@ def convert(
 
 @_subcommand("predict", _READ)
 def predict(
-    gpus: Annotated[
-        str, typer.Option(metavar="LIST", help="Numbers of GPUs (or CPU ranks) to predict for, such as 8 or 16,64.")
-    ],
+    gpus: PredictedSizes,
     directory: LatestDirectory = None,
-    interconnect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X",
-            help="A measured interconnect (auto, no_p2p, socket), or LATENCY_US:BANDWIDTH_GB_S, such as 5:50.",
-        ),
-    ] = None,
-    price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(metavar="PRICE", help="Price of a GPU-hour, in any currency, for costs."),
-    ] = None,
-    goal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GOAL", help="Criterion for the best configuration: throughput, time-to-accuracy or cost."
-        ),
-    ] = None,
-    laws: Annotated[
-        bool, typer.Option("--laws", help="Show the candidate laws, their weights and errors too.")
-    ] = False,
-    details: Annotated[bool, typer.Option("--details", help="Show every column and note too.")] = False,
+    interconnect: PredictedLink = None,
+    price_per_gpu_hour: Price = None,
+    goal: Goal = None,
+    laws: Laws = False,
+    details: Details = False,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -265,26 +260,12 @@ def predict(
 
 @_subcommand("compare", _READ)
 def compare(
-    before: Annotated[str, typer.Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")],
-    after: Annotated[str, typer.Argument(metavar="DIR_B", help="Results folder or URI to compare with the baseline.")],
-    fail_above: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="Exit with code 1 if a configuration lost more throughput than this, such as 5%, according to the "
-            "entire 95 % interval of its ratio, or if it failed in DIR_B only. Otherwise exit with code 3 if one is "
-            "missing in DIR_B, if none can be judged, or if one that cannot be judged seems to have lost more.",
-        ),
-    ] = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
-    ] = False,
-    table: Annotated[
-        bool, typer.Option("--table", help="Show every configuration, the throughputs and the parts of a step too.")
-    ] = False,
-    format_: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")
-    ] = "text",
+    before: Baseline,
+    after: Compared,
+    fail_above: FailAbove = None,
+    allow_missing: AllowMissing = False,
+    table: CompleteTable = False,
+    format_: Format = "text",
     json_: Json = False,
     debug: Debug = False,
 ) -> int:

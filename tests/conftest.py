@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from study.cli import progress
 from tests.support.hosts import PATIENCE
 from tests.support.local_ray import started
 from tests.support.system import missing
@@ -19,6 +20,8 @@ os.environ.update(PATIENCE)
 
 # whoever runs the tests in the background has SIGINT ignored, and the commands that tests start would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+progress.LONG_WAIT_S = 1000.0  # a line about a long wait depends on the host's load, and tests compare stderr
 
 settings.register_profile("any machine", deadline=None)  # an example may meet other work, here and in CI
 settings.load_profile("any machine")

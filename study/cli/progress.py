@@ -201,7 +201,9 @@ class Progress:
     def _times(self) -> str:
         elapsed = f", {duration(time.monotonic() - self.started_at_s)}"
         left_s = self.remaining.left_s()
-        return elapsed if left_s is None or not self.remaining.trials else f"{elapsed}, about {duration(left_s)} left"
+        if left_s is None or not self.remaining.trials:
+            return elapsed
+        return f"{elapsed}, about {duration(left_s)} left" if left_s > 0 else f"{elapsed}, longer than estimated"
 
 
 _NAMES = ("model", "workload", "script", "train_function")

@@ -6,6 +6,7 @@ It runs on the driver's host, because checkpoints of training trials pass throug
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_o
 from study.orchestrate.metrics import REPEAT_S, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload
 from study.orchestrate.watch import BUILDING, GROUP_STARTING, OWN_CODE, Activity
+from study.orchestrate.watch import REPEAT_S as ACTIVITY_REPEAT_S
 from study.plan.placement import Layout, members
 from study.store import checkpoints
 from study.store.store import Store
@@ -86,6 +88,7 @@ class Keeper:
         self.running: dict[str, RunningJob] = {}
         self.opened_groups = 0
         self.closing = False
+        self.changed = asyncio.Event()
         self.metrics = Metrics(study_name, counts, make_gauge)
         self.repeating: asyncio.Task[None] | None = None
 
@@ -100,6 +103,7 @@ class Keeper:
         slot = await self.free_slots.get()
         running = RunningJob(job, asyncio.get_running_loop().create_future())
         self.running[job.id] = running
+        self._notify()
         for other in self.running.values():
             other.concurrent = max(other.concurrent, len(self.running))
         try:
@@ -108,6 +112,7 @@ class Keeper:
             outcome = Outcome("failed", started_at, unix_s() - started_at, reason=str(error), log=error.log)
         finally:
             del self.running[job.id]
+            self._notify()
             self.free_slots.put_nowait(slot)
         if self.closing and outcome.status != "done":
             raise asyncio.CancelledError
@@ -117,6 +122,7 @@ class Keeper:
         group = await self._group_for(layout, block, slot)
         group.job_id, group.failures = running.job.id, []
         running.activity = BUILDING if running.job.trial.door == "factory" else OWN_CODE
+        self._notify()
         dispatched_at = unix_s()
         await group.jobs.put(running.job)
         in_time = await _result_or_end(
@@ -153,9 +159,21 @@ class Keeper:
         """Return the epochs that a running job has reported; empty for any other job."""
         return self.running[job_id].epochs if job_id in self.running else []
 
-    async def activity(self) -> Activity:
-        """Return what each running job is doing."""
+    async def next_activity(self, known: Activity) -> Activity:
+        """Return what each running job is doing, as soon as that differs from `known`, or repeatedly."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ACTIVITY_REPEAT_S):
+                while not self.closing and self._activity() == known:
+                    await self.changed.wait()
+        return self._activity()
+
+    def _activity(self) -> Activity:
         return {job_id: running.activity for job_id, running in self.running.items()}
+
+    def _notify(self) -> None:
+        """Wake up those who wait for another activity."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def close(self) -> None:
         """End the live groups and wait until their processes and resources are released.
@@ -163,6 +181,7 @@ class Keeper:
         Running jobs are interrupted: their ranks are killed, and they have no outcome.
         """
         self.closing = True
+        self._notify()
         interrupted = bool(self.running)
         await asyncio.gather(*(self._end(slot, kill=interrupted) for slot in self.slots if slot.group is not None))
         if self.repeating:
@@ -201,6 +220,7 @@ class Keeper:
         """Called by rank 0 before a window of a timed trial."""
         if running := self._job(name, job_id):
             running.activity = window
+            self._notify()
 
     async def epoch_ended(self, name: str, job_id: str, row: dict[str, Any]) -> None:
         """Called by rank 0 with a row of epochs.parquet."""

@@ -80,7 +80,7 @@ def run_trials(
 
     The trials of a block run in order and may share a warm worker group, unless `isolate` is True. If `max_concurrent`
     is above 1, training trials on one rank run last, as many at a time as fit. `known` has the trials in the store;
-    None reads them. `on_activity` gets what the running trials are doing, once per second.
+    None reads them. `on_activity` gets what the running trials are doing, when that changes.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
@@ -123,7 +123,7 @@ def tune_grid(
     with (
         scratch_folder("tune") as state_dir,
         _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
-        watched(lambda: ray.get(keeper.activity.remote()), on_activity),
+        watched(lambda known: ray.get(keeper.next_activity.remote(known)), on_activity),
     ):
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
         if grid.points:  # start the group's processes while Tune starts its own

@@ -1,6 +1,6 @@
-"""Show what a study's trials are doing while they run, without reports from within timed windows.
+"""Show what a study's trials are doing while they run, without any message from within a timed window.
 
-rank 0 --window_starting, between windows--> keeper <--activity, once per second-- driver
+rank 0 --window_starting, between windows--> keeper --activity, only when it changes--> driver
 """
 
 import contextlib
@@ -8,7 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-POLL_S = 1.0
+REPEAT_S = 30.0
+"""The keeper also reports an activity that has not changed for this long."""
+
+RETRY_S = 1.0
 
 GROUP_STARTING = "starting a worker group"
 BUILDING = "building model and data"
@@ -21,28 +24,30 @@ OnActivity = Callable[[Activity], None]
 
 
 @contextlib.contextmanager
-def watched(read: Callable[[], Activity], on_activity: OnActivity | None) -> Iterator[None]:
-    """Call `on_activity` with what `read` returns, once per second from a thread of its own, within a `with` block.
+def watched(read: Callable[[Activity], Activity], on_activity: OnActivity | None) -> Iterator[None]:
+    """Call `on_activity` with each activity, from a thread of its own, within a `with` block.
 
-    Errors of `read` are ignored: the keeper may be restarting.
+    `read` waits until the activity differs from the one it gets. Its errors are ignored: the keeper may be restarting.
     """
-    if on_activity is None:
-        yield
-        return
     over = threading.Event()
 
-    def poll() -> None:
-        while not over.wait(POLL_S):
-            with contextlib.suppress(Exception):
-                on_activity(read())
+    def follow(on_activity: OnActivity) -> None:
+        activity: Activity = {}
+        while not over.is_set():
+            try:
+                activity = read(activity)
+            except Exception:  # noqa: BLE001  whatever it is, the trials do not depend on it
+                over.wait(RETRY_S)
+                continue
+            if not over.is_set():
+                on_activity(activity)
 
-    thread = threading.Thread(target=poll, name="activity", daemon=True)
-    thread.start()
+    if on_activity is not None:
+        threading.Thread(target=follow, args=(on_activity,), name="activity", daemon=True).start()
     try:
         yield
     finally:
         over.set()
-        thread.join(timeout=POLL_S)
 
 
 class WindowCallbacks:

@@ -37,7 +37,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "study": (
         ("study.errors", "study.capacity"),
         ("study.studies",),
-        ("study.options",),
+        ("study.options", "study.arguments"),
         ("study.plan",),
         ("study.store",),
         ("study.orchestrate",),

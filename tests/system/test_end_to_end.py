@@ -177,6 +177,6 @@ def test_too_many_ranks_are_refused_before_anything_starts(folder: Path) -> None
         ["run", "smoke", "--gpus", "1,4096", "--address", "local", "--out", str(out)], folder
     ).wait()
     assert status == 3
-    assert "does not fit: world_size 4096" in stderr
+    assert "does not fit: --gpus 4096" in stderr
     assert time.monotonic() - began_s < 20
     assert not out.exists()

@@ -85,7 +85,7 @@ def run_trials(
         for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
             left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
             keeper = Keeper(study_name, known.out_of_memory, store, left, make_gauge, ranks, grid.slots)
-            with LocalKeeper(keeper) as client, watched(partial(client.call, "activity"), on_activity):
+            with LocalKeeper(keeper) as client, watched(partial(client.call, "next_activity"), on_activity):
                 driver = TrialDriver.of(grid.trials, cluster.nodes, client, store, options, lambda: cluster.nodes)
                 client.call("prepare", driver.layout(grid.trials[0]), grid.points[0].block)
                 if "done" not in known.statuses.values():

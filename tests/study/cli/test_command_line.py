@@ -44,7 +44,6 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
     monkeypatch.setattr("study.orchestrate.discovery.address.BOOTSTRAP_FILE", tmp_path / "no-cluster")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("study.cli.progress.LONG_WAIT_S", 1000.0)  # other tests load this host
 
 
 def trials_of(name: str, **axes: tuple[Any, ...]) -> list[Trial]:

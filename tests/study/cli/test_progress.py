@@ -108,6 +108,7 @@ def test_the_time_left_starts_with_the_estimate_and_counts_down(clock: SimpleNam
         assert shown.remaining.left_s() == 24.0
         clock.s = 90.0
         assert shown.remaining.left_s() == 0.0
+        assert shown.render().plain.splitlines()[0].endswith("2/4, 2 min, longer than estimated")
 
 
 def test_a_log_repeats_what_a_long_trial_is_doing(clock: SimpleNamespace) -> None:

@@ -93,7 +93,7 @@ def test_tunes_result_grid_has_one_row_per_trial_with_throughput_and_every_phase
 
 def test_tune_names_its_trials_like_the_study_and_has_a_key_per_axis(grid: ObservedGrid) -> None:
     frame = grid.frame
-    assert {name for name in frame if name.startswith("config/")} == {
+    assert {name for name in frame if str(name).startswith("config/")} == {
         f"config/{name}" for name in ("number", "world_size", "batch_per_gpu", "loader_workers")
     }
     by_id = {trial.trial_id: trial for trial in grid.trials}

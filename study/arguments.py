@@ -1,0 +1,50 @@
+"""Arguments and options of the commands that read results, for the signatures in `study.scaling`."""
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+Directory = Annotated[str, Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
+LatestDirectory = Annotated[
+    str | None,
+    Argument(
+        metavar="DIR", help="Results folder or URI. Default: the most recent folder below results/.", show_default=False
+    ),
+]
+PackedInto = Annotated[str | None, Argument(metavar="DIR2", help="New folder; left out: in place.")]
+
+PredictedSizes = Annotated[
+    str, Option(metavar="LIST", help="Numbers of GPUs (or CPU ranks) to predict for, such as 8 or 16,64.")
+]
+PredictedLink = Annotated[
+    str | None,
+    Option(
+        metavar="X", help="A measured interconnect (auto, no_p2p, socket), or LATENCY_US:BANDWIDTH_GB_S, such as 5:50."
+    ),
+]
+Price = Annotated[float | None, Option(metavar="PRICE", help="Price of a GPU-hour, in any currency, for costs.")]
+Goal = Annotated[
+    str | None,
+    Option(metavar="GOAL", help="Criterion for the best configuration: throughput, time-to-accuracy or cost."),
+]
+Laws = Annotated[bool, Option("--laws", help="Show the candidate laws, their weights and errors too.")]
+Details = Annotated[bool, Option("--details", help="Show every column and note too.")]
+
+Baseline = Annotated[str, Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")]
+Compared = Annotated[str, Argument(metavar="DIR_B", help="Results folder or URI to compare with the baseline.")]
+FailAbove = Annotated[
+    str | None,
+    Option(
+        metavar="PERCENT",
+        help="Exit with code 1 if a configuration lost more throughput than this, such as 5%, according to the "
+        "entire 95 % interval of its ratio, or if it failed in DIR_B only. Otherwise exit with code 3 if one is "
+        "missing in DIR_B, if none can be judged, or if one that cannot be judged seems to have lost more.",
+    ),
+]
+AllowMissing = Annotated[
+    bool, Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
+]
+CompleteTable = Annotated[
+    bool, Option("--table", help="Show every configuration, the throughputs and the parts of a step too.")
+]
+Format = Annotated[str, Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")]
