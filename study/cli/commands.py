@@ -24,7 +24,7 @@ from study.cli.prepared import (
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import waiting
 from study.cli.status import failure_lines, failure_of
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED, lines_of
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, lines_of
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, connect, find_cluster
 from study.orchestrate.discovery.address import Target, is_local
@@ -32,6 +32,7 @@ from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
 from study.store.records import count_statuses, statuses_of
+from study.store.redaction import redacted
 from study.studies.basic import STUDIES
 from study.studies.own_code import own_code_study, workload_study
 from study.studies.study import Study, gpus
@@ -139,7 +140,7 @@ def existing_store(out: str, study_name: str) -> "Store | None":
 
     store = Store.existing(out)
     if store is not None:
-        refuse_other_study(out, store.study()["name"], study_name)
+        refuse_other_study(out, store.name() or study_name, study_name)
     return store
 
 
@@ -233,16 +234,25 @@ def _prepare_to_run(
 
 
 def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str, table: bool) -> int:
-    """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
+    """Write the report. After an interrupt or an error, print the command that resumes. Return the exit code."""
+    from analysis.read.errors import ResultsError
+    from study.store.store import StoreError
+
+    exit_code = INTERRUPTED
     try:
         with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
             exit_code = _finish(prepared, store, interrupted, quiet, table)
         message = "interrupted"
+    except (StoreError, ResultsError) as error:
+        print_to_stderr(f"error: no report: {redacted(str(error))}")
+        message, exit_code = f"the trials in {store.address('trials')} are kept", NOT_WRITTEN
     except KeyboardInterrupt:
         interrupted, message = True, "interrupted before the report was written"
     if interrupted:
         print_to_stderr(f"warning: {message}; resume with: {command}")
         return INTERRUPTED
+    if exit_code == NOT_WRITTEN:
+        print_to_stderr(f"warning: {message}; run the same command again: {command}")
     return exit_code
 
 
