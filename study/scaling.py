@@ -124,6 +124,7 @@ def plan(json_: Json = False, **options: Any) -> int:
     """Show every trial with its status, and the remaining time and cost, without running anything."""
     from study.cli import commands as session
     from study.cli import terminal as display
+    from study.cli.prepared import plan_as_json
 
     configuration = session.configure(options)
     prepared = session.prepare(configuration, session.planning_nodes(configuration.address))
@@ -131,7 +132,7 @@ def plan(json_: Json = False, **options: Any) -> int:
         print(prepared.yaml, end="")
         return DONE
     if json_:
-        _print_json(session.plan_as_json(prepared))
+        _print_json(plan_as_json(prepared))
     else:
         display.print_plan(prepared)
     session.print_warnings(prepared)

@@ -38,6 +38,7 @@ from study.studies.own_code import own_code_study, workload_study
 from study.studies.study import Study, gpus
 from trainables.clock import unix_s
 from trainables.rules import unmet_requirement
+from trainables.scratch import user_folder
 
 if TYPE_CHECKING:
     from study.store.store import Store
@@ -346,8 +347,12 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
     """Write the report, print the summary card and the path of the report. Return the exit code."""
     from analysis.report.report import write_report
     from study.cli.terminal import print_card, print_summary
+    from study.store.spool import flush
+    from study.store.store import StoreError
 
     out = prepared.configuration.out
+    with contextlib.suppress(StoreError):  # the folder may be back
+        flush(store, user_folder())
     records = store.records()
     statuses = statuses_of(records)
     counts = count_statuses(
@@ -369,26 +374,6 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
         print_to_stderr(f"error: {line}")
     print(report.path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(counts) else DONE
-
-
-def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
-    """Return a plan as JSON values."""
-    return {
-        "study": prepared.study.name,
-        "question": prepared.study.question,
-        "out": prepared.configuration.out,
-        "counts": prepared.counts,
-        "estimate": prepared.estimate.__dict__,
-        "trials": [
-            {
-                "trial_id": row.trial.trial_id if row.trial else None,
-                "status": row.status,
-                "reason": row.reason,
-                "fields": row.trial.model_dump() if row.trial else dict(row.fields),
-            }
-            for row in prepared.rows
-        ],
-    }
 
 
 def print_to_stderr(line: str) -> None:

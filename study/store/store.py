@@ -189,8 +189,12 @@ class Store:
             )
         files = files_of(result)
         with store_errors(f"trial {trial_id} cannot be saved in {self.out}"):
-            if not self._is_done(trial_id):
-                self.save_files(trial_id, files)
+            self.save_new(trial_id, files)
+
+    def save_new(self, trial_id: str, files: Mapping[str, bytes]) -> None:
+        """Replace a trial's folder by these files, unless the trial is done. trial.json must be the last."""
+        if not self._is_done(trial_id):
+            self.save_files(trial_id, files)
 
     def save_files(self, trial_id: str, files: Mapping[str, bytes]) -> None:
         """Replace a trial's folder by exactly these files. trial.json must be the last."""
