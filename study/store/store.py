@@ -38,7 +38,7 @@ from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, create_file, is_plain_name, replace_file, replace_folder
 from study.store.records import is_complete_record, statuses_of
-from study.store.redaction import redacted
+from study.store.redaction import encodable, redacted
 from study.store.result import TrialResult, files_of, json_bytes
 from study.store.tables import MIN_PARQUET_BYTES, has_parquet_footer
 
@@ -370,6 +370,8 @@ def refuse_other_study(out: str, stored_name: str, name: str) -> None:
 def _local_root(out: str) -> str:
     """Return the absolute path of a local results folder. Raises StoreError if a link in it points outside."""
     root = os.path.abspath(out)
+    if encodable(root) != root:  # a working directory may have such a name
+        raise StoreError(f"{encodable(root)} is not UTF-8; fix: rename the folder, or choose another --out")
     with store_errors(f"{out} cannot be used"):
         link = symlink_outside(root)
     if link is not None:

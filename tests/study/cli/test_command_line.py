@@ -385,6 +385,18 @@ def test_a_field_with_the_value_of_a_secret_variable_is_refused_before_anything_
     assert not out.exists()
 
 
+@pytest.mark.parametrize("arguments", [["run", "smoke", "--address", "local", "--out", "x"], ["status", "x"]])
+def test_a_working_directory_that_is_not_utf_8_is_refused_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    (folder / "x").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "bad\\udcff/x is not UTF-8; fix: " in line
+
+
 def test_a_grid_without_a_feasible_trial_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "strong", "--global-batch", "3", "--gpus", "2", "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.splitlines() == [
