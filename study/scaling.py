@@ -335,6 +335,19 @@ def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -
     print(f"{unpacked.out}: {unpacked.trials} trials unpacked and verified")
 
 
+@_subcommand("clean", _FILES)
+def clean(json_: Json = False, debug: Debug = False) -> None:
+    """Remove your temporary files on this host that no running study needs: of Ray, of scripts, logs. No results."""
+    from study.cli import terminal as display
+    from trainables.scratch import clean as remove_unused
+
+    removed, kept = remove_unused()
+    if json_:
+        entries = {"removed": removed, "kept": kept}
+        return _print_json({name: [entry.as_json for entry in found] for name, found in entries.items()})
+    display.print_removed(removed, kept)
+
+
 @_subcommand("doctor", _FILES)
 def doctor(address: Address = None, json_: Json = False, quiet: Quiet = False, debug: Debug = False) -> int:
     """Check this machine and cluster, and suggest a fix for each problem: versions, GPUs, links, memory, disk, data."""
