@@ -5,7 +5,6 @@ import functools
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ from study.studies.own_code import own_code_study, workload_study
 from study.studies.study import Study, gpus
 from trainables.clock import unix_s
 from trainables.rules import unmet_requirement
-from trainables.scratch import user_folder
+from trainables.scratch import log_folder, user_folder
 
 if TYPE_CHECKING:
     from study.store.store import Store
@@ -275,7 +274,7 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
         print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
     configuration = prepared.configuration
-    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
+    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder(), "tune.out")
     with (
         open(tune_log, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
