@@ -8,8 +8,8 @@ from analysis.read.errors import printable
 from trainables import messages
 
 DONE, SOME_FAILED, USAGE, DOES_NOT_FIT, NO_CLUSTER = 0, 1, 2, 3, 4
-INTERNAL, INTERRUPTED, OUTPUT_CLOSED = 70, 130, 141
-"""70 as in sysexits.h; 130 and 141 as a shell reports SIGINT and SIGPIPE"""
+INTERNAL, NOT_WRITTEN, INTERRUPTED, OUTPUT_CLOSED = 70, 74, 130, 141
+"""70 and 74 as in sysexits.h; 130 and 141 as a shell reports SIGINT and SIGPIPE"""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80

@@ -60,6 +60,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     ),
     "pack": (("pack results/default", "a few files instead of a folder per trial"),),
     "unpack": (("unpack results/default", "back to a folder per trial"),),
+    "clean": (("clean", "free the space of ended studies"),),
     "doctor": (
         ("doctor", "check this machine"),
         ("doctor --address HOST:6379", "check a cluster"),

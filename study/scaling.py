@@ -133,6 +133,7 @@ def plan(json_: Json = False, **options: Any) -> int:
     """Show every trial with its status, and the remaining time and cost, without running anything."""
     from study.cli import commands as session
     from study.cli import terminal as display
+    from study.cli.prepared import plan_as_json
 
     configuration = session.configure(options)
     prepared = session.prepare(configuration, session.planning_nodes(configuration.address))
@@ -140,7 +141,7 @@ def plan(json_: Json = False, **options: Any) -> int:
         print(prepared.yaml, end="")
         return DONE
     if json_:
-        _print_json(session.plan_as_json(prepared))
+        _print_json(plan_as_json(prepared))
     else:
         display.print_plan(prepared)
     session.print_warnings(prepared)
@@ -313,6 +314,19 @@ def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -
 
     unpacked = unpack_folder(directory, out)
     print(f"{unpacked.out}: {unpacked.trials} trials unpacked and verified")
+
+
+@_subcommand("clean", _FILES)
+def clean(json_: Json = False, debug: Debug = False) -> None:
+    """Remove your temporary files on this host that no running study needs: of Ray, of scripts, logs. No results."""
+    from study.cli import terminal as display
+    from trainables.scratch import clean as remove_unused
+
+    removed, kept = remove_unused()
+    if json_:
+        entries = {"removed": removed, "kept": kept}
+        return _print_json({name: [entry.as_json for entry in found] for name, found in entries.items()})
+    display.print_removed(removed, kept)
 
 
 @_subcommand("doctor", _FILES)

@@ -4,6 +4,9 @@
         KIND-xxxxxxxx/            a scratch folder; its owner locks the file `in-use` in it
         logs/                     output of scripts, and tracebacks
         workload-DIGEST/  core-N  copies of users' workload files; locks of cores
+        ray/session_*             files of local Rays
+        unsaved-*                 results that wait for their results folder (`study/store/spool.py`)
+        lock                      shared while a scratch folder is created, exclusive while files are removed
 
 A temporary folder is shared with other users, who may create any name in it first. Therefore nothing in it is opened
 before its owner and type are known, and no link is followed.
@@ -11,12 +14,14 @@ before its owner and type are known, and no link is followed.
 
 import contextlib
 import fcntl
+import getpass
 import os
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +33,14 @@ IN_USE = "in-use"
 
 YOUNG_S = 60.0
 """A younger folder may not be locked yet."""
+
+
+SOCKET_PATH_LIMIT = 107
+"""unix(7): `sun_path` has 108 bytes, including the final zero"""
+LONGEST_SOCKET_BYTES = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+"""of multiprocessing, below a temporary folder"""
+
+_SET_FOR_RANKS = (VARIABLE, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 class ScratchError(OSError):
@@ -71,10 +84,44 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, owner: int | None = None,
 def scratch_folder(kind: str) -> Iterator[str]:
     """Yield a new folder for temporary files. Also remove folders of killed processes."""
     remove_abandoned()
-    temporary = tempfile.TemporaryDirectory(prefix=f"{kind}-", dir=user_folder(), ignore_cleanup_errors=True)
-    with temporary as folder, open(Path(folder) / IN_USE, "w") as marker:
-        fcntl.flock(marker, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        with _lock(fcntl.LOCK_SH):
+            temporary = tempfile.TemporaryDirectory(prefix=f"{kind}-", dir=user_folder(), ignore_cleanup_errors=True)
+            folder = held.enter_context(temporary)
+            fcntl.flock(held.enter_context(open(Path(folder) / IN_USE, "w")), fcntl.LOCK_EX)
         yield folder
+
+
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """Let this process and those that it starts put their temporary files into a new scratch folder.
+
+    So nothing remains if they are killed. torch's cache of compiled code stays where it is.
+    """
+    with contextlib.ExitStack() as held, scratch_folder("rank") as folder:
+        if len(os.fsencode(folder)) + LONGEST_SOCKET_BYTES <= SOCKET_PATH_LIMIT:
+            held.callback(_set_temporary_folder, {name: os.environ.get(name) for name in _SET_FOR_RANKS})
+            with contextlib.suppress(KeyError, OSError):  # a user without a name
+                cache = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # torch's default
+                os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
+            _set_temporary_folder({VARIABLE: str(user_folder()), "TMPDIR": folder})
+        yield
+
+
+def _set_temporary_folder(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    tempfile.tempdir = None  # chosen anew
+
+
+@contextlib.contextmanager
+def _lock(kind: int) -> Iterator[None]:
+    with open_regular(user_folder() / "lock", os.O_RDWR | os.O_CREAT, os.getuid()) as file:
+        fcntl.flock(file, kind)
+        yield
 
 
 def remove_abandoned() -> None:
@@ -85,6 +132,90 @@ def remove_abandoned() -> None:
                 continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file or folder that a study has left. needed_by: what still needs it, empty if nothing does."""
+
+    path: Path
+    size_bytes: int
+    needed_by: str = ""
+
+    @property
+    def as_json(self) -> dict[str, str | int]:
+        return {"path": str(self.path), "size_bytes": self.size_bytes, "needed_by": self.needed_by}
+
+
+def leftovers() -> list[Leftover]:
+    """Return what studies of this user have left on this host, by name."""
+    folder = user_folder()
+    in_use = {path for path in _scratch_folders(folder) if _is_in_use(path)}
+    found = [*folder.iterdir(), *(folder / "logs").glob("*"), *(folder / "ray").glob("session_*")]
+    paths = [path for path in found if path.name not in ("logs", "ray", "lock") and not path.is_symlink()]
+    commands = _command_lines() if (folder / "ray").is_dir() else ""
+    return [Leftover(path, _size_bytes(path), _needed_by(path, in_use, commands)) for path in sorted(paths)]
+
+
+def clean() -> tuple[list[Leftover], list[Leftover]]:
+    """Remove what no living study needs, and return what was removed and what was not."""
+    with _lock(fcntl.LOCK_EX):
+        found = leftovers()
+        removed = [leftover for leftover in found if not leftover.needed_by]
+        for leftover in removed:
+            if leftover.path.is_dir():
+                shutil.rmtree(leftover.path, ignore_errors=True)
+            else:
+                leftover.path.unlink(missing_ok=True)
+    return removed, [leftover for leftover in found if leftover.needed_by]
+
+
+def _needed_by(path: Path, in_use: Collection[Path], commands: str) -> str:
+    if path.name.startswith("unsaved-"):
+        return "results that the next run saves"
+    if path.parent.name == "ray":
+        is_young = time.time() - path.stat().st_mtime < YOUNG_S  # its processes may not have started yet
+        return "a running Ray" if is_young or f"{path}/" in commands else ""
+    if (path / IN_USE).exists():
+        return "a running study" if path in in_use else ""
+    return "a running study" if in_use else ""
+
+
+def _scratch_folders(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob(f"*/{IN_USE}")]
+
+
+def _is_in_use(folder: Path) -> bool:
+    try:
+        with open_regular(folder / IN_USE, owner=os.getuid()) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # removed meanwhile
+        return False
+    return False
+
+
+def _command_lines() -> str:
+    """Return the command lines of all processes. Those of a Ray name its session folder."""
+    import psutil
+
+    lines = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()).replace(" ", "/ ") + "/")
+    return "\n".join(lines)
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files below a folder. Links are not followed."""
+    paths = [path, *path.rglob("*")] if path.is_dir() else [path]
+    total = 0
+    for entry in paths:
+        with contextlib.suppress(OSError):
+            status = entry.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 def log_folder() -> Path:

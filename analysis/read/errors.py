@@ -19,6 +19,12 @@ class ResultsError(ValueError):
     exit_code = 2
 
 
+class ReportNotWritten(ResultsError):
+    """The results are readable, but the report cannot be written. The message is one line."""
+
+    exit_code = 74  # EX_IOERR of sysexits.h
+
+
 def line(error: Exception) -> str:
     """Return the first line of an error's message."""
     return printable(str(error).strip().partition("\n")[0])

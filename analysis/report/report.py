@@ -8,6 +8,7 @@ and LaTeX, and the figures as SVG and PNG. Each file is replaced atomically.
 import os
 import re
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from markupsafe import Markup
 
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.environment import commit, difference, used_nodes
-from analysis.read.errors import ResultsError, line
+from analysis.read.errors import ReportNotWritten, line
 from analysis.read.links import below
 from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
@@ -127,8 +128,9 @@ def write_report(
         for name, content in files.items():
             _write(system, f"{root}/{name}", content)
     except (OSError, pa.ArrowException) as error:
-        raise ResultsError(
-            f"{target}: cannot write the report ({line(error)}); fix this, then run: python -m study.scaling report DIR"
+        command = shlex.join(["python", "-m", "study.scaling", "report", os.fspath(results_dir)])
+        raise ReportNotWritten(
+            f"{target}: cannot write the report ({line(error)}); fix this, then run: {command}"
         ) from None
     return Report(below(target, "index.html"), card, summary(first, others))
 

@@ -5,7 +5,6 @@ import functools
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from study.cli.prepared import (
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import waiting
 from study.cli.status import failure_lines, failure_of
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED, lines_of
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, lines_of
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, connect, find_cluster
 from study.orchestrate.discovery.address import Target, is_local
@@ -32,11 +31,13 @@ from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
 from study.store.records import count_statuses, statuses_of
+from study.store.redaction import redacted
 from study.studies.basic import STUDIES
 from study.studies.own_code import own_code_study, workload_study
 from study.studies.study import Study, gpus
 from trainables.clock import unix_s
 from trainables.rules import unmet_requirement
+from trainables.scratch import log_folder, user_folder
 
 if TYPE_CHECKING:
     from study.store.store import Store
@@ -139,7 +140,7 @@ def existing_store(out: str, study_name: str) -> "Store | None":
 
     store = Store.existing(out)
     if store is not None:
-        refuse_other_study(out, store.study()["name"], study_name)
+        refuse_other_study(out, store.name() or study_name, study_name)
     return store
 
 
@@ -233,16 +234,25 @@ def _prepare_to_run(
 
 
 def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str, table: bool) -> int:
-    """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
+    """Write the report. After an interrupt or an error, print the command that resumes. Return the exit code."""
+    from analysis.read.errors import ResultsError
+    from study.store.store import StoreError
+
+    exit_code = INTERRUPTED
     try:
         with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
             exit_code = _finish(prepared, store, interrupted, quiet, table)
         message = "interrupted"
+    except (StoreError, ResultsError) as error:
+        print_to_stderr(f"error: no report: {redacted(str(error))}")
+        message, exit_code = f"the trials in {store.address('trials')} are kept", NOT_WRITTEN
     except KeyboardInterrupt:
         interrupted, message = True, "interrupted before the report was written"
     if interrupted:
         print_to_stderr(f"warning: {message}; resume with: {command}")
         return INTERRUPTED
+    if exit_code == NOT_WRITTEN:
+        print_to_stderr(f"warning: {message}; run the same command again: {command}")
     return exit_code
 
 
@@ -264,7 +274,7 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
         print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
     configuration = prepared.configuration
-    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
+    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder(), "tune.out")
     with (
         open(tune_log, "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
@@ -336,8 +346,12 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
     """Write the report, print the summary card and the path of the report. Return the exit code."""
     from analysis.report.report import write_report
     from study.cli.terminal import print_card, print_summary
+    from study.store.spool import flush
+    from study.store.store import StoreError
 
     out = prepared.configuration.out
+    with contextlib.suppress(StoreError):  # the folder may be back
+        flush(store, user_folder())
     records = store.records()
     statuses = statuses_of(records)
     counts = count_statuses(
@@ -359,26 +373,6 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
         print_to_stderr(f"error: {line}")
     print(report.path)
     return SOME_FAILED if {"failed", "timeout", "missing"} & set(counts) else DONE
-
-
-def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
-    """Return a plan as JSON values."""
-    return {
-        "study": prepared.study.name,
-        "question": prepared.study.question,
-        "out": prepared.configuration.out,
-        "counts": prepared.counts,
-        "estimate": prepared.estimate.__dict__,
-        "trials": [
-            {
-                "trial_id": row.trial.trial_id if row.trial else None,
-                "status": row.status,
-                "reason": row.reason,
-                "fields": row.trial.model_dump() if row.trial else dict(row.fields),
-            }
-            for row in prepared.rows
-        ],
-    }
 
 
 def print_to_stderr(line: str) -> None:

@@ -16,11 +16,13 @@ import pynvml
 from study.capacity import count_cpus
 from study.store import nvml
 from study.store.redaction import token_path
+from trainables.scratch import leftovers, user_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 2**30
 MIN_SHM_BYTES = GIB
 MIN_DISK_BYTES = 2 * GIB
+MOST_TEMPORARY_BYTES = GIB // 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class HealthCheck:
 def examine(address: str | None = None) -> list[HealthCheck]:
     """Run all checks, in the order in which to fix problems. `address` selects the cluster, as for a run."""
     results: list[HealthCheck] = []
-    for check in (versions, gpus, processors, shared_memory, disk, shipped_data, authentication):
+    for check in (versions, gpus, processors, shared_memory, disk, temporary_files, shipped_data, authentication):
         results += check()
     return results + cluster(address)
 
@@ -210,6 +212,19 @@ def disk(min_bytes: int = MIN_DISK_BYTES) -> Iterable[HealthCheck]:
             yield HealthCheck("disk", "warn", message, f"free some space in {path}, or choose another --out")
         else:
             yield HealthCheck("disk", "ok", message)
+
+
+def temporary_files(most_bytes: int = MOST_TEMPORARY_BYTES) -> Iterable[HealthCheck]:
+    """HealthCheck the size of what studies of this user have left in the temporary folder."""
+    from analysis.text import size
+
+    found = leftovers()
+    message = f"{size(sum(leftover.size_bytes for leftover in found))} of studies in {user_folder()}"
+    unused_bytes = sum(leftover.size_bytes for leftover in found if not leftover.needed_by)
+    if unused_bytes > most_bytes:
+        yield HealthCheck("temporary files", "warn", message, "python -m study.scaling clean")
+    else:
+        yield HealthCheck("temporary files", "ok", message)
 
 
 # -------------------------------------------------------------------------------------------------------- cluster

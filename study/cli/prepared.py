@@ -139,3 +139,23 @@ def does_not_fit_lines(prepared: PreparedStudy) -> list[str]:
             "fix: run this on a cluster's head node, or give --address HOST:PORT; only this machine was counted"
         )
     return lines
+
+
+def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
+    """Return a plan as JSON values."""
+    return {
+        "study": prepared.study.name,
+        "question": prepared.study.question,
+        "out": prepared.configuration.out,
+        "counts": prepared.counts,
+        "estimate": prepared.estimate.__dict__,
+        "trials": [
+            {
+                "trial_id": row.trial.trial_id if row.trial else None,
+                "status": row.status,
+                "reason": row.reason,
+                "fields": row.trial.model_dump() if row.trial else dict(row.fields),
+            }
+            for row in prepared.rows
+        ],
+    }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from study.cli.predict import Outlook, ShownTable
     from study.cli.prepared import PreparedStudy
     from study.plan.needs import Needs
+    from trainables.scratch import Leftover
 
 _GAP = 2
 """character columns between the columns of a table"""
@@ -222,6 +223,17 @@ def print_outlook(outlook: "Outlook", details: bool, laws: bool) -> None:
 
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
+
+
+def print_removed(removed: "Sequence[Leftover]", kept: "Sequence[Leftover]") -> None:
+    """Print the temporary files that were removed, those that were not with the reason, and the total size."""
+    from analysis.text import size
+
+    for leftover in removed:
+        print(f"removed {leftover.path}, {size(leftover.size_bytes)}")
+    for leftover in kept:
+        print(f"kept {leftover.path}, {size(leftover.size_bytes)}: {leftover.needed_by}")
+    print(f"{size(sum(leftover.size_bytes for leftover in removed))} removed")
 
 
 def print_checks(checks: "Sequence[HealthCheck]", only_problems: bool) -> None:

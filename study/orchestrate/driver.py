@@ -20,13 +20,13 @@ from study.orchestrate.metrics import numbers
 from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
 from study.plan.placement import Layout, ProcessKind, can_share_host, concurrent_slots, layouts, members, relocate
 from study.plan.trials import FINAL_STATUSES, pruned_by
-from study.store import checkpoints
-from study.store.redaction import redacted_log
+from study.store import checkpoints, spool
+from study.store.redaction import redacted, redacted_log
 from study.store.result import TrialResult
 from study.store.store import Store, StoreError
 from study.store.tables import unpacked
 from trainables.clock import unix_s
-from trainables.scratch import new_log
+from trainables.scratch import new_log, user_folder
 from trainables.trial import Trial
 
 CHECK_STEPS = 2
@@ -71,6 +71,8 @@ class RunOptions:
     timeout_s: float = 600.0
     """Time limit per trial, or per epoch of a training trial."""
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
+    save_pauses_s: Sequence[float] = spool.PAUSES_S
+    """Pauses before each further attempt to save a result."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ class TrialDriver:
     """Description of each node by node id."""
     alive_nodes: Callable[[], Sequence[NodeCapacity]]
     """Queries the cluster."""
+    scratch: Path = field(default_factory=user_folder)
+    """Folder of this user on the driver's host."""
     directory: str = field(default_factory=os.getcwd)
     """Working directory of scripts."""
 
@@ -155,22 +159,25 @@ class TrialDriver:
     def run(self, point: Point, report: Report) -> None:
         """Measure a trial, store it, and report it.
 
-        Reports `study_trial_id`, `status`, `reason`, `log` and the measures of `analysis.measure.measures.summarise`
-        that are not null. A training trial reports each epoch, and at the end its last epoch instead of measures.
+        Reports `study_trial_id`, `status`, `reason`, `log`, `not_saved` if True, and the measures of
+        `analysis.measure.measures.summarise` that are not null. A training trial reports each epoch, and at the end its
+        last epoch instead of measures.
         """
         trial = point.trial
         result = (self._prune(trial) or self._measure(point, report)).for_people()
         try:
-            self.store.save(result)
+            spool.save(self.store, result, self.scratch, self.options.save_pauses_s)
+            is_saved = True
         except StoreError as error:  # such as a full disk: the next trial may succeed again
-            result = _failed(trial, f"measured as {result.status}, but not saved, so it runs again next time: {error}")
+            result = _failed(trial, f"measured as {result.status}, but not saved: {redacted(str(error))}")
+            is_saved = False
         if result.status in FINAL_STATUSES:
             checkpoints.drop(self.store, [trial.trial_id])
         summary = numbers(result)
         self.keeper.ended(trial.trial_id, result.status, {name: float(value) for name, value in summary.items()})
         log = self.store.address(f"trials/{trial.trial_id}/error.log") if result.log else ""
         final = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason, "log": log}
-        report(final | summary)
+        report(final | ({} if is_saved else {"not_saved": True}) | summary)
 
     def layout(self, trial: Trial) -> Layout:
         """Return the layout of a trial's group. It uses other nodes than planned if one of those is lost.

@@ -11,10 +11,8 @@ from typing import Any
 from study.capacity import count_cpus, count_gpus
 from study.orchestrate.discovery.address import ClusterError
 from study.store.redaction import token_path
-from trainables.scratch import private_folder, user_folder
+from trainables.scratch import SOCKET_PATH_LIMIT, private_folder, user_folder
 
-SOCKET_PATH_LIMIT = 107
-"""unix(7): `sun_path` has 108 bytes, including the final zero"""
 LONGEST_SOCKET = "/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 """the longest socket of Ray below its temporary folder"""
 

@@ -170,6 +170,10 @@ class Event:
     log: str = ""
 
 
+MOST_NOT_SAVED = 3
+"""A run ends after this many trials in a row that could not be saved: it would measure for nothing."""
+
+
 @dataclass
 class KnownTrials:
     """Trials that ended before or during a run: status by trial id, and trials that ran out of memory."""
@@ -179,7 +183,12 @@ class KnownTrials:
     failures: list[str] = field(default_factory=list)
     """Reasons of trials of a user's code that failed in this run, without rank and host."""
     unusable: str = ""
-    """Reason for which two trials failed, if no trial has succeeded. Further ones would fail too."""
+    """Reason for which two trials failed, if no trial has succeeded, or why the last ones could not be saved.
+
+    Further ones would fail too.
+    """
+    not_saved: int = 0
+    """Number of the last trials in a row whose results could not be saved."""
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> Self:
@@ -198,6 +207,9 @@ class KnownTrials:
         """Add a trial if the event is its end."""
         if event.kind == "trial_ended" and event.trial is not None:
             self.statuses[event.trial.trial_id] = event.status
+            self.not_saved = self.not_saved + 1 if event.summary.get("not_saved") else 0
+            if self.not_saved == MOST_NOT_SAVED:
+                self.unusable = event.reason
             if event.status == "out_of_memory":
                 self.out_of_memory.append(event.trial)
             if event.status in ("failed", "timeout") and event.trial.door != "factory":

@@ -20,7 +20,7 @@ from study.orchestrate.failures import RankDeathError
 from study.orchestrate.protocol import KeeperProxy
 from study.orchestrate.stuck import Calls, calls
 from study.plan.placement import Layout
-from trainables.scratch import scratch_folder
+from trainables.scratch import own_temporary_folder, scratch_folder
 
 ANSWER_TIMEOUT_S = 5.0
 STATE_TIMEOUT_S = 10
@@ -53,7 +53,8 @@ def train_loop(config: dict[str, Any]) -> None:
     device = get_device() if layout.kind.device == "cuda" else torch.device("cpu")
     keeper = KeeperProxy(CallKeeper(config["keeper"]), config["name"])
     address = ray.util.get_node_ip_address()
-    serve(layout, context.get_node_id(), context.current_actor, device, keeper, address=address)
+    with own_temporary_folder():
+        serve(layout, context.get_node_id(), context.current_actor, device, keeper, address=address)
 
 
 def free_leaked_resources() -> None:

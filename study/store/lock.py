@@ -23,8 +23,9 @@ import psutil
 import pyarrow as pa
 from pyarrow import fs
 
+from study.store.spool import flush
 from study.store.store import Store, StoreError, store_errors
-from trainables.scratch import open_regular
+from trainables.scratch import open_regular, user_folder
 
 NAME = ".lock"
 LEASE_S = 120.0
@@ -44,11 +45,13 @@ def hold(out: str, held: contextlib.ExitStack) -> None:
 def hold_existing(out: str, held: contextlib.ExitStack) -> bool:
     """Hold the folder `out` if it has results. Return whether it does. Raises StoreError like `hold`.
 
-    Doing so before a plan is made ensures that the plan knows all that another run has measured.
+    Doing so before a plan is made ensures that the plan knows all that another run has measured, and what an earlier
+    run could not save.
     """
     if ("://" not in out and not os.path.lexists(out)) or Store.existing(out) is None:
         return False
     hold(out, held)
+    flush(Store.locate(out), user_folder())
     return True
 
 

@@ -16,6 +16,7 @@
 `analysis/read/schema.py` defines the columns. DIR is a path or a URI of `pyarrow.fs` (s3://, gs://, hdfs://, file://).
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, create_file, is_plain_name, replace_file, replace_folder
 from study.store.records import is_complete_record, statuses_of
-from study.store.redaction import redacted
+from study.store.redaction import encodable, redacted
 from study.store.result import TrialResult, files_of, json_bytes
 from study.store.tables import MIN_PARQUET_BYTES, has_parquet_footer
 
@@ -80,7 +81,7 @@ class Store:
         with store_errors(f"{out} cannot be used"):
             existing = store._read_study()
             if existing is None:
-                store._refuse_foreign_folder()
+                store._has_trials()
             else:
                 refuse_other_study(out, existing["name"], name)
                 if store.is_packed:
@@ -107,13 +108,13 @@ class Store:
 
     @classmethod
     def existing(cls, out: str) -> Self | None:
-        """Return the results folder `out`, or None if it does not exist. Raises StoreError like `open`."""
+        """Return the results folder `out`, or None if it does not exist. Raises StoreError like `open`.
+
+        A folder that has lost its study.json counts: its trials say all that a run needs, and `open` writes the file.
+        """
         store = cls.locate(out, None)
         with store_errors(f"{out} cannot be used"):
-            if store._read_study() is not None:
-                return store
-            store._refuse_foreign_folder()
-        return None
+            return store if store._read_study() is not None or store._has_trials() else None
 
     @classmethod
     def at(cls, out: str, filesystem: fs.FileSystem | None = None) -> Self:
@@ -121,7 +122,11 @@ class Store:
         store = cls.locate(out, filesystem)
         with store_errors(f"{out} cannot be used"):
             if store._read_study() is None:
-                raise StoreError(f"{out} is not a results folder: it has no study.json; give the folder of a study")
+                fix = "give the folder of a study"
+                with contextlib.suppress(StoreError):
+                    if store._has_trials():
+                        fix = "restore it from a copy, or run the study again with this --out, which keeps its trials"
+                raise StoreError(f"{out} is not a results folder: it has no study.json; {fix}")
         return store
 
     def study(self) -> dict[str, Any]:
@@ -131,6 +136,12 @@ class Store:
         if study is None:
             raise StoreError(f"{self.out} is not a results folder any more: its study.json is missing")
         return study
+
+    def name(self) -> str | None:
+        """Return the name of the study, or None if the folder has lost its study.json."""
+        with store_errors(f"{self.out} cannot be read"):
+            study = self._read_study()
+        return None if study is None else str(study["name"])
 
     def records(self) -> list[dict[str, Any]]:
         """Return the records of all complete trials, sorted by trial id."""
@@ -178,8 +189,12 @@ class Store:
             )
         files = files_of(result)
         with store_errors(f"trial {trial_id} cannot be saved in {self.out}"):
-            if not self._is_done(trial_id):
-                self.save_files(trial_id, files)
+            self.save_new(trial_id, files)
+
+    def save_new(self, trial_id: str, files: Mapping[str, bytes]) -> None:
+        """Replace a trial's folder by these files, unless the trial is done. trial.json must be the last."""
+        if not self._is_done(trial_id):
+            self.save_files(trial_id, files)
 
     def save_files(self, trial_id: str, files: Mapping[str, bytes]) -> None:
         """Replace a trial's folder by exactly these files. trial.json must be the last."""
@@ -227,7 +242,8 @@ class Store:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
             raise StoreError(
-                f"{self.address('study.json')} is corrupt ({reason}); restore it from a copy, or choose another --out"
+                f"{self.address('study.json')} is corrupt ({reason}); restore it from a copy, or remove it and run "
+                "the study again with this --out, which keeps its trials"
             ) from error
         if (version := study["schema_version"]) != SCHEMA_VERSION:
             age, fix = ("a newer", "update the tool, or ") if version > SCHEMA_VERSION else ("an older", "")
@@ -237,16 +253,23 @@ class Store:
             )
         return dict(study)
 
-    def _refuse_foreign_folder(self) -> None:
-        """Raise StoreError unless the folder is empty. Hidden entries do not count: a killed writer leaves .partial."""
+    def _has_trials(self) -> bool:
+        """Return True if a folder without study.json has trials, or False if it is empty.
+
+        Raises StoreError if it contains something else. Hidden entries do not count: a killed writer leaves .partial.
+        """
         info = self.filesystem.get_file_info(self.root)
         if info.type == fs.FileType.File:
             raise StoreError(f"{self.out} is a file; --out must be a folder")
         entries = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
-        if any(not entry.base_name.startswith(".") for entry in entries):
+        names = {entry.base_name for entry in entries if not entry.base_name.startswith(".")}
+        if "trials" in names and names <= {"trials", "report", "checkpoints"} and self.records():
+            return True
+        if names:
             raise StoreError(
                 f"{self.out} is not empty and has no study.json, so it is not a results folder; choose another --out"
             )
+        return False
 
     def scan(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the records of complete trials, and the ids of corrupt ones."""
@@ -347,6 +370,8 @@ def refuse_other_study(out: str, stored_name: str, name: str) -> None:
 def _local_root(out: str) -> str:
     """Return the absolute path of a local results folder. Raises StoreError if a link in it points outside."""
     root = os.path.abspath(out)
+    if encodable(root) != root:  # a working directory may have such a name
+        raise StoreError(f"{encodable(root)} is not UTF-8; fix: rename the folder, or choose another --out")
     with store_errors(f"{out} cannot be used"):
         link = symlink_outside(root)
     if link is not None:

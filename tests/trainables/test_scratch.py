@@ -1,21 +1,26 @@
 """Scratch folders end with their owner, or with a later study if the owner was killed."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from study.cli.doctor import temporary_files
 from study.cli.host import LOCK_NAME, busy_lines, measuring
+from study.scaling import main
 from tests.support.system import needs
 from trainables.scratch import (
     IN_USE,
     VARIABLE,
     YOUNG_S,
     ScratchError,
+    clean,
     new_log,
     open_regular,
     private_folder,
@@ -133,3 +138,105 @@ def test_named_pipes_and_links_in_the_temporary_folder_stop_no_study(tmp_path: P
     with pytest.raises(OSError), exclusive_cores(1):
         pass
     assert not (tmp_path / "precious").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- leftovers
+
+PYMP = """
+import json, multiprocessing.util, os, sys, tempfile, time
+from trainables.scratch import own_temporary_folder, user_folder
+before = os.environ.get("TMPDIR"), str(user_folder())
+with own_temporary_folder():
+    inside = multiprocessing.util.get_temp_dir(), tempfile.mkdtemp(), str(user_folder())
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    print(json.dumps([*inside, cache]), flush=True)
+    if sys.argv[1] == "wait":
+        time.sleep(600)
+assert (os.environ.get("TMPDIR"), str(user_folder())) == before
+"""
+
+
+def start_rank(how: str, folder: Path) -> tuple["subprocess.Popen[str]", list[str]]:
+    environment = os.environ | {"TMPDIR": str(folder), "USER": "somebody", "LOGNAME": "somebody"}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    rank = subprocess.Popen([sys.executable, "-c", PYMP, how], env=environment, stdout=subprocess.PIPE, text=True)
+    assert rank.stdout is not None
+    return rank, json.loads(rank.stdout.readline())
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Yield a temporary folder with room for the names of sockets, unlike that of a test."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_temporary_files_of_a_rank_end_with_it_and_compiled_code_stays(short_folder: Path) -> None:
+    rank, (of_multiprocessing, own, common, cache) = start_rank("end", short_folder)
+    assert rank.wait(30) == 0
+    folder = short_folder / f"scaling-study-{os.getuid()}"
+    assert Path(of_multiprocessing).parent.parent == Path(own).parent.parent == folder == Path(common)
+    assert cache == f"{short_folder}/torchinductor_somebody"
+    assert sorted(path.name for path in short_folder.iterdir()) == [folder.name]
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+def test_temporary_files_of_a_killed_rank_are_removed_by_clean(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
+    rank, (of_multiprocessing, *_) = start_rank("wait", short_folder)
+    removed, kept = clean()
+    assert removed == [] and [leftover.needed_by for leftover in kept] == ["a running study"]
+    rank.kill()
+    rank.wait()
+    removed, kept = clean()
+    assert [leftover.path for leftover in removed] == [Path(of_multiprocessing).parent] and kept == []
+    assert not removed[0].path.exists()
+
+
+def test_clean_removes_what_no_running_study_needs_and_nothing_else(tmp_path: Path) -> None:
+    folder, precious = user_folder(), tmp_path / "precious"
+    precious.write_text("mine")
+    log = Path(new_log("error", "x" * 1000))
+    for name in ("workload-1234abcd", "unsaved-1234abcd", "ray/session_1", "ray/session_2", "tune-ended"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("y" * 500)
+        os.utime(folder / name, (0, 0))
+    (folder / "tune-ended" / IN_USE).touch()
+    (folder / "link").symlink_to(precious)
+    (folder / "workload-1234abcd" / "link").symlink_to(precious)
+    ray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", f"{folder}/ray/session_2/sockets/x"])
+    with scratch_folder("train") as running:
+        removed, kept = clean()
+        assert {leftover.path.name for leftover in removed} == {"session_1", "tune-ended"}
+        assert {leftover.path.name: leftover.needed_by for leftover in kept} == {
+            "workload-1234abcd": "a running study",
+            log.name: "a running study",
+            Path(running).name: "a running study",
+            "session_2": "a running Ray",
+            "unsaved-1234abcd": "results that the next run saves",
+        }
+    ray.kill()
+    ray.wait()
+    removed, kept = clean()
+    assert {leftover.path.name for leftover in removed} == {"workload-1234abcd", log.name, "session_2"}
+    assert sum(leftover.size_bytes for leftover in removed) == 2000
+    assert [leftover.path.name for leftover in kept] == ["unsaved-1234abcd"]
+    assert precious.read_text() == "mine" and (folder / "link").is_symlink()
+
+
+def test_clean_says_what_it_removed_and_the_doctor_how_much_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = new_log("error", "x" * 2**20)
+    [check] = temporary_files(most_bytes=2**10)
+    assert (check.status, check.fix) == ("warn", "python -m study.scaling clean")
+    assert "1\N{NO-BREAK SPACE}MiB" in check.message and str(user_folder()) in check.message
+    assert main(["clean", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"removed": [{"path": log, "size_bytes": 2**20, "needed_by": ""}], "kept": []}
+    assert main(["clean"]) == 0
+    assert capsys.readouterr().out == "0\N{NO-BREAK SPACE}B removed\n"
+    [check] = temporary_files()
+    assert check.status == "ok"

@@ -384,6 +384,18 @@ def test_a_field_with_the_value_of_a_secret_variable_is_refused_before_anything_
     assert not out.exists()
 
 
+@pytest.mark.parametrize("arguments", [["run", "smoke", "--address", "local", "--out", "x"], ["status", "x"]])
+def test_a_working_directory_that_is_not_utf_8_is_refused_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    (folder / "x").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "bad\\udcff/x is not UTF-8; fix: " in line
+
+
 def test_a_grid_without_a_feasible_trial_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "strong", "--global-batch", "3", "--gpus", "2", "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.splitlines() == [
@@ -664,6 +676,46 @@ def test_a_run_reads_the_stored_trials_once_before_and_once_after(
 
 
 @pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("damage", ["report is a file", "no study.json", "damaged study.json"])
+def test_a_report_that_cannot_be_written_is_exit_code_74_and_the_same_command_completes_the_study(
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_figures: None,
+) -> None:
+    out = tmp_path / "out"
+    store = open_store(out)
+    for trial in trials_of("smoke"):
+        store.save(result(trial))
+    opened = session._open
+
+    def open_and_damage(*arguments: Any) -> Store:
+        store = opened(*arguments)
+        if damage == "report is a file":
+            (out / "report").write_text("")
+        elif damage == "no study.json":
+            (out / "study.json").unlink()
+        else:
+            (out / "study.json").write_text("{")
+        return store
+
+    monkeypatch.setattr(session, "_open", open_and_damage)
+    assert main(["run", "smoke", "--out", str(out)]) == 74
+    error, advice = capsys.readouterr().err.splitlines()[-2:]
+    assert error.startswith("error: no report: ") and str(out) in error and "DIR" not in error
+    assert advice.startswith(f"warning: the trials in {out}/trials are kept; run the same command again: ")
+    monkeypatch.undo()
+    monkeypatch.setattr(session, "local_capacity", lambda: CPU_HOST)
+    damaged = {"report is a file": out / "report", "damaged study.json": out / "study.json"}
+    if damage in damaged:
+        damaged[damage].unlink()
+    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*")}
+    assert main(["run", "smoke", "--out", str(out)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("*")} == before
+    assert (out / "report" / "index.html").is_file()
+
+
 def test_quiet_prints_only_the_reports_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):

@@ -307,6 +307,31 @@ def test_the_folder_of_another_study_is_refused(tmp_path: Path) -> None:
     assert one_line(error).startswith(f"{tmp_path} has results of study 'weak', not 'default'")
 
 
+def test_a_folder_that_has_lost_its_study_json_keeps_its_trials(tmp_path: Path) -> None:
+    trial = Trial()
+    open_store(tmp_path).save(result_of(trial))
+    (tmp_path / "study.json").unlink()
+    with pytest.raises(StoreError, match="run the study again with this --out, which keeps its trials"):
+        Store.at(str(tmp_path))
+    store = Store.existing(str(tmp_path))
+    assert store is not None and store.name() is None
+    assert store.statuses() == {trial.trial_id: "done"}
+    assert open_store(tmp_path).name() == STUDY["name"]
+    assert Store.at(str(tmp_path)).statuses() == {trial.trial_id: "done"}
+
+
+@pytest.mark.parametrize("other", ["trials/notes.txt", "trials/a/trial.json", "thesis.tex"])
+def test_a_folder_of_something_else_called_trials_is_refused(tmp_path: Path, other: str) -> None:
+    if other == "thesis.tex":
+        open_store(tmp_path).save(result_of(Trial()))
+        (tmp_path / "study.json").unlink()
+    (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / other).write_text("{}")
+    with pytest.raises(StoreError, match="is not empty and has no study.json"):
+        open_store(tmp_path)
+    assert not (tmp_path / "study.json").exists()
+
+
 def test_a_folder_that_contains_something_else_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StoreError) as error:
