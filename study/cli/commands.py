@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
-from study.cli.host import HostBusy, busy_lines, measuring
+from study.cli.host import watched_host
 from study.cli.prepared import (
     PreparedStudy,
     concurrent_trainings,
@@ -192,9 +192,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                 hold(configuration.out, until_reported)
             store = _open(prepared, command)
             if prepared.pending:
-                if target.address is None:
-                    _check_host(prepared, quiet, strict)
-                    until_reported.enter_context(measuring())
+                until_reported.enter_context(watched_host(prepared.pending, target, cluster, quiet, strict))
                 with waiting("starting Ray", quiet) if target.address is None else contextlib.nullcontext():
                     cluster = cluster or until_reported.enter_context(connect(target))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
@@ -204,15 +202,6 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                 raise
             interrupted = True
         return _report(prepared, store, interrupted, quiet, command, table)
-
-
-def _check_host(prepared: PreparedStudy, quiet: bool, strict: bool) -> None:
-    """Warn if this host is busy. Raises HostBusy instead if `strict`."""
-    lines = busy_lines(on_gpus=any(trial.device == "cuda" for trial in prepared.pending))
-    if lines and strict:
-        raise HostBusy(f"--strict: {'; '.join(lines)}")
-    for line in lines if not quiet else ():
-        print_to_stderr(f"warning: {line}")
 
 
 def _prepare_to_run(

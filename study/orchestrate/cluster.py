@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from study.capacity import NodeCapacity
 from study.errors import counted
 from study.orchestrate.discovery.address import ClusterError, Target
 from study.orchestrate.discovery.gcs import Say, reachable_target
-from study.orchestrate.local_ray import set_environment, start_local, temporary_folder
+from study.orchestrate.local_ray import local_raylet_pid, set_environment, start_local, temporary_folder
+from study.orchestrate.reaper import reaper
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def connect(target: Target | str | None = None, say: Say = lambda line: None) ->
         reason = str(error).strip() or type(error).__name__
         raise ClusterError(_explain(target, reason)) from error
     try:
-        yield _connected(context, target)
+        with nullcontext() if target.address else reaper(local_raylet_pid()):
+            yield _connected(context, target)
     finally:
         ray.shutdown()
 
@@ -125,6 +127,15 @@ def _explain(target: Target, error: str) -> str:
         )
     log = "" if target.address else f"; log: {temporary_folder()}/session_latest/logs"
     return f"cannot use {target}: {error.splitlines()[0]}{log}"
+
+
+def held_resources() -> str:
+    """Describe the CPUs and GPUs of the cluster that other jobs hold; empty if there are none. Ask before any trial."""
+    import ray
+
+    total, free = ray.cluster_resources(), ray.available_resources()
+    held = {name: total.get(name, 0) - free.get(name, 0) for name in ("CPU", "GPU")}
+    return " and ".join(f"{count:g} of {total[name]:g} {name}s" for name, count in held.items() if count)
 
 
 def alive_nodes() -> list[NodeCapacity]:

@@ -42,8 +42,6 @@ def start_local() -> Any:
 
     make_token()
     folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
-    # After its driver was killed, Ray's agents report to the GCS, which has ended too, for this long (default: 60 s)
-    os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "15")
     return ray.init(
         address="local",
         num_cpus=count_cpus(),
@@ -56,6 +54,14 @@ def start_local() -> Any:
     )
 
 
+def local_raylet_pid() -> int:
+    """Return the process id of the raylet that this process has started."""
+    import ray
+
+    [raylet] = ray._private.worker._global_node.all_processes["raylet"]
+    return int(raylet.process.pid)
+
+
 def temporary_folder() -> Path:
     """Return a folder for Ray's sessions that nobody else can enter. Ray makes its own accessible to everybody.
 
@@ -63,10 +69,12 @@ def temporary_folder() -> Path:
     ClusterError.
     """
     try:
-        parents = [user_folder()]
-        if len(os.fsencode(parents[0] / "ray")) + len(LONGEST_SOCKET) > SOCKET_PATH_LIMIT:
-            parents = [private_folder(Path("/tmp") / f"scaling-study-{os.getuid()}")]
-        return private_folder(parents[0] / "ray")
+        parent = user_folder()
+        if len(os.fsencode(parent / "ray")) + len(LONGEST_SOCKET) > SOCKET_PATH_LIMIT:
+            parent = private_folder(Path("/tmp") / f"scaling-study-{os.getuid()}")
+        folder = parent / "ray"  # Ray makes it accessible to everybody, but nobody else can enter its parent
+        folder.mkdir(exist_ok=True)
+        return folder
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
         raise ClusterError(

@@ -38,6 +38,7 @@ from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import counts
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
+from study.orchestrate.reaper import kill_children
 from study.orchestrate.watch import OnActivity, watched
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import Layout
@@ -258,7 +259,7 @@ def _close(keeper: Any, raylets: Sequence[psutil.Process], is_local: bool) -> No
         while not ray.wait([closing], timeout=CLOSE_POLL_S)[0] and time.monotonic() < ends_at_s:
             if raylets and not any(map(_is_running, raylets)):
                 if is_local:
-                    _kill_workers({str(raylet.pid) for raylet in raylets})
+                    kill_children({str(raylet.pid) for raylet in raylets})
                 break
     ray.kill(keeper)
 
@@ -272,14 +273,6 @@ def _local_raylets(cluster: Cluster) -> list[psutil.Process]:
             if process.name() == "raylet" and any(session in argument for argument in process.cmdline()):
                 raylets.append(process)
     return raylets
-
-
-def _kill_workers(raylet_pids: set[str]) -> None:
-    """Kill all descendants of these raylets."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("RAY_RAYLET_PID") in raylet_pids:
-                process.kill()
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -44,7 +44,7 @@ def simulated_run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(commands, "connect", connected)
     monkeypatch.setattr("study.orchestrate.tune.run_trials", trials)
-    monkeypatch.setattr(commands, "busy_lines", lambda on_gpus: [])
+    monkeypatch.setattr("study.cli.host.busy_lines", lambda *_: [])
     return run
 
 
@@ -65,7 +65,7 @@ def test_every_ending_signal_ends_with_a_partial_report_and_the_command_that_res
 def test_a_signal_before_ray_starts_is_no_silent_end(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(commands, "busy_lines", lambda on_gpus: os.kill(os.getpid(), number))
+    monkeypatch.setattr("study.cli.host.busy_lines", lambda *_: os.kill(os.getpid(), number))
     assert main([*RUN, "--out", str(tmp_path / "out")]) == 130
     assert "interrupted; resume with: " in capsys.readouterr().err
 
