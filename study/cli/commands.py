@@ -21,13 +21,15 @@ from study.cli.prepared import (
     warnings,
     workload_warnings,
 )
-from study.cli.process import interrupt, on_ending_signals
+from study.cli.process import interrupt, on_ending_signals, report_in_new_process
 from study.cli.progress import waiting
 from study.cli.status import failure_lines, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, SOME_FAILED, lines_of
 from study.options import explicit_options
-from study.orchestrate.cluster import Cluster, connect, find_cluster
+from study.orchestrate.cluster import Cluster, connect, find_cluster, has_lost_servers
 from study.orchestrate.discovery.address import Target, is_local
+from study.orchestrate.processes.output import ray_output_in
+from study.orchestrate.processes.watch import ClusterLost, ServerDied
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
@@ -177,7 +179,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
 
     prepared: PreparedStudy | None = None
     store: Store | None = None
-    interrupted = False
+    interrupted, lost = False, None
     with (
         contextlib.ExitStack() as until_reported
     ):  # disconnecting last: if Ray was stopped too, it may end this process
@@ -197,11 +199,21 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                     cluster = cluster or until_reported.enter_context(connect(target))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 interrupted = _measure(prepared, store, cluster, quiet)
+                if interrupted and has_lost_servers(cluster):  # by a signal to every process of a job
+                    print_to_stderr(f"warning: interrupted; resume with: {command}")
+                    report_in_new_process(configuration.out, INTERRUPTED)
         except KeyboardInterrupt:
             if prepared is None or store is None:
                 raise
             interrupted = True
-        return _report(prepared, store, interrupted, quiet, command, table)
+        except ClusterLost as error:
+            assert prepared is not None and store is not None
+            lost = error
+            print_to_stderr(f"error: {lost}; finished trials are saved; resume with: {command}")
+            if isinstance(lost, ServerDied):
+                report_in_new_process(configuration.out, lost.exit_code)
+        early = lost.exit_code if lost else INTERRUPTED if interrupted else None
+        return _report(prepared, store, early, quiet, command, table)
 
 
 def _prepare_to_run(
@@ -221,18 +233,20 @@ def _prepare_to_run(
     return prepare(configuration, cluster.nodes), target, cluster
 
 
-def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str, table: bool) -> int:
-    """Write the report. After an interrupt, print the command that resumes. Return the exit code."""
+def _report(prepared: PreparedStudy, store: "Store", early: int | None, quiet: bool, command: str, table: bool) -> int:
+    """Write the report. After an interrupt, print the command that resumes. Return the exit code.
+
+    early: exit code of a run that ended early, None if it is complete.
+    """
+    message, exit_code = "interrupted", DONE
     try:
         with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
-            exit_code = _finish(prepared, store, interrupted, quiet, table)
-        message = "interrupted"
+            exit_code = _finish(prepared, store, early is not None, quiet, table)
     except KeyboardInterrupt:
-        interrupted, message = True, "interrupted before the report was written"
-    if interrupted:
+        early, message = INTERRUPTED, "interrupted before the report was written"
+    if early == INTERRUPTED:
         print_to_stderr(f"warning: {message}; resume with: {command}")
-        return INTERRUPTED
-    return exit_code
+    return exit_code if early is None else early
 
 
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
@@ -253,9 +267,10 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
         print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
     configuration = prepared.configuration
-    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir(), "tune.out")
+    log_folder = cluster.log_dir if os.path.isdir(cluster.log_dir) else tempfile.gettempdir()
     with (
-        open(tune_log, "a") as file,
+        ray_output_in(Path(log_folder) / "driver.err"),
+        open(os.path.join(log_folder, "tune.out"), "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
         Progress(
             prepared.study.name,

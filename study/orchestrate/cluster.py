@@ -17,7 +17,8 @@ from study.errors import counted
 from study.orchestrate.discovery.address import ClusterError, Target
 from study.orchestrate.discovery.gcs import Say, reachable_target
 from study.orchestrate.local_ray import local_raylet_pid, set_environment, start_local, temporary_folder
-from study.orchestrate.reaper import reaper
+from study.orchestrate.processes.reaper import reaper
+from study.orchestrate.processes.watch import SERVERS, servers_of
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,12 @@ def _explain(target: Target, error: str) -> str:
         )
     log = "" if target.address else f"; log: {temporary_folder()}/session_latest/logs"
     return f"cannot use {target}: {error.splitlines()[0]}{log}"
+
+
+def has_lost_servers(cluster: Cluster) -> bool:
+    """Return True if a server of a local Ray has died. Ray then aborts this process soon."""
+    names = {process.name() for process in servers_of(cluster.log_dir)} if cluster.log_dir else set(SERVERS)
+    return cluster.is_local and names != set(SERVERS)
 
 
 def held_resources() -> str:

@@ -6,17 +6,21 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from study import errors
 from study.cli import commands
 from study.cli.process import ENDING, interrupt, on_ending_signals
 from study.orchestrate.cluster import Cluster
+from study.orchestrate.processes import watch
+from study.orchestrate.processes.watch import ClusterLost
 from study.scaling import main
 from tests.support.hosts import ROOT
 
@@ -137,3 +141,50 @@ def test_every_exit_code_is_documented() -> None:
     documented = {int(code) for code in re.findall(r"(?:^|; )(\d+) ", " ".join(text.split()))}
     codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
     assert documented == codes
+
+
+# -------------------------------------------------------------------------------------------------- Ray itself dies
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_cluster_that_fails_leaves_a_partial_report_and_one_line(
+    simulated_run: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise ClusterLost("Ray failed: it is gone; log: here")
+
+    simulated_run.during = fail
+    assert main([*RUN, "--out", str(tmp_path / "out")]) == 4
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.startswith(
+        "error: Ray failed: it is gone; log: here; finished trials are saved; resume with: python -m"
+    )
+    assert "partial" in (tmp_path / "out/report/index.html").read_text().lower()
+
+
+def test_the_output_of_ray_goes_to_a_file_and_that_of_the_study_to_stderr(tmp_path: Path) -> None:
+    code = (
+        "import logging, os, sys\nfrom pathlib import Path\n"
+        "from study.cli.process import standard_streams\nfrom study.orchestrate.processes.output import ray_output_in\n"
+        "logger = logging.getLogger('ray'); logger.addHandler(logging.StreamHandler())\n"
+        "with standard_streams():\n"
+        "    with ray_output_in(Path(sys.argv[1])):\n"
+        "        os.write(2, b'native\\n'); logging.getLogger('ray.tune').error('of Tune')\n"
+        "        print('progress', file=sys.stderr)\n"
+        "    os.write(2, b'later\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "ray.log")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.splitlines() == ["progress", "later"]
+    assert (tmp_path / "ray.log").read_text().splitlines() == ["native", "of Tune"]
+
+
+def test_the_death_of_a_server_interrupts_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as server:
+        monkeypatch.setattr(watch, "servers_of", lambda log_dir: [psutil.Process(server.pid)])
+        with on_ending_signals(interrupt), pytest.raises(KeyboardInterrupt), watch.servers_watched("") as watching:
+            server.kill()
+            server.wait()
+            time.sleep(10)
+    assert f"sleep (pid {server.pid}) on this host has died" in watching.problem
