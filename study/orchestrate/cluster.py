@@ -16,7 +16,7 @@ from study.capacity import NodeCapacity
 from study.errors import counted
 from study.orchestrate.discovery.address import ClusterError, Target
 from study.orchestrate.discovery.gcs import Say, reachable_target
-from study.orchestrate.local_ray import local_raylet_pid, set_environment, start_local, temporary_folder
+from study.orchestrate.local_ray import set_environment, start_local, temporary_folder
 from study.orchestrate.processes.reaper import reaper
 from study.orchestrate.processes.watch import SERVERS, servers_of
 
@@ -63,7 +63,7 @@ def connect(target: Target | str | None = None, say: Say = lambda line: None) ->
         reason = str(error).strip() or type(error).__name__
         raise ClusterError(_explain(target, reason)) from error
     try:
-        with nullcontext() if target.address else reaper(local_raylet_pid()):
+        with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
             yield _connected(context, target)
     finally:
         ray.shutdown()

@@ -10,7 +10,7 @@ from typing import Any
 
 from study.capacity import count_cpus, count_gpus
 from study.orchestrate.discovery.address import ClusterError
-from study.orchestrate.processes.reaper import kill_children
+from study.orchestrate.processes.reaper import kill_session
 from study.store.redaction import token_path
 from trainables.scratch import private_folder, user_folder
 
@@ -55,22 +55,14 @@ def start_local() -> Any:
     )
 
 
-def local_raylet_pid() -> int:
-    """Return the process id of the raylet that this process has started."""
-    import ray
-
-    [raylet] = ray._private.worker._global_node.all_processes["raylet"]
-    return int(raylet.process.pid)
-
-
 def kill_local() -> None:
     """Kill all processes of the Ray that this process has started, if it has."""
     import ray
 
     node = ray._private.worker._global_node
     if node is not None and node.head:
-        kill_children({str(local_raylet_pid())})
         node.kill_all_processes(check_alive=False, allow_graceful=False)
+        kill_session(node.get_session_dir_path())
 
 
 def temporary_folder() -> Path:

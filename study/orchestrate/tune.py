@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -39,7 +40,7 @@ from study.orchestrate.failures import first_line
 from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import counts
-from study.orchestrate.processes.reaper import kill_children
+from study.orchestrate.processes.reaper import kill_session
 from study.orchestrate.processes.watch import ClusterLost, ServerDied, is_running, servers_of, servers_watched
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
 from study.orchestrate.watch import OnActivity, watched
@@ -290,10 +291,10 @@ def _live_keeper(
     try:
         yield keeper
     finally:
-        _close(keeper, servers, cluster.is_local)
+        _close(keeper, servers, cluster)
 
 
-def _close(keeper: Any, servers: Sequence[psutil.Process], is_local: bool) -> None:
+def _close(keeper: Any, servers: Sequence[psutil.Process], cluster: Cluster) -> None:
     """End the live worker group and the keeper. Kill them if they do not end in time.
 
     `servers` are the cluster's servers on this host. If one has died, perhaps by a signal to every process of a job, no
@@ -308,8 +309,8 @@ def _close(keeper: Any, servers: Sequence[psutil.Process], is_local: bool) -> No
                 break
     if all(map(is_running, servers)):
         ray.kill(keeper)
-    elif is_local:
-        kill_children({str(server.pid) for server in servers})
+    elif cluster.is_local:
+        kill_session(str(Path(cluster.log_dir).parent))
 
 
 class StopIfUnusable(tune.Stopper):

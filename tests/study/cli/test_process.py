@@ -19,7 +19,7 @@ from study import errors
 from study.cli import commands
 from study.cli.process import ENDING, interrupt, on_ending_signals
 from study.orchestrate.cluster import Cluster
-from study.orchestrate.processes import watch
+from study.orchestrate.processes import reaper, watch
 from study.orchestrate.processes.watch import ClusterLost
 from study.scaling import main
 from tests.support.hosts import ROOT
@@ -188,3 +188,26 @@ def test_the_death_of_a_server_interrupts_the_main_thread(monkeypatch: pytest.Mo
             server.wait()
             time.sleep(10)
     assert f"sleep (pid {server.pid}) on this host has died" in watching.problem
+
+
+def test_the_processes_that_write_into_a_session_are_killed_and_its_readers_are_not(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(["sleep", "60"], stdout=file) as writer,
+        subprocess.Popen(["tail", "-f", str(log)], stdout=subprocess.DEVNULL) as reader,
+    ):
+        reaper.kill_session(str(tmp_path))
+        assert writer.wait(10) == -signal.SIGKILL
+        assert reader.poll() is None
+        reader.kill()
+
+
+def test_the_reaper_waits_for_the_end_of_its_driver_and_then_kills_the_session(tmp_path: Path) -> None:
+    with (tmp_path / "agent.log").open("w") as file, subprocess.Popen(["sleep", "60"], stdout=file) as agent:
+        with reaper.reaper(str(tmp_path)):
+            pass
+        assert agent.poll() is None, "the driver has ended it itself"
+        command = [sys.executable, "-P", reaper.__file__, str(tmp_path)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=True)
+        assert agent.wait(10) == -signal.SIGKILL
