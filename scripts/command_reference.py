@@ -37,7 +37,7 @@ everything else to standard error. `--json` prints results for a program. Genera
 | {SOME_FAILED} | some trials failed or timed out; for `compare --fail-above`, a regression |
 | {USAGE} | usage: the message names the option and what is allowed |
 | {DOES_NOT_FIT} | what was requested does not fit the cluster; for `compare --fail-above`, no verdict is possible |
-| {NO_CLUSTER} | no cluster, or no access to it |
+| {NO_CLUSTER} | no cluster, no access to it, or it was lost during the run |
 | {INTERNAL} | an internal error: a defect of the program |
 | {INTERRUPTED} | interrupted, after writing a partial report and the command that resumes |
 | {OUTPUT_CLOSED} | the reader of the output has ended, as with a pipe into `head` |

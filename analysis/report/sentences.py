@@ -172,6 +172,10 @@ def _host_actions(hosts: HostCaveats, trials: int) -> list[str]:
     if hosts.clock_drop_trials:
         dropped = len(hosts.clock_drop_trials)
         lines.append(f"Lock the clocks or warm up longer: a clock dropped in {dropped} of {trials} trials.")
+    if hosts.accompanied:
+        lines.append(
+            f"Measure alone: another study ran on the host during {hosts.accompanied_trials} of {trials} trials."
+        )
     if hosts.overloaded:
         lines.append(f"Free the host: more processes than cores ran in {hosts.overloaded} of {trials} trials.")
     if hosts.niced:

@@ -56,10 +56,15 @@ class HostCaveats:
     overloaded: int = 0
     worst_load: tuple[float, float] = (0.0, 1.0)
     niced: int = 0
+    accompanied: Counter[str] = field(default_factory=Counter)
+    """Other studies that measured on the same host, with the number of trials."""
+    accompanied_trials: int = 0
 
     def add(self, trial_id: str, environment: dict[str, Any]) -> None:
         """Add one done trial."""
         ranks = environment.get("ranks") or []
+        self.accompanied.update(environment.get("other_studies") or ())
+        self.accompanied_trials += bool(environment.get("other_studies"))
         self.niced += any((rank.get("niceness") or 0) > 0 for rank in ranks)
         reasons = {reason for rank in ranks for reason in slowed_by(rank) or ()}
         self.throttle_reasons.update(reasons)
@@ -86,6 +91,7 @@ class HostCaveats:
     def labels(self) -> list[str]:
         """Return the kinds of caveats that occurred, in a few words each."""
         kinds = {
+            "another study on the host": self.accompanied,
             "host overloaded": self.overloaded,
             "ranks were niced": self.niced,
             "GPU throttled": self.throttled_trials,
@@ -108,6 +114,12 @@ class HostCaveats:
                 f"In {len(self.clock_drop_trials)} of {trial_count} trials a GPU clock dropped by more than "
                 f"{percent(CLOCK_FALL)}, at most from {number(before, 0)} to {number(after, 0)} MHz: use a longer "
                 f"warm-up, or lock the clocks. Trials: {named(self.clock_drop_trials)}."
+            )
+        if self.accompanied:
+            listed = join([f"{study} ({count})" for study, count in self.accompanied.most_common(MOST_REASONS)])
+            lines.append(
+                f"During {self.accompanied_trials} of {trial_count} trials another study ran on the same host: "
+                f"{listed}. Each disturbed the other: measure again, one study after the other."
             )
         if self.overloaded:
             load, cores = self.worst_load

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
 from study.cli.configuration import Configuration, resolve
-from study.cli.host import HostBusy, busy_lines, measuring
+from study.cli.host import watched_host
 from study.cli.prepared import (
     PreparedStudy,
     concurrent_trainings,
@@ -20,13 +20,15 @@ from study.cli.prepared import (
     warnings,
     workload_warnings,
 )
-from study.cli.process import interrupt, on_ending_signals
+from study.cli.process import interrupt, on_ending_signals, report_in_new_process
 from study.cli.progress import waiting
 from study.cli.status import failure_lines, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, lines_of
 from study.options import explicit_options
-from study.orchestrate.cluster import Cluster, connect, find_cluster
+from study.orchestrate.cluster import Cluster, connect, find_cluster, has_lost_servers
 from study.orchestrate.discovery.address import Target, is_local
+from study.orchestrate.processes.output import ray_output_in
+from study.orchestrate.processes.watch import ClusterLost, ServerDied
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import FINAL_STATUSES, LAYOUT_FIELDS, PlannedTrial, plan_trials
@@ -178,7 +180,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
 
     prepared: PreparedStudy | None = None
     store: Store | None = None
-    interrupted = False
+    interrupted, lost = False, None
     with (
         contextlib.ExitStack() as until_reported
     ):  # disconnecting last: if Ray was stopped too, it may end this process
@@ -193,27 +195,26 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                 hold(configuration.out, until_reported)
             store = _open(prepared, command)
             if prepared.pending:
-                if target.address is None:
-                    _check_host(prepared, quiet, strict)
-                    until_reported.enter_context(measuring())
+                until_reported.enter_context(watched_host(prepared.pending, target, cluster, quiet, strict))
                 with waiting("starting Ray", quiet) if target.address is None else contextlib.nullcontext():
                     cluster = cluster or until_reported.enter_context(connect(target))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 interrupted = _measure(prepared, store, cluster, quiet)
+                if interrupted and has_lost_servers(cluster):  # by a signal to every process of a job
+                    print_to_stderr(f"warning: interrupted; resume with: {command}")
+                    report_in_new_process(configuration.out, INTERRUPTED)
         except KeyboardInterrupt:
             if prepared is None or store is None:
                 raise
             interrupted = True
-        return _report(prepared, store, interrupted, quiet, command, table)
-
-
-def _check_host(prepared: PreparedStudy, quiet: bool, strict: bool) -> None:
-    """Warn if this host is busy. Raises HostBusy instead if `strict`."""
-    lines = busy_lines(on_gpus=any(trial.device == "cuda" for trial in prepared.pending))
-    if lines and strict:
-        raise HostBusy(f"--strict: {'; '.join(lines)}")
-    for line in lines if not quiet else ():
-        print_to_stderr(f"warning: {line}")
+        except ClusterLost as error:
+            assert prepared is not None and store is not None
+            lost = error
+            print_to_stderr(f"error: {lost}; finished trials are saved; resume with: {command}")
+            if isinstance(lost, ServerDied):
+                report_in_new_process(configuration.out, lost.exit_code)
+        early = lost.exit_code if lost else INTERRUPTED if interrupted else None
+        return _report(prepared, store, early, quiet, command, table)
 
 
 def _prepare_to_run(
@@ -233,27 +234,29 @@ def _prepare_to_run(
     return prepare(configuration, cluster.nodes), target, cluster
 
 
-def _report(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, command: str, table: bool) -> int:
-    """Write the report. After an interrupt or an error, print the command that resumes. Return the exit code."""
+def _report(prepared: PreparedStudy, store: "Store", early: int | None, quiet: bool, command: str, table: bool) -> int:
+    """Write the report. After an interrupt or an error, print the command that resumes. Return the exit code.
+
+    early: exit code of a run that ended early, None if it is complete.
+    """
     from analysis.read.errors import ResultsError
     from study.store.store import StoreError
 
-    exit_code = INTERRUPTED
+    message, exit_code = "interrupted", DONE
     try:
         with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
-            exit_code = _finish(prepared, store, interrupted, quiet, table)
-        message = "interrupted"
+            exit_code = _finish(prepared, store, early is not None, quiet, table)
     except (StoreError, ResultsError) as error:
         print_to_stderr(f"error: no report: {redacted(str(error))}")
         message, exit_code = f"the trials in {store.address('trials')} are kept", NOT_WRITTEN
     except KeyboardInterrupt:
-        interrupted, message = True, "interrupted before the report was written"
-    if interrupted:
+        early, message = INTERRUPTED, "interrupted before the report was written"
+    if early == INTERRUPTED:
         print_to_stderr(f"warning: {message}; resume with: {command}")
         return INTERRUPTED
     if exit_code == NOT_WRITTEN:
         print_to_stderr(f"warning: {message}; run the same command again: {command}")
-    return exit_code
+    return exit_code if early is None else early
 
 
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
@@ -274,9 +277,10 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
         print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
     configuration = prepared.configuration
-    tune_log = os.path.join(cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder(), "tune.out")
+    logs = cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder()
     with (
-        open(tune_log, "a") as file,
+        ray_output_in(Path(logs) / "driver.err"),
+        open(os.path.join(logs, "tune.out"), "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
         Progress(
             prepared.study.name,

@@ -1,20 +1,15 @@
-"""The state of this host before a run: its load, its GPUs, and other studies that measure on it."""
+"""The state of this host before a run: its load, its GPUs, and what else measures or runs on it."""
 
 import contextlib
-import fcntl
 import os
-import re
-import tempfile
-import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import sys
+from collections.abc import Iterator, Sequence
 
 from study.errors import DOES_NOT_FIT
-from trainables.scratch import open_regular
-
-_HOLDER = re.compile(r"pid \d+, since [\d: -]+")
-
-LOCK_NAME = "scaling-study-{user}.lock"
+from study.orchestrate.cluster import Cluster, held_resources
+from study.orchestrate.discovery.address import Target, is_this_host
+from study.orchestrate.discovery.neighbours import measuring, other_rays, other_studies, visible_gpus
+from trainables.trial import Trial
 
 
 class HostBusy(Exception):
@@ -23,49 +18,46 @@ class HostBusy(Exception):
     exit_code = DOES_NOT_FIT
 
 
-def busy_lines(on_gpus: bool, folder: Path | None = None) -> list[str]:
-    """Return at most two lines: what disturbs timings on this host, and which other studies measure on it.
+def busy_lines(on_gpus: bool, gpus: Sequence[str] = (), address: str | None = None) -> list[str]:
+    """Return at most three lines: what disturbs timings on this host, other studies, and other Rays.
 
-    The checks are those of `doctor`. `folder` has the locks of running studies, see `measuring`.
+    The checks are those of `doctor`. gpus: UUIDs of this study's GPUs. address: its cluster, None for a local Ray.
     """
-    from study.cli.doctor import gpus, processors
+    from study.cli import doctor
 
-    checks = [*processors(), *(gpus() if on_gpus else ())]
+    checks = [*doctor.processors(), *(doctor.gpus() if on_gpus else ())]
     problems = [check for check in checks if check.status != "ok" and not check.name.endswith(" links")]
-    others = list(_others(folder or Path(tempfile.gettempdir())))
     lines = []
     if problems:
         found = "; ".join(f"{check.name}: {check.message}" for check in problems)
         lines.append(f"this host is busy: {found}; fix: {problems[0].fix}")
-    if others:
-        lines.append(f"another study measures on this host ({'; '.join(others)}); fix: wait until it ends")
+    if studies := other_studies(os.getpid(), gpus):
+        lines.append(f"another study, {'; another, '.join(studies)}; fix: wait until it ends")
+    if rays := other_rays(os.getpid(), address):
+        lines.append(
+            f"another Ray runs on this host ({'; '.join(rays)}); fix: join it with --address HOST:PORT, or stop it"
+        )
     return lines
 
 
 @contextlib.contextmanager
-def measuring(folder: Path | None = None) -> Iterator[None]:
-    """Hold the lock that tells other studies of this host that one measures. It ends with this process.
+def watched_host(
+    trials: Sequence[Trial], target: Target, cluster: Cluster | None, quiet: bool, strict: bool
+) -> Iterator[None]:
+    """Warn if something disturbs timings here or holds the cluster, and let other studies know of this one.
 
-    There is one lock per user. No error if it cannot be taken, such as by a second study of the same user.
+    Raises HostBusy instead of warning if `strict`. A host without ranks is not checked. cluster: None for a local Ray.
     """
-    path = (folder or Path(tempfile.gettempdir())) / LOCK_NAME.format(user=os.getuid())
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            file = held.enter_context(open_regular(path, os.O_RDWR | os.O_CREAT, os.getuid()))
-            os.fchmod(file.fileno(), 0o644)  # other users read it
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate()
-            file.write(f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')}".encode())
-            file.flush()
+    with contextlib.ExitStack() as locked:
+        lines = []
+        if cluster is None or any(node.cpus and is_this_host(node.address) for node in cluster.nodes):
+            gpus = visible_gpus()
+            lines += busy_lines(any(trial.device == "cuda" for trial in trials), gpus, target.address)
+            locked.enter_context(measuring(gpus))
+        if cluster is not None and (held := held_resources()):
+            lines.append(f"other jobs hold {held} of the cluster; trials wait for them; fix: see ray status")
+        if lines and strict:
+            raise HostBusy(f"--strict: {'; '.join(lines)}")
+        for line in lines if not quiet else ():
+            print(f"warning: {line}", file=sys.stderr, flush=True)
         yield
-
-
-def _others(folder: Path) -> Iterable[str]:
-    """Yield process id and start of every study that holds a lock in this folder."""
-    for path in sorted(folder.glob(LOCK_NAME.format(user="*"))):
-        with contextlib.suppress(OSError), open_regular(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = file.read(100).decode(errors="replace")  # another user may have written anything
-                yield holder if _HOLDER.fullmatch(holder) else "pid unknown"

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from study.errors import INTERNAL, OUTPUT_CLOSED, USAGE, lines_of
@@ -142,3 +143,23 @@ def report_error(error: Exception, debug: bool) -> int:
     first_line = lines_of(redacted_line(type_and_line(error)))
     print(f"error: internal error: {first_line}; traceback in {log}", file=sys.stderr)
     return INTERNAL
+
+
+_REPORT = (
+    "import sys; from analysis.report.report import write_report; "
+    "print(write_report(sys.argv[1], partial=True).path); sys.exit(int(sys.argv[2]))"
+)
+
+
+def report_in_new_process(out: str, exit_code: int) -> None:
+    """Replace this process, which Ray is about to abort, by one that writes a partial report and returns this code."""
+    from study.orchestrate.local_ray import kill_local
+
+    kill_local()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    for number in ENDING:  # what is ignored stays so in the new process
+        signal.signal(number, signal.SIG_IGN)
+    os.execve(sys.executable, [sys.executable, "-c", _REPORT, out, str(exit_code)], os.environ | {"PYTHONPATH": path})

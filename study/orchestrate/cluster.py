@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from study.errors import counted
 from study.orchestrate.discovery.address import ClusterError, Target
 from study.orchestrate.discovery.gcs import Say, reachable_target
 from study.orchestrate.local_ray import set_environment, start_local, temporary_folder
+from study.orchestrate.processes.reaper import reaper
+from study.orchestrate.processes.watch import SERVERS, servers_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ def connect(target: Target | str | None = None, say: Say = lambda line: None) ->
         reason = str(error).strip() or type(error).__name__
         raise ClusterError(_explain(target, reason)) from error
     try:
-        yield _connected(context, target)
+        with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
+            yield _connected(context, target)
     finally:
         ray.shutdown()
 
@@ -125,6 +128,21 @@ def _explain(target: Target, error: str) -> str:
         )
     log = "" if target.address else f"; log: {temporary_folder()}/session_latest/logs"
     return f"cannot use {target}: {error.splitlines()[0]}{log}"
+
+
+def has_lost_servers(cluster: Cluster) -> bool:
+    """Return True if a server of a local Ray has died. Ray then aborts this process soon."""
+    names = {process.name() for process in servers_of(cluster.log_dir)} if cluster.log_dir else set(SERVERS)
+    return cluster.is_local and names != set(SERVERS)
+
+
+def held_resources() -> str:
+    """Describe the CPUs and GPUs of the cluster that other jobs hold; empty if there are none. Ask before any trial."""
+    import ray
+
+    total, free = ray.cluster_resources(), ray.available_resources()
+    held = {name: total.get(name, 0) - free.get(name, 0) for name in ("CPU", "GPU")}
+    return " and ".join(f"{count:g} of {total[name]:g} {name}s" for name, count in held.items() if count)
 
 
 def alive_nodes() -> list[NodeCapacity]:

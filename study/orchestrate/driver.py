@@ -15,6 +15,7 @@ import pyarrow as pa
 from analysis.read.schema import SCHEMAS
 from study.capacity import NodeCapacity
 from study.errors import SOME_FAILED
+from study.orchestrate.discovery.neighbours import other_studies
 from study.orchestrate.failures import first_line
 from study.orchestrate.metrics import numbers
 from study.orchestrate.protocol import Environment, Event, Job, KnownTrials, Outcome, Payload
@@ -142,6 +143,8 @@ class TrialDriver:
     """Folder of this user on the driver's host."""
     directory: str = field(default_factory=os.getcwd)
     """Working directory of scripts."""
+    study_pid: int = field(default_factory=os.getpid)
+    """Process that holds the lock of this study; see `discovery.neighbours`."""
 
     @classmethod
     def of(
@@ -226,6 +229,7 @@ class TrialDriver:
             return self._lost_node_result(trial, error)
         job = self._job(trial, trial.trial_id)
         started_at = unix_s()
+        others = other_studies(self.study_pid)
         try:
             outcome = self.keeper.measure(
                 job,
@@ -238,7 +242,8 @@ class TrialDriver:
             cause = error.__cause__ or error
             killed = "the process that holds the worker groups was killed, perhaps because the host's memory was full"
             return _failed(trial, f"{killed}: {first_line(cause)}", started_at, log=str(cause))
-        return result_of(trial, outcome)
+        others = list(dict.fromkeys([*others, *other_studies(self.study_pid)]))
+        return result_of(trial, outcome, others)
 
     def _lost_node_result(self, trial: Trial, error: ValueError) -> TrialResult:
         alive = {node.node_id for node in self.alive_nodes()}
@@ -278,9 +283,14 @@ def error_log(content: str, name: str) -> str:
     return f"; log: {new_log(name, redacted_log(content))}"
 
 
-def result_of(trial: Trial, outcome: Outcome) -> TrialResult:
-    """Return an outcome in the format of the store: tables of all ranks, and facts and evidence per rank."""
+def result_of(trial: Trial, outcome: Outcome, other_studies: Sequence[str] = ()) -> TrialResult:
+    """Return an outcome in the format of the store: tables of all ranks, and facts and evidence per rank.
+
+    other_studies: those that measured on the driver's host at the same time.
+    """
     environment = outcome.environment.record() if outcome.environment else {}
+    if other_studies:
+        environment["other_studies"] = list(other_studies)
     measurements: dict[str, Any] = {}
     if outcome.payloads:
         assert outcome.environment is not None

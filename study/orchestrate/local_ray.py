@@ -10,6 +10,7 @@ from typing import Any
 
 from study.capacity import count_cpus, count_gpus
 from study.orchestrate.discovery.address import ClusterError
+from study.orchestrate.processes.reaper import kill_session
 from study.store.redaction import token_path
 from trainables.scratch import SOCKET_PATH_LIMIT, private_folder, user_folder
 
@@ -40,8 +41,6 @@ def start_local() -> Any:
 
     make_token()
     folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
-    # After its driver was killed, Ray's agents report to the GCS, which has ended too, for this long (default: 60 s)
-    os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "15")
     return ray.init(
         address="local",
         num_cpus=count_cpus(),
@@ -54,6 +53,16 @@ def start_local() -> Any:
     )
 
 
+def kill_local() -> None:
+    """Kill all processes of the Ray that this process has started, if it has."""
+    import ray
+
+    node = ray._private.worker._global_node
+    if node is not None and node.head:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        kill_session(node.get_session_dir_path())
+
+
 def temporary_folder() -> Path:
     """Return a folder for Ray's sessions that nobody else can enter. Ray makes its own accessible to everybody.
 
@@ -61,10 +70,12 @@ def temporary_folder() -> Path:
     ClusterError.
     """
     try:
-        parents = [user_folder()]
-        if len(os.fsencode(parents[0] / "ray")) + len(LONGEST_SOCKET) > SOCKET_PATH_LIMIT:
-            parents = [private_folder(Path("/tmp") / f"scaling-study-{os.getuid()}")]
-        return private_folder(parents[0] / "ray")
+        parent = user_folder()
+        if len(os.fsencode(parent / "ray")) + len(LONGEST_SOCKET) > SOCKET_PATH_LIMIT:
+            parent = private_folder(Path("/tmp") / f"scaling-study-{os.getuid()}")
+        folder = parent / "ray"  # Ray makes it accessible to everybody, but nobody else can enter its parent
+        folder.mkdir(exist_ok=True)
+        return folder
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
         raise ClusterError(

@@ -7,6 +7,7 @@ resource pins it to the driver's host, so that only this host needs access to th
 import contextlib
 import gc
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ray import tune
 from ray.tune.logger import JsonLoggerCallback
 from ray.util.metrics import Gauge
 
+from study.errors import NO_CLUSTER
 from study.orchestrate.cluster import Cluster, alive_nodes
 from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
@@ -34,9 +36,12 @@ from study.orchestrate.driver import (
     UpdateKnownTrials,
     grids_of,
 )
+from study.orchestrate.failures import first_line
 from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import counts
+from study.orchestrate.processes.reaper import kill_session
+from study.orchestrate.processes.watch import ClusterLost, ServerDied, is_running, servers_of, servers_watched
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
 from study.orchestrate.watch import OnActivity, watched
 from study.orchestrate.worker_group import RayRanks
@@ -56,6 +61,10 @@ EPOCHS_POLL_S = 1.0
 
 AXES_SHOWN = ("world_size", "batch_per_gpu")
 """Fields that are keys of Tune's configuration even if they do not vary."""
+
+
+_LARGEST_PROCESS = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND\s+(\d+)\s+([\d.]+)\s+([^\n]{1,100})")
+"""the first row of the table in Ray's message, the process with the most memory"""
 
 
 def ignore(event: Event) -> None:
@@ -84,23 +93,40 @@ def run_trials(
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
-    try:
-        for grid in grids_of(blocks, cluster.nodes, isolate, max_concurrent):
+    before = set(known.statuses)
+    observer = UpdateKnownTrials(known, on_event)
+
+    def run(rest: Sequence[Sequence[Trial]]) -> None:
+        for grid in grids_of(rest, cluster.nodes, isolate, max_concurrent):
             if known.unusable:
                 break
-            tune_grid(
-                study_name,
-                grid,
-                store,
-                cluster,
-                options,
-                UpdateKnownTrials(known, on_event),
-                known,
-                on_activity=on_activity,
-            )
+            tune_grid(study_name, grid, store, cluster, options, observer, known, on_activity=on_activity)
+
+    try:
+        try:
+            run(blocks)
+        except OutOfHostMemory:  # often a short peak of another process
+            ended = set(known.statuses) - before
+            run([[trial for trial in block if trial.trial_id not in ended] for block in blocks])
     except KeyboardInterrupt:
         return True
     return False
+
+
+class OutOfHostMemory(ClusterLost):
+    """Ray killed the study's own processes, because the memory of their host was full."""
+
+    exit_code = NO_CLUSTER
+
+
+def memory_line(error: BaseException) -> str:
+    """Return one line if an error of Ray says that a host's memory was full, with the process that holds most of it."""
+    text = str(error)
+    if "low on memory" not in text and not isinstance(error, ray.exceptions.OutOfMemoryError):
+        return ""
+    largest = _LARGEST_PROCESS.search(text)
+    holder = f"; the largest process is pid {largest[1]} with {largest[2]} GB: {largest[3]}" if largest else ""
+    return f"the memory of a host is full, and Ray killed processes of the study{holder}; fix: free memory there"
 
 
 def tune_grid(
@@ -128,15 +154,36 @@ def tune_grid(
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
         if grid.points:  # start the group's processes while Tune starts its own
             keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
-        if known is None or "done" not in known.statuses.values():
-            driver.check(grid)
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would hide Ctrl-C
-        try:
+        with _losses_named(cluster):
+            if known is None or "done" not in known.statuses.values():
+                driver.check(grid)
             stopper = StopIfUnusable(known or KnownTrials())
             return _tuner(study_name, grid, driver, cluster, on_event, state_dir, stopper).fit()
+
+
+@contextlib.contextmanager
+def _losses_named(cluster: Cluster) -> Iterator[None]:
+    """Raise ClusterLost if a server of the cluster on this host dies, or if Ray itself fails."""
+    with servers_watched(cluster.log_dir) as watch:
+        try:
+            yield
         except KeyboardInterrupt:
             gc.freeze()  # Tune's destructors call Ray, and wait a minute if Ray has ended too
-            raise
+            if not watch.problem:
+                raise
+        except Exception as error:
+            if watch.has_lost_server():
+                gc.freeze()
+            elif memory := memory_line(error):
+                raise OutOfHostMemory(memory) from error
+            elif isinstance(error, ray.exceptions.RayError) and not hasattr(type(error), "exit_code"):
+                raise ClusterLost(f"Ray failed: {first_line(error)}; log: {cluster.log_dir}") from error
+            else:
+                raise
+        else:
+            return
+    raise ServerDied(f"{watch.problem}; log: {cluster.log_dir}")
 
 
 def _tuner(
@@ -163,6 +210,7 @@ def _tuner(
             storage_path=state_dir,
             verbose=0,
             stop=stopper,
+            failure_config=tune.FailureConfig(max_failures=1),  # its own process was killed, as if memory is short
             callbacks=[JsonLoggerCallback(), TuneCallback(grid, Narrator(on_event))],
         ),
     )
@@ -234,7 +282,7 @@ def _live_keeper(
     """Yield a keeper on the driver's host, and close it at the end."""
     options = {"num_cpus": 0, "resources": cluster.driver_resource, "max_restarts": -1}
     left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
-    raylets = _local_raylets(cluster)
+    servers = servers_of(cluster.log_dir)
     keeper = (
         ray.remote(Keeper)
         .options(**options)
@@ -243,51 +291,26 @@ def _live_keeper(
     try:
         yield keeper
     finally:
-        _close(keeper, raylets, cluster.is_local)
+        _close(keeper, servers, cluster)
 
 
-def _close(keeper: Any, raylets: Sequence[psutil.Process], is_local: bool) -> None:
+def _close(keeper: Any, servers: Sequence[psutil.Process], cluster: Cluster) -> None:
     """End the live worker group and the keeper. Kill them if they do not end in time.
 
-    `raylets` are the cluster's raylets on this host. A batch system signals every process of a job. If this signal
-    ended the raylets, no process can end the workers any more, so those of a local Ray are killed here.
+    `servers` are the cluster's servers on this host. If one has died, perhaps by a signal to every process of a job, no
+    call of Ray ends any more, so the workers of a local Ray are killed here.
     """
     ends_at_s = time.monotonic() + CLOSE_TIMEOUT_S
     with contextlib.suppress(ray.exceptions.RayError):
-        closing = keeper.close.remote()
-        while not ray.wait([closing], timeout=CLOSE_POLL_S)[0] and time.monotonic() < ends_at_s:
-            if raylets and not any(map(_is_running, raylets)):
-                if is_local:
-                    _kill_workers({str(raylet.pid) for raylet in raylets})
+        closing = None
+        while all(map(is_running, servers)) and time.monotonic() < ends_at_s:
+            closing = closing or keeper.close.remote()
+            if ray.wait([closing], timeout=CLOSE_POLL_S)[0]:
                 break
-    ray.kill(keeper)
-
-
-def _local_raylets(cluster: Cluster) -> list[psutil.Process]:
-    """Return the raylets of the cluster on this host, the processes that start its workers."""
-    session = str(Path(cluster.log_dir).parent)
-    raylets = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            if process.name() == "raylet" and any(session in argument for argument in process.cmdline()):
-                raylets.append(process)
-    return raylets
-
-
-def _kill_workers(raylet_pids: set[str]) -> None:
-    """Kill all descendants of these raylets."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("RAY_RAYLET_PID") in raylet_pids:
-                process.kill()
-
-
-def _is_running(process: psutil.Process) -> bool:
-    """Return True if a process runs. Zombies do not count."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    if all(map(is_running, servers)):
+        ray.kill(keeper)
+    elif cluster.is_local:
+        kill_session(str(Path(cluster.log_dir).parent))
 
 
 class StopIfUnusable(tune.Stopper):

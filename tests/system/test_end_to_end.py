@@ -104,6 +104,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     kept = finished(out)
     os.kill(first.process.pid, signal.SIGKILL)
     first.wait()
+    assert_gone(orphans, timeout_s=20)
     assert kept.items() <= finished(out).items()
 
     second = Command(command, folder, "interrupted")
@@ -115,7 +116,6 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     assert status == 130
     assert f"--out {out}" in stderr
     assert_gone(family)
-    assert_gone(orphans)  # they had the duration of the second command to end
     assert kept.items() <= finished(out).items()
     assert {record["status"] for record in finished(out).values()} == {"done"}, "the trial that was cut short is none"
     assert "partial" in (out / "report" / "index.html").read_text().lower()
@@ -129,6 +129,22 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     assert status == 130
     assert f"--out {out}" in stderr
     assert "SIGTERM" not in stderr, "a stack trace of Ray's"
+    assert_gone(family)
+    assert kept.items() <= finished(out).items()
+
+    fourth = Command(command, folder, "lost")
+    fourth.wait_for(3, out)
+    family = fourth.family()
+    [raylet] = [process for process in family if process.name() == "raylet"]
+    raylet.kill()
+    status, stdout, stderr = fourth.wait()
+    assert status == 4
+    [line] = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert f"raylet (pid {raylet.pid}) on this host has died; log: " in line
+    assert f"--out {out}" in line
+    assert "Traceback" not in stderr and "[20" not in stderr, "output of Ray"
+    assert stdout.strip() == str(out / "report" / "index.html")
+    assert "partial" in (out / "report" / "index.html").read_text().lower()
     assert_gone(family)
     assert kept.items() <= finished(out).items()
 

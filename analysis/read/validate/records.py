@@ -198,6 +198,7 @@ class Environment(_Part):
     set_by_study: list[Text] | None = None
     measuring_code: Text | None = None
     git: _Git | None = None
+    other_studies: list[Text] | None = None
 
 
 class TrialFile(BaseModel):

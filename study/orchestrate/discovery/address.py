@@ -114,7 +114,7 @@ def _stored_address() -> tuple[str | None, str]:
         host, port = split_address(address, str(BOOTSTRAP_FILE))
     except ClusterError:
         return address, f"no Ray answers at {address or 'the empty address'} in {BOOTSTRAP_FILE}"
-    strangers = sorted(uid for uid in listeners(port) if not _is_trusted(uid)) if _is_this_host(host) else []
+    strangers = sorted(uid for uid in listeners(port) if not _is_trusted(uid)) if is_this_host(host) else []
     if strangers:
         return address, f"another user (uid {strangers[0]}) listens at {address}, which {BOOTSTRAP_FILE} names"
     return address, ""
@@ -136,7 +136,8 @@ def listeners(port: int, tables: Iterable[Path] = SOCKET_TABLES) -> set[int]:
     return uids
 
 
-def _is_this_host(host: str) -> bool:
+def is_this_host(host: str) -> bool:
+    """Return True if a name or address belongs to this host."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except OSError:

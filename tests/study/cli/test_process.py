@@ -6,17 +6,21 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from study import errors
 from study.cli import commands
 from study.cli.process import ENDING, interrupt, on_ending_signals
 from study.orchestrate.cluster import Cluster
+from study.orchestrate.processes import reaper, watch
+from study.orchestrate.processes.watch import ClusterLost
 from study.scaling import main
 from tests.support.hosts import ROOT
 
@@ -44,7 +48,7 @@ def simulated_run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(commands, "connect", connected)
     monkeypatch.setattr("study.orchestrate.tune.run_trials", trials)
-    monkeypatch.setattr(commands, "busy_lines", lambda on_gpus: [])
+    monkeypatch.setattr("study.cli.host.busy_lines", lambda *_: [])
     return run
 
 
@@ -65,7 +69,7 @@ def test_every_ending_signal_ends_with_a_partial_report_and_the_command_that_res
 def test_a_signal_before_ray_starts_is_no_silent_end(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(commands, "busy_lines", lambda on_gpus: os.kill(os.getpid(), number))
+    monkeypatch.setattr("study.cli.host.busy_lines", lambda *_: os.kill(os.getpid(), number))
     assert main([*RUN, "--out", str(tmp_path / "out")]) == 130
     assert "interrupted; resume with: " in capsys.readouterr().err
 
@@ -137,3 +141,73 @@ def test_every_exit_code_is_documented() -> None:
     documented = {int(code) for code in re.findall(r"(?:^|; )(\d+) ", " ".join(text.split()))}
     codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
     assert documented == codes
+
+
+# -------------------------------------------------------------------------------------------------- Ray itself dies
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_cluster_that_fails_leaves_a_partial_report_and_one_line(
+    simulated_run: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise ClusterLost("Ray failed: it is gone; log: here")
+
+    simulated_run.during = fail
+    assert main([*RUN, "--out", str(tmp_path / "out")]) == 4
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.startswith(
+        "error: Ray failed: it is gone; log: here; finished trials are saved; resume with: python -m"
+    )
+    assert "partial" in (tmp_path / "out/report/index.html").read_text().lower()
+
+
+def test_the_output_of_ray_goes_to_a_file_and_that_of_the_study_to_stderr(tmp_path: Path) -> None:
+    code = (
+        "import logging, os, sys\nfrom pathlib import Path\n"
+        "from study.cli.process import standard_streams\nfrom study.orchestrate.processes.output import ray_output_in\n"
+        "logger = logging.getLogger('ray'); logger.addHandler(logging.StreamHandler())\n"
+        "with standard_streams():\n"
+        "    with ray_output_in(Path(sys.argv[1])):\n"
+        "        os.write(2, b'native\\n'); logging.getLogger('ray.tune').error('of Tune')\n"
+        "        print('progress', file=sys.stderr)\n"
+        "    os.write(2, b'later\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "ray.log")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.splitlines() == ["progress", "later"]
+    assert (tmp_path / "ray.log").read_text().splitlines() == ["native", "of Tune"]
+
+
+def test_the_death_of_a_server_interrupts_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as server:
+        monkeypatch.setattr(watch, "servers_of", lambda log_dir: [psutil.Process(server.pid)])
+        with on_ending_signals(interrupt), pytest.raises(KeyboardInterrupt), watch.servers_watched("") as watching:
+            server.kill()
+            server.wait()
+            time.sleep(10)
+    assert f"sleep (pid {server.pid}) on this host has died" in watching.problem
+
+
+def test_the_processes_that_write_into_a_session_are_killed_and_its_readers_are_not(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(["sleep", "60"], stdout=file) as writer,
+        subprocess.Popen(["tail", "-f", str(log)], stdout=subprocess.DEVNULL) as reader,
+    ):
+        reaper.kill_session(str(tmp_path))
+        assert writer.wait(10) == -signal.SIGKILL
+        assert reader.poll() is None
+        reader.kill()
+
+
+def test_the_reaper_waits_for_the_end_of_its_driver_and_then_kills_the_session(tmp_path: Path) -> None:
+    with (tmp_path / "agent.log").open("w") as file, subprocess.Popen(["sleep", "60"], stdout=file) as agent:
+        with reaper.reaper(str(tmp_path)):
+            pass
+        assert agent.poll() is None, "the driver has ended it itself"
+        command = [sys.executable, "-P", reaper.__file__, str(tmp_path)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=True)
+        assert agent.wait(10) == -signal.SIGKILL

@@ -260,6 +260,8 @@ def test_the_folder_of_a_local_ray_is_private_and_short_enough_for_its_sockets(
         parent.mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(parent))
         folder = temporary_folder()
+        folder.chmod(0o777)  # as Ray does
+        assert temporary_folder() == folder
         assert len(f"{folder}{LONGEST_SOCKET}") <= SOCKET_PATH_LIMIT
         assert folder.parent.stat().st_mode & 0o777 == 0o700
 

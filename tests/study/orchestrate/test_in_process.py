@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from analysis.read.schema import PHASES
+from analysis.read.validate.records import Environment
+from analysis.verdict.trust import HostCaveats
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
 from study.orchestrate.driver import UserCodeError
@@ -142,6 +144,22 @@ def test_a_clock_that_is_set_back_during_a_trial_does_not_shorten_it(
     run = Run(tmp_path / "results", [SIZES], with_failure(set_clock_back, on=SIZES[1]))
     assert run.of(SIZES[1], "status") == "failed"
     assert 0 <= run.of(SIZES[1], "duration_s") < 60
+
+
+def test_another_study_on_the_host_is_recorded_and_stated_with_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter([[], ["pid 4711"], [], []])
+    monkeypatch.setattr("study.orchestrate.driver.other_studies", lambda pid: next(seen))
+    run = Run(tmp_path / "results", [SIZES[:2]])
+    assert run.of(SIZES[0], "environment")["other_studies"] == ["pid 4711"]
+    assert "other_studies" not in run.of(SIZES[1], "environment")
+    hosts = HostCaveats()
+    for trial_id, record in run.records.items():
+        hosts.add(trial_id, Environment.model_validate(record["environment"]).model_dump(exclude_unset=True))
+    assert (hosts.accompanied, hosts.accompanied_trials) == ({"pid 4711": 1}, 1)
+    assert hosts.labels() == ["another study on the host"]
+    assert "pid 4711" in hosts.sentences(2)[0]
 
 
 def test_larger_batches_and_repeats_are_pruned_after_running_out_of_memory(tmp_path: Path) -> None:

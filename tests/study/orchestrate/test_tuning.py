@@ -20,15 +20,43 @@ import ray
 from ray.util.state import list_actors
 
 from study.orchestrate.cluster import Cluster, connect
-from study.orchestrate.driver import grid_of
+from study.orchestrate.driver import Grid, grid_of
+from study.orchestrate.processes.watch import ClusterLost
 from study.orchestrate.protocol import Event
-from study.orchestrate.tune import run_trials, tune_grid
+from study.orchestrate.tune import OutOfHostMemory, memory_line, run_trials, tune_grid
 from study.store.store import Store
 from tests.support.faulty_workloads import HANGS, TOO_LARGE_BATCH
 from tests.support.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
 pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
+
+
+LOW_ON_MEMORY = """Caught unexpected exception: 2 worker(s) were killed due to the node running low on memory. Memory on
+the node (IP: 10.0.0.1, ID: 7f) was 14.90GB used / 15.60GB limit (0.955); threshold 0.95.
+Top 10 memory users: PID\tMEM(GB)\tCOMMAND
+4711\t12.34\tpython other.py
+12\t0.50\tray::Keeper
+"""
+
+
+def test_a_full_memory_is_retried_once_and_then_reported_with_the_largest_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trials = [quick_trial(repeat=repeat) for repeat in range(3)]
+    runs: list[list[Trial]] = []
+
+    def grid_on_a_full_host(name: str, grid: Grid, *arguments: Any, **options: Any) -> None:
+        runs.append(grid.trials)
+        arguments[3](Event("trial_ended", grid.trials[0], "done"))
+        if line := memory_line(RuntimeError(LOW_ON_MEMORY)):
+            raise OutOfHostMemory(line)
+
+    monkeypatch.setattr("study.orchestrate.tune.tune_grid", grid_on_a_full_host)
+    with pytest.raises(ClusterLost, match=r"pid 4711 with 12\.34 GB: python other\.py; fix: "):
+        run_trials("test", [trials], new_store(tmp_path / "results"), Cluster([], "", None, {}, ""))
+    assert runs == [trials, trials[1:]]
+    assert memory_line(RuntimeError("a bolt is loose")) == ""
 
 
 @pytest.fixture(scope="module")
