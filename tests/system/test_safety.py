@@ -220,6 +220,7 @@ ATTACKS = (
     "{{ 7 * 7 }}{% raw %}",
     "javascript:pwned(5)",
     "]]><script>pwned(6)</script>",
+    "$\\frac{$ ![picture](http://x/p.png) \x1b[2J",
 )
 
 
@@ -285,6 +286,8 @@ def test_figures_and_markdown_contain_no_markup_from_names(hostile: Path) -> Non
     assert pictures
     for text in [picture.read_text() for picture in pictures] + [(hostile / "report" / "report.md").read_text()]:
         assert not re.search(r"<(script|img|svg/onload|b onclick)", text)
+        assert "\x1b" not in text
+        assert "![picture](http" not in text or "<svg" in text
 
 
 # -------------------------------------------------------------------------------------------------------- secrets
