@@ -36,6 +36,7 @@ STYLE: dict[str, Any] = {
 TEXT: Any = {
     "font.size": 9.0, "axes.titlesize": 9.5, "axes.labelsize": 9.0, "legend.frameon": False, "svg.fonttype": "none",
     "svg.hashsalt": "scaling-study", "savefig.facecolor": "none",
+    "text.parse_math": False,  # a name may contain $; the figures use no formulas
     "axes.titley": 1.0,  # avoids a search for ticks above the axes, a fifth of the drawing time
 }  # fmt: skip
 

@@ -9,8 +9,7 @@ RUN_AGAIN = "remove that trial's folder and run the study again"
 RESTORE = "restore it from a copy"
 """Fixes for a damaged file: of a trial, and of a packed study."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
-_BREAK = re.compile(r"[\t\n\v\f\r\x85\u2028\u2029]+")
+_SPACES = re.compile(r"[^\S ]+")
 
 
 class ResultsError(ValueError):
@@ -31,9 +30,10 @@ def line(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, without control characters, and with an escape for each undecodable byte.
+    """Return a text in one line, without invisible characters, and with an escape for each undecodable byte.
 
-    A name in somebody else's folder could otherwise clear the terminal, hide text, or end a report that cannot encode
-    it.
+    A name in somebody else's folder could otherwise clear the terminal, hide or reverse text, or end a report that
+    cannot encode it.
     """
-    return _CONTROL.sub("", _BREAK.sub(" ", text)).encode("utf-8", "backslashreplace").decode()
+    encodable = text.encode("utf-8", "backslashreplace").decode()
+    return encodable if encodable.isprintable() else "".join(filter(str.isprintable, _SPACES.sub(" ", encodable)))

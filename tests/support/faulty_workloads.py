@@ -3,7 +3,10 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from trainables.workload import HeldOutSet, Workload
 
 TOO_LARGE_BATCH = 16
 HANGS = "hangs"
+STOPPED_S = 2.0
 STARVED = Path("/tmp/scaling-study-tests-starved")
 """if this file exists on a host, `slow` runs out of memory there"""
 
@@ -54,6 +58,29 @@ def hangs(trial: Trial) -> Workload:
 def dies(trial: Trial) -> Workload:
     """Die by SIGKILL, without an exception."""
     return _workload(lambda: _on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def exits(trial: Trial) -> Workload:
+    """Exit in a step as if all went well."""
+    return _workload(lambda: _on_last_rank(lambda: sys.exit(0)))
+
+
+def learns_nothing(trial: Trial) -> Workload:
+    """Return a loss that is NaN in every step."""
+    workload = _workload(lambda: None)
+    return replace(workload, loss=lambda outputs, targets: outputs.sum() * float("nan"))
+
+
+def stops(trial: Trial) -> Workload:
+    """Stop a rank for `STOPPED_S` in its tenth step, the fourth of the window with phases after two of warm-up."""
+    steps = itertools.count(1)
+
+    def stop() -> None:
+        if next(steps) == 10:
+            subprocess.Popen(["sh", "-c", f"sleep {STOPPED_S}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return _workload(lambda: _on_last_rank(stop))
 
 
 def slow(trial: Trial) -> Workload:

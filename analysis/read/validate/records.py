@@ -31,7 +31,7 @@ _DECLARED_LIKE_IT = ("reference_batch", "sweep_bytes", "tokens_per_sample", "bat
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
-Amount = Annotated[float, Field(ge=0, le=1e30)]
+Amount = Annotated[int | float, Field(ge=0, le=1e30)]
 Text = Annotated[str, Field(max_length=4096)]
 Scalar = Text | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | bool | None
 
@@ -127,7 +127,7 @@ class _Node(_Part):
     node_id: Text | None = None
     host: Text | None = None
     cpu_model: Text | None = None
-    cpu_count: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    cpu_count: Annotated[int | float, Field(ge=0, le=1e6)] | None = None
     memory_bytes: Count | None = None
     gpus: list[_Gpu] | None = None
     versions: dict[str, Scalar] | None = None
@@ -138,7 +138,7 @@ class _Reading(_Part):
     sm_clock_mhz: Amount | None = None
     memory_clock_mhz: Amount | None = None
     power_w: Amount | None = None
-    temperature_c: Annotated[float, Field(ge=-300, le=1e4)] | None = None
+    temperature_c: Annotated[int | float, Field(ge=-300, le=1e4)] | None = None
     energy_j: Amount | None = None
     at: Amount | None = None
     throttle_reasons: list[Text] | None = None
@@ -207,7 +207,7 @@ class TrialFile(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     schema_version: int
-    trial_id: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/]+$")]
+    trial_id: Annotated[str, Field(min_length=1, max_length=255)]
     trial: Fields
     status: str
     reason: str | None = None

@@ -368,3 +368,12 @@ def test_an_argument_that_is_no_text_is_one_line(
     assert main([*command, argument]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: argument ") and error.count("\n") == 1 and error[:-1].isprintable()
+
+
+RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
+COMMITTED = sorted(path.parent for path in RESULTS.rglob("study.json"))
+
+
+@pytest.mark.parametrize("committed", COMMITTED, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_no_trial_of_the_committed_results_is_damaged(committed: Path) -> None:
+    assert load_reduced(committed).damaged == ()

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from analysis.read.results import load_reduced
 from analysis.read.schema import PHASES
 from analysis.read.validate.records import Environment
-from analysis.verdict.trust import HostCaveats
+from analysis.study import analyse
+from analysis.verdict.trust import HostCaveats, trust
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
 from study.orchestrate.driver import UserCodeError
@@ -369,6 +371,28 @@ def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:
     ran = Run(tmp_path, [[dying, after]], ranks=LocalProcesses())
     assert ran.statuses([dying, after]) == ["failed", "done"]
     assert ran.of(dying, "reason").startswith("rank ")
+
+
+def test_the_report_states_a_rank_that_stopped_and_losses_that_are_not_finite(tmp_path: Path) -> None:
+    """A rank that exits with code 0 is a failure too, and the group's next trials run."""
+    from tests.support.faulty_workloads import STOPPED_S
+    from tests.support.orchestration import workload_trial
+
+    exits, stops, learns_nothing = trials = [
+        workload_trial(name, steps=12) for name in ("exits", "stops", "learns_nothing")
+    ]
+    ran = Run(tmp_path / "results", [trials], ranks=LocalProcesses())
+    assert ran.statuses(trials) == ["failed", "done", "done"]
+    assert ran.of(exits, "reason").startswith("rank ")
+    analysis = analyse(load_reduced(tmp_path / "results"))
+    assert analysis.results.damaged == ()
+    [paused] = [line for line in trust(analysis) if "seems to have stopped" in line]
+    assert stops.trial_id in paused and learns_nothing.trial_id not in paused
+    assert "on rank 1" in paused
+    shapes = analysis.results.shapes.set_index("trial_id")
+    assert STOPPED_S <= shapes.loc[stops.trial_id, "longest_s"] < 20 * STOPPED_S
+    [diverged] = [line for line in trust(analysis) if "not a finite number" in line]
+    assert learns_nothing.trial_id in diverged and stops.trial_id not in diverged
 
 
 def test_what_the_running_trials_do_is_reported_when_it_changes(tmp_path: Path) -> None:
