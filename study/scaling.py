@@ -266,7 +266,13 @@ def predict(
 @_subcommand("compare", _READ)
 def compare(
     before: Annotated[str, typer.Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")],
-    after: Annotated[str, typer.Argument(metavar="DIR_B", help="Results folder or URI to compare with the baseline.")],
+    after: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR_B",
+            help="Results folder or URI to compare with the baseline. Or @NAME: compare DIR_A with committed results.",
+        ),
+    ],
     fail_above: Annotated[
         str | None,
         typer.Option(
@@ -276,6 +282,10 @@ def compare(
             "missing in DIR_B, if none can be judged, or if one that cannot be judged seems to have lost more.",
         ),
     ] = None,
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="With --fail-above: judge the scaling efficiency instead of the throughput."),
+    ] = False,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
     ] = False,
@@ -296,15 +306,19 @@ def compare(
     if format_ not in ("text", "markdown"):
         raise ConfigurationError(f"--format: unknown format {shown(format_)}; allowed: text, markdown")
     threshold = comparison.share(fail_above) if fail_above is not None else None
+    baseline, other, may_differ = comparison.folders(before, after)
+    gate = comparison.Gate(threshold, scaling, allow_missing)
     with waiting("reading results"):
-        found = compare_folders(before, after)
+        found = compare_folders(baseline, other, may_differ)
+    if may_differ:
+        before, after, found = after, before, comparison.without_missing(found)
     if json_:
-        _print_json(comparison.as_json(found, threshold))
+        _print_json(comparison.as_json(found, gate))
     elif format_ == "markdown":
-        print(comparison.markdown(found, before, after, threshold))
+        print(comparison.markdown(found, before, after, gate))
     else:
-        comparison.show(found, before, after, threshold, table)
-    return comparison.exit_code(found, threshold, allow_missing)
+        comparison.show(found, before, after, gate, table)
+    return comparison.exit_code(found, gate)
 
 
 @_subcommand("pack", _FILES)
