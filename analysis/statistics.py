@@ -125,6 +125,26 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, *, same_study: bo
     return result
 
 
+def ratios_of_ratios(
+    numerator: tuple[pd.DataFrame, pd.DataFrame], denominator: tuple[pd.DataFrame, pd.DataFrame]
+) -> pd.DataFrame:
+    """Return the ratio of two ratios per row, such as efficiencies, with its interval; columns as in `ratios`.
+
+    Each pair is a ratio within one study, see `ratios`; the two studies are independent.
+    """
+    (a, b), (c, d) = numerator, denominator
+    center = (a["log_mean"] - b["log_mean"]) - (c["log_mean"] - d["log_mean"])
+    parts: list[_Part] = []
+    variances = [_common(a, b), _common(c, d)]
+    for variance in variances:
+        rest, degrees = _satterthwaite(variance.rest)
+        parts += [*variance.shifts, (rest, np.minimum(degrees, variance.limit))]
+    size = np.minimum(*(variance.size for variance in variances))
+    result = _interval(center, _Variance((), tuple(parts), np.full(len(size), np.inf), size))
+    result.insert(0, "ratio", np.exp(center))
+    return result
+
+
 def ratios_to_reference(estimates: pd.DataFrame, reference: pd.Series) -> pd.DataFrame:
     """Return the ratio of each row to its reference: columns ratio, low, high and more as in `ratios`.
 

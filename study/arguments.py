@@ -31,7 +31,13 @@ Laws = Annotated[bool, Option("--laws", help="Show the candidate laws, their wei
 Details = Annotated[bool, Option("--details", help="Show every column and note too.")]
 
 Baseline = Annotated[str, Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")]
-Compared = Annotated[str, Argument(metavar="DIR_B", help="Results folder or URI to compare with the baseline.")]
+Compared = Annotated[
+    str,
+    Argument(
+        metavar="DIR_B",
+        help="Results folder or URI to compare with the baseline. Or @NAME: compare DIR_A with committed results.",
+    ),
+]
 FailAbove = Annotated[
     str | None,
     Option(
@@ -40,6 +46,9 @@ FailAbove = Annotated[
         "entire 95 % interval of its ratio, or if it failed in DIR_B only. Otherwise exit with code 3 if one is "
         "missing in DIR_B, if none can be judged, or if one that cannot be judged seems to have lost more.",
     ),
+]
+OfScaling = Annotated[
+    bool, Option("--scaling", help="With --fail-above: judge the scaling efficiency instead of the throughput.")
 ]
 AllowMissing = Annotated[
     bool, Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")

@@ -23,6 +23,7 @@ from study.arguments import (
     Goal,
     LatestDirectory,
     Laws,
+    OfScaling,
     PackedInto,
     PredictedLink,
     PredictedSizes,
@@ -264,6 +265,7 @@ def compare(
     before: Baseline,
     after: Compared,
     fail_above: FailAbove = None,
+    scaling: OfScaling = False,
     allow_missing: AllowMissing = False,
     table: CompleteTable = False,
     format_: Format = "text",
@@ -278,15 +280,19 @@ def compare(
     if format_ not in ("text", "markdown"):
         raise ConfigurationError(f"--format: unknown format {shown(format_)}; allowed: text, markdown")
     threshold = comparison.share(fail_above) if fail_above is not None else None
+    baseline, other, may_differ = comparison.folders(before, after)
+    gate = comparison.Gate(threshold, scaling, allow_missing)
     with waiting("reading results"):
-        found = compare_folders(before, after)
+        found = compare_folders(baseline, other, may_differ)
+    if may_differ:
+        before, after, found = after, before, comparison.without_missing(found)
     if json_:
-        _print_json(comparison.as_json(found, threshold))
+        _print_json(comparison.as_json(found, gate))
     elif format_ == "markdown":
-        print(comparison.markdown(found, before, after, threshold))
+        print(comparison.markdown(found, before, after, gate))
     else:
-        comparison.show(found, before, after, threshold, table)
-    return comparison.exit_code(found, threshold, allow_missing)
+        comparison.show(found, before, after, gate, table)
+    return comparison.exit_code(found, gate)
 
 
 @_subcommand("pack", _FILES)

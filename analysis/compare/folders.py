@@ -1,19 +1,19 @@
 """Compare the same configurations in two results folders: before and after a change, on two machines or versions."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from analysis.measure.configurations import trial_fields
+from analysis.measure.configurations import LAYOUT, trial_fields
 from analysis.measure.measures import summaries
 from analysis.read.environment import NONE, by_environment, fingerprint
 from analysis.read.fields import Fields
 from analysis.read.results import ResultsError, load_reduced, nothing_timed
 from analysis.read.schema import PHASES
-from analysis.statistics import log_estimates, ratios
+from analysis.statistics import log_estimates, ratios, ratios_of_ratios
 from analysis.text import configuration_label, join, rank_noun, text
 
 COMPARED_MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
@@ -50,6 +50,10 @@ class Comparison:
     too, or none is done in b. only_a, only_b: labels of other configurations that only one folder has done. assumed:
     one line per field that only one folder has. environments: differences between the environments as name, a, b.
     left_out: one line per folder with trials in further environments.
+    scaling: one row per common configuration that ran on fewer ranks too, everything else equal: `label`, world_size,
+    reference_world_size (the fewest), rate_ratio (throughput on the fewest ranks, b / a), efficiency_a, efficiency_b
+    (throughput on N ranks / that on the fewest, per rank), and efficiency_ratio = b / a with efficiency_low,
+    efficiency_high and efficiency_more, as in `statistics.ratios_of_ratios`.
     """
 
     rows: pd.DataFrame
@@ -60,14 +64,17 @@ class Comparison:
     assumed: tuple[str, ...]
     environments: tuple[tuple[str, str, str], ...]
     left_out: tuple[str, ...]
+    scaling: pd.DataFrame
 
     @property
     def judged(self) -> int:
         """Return the number of rows with an interval, and therefore a verdict."""
         return int((self.rows["verdict"] != UNKNOWN).sum())
 
-    def judgements(self, threshold: float) -> pd.DataFrame:
+    def judgements(self, threshold: float, *, of_scaling: bool = False) -> pd.DataFrame:
         """Judge a loss of throughput above `threshold`, a share such as 0.05; indexed like `rows`.
+
+        of_scaling: judge a loss of scaling efficiency instead; indexed like `scaling`.
 
         Columns: judgement: `REGRESSION` if the complete 95 % interval is below 1 - threshold, so that a true loss equal
         to the threshold, or none at all, is one in at most one of forty rows. `NO_REGRESSION` if it is above.
@@ -75,11 +82,10 @@ class Comparison:
         would be a regression with an interval of this width, NaN without one. is_suspected: not judged, and the
         estimate is below 1 - threshold.
         """
-        ratio, low, high = (
-            self.rows[f"throughput_samples_per_s_{end}"].astype(float) for end in ("ratio", "low", "high")
-        )
+        rows, name = (self.scaling, "efficiency") if of_scaling else (self.rows, COMPARED_MEASURES[0])
+        ratio, low, high = (rows[f"{name}_{end}"].astype(float) for end in ("ratio", "low", "high"))
         limit = 1 - threshold
-        judgement = pd.Series(UNDECIDED, index=self.rows.index, dtype=object)
+        judgement = pd.Series(UNDECIDED, index=rows.index, dtype=object)
         judgement = judgement.mask(high < limit, REGRESSION).mask(low >= limit, NO_REGRESSION).mask(low.isna(), UNKNOWN)
         return pd.DataFrame(
             {
@@ -94,8 +100,8 @@ class Comparison:
         return self.rows[self.judgements(threshold)["judgement"] == REGRESSION]
 
 
-def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Comparison:
-    """Compare two results folders; trials match if all fields except the repeat are equal.
+def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignored: Collection[str] = ()) -> Comparison:
+    """Compare two results folders; trials match if all fields except the repeat, and those in `ignored`, are equal.
 
     A field that only one folder has takes, in the other, the default that the first folder's study.json states. Fields
     of kind machine, which describe where a trial ran, may differ if each folder has a single value. In a folder with
@@ -110,7 +116,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
         raise ResultsError(f"{before}: nothing to compare: {nothing_timed(frames[0])}")
     assumed = _add_defaults(frames, [declared for _, declared, _ in sides], (before, after))
     machine = {name for _, declared, _ in sides for name in declared.of_kind("machine")}
-    fields = [name for name in trial_fields(frames[0]) if name != "repeat"]
+    fields = [name for name in trial_fields(frames[0]) if name != "repeat" and name not in ignored]
     apart = [name for name in fields if name in machine and all(f[name].nunique() == 1 for f in frames)]
     keys = [name for name in fields if name not in apart]
     both = pd.concat([frame.assign(side=side) for frame, side in zip(frames, "ab", strict=True)], ignore_index=True)
@@ -136,6 +142,8 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
 
     rows = _ratios(both[both["status"] == "done"], common).join(found[list(axes)])
     rows.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in rows.index])
+    scaling = _scaling(both[both["status"] == "done"], found.loc[common], [name for name in keys if name not in LAYOUT])
+    scaling.insert(0, "label", [configuration_label(found.loc[i], axes, ranks) or "all trials" for i in scaling.index])
     order = rows["verdict"].eq(UNKNOWN).to_frame("last").assign(ratio=rows["throughput_samples_per_s_ratio"])
     of_b = both[(both["side"] == "b") & (both["status"] != "done")].groupby("configuration")
     failures = of_b[["status", "reason"]].first().assign(trials=of_b.size()).fillna({"reason": ""})
@@ -157,6 +165,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Co
             ]
         ),
         tuple(line for _, _, line in sides if line),
+        scaling.reset_index(drop=True),
     )
 
 
@@ -218,6 +227,34 @@ def _ratios(rows: pd.DataFrame, common: Sequence[int]) -> pd.DataFrame:
             verdict = pd.Series([_verdict(row) for _, row in ratio.iterrows()], index=index, dtype=object)
             columns |= {"n_a": a["n"], "n_b": b["n"], "verdict": verdict}
     return pd.DataFrame(columns)
+
+
+def _scaling(rows: pd.DataFrame, configurations: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return `Comparison.scaling` without labels, indexed by configuration.
+
+    rows: all done trials of both sides. configurations: fields of those in common; equal `keys` are one series.
+    """
+    ordered = configurations.sort_values(list(LAYOUT), kind="stable")
+    fewest = ordered.index.to_series().groupby([ordered[name] for name in keys], dropna=False).transform("first")
+    world_size = configurations["world_size"].astype(int)
+    fewest = fewest[world_size.loc[fewest.index] > world_size.loc[fewest].to_numpy()]
+    a, b = (
+        log_estimates(part, "configuration", COMPARED_MEASURES[0], stratum="host_bound")
+        for part in (rows[rows["side"] == side] for side in "ab")
+    )
+    reference_a, reference_b = (side.loc[fewest].set_axis(fewest.index) for side in (a, b))
+    a, b = a.loc[fewest.index], b.loc[fewest.index]
+    sizes, reference_sizes = world_size.loc[fewest.index], world_size.loc[fewest].set_axis(fewest.index)
+    share = reference_sizes / sizes
+    return pd.DataFrame(
+        {
+            "world_size": sizes,
+            "reference_world_size": reference_sizes,
+            "rate_ratio": reference_b["value"] / reference_a["value"],
+            "efficiency_a": a["value"] / reference_a["value"] * share,
+            "efficiency_b": b["value"] / reference_b["value"] * share,
+        }
+    ).join(ratios_of_ratios((b, reference_b), (a, reference_a)).add_prefix("efficiency_"))
 
 
 def _verdict(ratio: pd.Series) -> str:

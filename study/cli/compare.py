@@ -2,8 +2,12 @@
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.table import Table
 
 from analysis.compare.folders import (
@@ -34,6 +38,68 @@ _RATIO = "throughput_samples_per_s_ratio"
 _LOW, _HIGH, _MORE = (f"throughput_samples_per_s_{end}" for end in ("low", "high", "more"))
 _MAX_LISTED, _MAX_ROWS = 10, 8
 
+_RESULTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Committed results of GPUs that other results can be compared with.
+
+    folder: below benchmarks/results. command: measures the same configurations on another machine.
+    """
+
+    folder: str
+    command: str
+
+
+_SYNTHETIC = "--set dataset=synthetic --set image_size=224"
+_LAYOUT = "--set memory_format=channels_last --set gradient_as_bucket_view=false --set sequence_length=128"
+REFERENCES: Mapping[str, Reference] = {
+    "resnet50-vgg19_4xh200_2026-11": Reference(
+        "account",
+        "run weak --gpus 1,2,4 --batch-per-gpu 32,256 --model resnet50,vgg19 --precision bf16 --loader-workers 0 "
+        f"{_SYNTHETIC} {_LAYOUT}",
+    ),
+    "resnet18-small_4xh200_2026-11": Reference(
+        "default-4gpu",
+        "run weak --gpus 1,2,4 --batch-per-gpu 32,128,512 --model resnet18_small --precision fp32,bf16 "
+        f"--loader-workers 2 --set dataset=fashion_mnist_sample --set image_size=28 {_LAYOUT}",
+    ),
+}
+"""By name: model, hardware and date."""
+
+_WINDOWS = ("warmup_steps", "steps", "median_width", "account_steps", "sweep_bytes")
+"""Fields in which a trial may differ from a reference: the lengths of its windows."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a comparison has to pass. threshold: largest allowed loss, a share; None for no gate.
+
+    of_scaling: of scaling efficiency instead of throughput. allow_missing: configurations that B lacks are accepted.
+    """
+
+    threshold: float | None = None
+    of_scaling: bool = False
+    allow_missing: bool = False
+
+    @property
+    def measure(self) -> str:
+        return "scaling efficiency" if self.of_scaling else "throughput"
+
+
+def folders(before: str, after: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the baseline, the folder to compare with it, and the fields that may differ.
+
+    after: may be `@NAME` of a reference, which then is the baseline. Raises ConfigurationError for an unknown name.
+    """
+    if not after.startswith("@"):
+        return before, after, ()
+    if after[1:] not in REFERENCES:
+        allowed = ", ".join(f"@{name}" for name in REFERENCES)
+        raise ConfigurationError(f"unknown reference {shown(after)}; allowed: {allowed}")
+    return str(_RESULTS / REFERENCES[after[1:]].folder), before, _WINDOWS
+
 
 def share(text: str) -> float:
     """Convert a percentage such as "5%" to a fraction. Raises ConfigurationError for anything else."""
@@ -45,26 +111,32 @@ def share(text: str) -> float:
     return float(match[1]) / 100
 
 
-def exit_code(comparison: Comparison, threshold: float | None, allow_missing: bool) -> int:
+def without_missing(comparison: Comparison) -> Comparison:
+    """Return a comparison with a reference, of which other results may cover a part, without what they lack."""
+    return replace(comparison, only_a=())
+
+
+def exit_code(comparison: Comparison, gate: Gate) -> int:
     """Return the exit code of a comparison; `DONE` without a threshold.
 
     `SOME_FAILED`: a configuration lost more than the threshold, or failed in B. Otherwise `DOES_NOT_FIT`: a
     configuration is missing in B (unless allowed), none can be judged, or one that cannot be judged has an estimate
     beyond the threshold.
     """
-    if threshold is None:
+    if gate.threshold is None:
         return DONE
-    judgements = comparison.judgements(threshold)
+    judgements = comparison.judgements(gate.threshold, of_scaling=gate.of_scaling)
     if comparison.failed or (judgements["judgement"] == REGRESSION).any():
         return SOME_FAILED
-    if comparison.only_a and not allow_missing:
+    if comparison.only_a and not gate.allow_missing:
         return DOES_NOT_FIT
     is_judged = (judgements["judgement"] == NO_REGRESSION).any()
     return DONE if is_judged and not judgements["is_suspected"].any() else DOES_NOT_FIT
 
 
-def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
+def as_json(comparison: Comparison, gate: Gate) -> dict[str, Any]:
     """Return a comparison as JSON values. Unknown values are null."""
+    threshold = gate.threshold
     rows = json.loads(comparison.rows.to_json(orient="records", double_precision=15))
     judgements = comparison.judgements(threshold or 0.0)
     detectable = judgements["detectable"].astype(object).where(judgements["detectable"].notna(), None)
@@ -90,8 +162,15 @@ def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
         }
         for i, row in enumerate(rows)
     ]
+    scaling = json.loads(comparison.scaling.to_json(orient="records", double_precision=15))
+    of_scaling = comparison.judgements(threshold or 0.0, of_scaling=True)["judgement"]
+    for i, row in enumerate(scaling):
+        row["efficiency_interval"] = [row.pop("efficiency_low"), row.pop("efficiency_high")]
+        row["judgement"] = None if threshold is None else of_scaling[i]
+    regressions = of_scaling == REGRESSION if gate.of_scaling else is_regression
     return {
         "configurations": configurations,
+        "scaling": scaling,
         "failed": [failure.__dict__ for failure in comparison.failed],
         "only_a": comparison.only_a,
         "only_b": comparison.only_b,
@@ -100,13 +179,16 @@ def as_json(comparison: Comparison, threshold: float | None) -> dict[str, Any]:
         "left_out": comparison.left_out,
         "judged": comparison.judged,
         "fail_above": threshold,
-        "regressions": 0 if threshold is None else int(is_regression.sum()),
+        "measure": gate.measure,
+        "regressions": 0 if threshold is None else int(regressions.sum()),
     }
 
 
-def show(comparison: Comparison, before: str, after: str, threshold: float | None, table: bool) -> None:
+def show(comparison: Comparison, before: str, after: str, gate: Gate, table: bool) -> None:
     """Print the answer, the largest losses and the findings. table: all rows, and the parts of a step."""
-    print_wrapped(answer(comparison, threshold))
+    print_wrapped(answer(comparison, gate))
+    if line := scaling_answer(comparison):
+        print_wrapped(line)
     print(f"A: {before}\nB: {after}\n")
     cells = _throughput_cells(comparison)
     if table and cells:
@@ -122,7 +204,7 @@ def show(comparison: Comparison, before: str, after: str, threshold: float | Non
         )
         print_wrapped(f"\n{more_rows(len(cells) - _MAX_ROWS)}--table shows the throughputs and the parts of a step.")
     print()
-    for line in (*findings(comparison, threshold), *_context(comparison)):
+    for line in (*findings(comparison, gate), *_context(comparison)):
         print_wrapped(line)
 
 
@@ -130,20 +212,50 @@ def more_rows(count: int) -> str:
     return f"{counted(count, 'more row')}: " if count > 0 else ""
 
 
-def answer(comparison: Comparison, threshold: float | None) -> str:
+def scaling_answer(comparison: Comparison) -> str:
+    """Return how B's rate on the fewest ranks and its scaling to the most compare with A's; empty without scaling."""
+    rows = comparison.scaling
+    if rows.empty:
+        return ""
+    rows = rows[rows["reference_world_size"] == rows["reference_world_size"].min()]
+    rows = rows[rows["world_size"] == rows["world_size"].max()]
+    fewest, most = int(rows["reference_world_size"].min()), int(rows["world_size"].max())
+    scaling = _range(rows["efficiency_ratio"])
+    if len(rows) == 1:
+        row = rows.iloc[0]
+        ends = (float(row[f"efficiency_{end}"]) for end in ("ratio", "low", "high", "more"))
+        value, low, high, more = ends
+        scaling = with_interval(value, low, high, 2, more=more)
+    return (
+        f"The rate on {counted(fewest, 'rank')} is {_range(rows['rate_ratio'])} times A's, "
+        f"and the scaling to {counted(most, 'rank')} is {scaling} times A's."
+    )
+
+
+def _range(values: pd.Series) -> str:
+    least, most = (number(float(end), 2) for end in (values.min(), values.max()))
+    return least if least == most else f"{least} to {most}"
+
+
+def answer(comparison: Comparison, gate: Gate) -> str:
     """Return what the comparison found, in one sentence."""
-    rows = comparison.rows
+    rows, threshold = comparison.scaling if gate.of_scaling else comparison.rows, gate.threshold
     failed = f"{counted(len(comparison.failed), 'configuration')} failed in B only" if comparison.failed else ""
     if threshold is not None:
-        code = exit_code(comparison, threshold, allow_missing=True)
-        lost = len(comparison.regressions(threshold))
-        loss = f"{lost} of {counted(len(rows), 'configuration')} lost more than {percent(threshold, 1)} of throughput"
-        undecided = int(comparison.judgements(threshold)["judgement"].isin([UNDECIDED, UNKNOWN]).sum())
+        code = exit_code(comparison, replace(gate, allow_missing=True))
+        judgements = comparison.judgements(threshold, of_scaling=gate.of_scaling)["judgement"]
+        lost = int((judgements == REGRESSION).sum())
+        loss = (
+            f"{lost} of {counted(len(rows), 'configuration')} lost more than {percent(threshold, 1)} of {gate.measure}"
+        )
+        undecided = int(judgements.isin([UNDECIDED, UNKNOWN]).sum())
         loss += f"; {undecided} cannot be judged" if undecided else ""
         start = {SOME_FAILED: "Regression", DONE: "No regression"}.get(code, "Cannot be judged")
         return f"{start}: {', and '.join(filter(None, [failed, loss]))}."
     if rows.empty:
         return f"No configuration is done in both: {failed}."
+    if comparison.judged == 0:
+        return f"No interval for any of {counted(len(rows), 'configuration')}: one side has a single repeat."
     counts = rows["verdict"].value_counts()
     parts = [f"{name} in {counts[name]}" for name in (SLOWER, FASTER) if name in counts]
     of_all = f"of {counted(len(rows), 'configuration')}"
@@ -153,10 +265,11 @@ def answer(comparison: Comparison, threshold: float | None) -> str:
     return f"{text}{f'; {failed}' if failed else ''}."
 
 
-def markdown(comparison: Comparison, before: str, after: str, threshold: float | None) -> str:
+def markdown(comparison: Comparison, before: str, after: str, gate: Gate) -> str:
     """Return a comparison as Markdown, for a comment on a pull request: findings first, then the throughputs."""
     lines = [f"**Throughput of `{after}` (B) compared with `{before}` (A)**", ""]
-    lines += [f"- {_escaped(line)}" for line in (*findings(comparison, threshold), *_context(comparison))]
+    scaling = [scaling_answer(comparison)] if len(comparison.scaling) else []
+    lines += [f"- {_escaped(line)}" for line in (*scaling, *findings(comparison, gate), *_context(comparison))]
     if len(comparison.rows):
         lines += ["", "| configuration | A samples/s | B samples/s | B / A [95 %] | |", "|---|---:|---:|---:|---|"]
         lines += [f"| {' | '.join(map(_escaped, cells))} |" for cells in _throughput_cells(comparison)]
@@ -173,7 +286,7 @@ def _context(comparison: Comparison) -> list[str]:
     return [*differences, *comparison.assumed, *comparison.left_out]
 
 
-def findings(comparison: Comparison, threshold: float | None) -> list[str]:
+def findings(comparison: Comparison, gate: Gate) -> list[str]:
     """Return what was found, one line each: failures and regressions first, then missing and undecided ones."""
     lines = _listed(
         "failed in B, done in A",
@@ -191,15 +304,15 @@ def findings(comparison: Comparison, threshold: float | None) -> list[str]:
             f"no interval for {without_interval} of {len(comparison.rows)} configurations: one side has a single "
             "repeat; run both with --repeats 3 or more"
         )
-    if threshold is None:
+    if gate.threshold is None:
         return lines
-    judgements = comparison.judgements(threshold)
-    if comparison.judged:
+    judgements = comparison.judgements(gate.threshold, of_scaling=gate.of_scaling)
+    if judged := int((judgements["judgement"] != UNKNOWN).sum()):
         failing = int((judgements["judgement"] == REGRESSION).sum())
-        lines.append(
-            f"throughput loss above {percent(threshold, 1)} (entire 95 % interval): {failing} of {comparison.judged}"
-        )
-    undecided = comparison.rows.join(judgements)[judgements["judgement"] == UNDECIDED]
+        loss = f"{gate.measure} loss above {percent(gate.threshold, 1)}"
+        lines.append(f"{loss} (entire 95 % interval): {failing} of {judged}")
+    judged_rows = comparison.scaling if gate.of_scaling else comparison.rows
+    undecided = judged_rows.join(judgements)[judgements["judgement"] == UNDECIDED]
     return lines + _listed(
         "cannot be judged",
         [

@@ -7,7 +7,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.statistics import intervals, is_resolved, log_estimates, ratios, ratios_to_reference
+from analysis.statistics import (
+    intervals,
+    is_resolved,
+    log_estimates,
+    ratios,
+    ratios_of_ratios,
+    ratios_to_reference,
+)
 from analysis.two_way import OUTLYING_P, PRIOR_DEGREES, complete, incomplete
 
 
@@ -241,3 +248,24 @@ def test_the_further_repeats_narrow_the_interval_to_a_factor_of_2_if_the_spread_
         assert (math.exp(2 * half) <= 2) is narrow
     assert intervals(estimates([100.0, 101.0])).iloc[0]["more"] == 0
     assert math.isinf(intervals(estimates([1.0, 1e9])).iloc[0]["more"])
+
+
+def test_a_ratio_of_efficiencies_contains_the_true_one_as_often_as_it_says() -> None:
+    """Two studies of 5 groups with a shift each; the 95 % interval of the ratio of their speed-ups, true value 0.9."""
+    rng = np.random.default_rng(11)
+    true = np.log([[1.0, 3.6], [0.8, 0.8 * 3.6 * 0.9]])
+    covered = []
+    for _ in range(70):
+        sides = [
+            log_estimates(
+                study(logs[:, None] + 0.02 * rng.standard_normal((2, 5)) + 0.1 * rng.standard_normal(5)), "c", "value"
+            )
+            for logs in true
+        ]
+        (a, reference_a), (b, reference_b) = ((side.loc[[1]], side.loc[[0]].set_axis([1])) for side in sides)
+        row = ratios_of_ratios((b, reference_b), (a, reference_a)).iloc[0]
+        assert (
+            row["high"] / row["low"] < 1.3
+        )  # the shift of a group, which is five times as large as the noise, cancels
+        covered.append(row["low"] <= 0.9 <= row["high"])
+    assert 0.89 <= np.mean(covered) <= 0.99
