@@ -22,7 +22,7 @@ RECORDED = recorded_fields()
 DECLARED = fields_of({"fields": RECORDED})
 """the declaration of trial fields in a study's results"""
 
-USUAL_VALUES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg", "interconnect": "auto"}
+USUAL_VALUES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
 """fields that are only part of an id if they have another value"""
 
 
