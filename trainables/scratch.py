@@ -2,6 +2,7 @@
 
     TMPDIR/scaling-study-UID/     mode 700
         KIND-xxxxxxxx/            a scratch folder; its owner locks the file `in-use` in it
+        measuring-PID.lock        locked by a study that measures
         logs/                     output of scripts, and tracebacks
         workload-DIGEST/  core-N  copies of users' workload files; locks of cores
         ray/session_*             files of local Rays
@@ -150,9 +151,11 @@ class Leftover:
 def leftovers() -> list[Leftover]:
     """Return what studies of this user have left on this host, by name."""
     folder = user_folder()
-    in_use = {path for path in _scratch_folders(folder) if _is_in_use(path)}
+    in_use = {path for path in _scratch_folders(folder) if _is_locked(path / IN_USE)}
+    in_use |= {path for path in folder.glob("*.lock") if _is_locked(path)}  # of studies that measure
     found = [*folder.iterdir(), *(folder / "logs").glob("*"), *(folder / "ray").glob("session_*")]
-    paths = [path for path in found if path.name not in ("logs", "ray", "lock") and not path.is_symlink()]
+    others = ("logs", "ray", "lock")
+    paths = [path for path in found if path.name not in others and path.suffix != ".lock" and not path.is_symlink()]
     commands = _command_lines() if (folder / "ray").is_dir() else ""
     return [Leftover(path, _size_bytes(path), _needed_by(path, in_use, commands)) for path in sorted(paths)]
 
@@ -185,9 +188,9 @@ def _scratch_folders(folder: Path) -> list[Path]:
     return [path.parent for path in folder.glob(f"*/{IN_USE}")]
 
 
-def _is_in_use(folder: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     try:
-        with open_regular(folder / IN_USE, owner=os.getuid()) as file:
+        with open_regular(path, owner=os.getuid()) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from study.cli.doctor import temporary_files
-from study.cli.host import LOCK_NAME, busy_lines, measuring
+from study.orchestrate.discovery.neighbours import LOCK_NAME, measuring, other_studies
 from study.scaling import main
 from tests.support.system import needs
 from trainables.scratch import (
@@ -129,10 +129,10 @@ def test_named_pipes_and_links_in_the_temporary_folder_stop_no_study(tmp_path: P
         folder.mkdir(mode=0o777)
         os.mkfifo(folder / IN_USE)
         aged(folder, 2 * YOUNG_S)
-    os.mkfifo(tmp_path / LOCK_NAME.format(user="other"))
-    os.mkfifo(tmp_path / LOCK_NAME.format(user=os.getuid()))
-    with scratch_folder("tune"), measuring(tmp_path):
-        assert busy_lines(on_gpus=False, folder=tmp_path) is not None
+    os.mkfifo(user_folder() / LOCK_NAME.format(pid=1))
+    os.mkfifo(user_folder() / LOCK_NAME.format(pid=os.getpid()))
+    with scratch_folder("tune"), measuring():
+        assert not any("measures on this host" in line for line in other_studies(os.getpid()))
     for core in os.sched_getaffinity(0):
         (user_folder() / f"core-{core}").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError), exclusive_cores(1):
@@ -219,6 +219,11 @@ def test_clean_removes_what_no_running_study_needs_and_nothing_else(tmp_path: Pa
         }
     ray.kill()
     ray.wait()
+    with measuring():
+        assert clean()[0][0].path.name == "session_2"
+    (folder / "ray" / "session_2").mkdir()
+    (folder / "ray" / "session_2" / "file").write_text("y" * 500)
+    os.utime(folder / "ray" / "session_2", (0, 0))
     removed, kept = clean()
     assert {leftover.path.name for leftover in removed} == {"workload-1234abcd", log.name, "session_2"}
     assert sum(leftover.size_bytes for leftover in removed) == 2000
