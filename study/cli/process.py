@@ -93,7 +93,7 @@ def standard_streams() -> Iterator[None]:
     for stream in streams:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = _Results(streams[0]), _Progress(streams[1])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Results(streams[0]), _Progress(streams[1])
     try:
         yield
     finally:

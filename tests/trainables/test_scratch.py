@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from study.cli.doctor import temporary_files
-from study.cli.host import LOCK_NAME, busy_lines, measuring
+from study.orchestrate.discovery.neighbours import LOCK_NAME, measuring, other_studies
 from study.scaling import main
 from tests.support.system import needs
 from trainables.scratch import (
@@ -129,10 +129,10 @@ def test_named_pipes_and_links_in_the_temporary_folder_stop_no_study(tmp_path: P
         folder.mkdir(mode=0o777)
         os.mkfifo(folder / IN_USE)
         aged(folder, 2 * YOUNG_S)
-    os.mkfifo(tmp_path / LOCK_NAME.format(user="other"))
-    os.mkfifo(tmp_path / LOCK_NAME.format(user=os.getuid()))
-    with scratch_folder("tune"), measuring(tmp_path):
-        assert busy_lines(on_gpus=False, folder=tmp_path) is not None
+    os.mkfifo(tmp_path / LOCK_NAME.format(pid=1))
+    os.mkfifo(tmp_path / LOCK_NAME.format(pid=os.getpid()))
+    with scratch_folder("tune"), measuring([], tmp_path):
+        assert other_studies(os.getpid(), [], tmp_path) is not None
     for core in os.sched_getaffinity(0):
         (user_folder() / f"core-{core}").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError), exclusive_cores(1):
