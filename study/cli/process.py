@@ -93,7 +93,7 @@ def standard_streams() -> Iterator[None]:
     for stream in streams:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = _Results(streams[0]), _Progress(streams[1])  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Results(streams[0]), _Progress(streams[1])
     try:
         yield
     finally:
@@ -160,6 +160,9 @@ def report_in_new_process(out: str, exit_code: int) -> None:
         stream.flush()
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    for name in os.listdir("/dev/fd"):  # else the new process would count as one that writes Ray's logs
+        with contextlib.suppress(OSError):
+            os.set_inheritable(int(name), int(name) <= 2)
     for number in ENDING:  # what is ignored stays so in the new process
         signal.signal(number, signal.SIG_IGN)
     os.execve(sys.executable, [sys.executable, "-c", _REPORT, out, str(exit_code)], os.environ | {"PYTHONPATH": path})

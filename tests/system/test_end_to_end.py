@@ -58,10 +58,10 @@ class Command:
         """Return the descendants of the command, including Ray's processes and the ranks."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def wait_for(self, done: int, out: Path, timeout_s: float = 200) -> None:
-        """Wait until this command runs trials and `done` trials are saved, also by ranks of a killed command."""
+    def wait_for(self, done: int, out: Path, timeout_s: float = 200, line: str = "cluster: ") -> None:
+        """Wait until this command prints a line and `done` trials are saved, also by ranks of a killed command."""
         deadline_s = time.monotonic() + timeout_s
-        while "cluster: " not in self.log.read_text() or len(finished(out)) < done:
+        while line not in self.log.read_text() or len(finished(out)) < done:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
             time.sleep(0.1)
@@ -133,7 +133,7 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     assert kept.items() <= finished(out).items()
 
     fourth = Command(command, folder, "lost")
-    fourth.wait_for(3, out)
+    fourth.wait_for(3, out, line="starting a worker group")
     family = fourth.family()
     [raylet] = [process for process in family if process.name() == "raylet"]
     raylet.kill()

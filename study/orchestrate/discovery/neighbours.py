@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pynvml
 
+from study.orchestrate.discovery.address import is_this_host
 from study.store import nvml
 from trainables.scratch import open_regular, user_folder
 
@@ -61,8 +62,18 @@ def other_rays(own_pid: int, address: str | None = None) -> list[str]:
     return [
         f"pid {raylet['pid']} of user {raylet['user']}, cluster {raylet['address']}, since {raylet['since']}"
         for raylet in _raylets()
-        if raylet["study_pid"] is None and own_pid not in raylet["ancestors"] and raylet["address"] != address
+        if raylet["study_pid"] is None
+        and own_pid not in raylet["ancestors"]
+        and not _are_equal(raylet["address"], address)
     ]
+
+
+def _are_equal(one: str, other: str | None) -> bool:
+    """Return True if two addresses name the same server. This host has several names."""
+    if other is None or one == other:
+        return one == other
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    return port == other_port and is_this_host(host) and is_this_host(other_host)
 
 
 def visible_gpus() -> list[str]:

@@ -79,6 +79,9 @@ def test_rays_and_studies_of_other_users_are_seen_in_the_process_table(
     [ray] = other_rays(os.getpid())
     assert ray.startswith("pid 77 of user somebody, cluster 10.0.0.1:6379, since 19")
     assert other_rays(os.getpid(), address="10.0.0.1:6379") == [], "it is the cluster of this study"
+    processes[1] = raylet("somebody", [], "127.0.0.1:6379")
+    assert other_rays(os.getpid(), address="localhost:6379") == []
+    assert len(other_rays(os.getpid(), address="localhost:6380")) == 1
     lines = busy_lines(on_gpus=False)
     assert [line.partition("; fix: ")[0].split(" ")[:2] for line in lines] == [
         ["another", "study,"],

@@ -190,6 +190,20 @@ def test_the_death_of_a_server_interrupts_the_main_thread(monkeypatch: pytest.Mo
     assert f"sleep (pid {server.pid}) on this host has died" in watching.problem
 
 
+def test_the_report_in_a_new_process_has_this_exit_code_and_no_file_of_the_old_one(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom study.cli import process\nfrom study.orchestrate import local_ray\n"
+        "local_ray.kill_local = lambda: None\nfile = open(sys.argv[1], 'w'); os.set_inheritable(file.fileno(), True)\n"
+        "process._REPORT = 'import os, sys; print(sys.argv[1]); print(*map(os.path.realpath, "
+        '(f"/dev/fd/{name}" for name in os.listdir("/dev/fd")))); sys.exit(int(sys.argv[2]))\'\n'
+        "process.report_in_new_process('OUT', 4)\n"
+    )
+    log = tmp_path / "driver.log"
+    done = subprocess.run([sys.executable, "-c", code, str(log)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[:1]) == (4, ["OUT"]), done.stderr
+    assert log.exists() and str(log) not in done.stdout
+
+
 def test_the_processes_that_write_into_a_session_are_killed_and_its_readers_are_not(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     with (
