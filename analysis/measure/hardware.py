@@ -4,7 +4,7 @@ Peaks are dense: rates with 2:4 sparsity in data sheets are halved. A device is 
 its driver. Other devices, such as a MIG slice, have no known peak and therefore no utilisation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +158,7 @@ def beyond_peak(measured: pd.DataFrame) -> pd.Series:
     known device are left out. Beyond 1, the clock, the count or the trial is wrong.
     """
     rows = measured.set_index("trial_id")
-    ratios = {}
+    ratios: dict[Hashable, float] = {}
     for trial_id, row in rows.iterrows():
         flops, step_s = _evidence(row["environment"])["step_flops"], row["step_s"]
         peak = _peak_of_all(row)

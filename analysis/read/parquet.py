@@ -97,7 +97,8 @@ def read_portion(files: Sequence[TableFile], schema: pa.Schema) -> tuple[pa.Tabl
 
     Raises ResultsError if a packed file is damaged.
     """
-    tables, damaged = [_encoded(schema).empty_table()], {}
+    tables: list[pa.Table] = [_encoded(schema).empty_table()]
+    damaged: dict[str, str] = {}
     for file in files:
         try:
             tables.append(_read(file, _encoded(schema)))

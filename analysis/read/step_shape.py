@@ -74,20 +74,21 @@ def step_shapes(steps: pd.DataFrame) -> pd.DataFrame:
 def _longest(timed: pd.DataFrame, phases: Sequence[str]) -> dict[str, Any]:
     """Describe the longest step of a trial; timed: its steps on all ranks."""
     by_step = timed.groupby("step")["step_s"].max()
-    step, median_s = by_step.idxmax(), by_step.median()
-    rank, phase = None, None
+    step: Any = by_step.idxmax()
+    median_s = by_step.median()
+    place: Any = (np.nan, None)
     names = [name for name in phases if name not in _WAITING]
     if "rank" in timed and names:
         usual_s = timed.groupby("rank")[names].median()
         excess_s = timed[timed["step"] == step].set_index("rank")[names].fillna(0.0).sub(usual_s.fillna(0.0)).stack()
         if excess_s.max() > (by_step.max() - median_s) / 2:
-            rank, phase = excess_s.idxmax()
+            place = excess_s.idxmax()
     return {
         "longest_step": step,
         "longest_s": by_step.max(),
         "longest_after_s": by_step[by_step.index < step].sum(),
-        "longest_rank": np.nan if rank is None else rank,
-        "longest_phase": phase,
+        "longest_rank": place[0],
+        "longest_phase": place[1],
     }
 
 

@@ -12,7 +12,7 @@ from analysis.read.errors import ResultsError
 from analysis.read.schema import SCHEMA_VERSION, STATUSES
 
 MAX_RANKS = 2**16
-MAX_STEPS = 2**20
+MAX_STEPS = 2**24
 MAX_ROWS = 10_000_000
 """Largest accepted counts: ranks of a trial, steps of a window, and rows of one table of a trial."""
 
@@ -33,6 +33,7 @@ Count = Annotated[int, Field(ge=0, le=2**40)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Amount = Annotated[int | float, Field(ge=0, le=1e30)]
 Text = Annotated[str, Field(max_length=4096)]
+Arguments = Annotated[str, Field(max_length=2**17)]
 Scalar = Text | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | bool | None
 
 
@@ -72,12 +73,13 @@ class Fields(_Part):
     median_width: Annotated[float, Field(gt=0, lt=1)] | None = None
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     tokens_per_sample: Positive | None = None
-    bindings: Text = ""
     script: Text = ""
     train_function: Text = ""
-    script_flags: Text = ""
-    script_env: Text = ""
-    function_config: Text = ""
+    script_arguments: Arguments = ""
+    script_flags: Arguments = ""
+    script_env: Arguments = ""
+    function_config: Arguments = ""
+    bindings: Arguments = ""
 
     __pydantic_extra__: dict[str, Scalar]
 
@@ -157,9 +159,9 @@ class _PlainWindow(_Part):
 
 
 class _Probe(_Part):
-    samples_per_step: Amount | None = None
+    samples_per_step: Annotated[int | float, Field(ge=0, le=2**30)] | None = None
     tokens_per_step: Amount | None = None
-    micro_batches: Annotated[int, Field(ge=0, le=2**12)] | None = None
+    micro_batches: Annotated[int, Field(ge=0, le=2**16)] | None = None
     nulls: dict[str, Text | None] | None = None
 
 

@@ -27,7 +27,7 @@ _LONGEST_S = 1e9
 _NOT_FINITE_IS_UNKNOWN = (
     "loss", "train_loss", "validation_loss", "noise_trace", "noise_norm2",
 )  # fmt: skip
-_POSITIVE = ("window_s", "step_s", "seconds", "train_s", "group_size", "loss_scale")
+_POSITIVE = ("window_s", "step_s", "seconds", "train_s", "group_size")
 _SHARES = ("train_top1", "train_top5", "validation_top1", "validation_top5")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "steps": ("rank", "window", "step"),
