@@ -186,9 +186,9 @@ def as_json(comparison: Comparison, gate: Gate) -> dict[str, Any]:
 
 def show(comparison: Comparison, before: str, after: str, gate: Gate, table: bool) -> None:
     """Print the answer, the largest losses and the findings. table: all rows, and the parts of a step."""
-    print_wrapped(answer(comparison, gate))
-    if line := scaling_answer(comparison):
-        print_wrapped(line)
+    scaling = scaling_answer(comparison)
+    is_reference = before.startswith("@")
+    print_wrapped(scaling if scaling and is_reference else answer(comparison, gate))
     print(f"A: {before}\nB: {after}\n")
     cells = _throughput_cells(comparison)
     if table and cells:
@@ -204,7 +204,8 @@ def show(comparison: Comparison, before: str, after: str, gate: Gate, table: boo
         )
         print_wrapped(f"\n{more_rows(len(cells) - _MAX_ROWS)}--table shows the throughputs and the parts of a step.")
     print()
-    for line in (*findings(comparison, gate), *_context(comparison)):
+    more = [answer(comparison, gate) if is_reference else scaling] if scaling else []
+    for line in (*more, *findings(comparison, gate), *_context(comparison)):
         print_wrapped(line)
 
 
