@@ -100,7 +100,7 @@ def _bad_rows(name: str, frame: pd.DataFrame, files: Mapping[str, TrialFile]) ->
 
 def _out_of_range(column: str, values: pd.Series) -> Iterator[tuple[pd.Series, str]]:
     numbers = values.astype(float)
-    yield np.isinf(numbers), f"{column} is not finite"
+    yield numbers.isin([np.inf, -np.inf]), f"{column} is not finite"
     if column in _POSITIVE:
         yield numbers <= 0, f"{column} is not positive"
     elif column in _SHARES:

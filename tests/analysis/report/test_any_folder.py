@@ -157,7 +157,7 @@ def write(content: Content, directory: Path) -> None:
     for number, (trial, tables) in enumerate(zip(content.records, content.tables, strict=True)):
         name = trial.get("trial_id")
         is_plain = isinstance(name, str) and name.isprintable() and 0 < len(name) < 200 and "/" not in name
-        folder = directory / "trials" / (name if is_plain and name not in (".", "..") else str(number))
+        folder = directory / "trials" / (str(name) if is_plain and name not in (".", "..") else str(number))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "trial.json").write_text(json.dumps(trial))
         for table, frame in tables.items():

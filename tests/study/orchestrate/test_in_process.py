@@ -390,7 +390,7 @@ def test_the_report_states_a_rank_that_stopped_and_losses_that_are_not_finite(tm
     assert stops.trial_id in paused and learns_nothing.trial_id not in paused
     assert "on rank 1" in paused
     shapes = analysis.results.shapes.set_index("trial_id")
-    assert STOPPED_S <= shapes.loc[stops.trial_id, "longest_s"] < 20 * STOPPED_S
+    assert STOPPED_S <= shapes["longest_s"].loc[stops.trial_id] < 20 * STOPPED_S
     [diverged] = [line for line in trust(analysis) if "not a finite number" in line]
     assert learns_nothing.trial_id in diverged and stops.trial_id not in diverged
 
