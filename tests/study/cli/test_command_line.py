@@ -835,7 +835,7 @@ def test_an_interrupt_writes_a_partial_report_and_prints_the_command_that_resume
     def interrupted(address: str | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("study.cli.commands.busy_lines", lambda on_gpus: [])  # other tests load this host
+    monkeypatch.setattr("study.cli.host.busy_lines", lambda *arguments: [])  # other tests load this host
     monkeypatch.setattr("study.cli.commands.connect", interrupted)
     store = open_store(tmp_path)
     for trial in trials_of("smoke")[:6]:
@@ -860,7 +860,7 @@ def test_an_interrupt_during_the_report_prints_the_command_that_resumes(
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("study.cli.commands.busy_lines", lambda on_gpus: [])  # other tests load this host
+    monkeypatch.setattr("study.cli.host.busy_lines", lambda *arguments: [])  # other tests load this host
     monkeypatch.setattr("study.cli.commands.connect", interrupted)
     monkeypatch.setattr("analysis.report.report.write_report", interrupted)
     arguments = ["run", "smoke", "--out", str(tmp_path)]
