@@ -176,15 +176,14 @@ def gain_rows(
         }
         for _, row in changes.iterrows()
     ]
-    known = {} if headline is None else shares.loc[headline].to_dict()
-    bounds = []
-    for name in REGIONS:
-        share = known.get(name)
-        if name == "compute" or pd.isna(share) or (gain := largest_gain(float(share))) < _LEAST_GAIN:
+    bounds: list[tuple[float, str, str]] = []
+    for name in REGIONS if headline is not None else ():
+        share = float(shares[name].to_dict()[headline])
+        if name == "compute" or pd.isna(share) or (gain := largest_gain(share)) < _LEAST_GAIN:
             continue
         words = WORDS[name]
-        how = fewer_launches(configurations.loc[headline]) if name == "host" else words.change
-        row = {"change": f"no {words.takes}", "how": how, "gain": gain, "is_measured": False, "configuration": headline}
-        bounds.append(row)
-    rows += sorted(bounds, key=lambda row: -row["gain"])
+        how = fewer_launches(configurations.loc[[headline]].iloc[0]) if name == "host" else words.change
+        bounds.append((gain, f"no {words.takes}", how))
+    for gain, change, how in sorted(bounds, key=lambda bound: -bound[0]):
+        rows.append({"change": change, "how": how, "gain": gain, "is_measured": False, "configuration": headline})
     return pd.DataFrame(rows, columns=GAIN_COLUMNS).astype({name: float for name in ("gain", "gain_low", "gain_high")})

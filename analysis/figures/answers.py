@@ -82,7 +82,7 @@ def work(analysis: ReportInputs) -> Figure | None:
 
 def headline_label(analysis: Analysis) -> str:
     """Return the varying fields of the headline configuration, without the number of ranks."""
-    row = analysis.configurations.loc[analysis.headline]
+    row = analysis.configurations.loc[[analysis.headline]].iloc[0]
     excluded = ("world_size", "nodes", *analysis.fields.timing, *(["interconnect"] if _is_real(row) else []))
     names = [name for name in analysis.axes if name not in excluded]
     return configuration_label(row, [*names, *({"batch_per_gpu"} - set(names))], study_ranks(analysis))

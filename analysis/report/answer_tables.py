@@ -88,7 +88,7 @@ def holds_back(analysis: Analysis) -> Table:
         Column("share_percent", "share (%)", "of the step.", decimals=1),
         Column("how", "what reduces it"),
     )
-    shares = {} if analysis.headline is None else analysis.regions.loc[analysis.headline].to_dict()
+    shares = {} if analysis.headline is None else analysis.regions.loc[[analysis.headline]].iloc[0].to_dict()
     rows = [
         {"part": WORDS[name].takes, "share_percent": 100 * float(shares[name]), "how": WORDS[name].change}
         for name in REGIONS
@@ -140,7 +140,8 @@ def changes(analysis: Analysis) -> Table:
     frame["evidence"] = ["measured" if is_measured else "upper bound" for is_measured in frame["is_measured"]]
     names = [name for name in ("world_size", "batch_per_gpu", "model") if name in analysis.axes]
     frame["where"] = [
-        configuration_label(analysis.configurations.loc[index], names, ranks) for index in frame["configuration"]
+        configuration_label(analysis.configurations.loc[[index]].iloc[0], names, ranks)
+        for index in frame["configuration"]
     ]
     frame["trial_ids"] = [_trial_ids(analysis, index) for index in frame["configuration"]]
     return Table(

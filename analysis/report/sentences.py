@@ -61,7 +61,7 @@ def holds_back(analysis: Analysis) -> list[str]:
     if analysis.headline is None:
         return []
     sentences = []
-    shares = analysis.regions.loc[analysis.headline]
+    shares = analysis.regions.loc[[analysis.headline]].iloc[0]
     bound = shares["bound"]
     if isinstance(bound, str):
         share = float(shares[bound])
@@ -97,7 +97,8 @@ def change(analysis: Analysis) -> list[str]:
     if len(bounds):
         best = bounds.iloc[0]
         sentences.append(f"Upper bound, not measured: {percent(best['gain'] - 1, 1)} by {best['how']}.")
-    row, bound = analysis.configurations.loc[analysis.headline], analysis.regions.loc[analysis.headline, "bound"]
+    row = analysis.configurations.loc[[analysis.headline]].iloc[0]
+    bound = analysis.regions.loc[[analysis.headline]].iloc[0]["bound"]
     if bound == "host":
         return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]
     if bound == "compute" and bounds.empty:
