@@ -210,7 +210,8 @@ def test_a_done_trial_is_never_replaced(tmp_path: Path, remote: Store, status: s
 
 def test_of_studies_that_open_a_new_folder_at_the_same_time_one_is_accepted(tmp_path: Path) -> None:
     for number in range(10):
-        together, accepted = threading.Barrier(4), []
+        together = threading.Barrier(4)
+        accepted: list[str] = []
 
         def open_as(name: str, out: Path, together: threading.Barrier, accepted: list[str]) -> None:
             together.wait()
