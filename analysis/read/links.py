@@ -58,7 +58,7 @@ def trial_files(system: pafs.FileSystem, root: str) -> dict[str, int | None]:
     """
     if isinstance(system, pafs.LocalFileSystem):
         trials = os.path.join(root, "trials")
-        return dict(_local_files(trials)) if os.path.isdir(trials) else {}
+        return dict(_local_files(trials)) if os.path.lexists(trials) else {}
     selector = pafs.FileSelector(f"{root}/trials", recursive=True, allow_not_found=True)
     base = selector.base_dir.strip("/") + "/"
     files = {

@@ -465,9 +465,7 @@ def test_a_file_in_place_of_the_trials_folder_is_one_line(capsys: pytest.Capture
     for arguments in (["report", store.out], ["predict", store.out, "--gpus", "4"], ["compare", store.out, store.out]):
         assert main(arguments) == 2
         [output] = capsys.readouterr().err.splitlines()
-        assert output.startswith(
-            f"error: {tmp_path}: cannot be read ([Errno 20] Cannot list directory '{tmp_path}/trials'"
-        )
+        assert output.startswith(f"error: {tmp_path}: cannot be read ([Errno 20] Not a directory: '{tmp_path}/trials'")
 
 
 @pytest.mark.parametrize("planned", [5, "all", {"a": 1}, [[1], {}, None]])
