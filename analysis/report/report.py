@@ -251,8 +251,8 @@ def environment_rows(analysis: Analysis) -> list[tuple[str, str]]:
     environments = analysis.results.trials["environment"]
     locks = [environment.get("lock_file") for environment in environments]
     systems = [node.get("os") for environment in environments for node in used_nodes(environment)]
-    for name, values in (("lock file", locks), ("OS", systems), ("date", dates(analysis))):
-        varying[name] = [str(value) for value in dict.fromkeys(values) if value]
+    for name, listed in (("lock file", locks), ("OS", systems), ("date", dates(analysis))):
+        varying[name] = [str(value) for value in dict.fromkeys(listed) if value]
     return [*analysis.environment.items(), *((name, join(values, "or")) for name, values in varying.items() if values)]
 
 

@@ -111,7 +111,8 @@ def test_narrow_figures_stack_their_panels(gpu: ReportInputs) -> None:
         stacked = scaling_weak(gpu)
     assert wide is not None and stacked is not None
     assert wide.get_figwidth() > 7 > 5 > stacked.get_figwidth()
-    columns = {axis.get_subplotspec().colspan.start for axis in stacked.axes if axis.get_subplotspec()}
+    cells = [cell for axis in stacked.axes if (cell := axis.get_subplotspec())]
+    columns = {cell.colspan.start for cell in cells}
     assert columns == {0}
 
 
