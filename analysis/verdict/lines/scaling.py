@@ -179,7 +179,8 @@ def _late_rank(analysis: Analysis, subject: Subject) -> str:
 def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     """Predict the work of more ranks than measured, or say why that is impossible.
 
-    Of the numbers of ranks that the report predicts, the largest one with an interval.
+    Of the numbers of ranks that the report predicts, the largest one with an interval. If they need more nodes and no
+    network between nodes was measured: the smallest one, as if within one node, without an interval.
     """
     one, several = study_ranks(analysis)
     label = "more GPUs" if one == "GPU" else "more ranks"
@@ -201,12 +202,21 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     if series.host_bound:
         return line(f"not predicted: host-bound on 1 or 2 {several}")
     sizes = [factor * series.sizes[-1] for factor in FORECAST_FACTORS]
+    numbers = {model.number for model in analysis.models if _is_of(model.series, subject)}
+    rows = forecast(analysis, sizes).rows
+    rows = rows[rows["series"].isin(numbers)].sort_values("world_size", ascending=False)
     nodes = series.nodes_of(sizes[0], ranks_per_node(analysis))
     if nodes > 1 and not series.knows_network:
-        return line(f"not predicted: {sizes[0]} need {nodes} nodes, whose network is not measured")
-    rows = forecast(analysis, sizes).rows
-    numbers = {model.number for model in analysis.models if _is_of(model.series, subject)}
-    rows = rows[rows["series"].isin(numbers)].sort_values("world_size", ascending=False)
+        within_one = rows[(rows["world_size"] == sizes[0]) & rows["efficiency"].notna()]
+        if within_one.empty:
+            return line(f"not predicted: {sizes[0]} need {nodes} nodes, whose network is not measured")
+        value = float(sizes[0] * within_one["efficiency"].iloc[0])
+        return line(
+            f"{sizes[0]} would do the work of {value:.{_decimals(value)}f} if all were linked as in one node "
+            "(predicted; no network between nodes was measured)",
+            Quantity("predicted_equivalent_ranks_like_one_node", value, one),
+            Quantity("predicted_ranks", float(sizes[0]), one),
+        )
     usable = rows[rows["caveat"].isna()]
     if usable.empty:
         return line("not resolved: the interval of a prediction exceeds a factor of 2; add repeats or sizes")
