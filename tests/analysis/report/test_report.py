@@ -348,8 +348,8 @@ def test_answer_states_efficiency_best_configuration_and_its_bound(tmp_path: Pat
     assert re.findall(r"98.0\u00a0% \[98.0, 98.0\] \((.*?)\)", scaling) == ["batch 64 per GPU"]
     assert re.findall(r"50.0\u00a0% \[50.0, 50.0\] \((.*?)\)", scaling) == ["batch 8 per GPU"]
     assert "from 1.1 GiB at batch 8 to 1.8 GiB at 64" in memory
-    assert "2,510 [2,510, 2,510] samples/s, with batch 64 per GPU, 2 GPUs" in best
-    assert "(1 GPU) is 49.0\u00a0% slower (significantly" in best
+    assert "2 GPUs, batch 64 per GPU, 2,510 [2,510, 2,510] samples/s; runner-up" in best
+    assert "runner-up: 1 GPU, batch 64 per GPU, 49.0\u00a0% less (significantly" in best
     bound, host, growth = limits(found)
     assert f"bound by {WORDS['compute'].label}" in bound and "take 92\u00a0% of a step" in bound
     assert f"{WORDS['idle'].takes}, 5\u00a0%" in bound and "at most 1.05x" in bound
@@ -380,7 +380,7 @@ def test_loading_is_reported_as_the_bound(tmp_path: Path) -> None:
 def test_runner_up_may_not_be_significantly_different(tmp_path: Path) -> None:
     trials = grid(GPU, loader_workers=[1, 2], repeat=range(3))
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}, spread=0.03)
-    assert answer(with_models(analyse(load(directory))))[0].endswith("slower (not significantly different, 95\u00a0%).")
+    assert answer(with_models(analyse(load(directory))))[0].endswith("less (not significantly different, 95\u00a0%).")
 
 
 def test_trust_reports_single_repeats_and_measurement_overhead(tmp_path: Path) -> None:

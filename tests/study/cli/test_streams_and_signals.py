@@ -218,7 +218,9 @@ def test_the_processes_that_write_into_a_session_are_killed_and_its_readers_are_
 
 
 def test_the_reaper_waits_for_the_end_of_its_driver_and_then_kills_the_session(tmp_path: Path) -> None:
-    with (tmp_path / "agent.log").open("w") as file, subprocess.Popen(["sleep", "60"], stdout=file) as agent:
+    with (tmp_path / "agent.log").open("w") as file:  # closed before the reaper runs: this process writes there too
+        agent = subprocess.Popen(["sleep", "60"], stdout=file)
+    with agent:
         with reaper.reaper(str(tmp_path)):
             pass
         assert agent.poll() is None, "the driver has ended it itself"
