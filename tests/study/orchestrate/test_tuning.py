@@ -19,7 +19,7 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
-from study.orchestrate.cluster import Cluster, connect
+from study.orchestrate.cluster import Cluster, connect, held_resources
 from study.orchestrate.driver import Grid, grid_of
 from study.orchestrate.processes.watch import ClusterLost
 from study.orchestrate.protocol import Event
@@ -301,6 +301,10 @@ def test_a_trial_fails_if_others_hold_its_resources(cluster: Cluster, tmp_path: 
 
     neighbour = Neighbour.remote()  # type: ignore[attr-defined]
     assert ray.get(neighbour.is_ready.remote(), timeout=60)
+    deadline_s = time.monotonic() + 30
+    while not (held := held_resources()) and time.monotonic() < deadline_s:  # Ray's view of the cluster lags behind
+        time.sleep(0.2)
+    assert held.startswith("2 of ") and held.endswith(" CPUs")
     started_s = time.monotonic()
     trial = quick_trial()
     records = _run(new_store(tmp_path / "results"), cluster, [trial])
