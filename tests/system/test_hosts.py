@@ -1,5 +1,6 @@
 """Simulated hosts in namespaces are isolated from each other and leave nothing behind."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -130,12 +131,13 @@ with Hosts(2) as hosts:
     maker.wait()
     folder, *left = pids.read_text().split()
     for pid in map(int, left):
-        for _ in range(200):
-            if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(f"process {pid} of a host is left")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for _ in range(200):
+                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                    break
+                time.sleep(0.05)
+            else:
+                raise AssertionError(f"process {pid} of a host is left")
     os.system(f"rm -r {folder}")
 
 
