@@ -1,5 +1,6 @@
 """Find the bottleneck of a step: the share of each part, the largest gain without it, and what would shrink it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,7 +8,10 @@ import pandas as pd
 
 from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
-from analysis.text import join, value_label
+from analysis.text import join, number, value_label
+
+_WHOLE_STEP = 0.99
+"""Share of a step from which on the rest of the step is too small to be known."""
 
 BOUND_SHARE = 0.2
 """A step is bound by load and transfer together, or by wire and wait, from this share on (critical threshold of
@@ -91,6 +95,8 @@ def regions(configurations: pd.DataFrame, traffic: Communication) -> pd.DataFram
     idle = 1 - busy - shares.sum(axis=1)
     shares["host"] = idle.clip(lower=0.0).where(host_bound, 0.0)
     shares["idle"] = idle.clip(lower=0.0).fillna(0.0).mask(host_bound, 0.0)
+    # Windows differ, so that parts from several of them may add up to more than a step.
+    shares = shares.div(shares.sum(axis=1).clip(lower=1.0), axis=0)
     shares["compute"] = (1 - shares.sum(axis=1)).clip(lower=0.0)
     shares = shares.where(total.notna())[list(REGIONS)]
     bound = _bound(shares).where(~host_bound, "host").astype(object)
@@ -116,8 +122,17 @@ def _bound(shares: pd.DataFrame) -> pd.Series:
 
 
 def largest_gain(share: float) -> float:
-    """Return the largest possible speed-up from removing a part with this share of a step (Amdahl, 1967)."""
-    return 1 / (1 - share) if share < 1 else float("inf")
+    """Return the largest possible speed-up from removing a part with this share of a step (Amdahl, 1967).
+
+    Infinite if the part takes nearly the whole step, whose remainder is then too small to be known.
+    """
+    return 1 / (1 - share) if share < _WHOLE_STEP else math.inf
+
+
+def largest_gain_text(share: float) -> str:
+    """Return the largest possible speed-up from removing a part with this share of a step: `at most 2.13x`."""
+    gain = largest_gain(share)
+    return f"at most {number(gain, 2)}x" if math.isfinite(gain) else "no upper bound: it takes the whole step"
 
 
 def issue_ratio(configurations: pd.DataFrame) -> pd.Series:
@@ -162,7 +177,8 @@ def gain_rows(
     shares: see `regions`. changes: see `one_field.change_rows`. headline: see `best.headline`.
 
     Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
-    interval (null for bounds), is_measured, configuration. Measured ones first, then the largest gain.
+    interval (null for bounds), is_measured, configuration. Measured ones first, then the largest gain. The gain of a
+    bound is null if the part takes the whole step.
     """
     rows: list[dict[str, object]] = [
         {
@@ -185,5 +201,6 @@ def gain_rows(
         how = fewer_launches(configurations.loc[[headline]].iloc[0]) if name == "host" else words.change
         bounds.append((gain, f"no {words.takes}", how))
     for gain, change, how in sorted(bounds, key=lambda bound: -bound[0]):
-        rows.append({"change": change, "how": how, "gain": gain, "is_measured": False, "configuration": headline})
+        known = gain if math.isfinite(gain) else None
+        rows.append({"change": change, "how": how, "gain": known, "is_measured": False, "configuration": headline})
     return pd.DataFrame(rows, columns=GAIN_COLUMNS).astype({name: float for name in ("gain", "gain_low", "gain_high")})

@@ -178,7 +178,7 @@ def lost_rows(analysis: Analysis) -> pd.DataFrame:
 
 def gains(analysis: Analysis) -> Figure | None:
     """Gain in throughput by one change: measured (with 95 % interval), or at most (light)."""
-    rows = analysis.gains.head(_MOST_BARS)
+    rows = analysis.gains.dropna(subset="gain").head(_MOST_BARS)
     if len(rows) < 2:
         return None
     percent = 100 * (rows["gain"].astype(float) - 1)

@@ -70,7 +70,7 @@ def as_json(card: Card) -> dict[str, Any]:
             "level": card.trust.level,
             "reason": card.trust.reason,
             "groups": card.trust.groups,
-            "half_width": card.trust.half_width,
+            "half_width": _finite(card.trust.half_width),
         },
         "lines": [
             {
@@ -90,13 +90,18 @@ def _quantity(quantity: Quantity) -> dict[str, Any]:
     return {
         "name": quantity.name,
         "part": quantity.part or None,
-        "value": quantity.value,
-        "low": quantity.low,
-        "high": quantity.high,
+        "value": _finite(quantity.value),
+        "low": _finite(quantity.low),
+        "high": _finite(quantity.high),
         "unit": quantity.unit,
         "resolved": more is None,
         "further_repeats": None if more is None or math.isinf(more) else int(more),
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """Return null for what JSON has no number for: the end of an interval without a limit."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def as_json_text(card: Card) -> str:

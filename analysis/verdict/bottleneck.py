@@ -4,7 +4,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare.best import best_configurations
-from analysis.compare.bottleneck import BOUND_SHARE, REGIONS, WORDS, fewer_launches, issue_ratio, largest_gain, regions
+from analysis.compare.bottleneck import (
+    BOUND_SHARE,
+    REGIONS,
+    WORDS,
+    fewer_launches,
+    issue_ratio,
+    largest_gain_text,
+    regions,
+)
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label, join, number, percent, telling_fields
 
@@ -59,7 +67,7 @@ def _largest_gain(analysis: Analysis, shares: pd.DataFrame, fastest: int | None)
     configuration = configurations.iloc[int(row)]
     shown = telling_fields(configurations, configuration, names)
     return (
-        f"Largest possible gain: up to {number(largest_gain(share), 2)}x for "
+        f"Largest possible gain: {largest_gain_text(share)} for "
         f"{configuration_label(configuration, shown, study_ranks(analysis))}, by eliminating "
         f"{WORDS[removable[int(column)]].takes} ({percent(share)} of the step)."
     )
@@ -80,7 +88,7 @@ def _bound(shares: pd.Series, row: pd.Series) -> str:
         shown += f": {words.takes} takes {percent(share)} of it"
     else:
         shown = f"{words.label}: {words.takes} takes {percent(share)} of a step"
-    return f"{shown}. Suggested change: {change} (at most {number(largest_gain(share), 2)}x)."
+    return f"{shown}. Suggested change: {change} ({largest_gain_text(share)})."
 
 
 def _compute_bound(shares: pd.Series, row: pd.Series) -> str:
@@ -97,7 +105,7 @@ def _compute_bound(shares: pd.Series, row: pd.Series) -> str:
     note = _UNMEASURED if largest == "idle" and not has_communication else ""
     return (
         f"{text}. The largest other part is {WORDS[largest].takes}, {percent(others[largest])}{note}; eliminating it "
-        f"gains at most {number(largest_gain(others[largest]), 2)}x."
+        f"gains {largest_gain_text(others[largest])}."
     )
 
 

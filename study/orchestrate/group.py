@@ -6,6 +6,7 @@ only be ended from outside.
 """
 
 import asyncio
+import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -81,7 +82,8 @@ class WorkerGroup:
                 run_ranks()
             except BaseException as error:  # noqa: BLE001  the keeper must learn of any end of the thread
                 self.error = error
-            loop.call_soon_threadsafe(self.ended.set_result, None)
+            with contextlib.suppress(RuntimeError):  # the keeper has ended, and nobody asks any more
+                loop.call_soon_threadsafe(self.ended.set_result, None)
 
         threading.Thread(target=run, name=f"worker group {self.name}", daemon=True).start()
 

@@ -68,10 +68,16 @@ def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
     if share < NOISE:
         text = f"{faster_compute(row)} (all else is below {percent(NOISE)})"
         return CardLine("do_next", "do next", label_before(subject) + text)
+    gain, bound = _gain(share)
+    return CardLine("do_next", "do next", f"{label_before(subject)}{_change(largest, row)}: {bound}", (gain,))
+
+
+def _gain(share: float) -> tuple[Quantity, str]:
+    """Return the largest possible speed-up from removing a part with this share of a step, and its text."""
     gain = largest_gain(share)
-    change = _change(largest, row)
-    text = f"{label_before(subject)}{change}: up to +{percent(gain - 1)} (upper bound)"
-    return CardLine("do_next", "do next", text, (Quantity("largest_possible_speed_up", gain, "1"),))
+    if math.isinf(gain):
+        return Quantity("largest_possible_speed_up", None, "1"), "no upper bound known, since this takes the whole step"
+    return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound)"
 
 
 def _change(part: str, row: pd.Series) -> str:
@@ -157,7 +163,7 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
         change = _change(part, row)
         names = telling_fields(analysis.configurations, row, analysis.axes)
         of = configuration_label(row, names, study_ranks(analysis))
-        gain = Quantity("largest_possible_speed_up", largest_gain(share), "1")
-        text = f"{change}: up to +{percent(largest_gain(share) - 1)} with {of} (upper bound)"
+        gain, bound = _gain(share)
+        text = f"{change} with {of}: {bound}"
         lines.append(CardLine("do_next", "do next", text, (gain,)))
     return lines

@@ -1,5 +1,7 @@
 """Bottlenecks of a step: every region on a configuration that it bounds and on one that it does not."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from analysis.measure.communication import BREAKDOWN_COLUMNS
 from analysis.measure.measures import HOST_BOUND_STEP_SHARE, summarise
 from analysis.read.results import load
 from analysis.read.schema import PHASES
+from analysis.report.report import write_report
 from analysis.study import analyse
 from analysis.text import telling_fields
 from analysis.verdict.answer import growth
@@ -137,6 +140,27 @@ def test_the_verdict_says_what_would_help_and_how_much_at_most(
     analysis = analyse(load(write_results(tmp_path / "r", trials, lambda _: {"step_s": 0.1, "shares": shares})))
     text = bounds(analysis) or ""
     assert [part for part in expected if part not in text] == []
+
+
+def test_parts_that_exceed_a_step_are_scaled_down_to_it() -> None:
+    longer = {"load_wait_s": 0.1, "exposed_wire_s": 0.06, "exposed_wait_s": 0.0, "communication_step_s": 0.05}
+    shares = regions(*configuration(**longer)).iloc[0][list(REGIONS)].astype(float)
+    assert shares.sum() == pytest.approx(1)
+    assert shares["compute"] == 0
+
+
+def test_a_part_that_takes_the_whole_step_has_no_upper_bound_in_any_output(tmp_path: Path) -> None:
+    # Steps of a tiny script on two processes that share a core, nearly all of which is waiting for a batch.
+    trials = grid({"device": "cpu", "steps": 4}, batch_per_gpu=[16, 32])
+    waiting = {"step_s": 0.01, "shares": (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)}
+    folder = write_results(tmp_path / "r", trials, lambda _: waiting)
+    analysis = analyse(load(folder))
+    assert math.isinf(largest_gain(float(analysis.regions["load"].max())))
+    assert "no upper bound" in (bounds(analysis) or "")
+    report = write_report(folder)
+    lines = {line["key"]: line for line in json.loads((Path(report.path).parent / "card.json").read_text())["lines"]}
+    assert "no upper bound" in lines["do_next"]["text"]
+    assert lines["do_next"]["quantities"][0]["value"] is None
 
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
