@@ -10,7 +10,7 @@ from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
 from analysis.text import join, number, value_label
 
-_WHOLE_STEP = 0.99
+_ENTIRE_STEP = 0.99
 """Share of a step from which on the rest of the step is too small to be known."""
 
 BOUND_SHARE = 0.2
@@ -124,15 +124,15 @@ def _bound(shares: pd.DataFrame) -> pd.Series:
 def largest_gain(share: float) -> float:
     """Return the largest possible speed-up from removing a part with this share of a step (Amdahl, 1967).
 
-    Infinite if the part takes nearly the whole step, whose remainder is then too small to be known.
+    Infinite if the part takes nearly the entire step, whose remainder is then too small to be known.
     """
-    return 1 / (1 - share) if share < _WHOLE_STEP else math.inf
+    return 1 / (1 - share) if share < _ENTIRE_STEP else math.inf
 
 
 def largest_gain_text(share: float) -> str:
     """Return the largest possible speed-up from removing a part with this share of a step: `at most 2.13x`."""
     gain = largest_gain(share)
-    return f"at most {number(gain, 2)}x" if math.isfinite(gain) else "no upper bound: it takes the whole step"
+    return f"at most {number(gain, 2)}x" if math.isfinite(gain) else "no upper bound: it takes the entire step"
 
 
 def issue_ratio(configurations: pd.DataFrame) -> pd.Series:
@@ -178,7 +178,7 @@ def gain_rows(
 
     Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
     interval (null for bounds), is_measured, configuration. Measured ones first, then the largest gain. The gain of a
-    bound is null if the part takes the whole step.
+    bound is null if the part takes the entire step.
     """
     rows: list[dict[str, object]] = [
         {

@@ -96,7 +96,7 @@ def change(analysis: Analysis) -> list[str]:
         sentences.append(f"Measured: {best['change']} {best['how']} gains {percent(best['gain'] - 1)}.")
     if len(bounds):
         best = bounds.iloc[0]
-        most = f"{percent(best['gain'] - 1, 1)} by" if pd.notna(best["gain"]) else "none, as it takes the whole step:"
+        most = f"{percent(best['gain'] - 1, 1)} by" if pd.notna(best["gain"]) else "none, as it takes the entire step:"
         sentences.append(f"Upper bound, not measured: {most} {best['how']}.")
     row = analysis.configurations.loc[[analysis.headline]].iloc[0]
     bound = analysis.regions.loc[[analysis.headline]].iloc[0]["bound"]

@@ -76,7 +76,7 @@ def _gain(share: float) -> tuple[Quantity, str]:
     """Return the largest possible speed-up from removing a part with this share of a step, and its text."""
     gain = largest_gain(share)
     if math.isinf(gain):
-        return Quantity("largest_possible_speed_up", None, "1"), "no upper bound known, since this takes the whole step"
+        return Quantity("largest_possible_speed_up", None, "1"), "no upper bound, since this takes the entire step"
     return Quantity("largest_possible_speed_up", gain, "1"), f"up to +{percent(gain - 1)} (upper bound)"
 
 
@@ -164,6 +164,6 @@ def bounds_of_many(analysis: Analysis) -> list[CardLine]:
         names = telling_fields(analysis.configurations, row, analysis.axes)
         of = configuration_label(row, names, study_ranks(analysis))
         gain, bound = _gain(share)
-        text = f"{change} with {of}: {bound}"
+        text = f"{change}: {bound} with {of}"
         lines.append(CardLine("do_next", "do next", text, (gain,)))
     return lines
