@@ -16,6 +16,7 @@ from study.errors import (
     INTERNAL,
     INTERRUPTED,
     NO_CLUSTER,
+    NOT_WRITTEN,
     OUTPUT_CLOSED,
     SOME_FAILED,
     USAGE,
@@ -38,7 +39,8 @@ everything else to standard error. `--json` prints results for a program. Genera
 | {USAGE} | usage: the message names the option and what is allowed |
 | {DOES_NOT_FIT} | what was requested does not fit the cluster; for `compare --fail-above`, no verdict is possible |
 | {NO_CLUSTER} | no cluster, no access to it, or it was lost during the run |
-| {INTERNAL} | an internal error: a defect of the program |
+| {INTERNAL} | an internal error (a defect of the program), or the kernel killed the study's process |
+| {NOT_WRITTEN} | the trials are kept, but the report cannot be written |
 | {INTERRUPTED} | interrupted, after writing a partial report and the command that resumes |
 | {OUTPUT_CLOSED} | the reader of the output has ended, as with a pipe into `head` |
 """

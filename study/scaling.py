@@ -29,7 +29,7 @@ from study.arguments import (
     PredictedSizes,
     Price,
 )
-from study.cli.process import OutputClosed, report_error, standard_streams
+from study.cli.process import OutputClosed, report_error, standard_streams, supervised
 from study.errors import (
     DOES_NOT_FIT,
     DONE,
@@ -359,11 +359,9 @@ def main(arguments: Sequence[str]) -> int:
     if refusal := refused_argument(arguments):
         print(f"error: {refusal}", file=sys.stderr)
         return USAGE
-    own_options = ("-h", "--help", "--version", "--completion")
-    is_command = bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
     with standard_streams():
         try:
-            parsed = list(arguments) if is_command else ["run", *arguments]
+            parsed = list(arguments) if _names_command(arguments) else ["run", *arguments]
             exit_code = int(app(parsed, standalone_mode=False, prog_name=MODULE) or 0)
             sys.stdout.flush()
             return exit_code
@@ -371,6 +369,12 @@ def main(arguments: Sequence[str]) -> int:
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
             return report_error(error, debug="--debug" in arguments)
+
+
+def _names_command(arguments: Sequence[str]) -> bool:
+    """Return False if `run` is left out."""
+    own_options = ("-h", "--help", "--version", "--completion")
+    return bool(arguments) and (not arguments[0].startswith("-") or arguments[0].split("=")[0] in own_options)
 
 
 def _command() -> str:
@@ -382,4 +386,6 @@ def _print_json(value: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    own_arguments = sys.argv[1:]
+    is_run = not _names_command(own_arguments) or own_arguments[0] == "run"
+    sys.exit(supervised(main, own_arguments) if is_run else main(own_arguments))

@@ -1,4 +1,4 @@
-"""Figures of docs/evidence.md: overhead, faults, checks, the communication breakdown."""
+"""Figures of docs/evidence.md: overhead, checks, the communication breakdown."""
 
 from typing import Any
 
@@ -17,7 +17,6 @@ from scripts.claims.sources import (
     on_page,
     one,
     samples,
-    summary,
     unit_number,
     yes_no,
 )
@@ -97,21 +96,6 @@ OVERHEAD_ENTRIES: Entries = [
         figure("warm-cold", "step time warm / cold, resnet50 on one cuda"),
         number(len(samples("warm-cold"))),
     ),
-]
-
-FAULTS: Entries = [
-    shows(
-        "faults",
-        ("fault, while a study runs on two nodes", "survived"),
-        [
-            (
-                name.removesuffix(": survived"),
-                cell("{:0} of {:0}", figure("faults", name), unit_number("faults", name)),
-            )
-            for name in summary("faults")
-        ],
-    ),
-    stated("link cut for 30 s", "setting"),
 ]
 
 _SPREADS = (
@@ -333,4 +317,4 @@ BREAKDOWN: Entries = [
 ]
 
 
-ENTRIES: Entries = [*OVERHEAD_ENTRIES, *FAULTS, *CHECKS, *BREAKDOWN]
+ENTRIES: Entries = [*OVERHEAD_ENTRIES, *CHECKS, *BREAKDOWN]

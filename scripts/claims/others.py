@@ -5,6 +5,7 @@ from functools import partial
 from scripts.claims.causes import remainders_met
 from scripts.claims.evidence import largest, slow_links, trace_differences
 from scripts.claims.outlook import CRITICAL_BATCHES, accuracy
+from scripts.claims.reliability import TESTED
 from scripts.claims.sources import (
     Cell,
     Entries,
@@ -265,7 +266,8 @@ README: Entries = [
                 _evidence("evidence", "whether-predictions-come-true"),
             ),
             (
-                "A study survives each of eight kinds of faults without losing or repeating a finished trial",
+                f"A study survives each of {len(SURVIVED)} kinds of faults without losing or repeating a finished "
+                f"trial; tests inject {len(TESTED)} more",
                 cell(
                     "{:0} of {:0} times",
                     min(SURVIVED, key=lambda value: value.value),

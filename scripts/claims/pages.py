@@ -1,9 +1,20 @@
 """All claims, of all pages."""
 
-from scripts.claims import causes, evidence, others, outlook, performance, resnet50, scaling_out, storage, tools
+from scripts.claims import (
+    causes,
+    evidence,
+    others,
+    outlook,
+    performance,
+    reliability,
+    resnet50,
+    scaling_out,
+    storage,
+    tools,
+)
 
 ENTRIES = [
     entry
-    for module in (others, evidence, causes, outlook, resnet50, performance, storage, scaling_out, tools)
+    for module in (others, evidence, reliability, causes, outlook, resnet50, performance, storage, scaling_out, tools)
     for entry in module.ENTRIES
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.capacity import NodeCapacity, local_capacity
+from study.cli import process
 from study.cli.configuration import Configuration, resolve
 from study.cli.host import watched_host
 from study.cli.prepared import (
@@ -20,14 +21,13 @@ from study.cli.prepared import (
     warnings,
     workload_warnings,
 )
-from study.cli.process import interrupt, on_ending_signals, report_in_new_process
+from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import waiting
 from study.cli.status import failure_lines, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, lines_of
 from study.options import explicit_options
 from study.orchestrate.cluster import Cluster, connect, find_cluster, has_lost_servers
 from study.orchestrate.discovery.address import Target, is_local
-from study.orchestrate.processes.output import ray_output_in
 from study.orchestrate.processes.watch import ClusterLost, ServerDied
 from study.orchestrate.protocol import KnownTrials
 from study.plan.estimate import blocks, estimate
@@ -185,6 +185,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
         contextlib.ExitStack() as until_reported
     ):  # disconnecting last: if Ray was stopped too, it may end this process
         until_reported.enter_context(on_ending_signals(interrupt))
+        ray_log = until_reported.enter_context(process.ray_output())
         try:
             is_held = hold_existing(configuration.out, until_reported)
             prepared, target, cluster = _prepare_to_run(configuration, until_reported, quiet)
@@ -194,15 +195,17 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
             if not is_held:
                 hold(configuration.out, until_reported)
             store = _open(prepared, command)
+            process.tell_parent(out=configuration.out, command=command)
             if prepared.pending:
                 until_reported.enter_context(watched_host(prepared.pending, target, cluster, quiet, strict))
                 with waiting("starting Ray", quiet) if target.address is None else contextlib.nullcontext():
                     cluster = cluster or until_reported.enter_context(connect(target))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
+                process.move_to_session(ray_log, cluster.log_dir)
                 interrupted = _measure(prepared, store, cluster, quiet)
                 if interrupted and has_lost_servers(cluster):  # by a signal to every process of a job
                     print_to_stderr(f"warning: interrupted; resume with: {command}")
-                    report_in_new_process(configuration.out, INTERRUPTED)
+                    process.leave_report_to_parent(INTERRUPTED)
         except KeyboardInterrupt:
             if prepared is None or store is None:
                 raise
@@ -212,9 +215,11 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
             lost = error
             print_to_stderr(f"error: {lost}; finished trials are saved; resume with: {command}")
             if isinstance(lost, ServerDied):
-                report_in_new_process(configuration.out, lost.exit_code)
+                process.leave_report_to_parent(lost.exit_code)
         early = lost.exit_code if lost else INTERRUPTED if interrupted else None
-        return _report(prepared, store, early, quiet, command, table)
+        exit_code = _report(prepared, store, early, quiet, command, table)
+        process.tell_parent(exit_code=exit_code)  # whatever happens while this process leaves the cluster
+        return exit_code
 
 
 def _prepare_to_run(
@@ -279,7 +284,6 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
     configuration = prepared.configuration
     logs = cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder()
     with (
-        ray_output_in(Path(logs) / "driver.err"),
         open(os.path.join(logs, "tune.out"), "a") as file,
         contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
         Progress(

@@ -1,22 +1,33 @@
 """The command as a process of its system: standard streams that may be closed or full, signals, and errors."""
 
 import contextlib
+import json
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study.errors import INTERNAL, OUTPUT_CLOSED, USAGE, lines_of
+from study.errors import INTERNAL, NO_CLUSTER, OUTPUT_CLOSED, USAGE, lines_of
+from study.orchestrate.processes.output import ray_output_in
 from study.store.redaction import redacted, redacted_line, redacted_log
 from trainables.messages import type_and_line
 from trainables.scratch import new_log
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals of a batch system that ends a job, of a terminal that closes, and of Ctrl-\\."""
+
+
+SAME_SIGNAL_S = 2.0
+"""Signals with the same number within this time count as one."""
+
+_parent: int | None = None
+"""File descriptor of the pipe to this process's parent, None without one."""
 
 
 class OutputClosed(Exception):
@@ -120,9 +131,19 @@ def on_ending_signals(handler: Any) -> Iterator[None]:
             signal.signal(number, before or signal.SIG_DFL)  # None if the handler was not set from Python
 
 
+_handled_at_s: dict[int, float] = {}
+
+
 def interrupt(number: int, frame: Any) -> None:
-    """Treat a signal like Ctrl-C: the run still ends with a report."""
-    raise KeyboardInterrupt
+    """Treat a signal like Ctrl-C: the run still ends with a report.
+
+    A terminal, or `timeout`, sends a signal to parent and child, and the parent forwards it, so it arrives twice.
+    """
+    now_s = time.monotonic()
+    is_repeated = _parent is not None and now_s - _handled_at_s.get(number, -math.inf) < SAME_SIGNAL_S
+    _handled_at_s[number] = now_s
+    if not is_repeated:
+        raise KeyboardInterrupt
 
 
 def report_error(error: Exception, debug: bool) -> int:
@@ -145,24 +166,154 @@ def report_error(error: Exception, debug: bool) -> int:
     return INTERNAL
 
 
-_REPORT = (
-    "import sys; from analysis.report.report import write_report; "
-    "print(write_report(sys.argv[1], partial=True).path); sys.exit(int(sys.argv[2]))"
-)
+@contextlib.contextmanager
+def ray_output() -> Iterator[Path]:
+    """Send what Ray writes to standard error to a new log until the context ends. Yield its path."""
+    log = Path(new_log("ray", ""))
+    tell_parent(log=str(log))
+    with ray_output_in(log):
+        yield log
+    if log.exists() and not log.stat().st_size:
+        log.unlink()
 
 
-def report_in_new_process(out: str, exit_code: int) -> None:
-    """Replace this process, which Ray is about to abort, by one that writes a partial report and returns this code."""
+def move_to_session(log: Path, log_dir: str) -> None:
+    """Move a log to those of a Ray session on this host, with which it is removed."""
+    if os.path.isdir(log_dir):
+        with contextlib.suppress(OSError):  # another file system
+            tell_parent(log=str(log.rename(Path(log_dir) / log.name)))
+
+
+# ------------------------------------------------------------------------------- a parent that outlives Ray's aborts
+
+_PR_SET_PDEATHSIG = 1
+"""Linux, include/uapi/linux/prctl.h"""
+
+_LOST_GCS = "Failed to connect to GCS"
+"""Ray, src/ray/rpc/gcs/gcs_rpc_client.h"""
+
+
+def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Call `command` in a child process and return its exit code. Call this before any thread starts.
+
+    Ray ends a process whose cluster is lost, without an exception. This process then prints one line, writes a partial
+    report and returns a documented exit code. What it knows is what the child has sent to it with `tell_parent`.
+    """
+    global _parent
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    receiving, sending = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(receiving)
+        _parent = sending
+        _end_with(parent)
+        return _told(command, arguments)
+    os.close(sending)
+    forwarded = (signal.SIGINT, *ENDING)
+
+    def forward(number: int, frame: Any) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in forwarded:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, forward)
+    _, status = os.waitpid(child, 0)
+    os.set_blocking(receiving, False)
+    with open(receiving, "rb") as file:
+        facts: dict[str, Any] = {}
+        for line in (file.read() or b"").splitlines():
+            facts |= json.loads(line)
+    if "exit_code" in facts:
+        return int(facts["exit_code"])
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in forwarded:
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(parent, os.WTERMSIG(status))
+    with standard_streams():
+        return _end_for_child(facts, status)
+
+
+def tell_parent(**facts: Any) -> None:
+    """Send facts to the parent: `out`, `command`, `log`, the code of a report that it shall write, or `exit_code`."""
+    if _parent is not None:
+        os.write(_parent, json.dumps(facts).encode() + b"\n")
+
+
+def leave_report_to_parent(exit_code: int) -> None:
+    """End this process, which Ray is about to abort. Its parent writes a partial report and returns this code.
+
+    Does nothing without a parent.
+    """
     from study.orchestrate.local_ray import kill_local
 
+    if _parent is None:
+        return
     kill_local()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    for name in os.listdir("/dev/fd"):  # else the new process would count as one that writes Ray's logs
-        with contextlib.suppress(OSError):
-            os.set_inheritable(int(name), int(name) <= 2)
-    for number in ENDING:  # what is ignored stays so in the new process
-        signal.signal(number, signal.SIG_IGN)
-    os.execve(sys.executable, [sys.executable, "-c", _REPORT, out, str(exit_code)], os.environ | {"PYTHONPATH": path})
+    tell_parent(reported_error=exit_code)
+    os._exit(exit_code)
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends. Let Ctrl-C arrive once."""
+    import ctypes  # here, because other commands start faster without it
+
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(INTERNAL)
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _told(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Call a command, tell the parent its exit code and return it."""
+    try:
+        exit_code = command(arguments)
+    except BaseException as error:
+        code = getattr(error, "code", 1)
+        tell_parent(exit_code=code if isinstance(code, int) else int(bool(code)))
+        raise
+    tell_parent(exit_code=exit_code)
+    return exit_code
+
+
+def _end_for_child(facts: Mapping[str, Any], status: int) -> int:
+    """Print why the child ended, unless it has, and write a partial report. Return the exit code."""
+    from study.cli.progress import stderr_console
+
+    exit_code = facts.get("reported_error")
+    if exit_code is None:
+        stderr_console(quiet=False).show_cursor()  # hidden by a live display
+        cause, fix, exit_code = _cause(status, facts.get("log", ""))
+        saved = "; finished trials are saved" if "out" in facts else ""
+        again = f"; resume with: {facts['command']}" if "command" in facts else ""
+        log = f"; log: {facts['log']}" if "log" in facts else ""
+        print(f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}", file=sys.stderr)
+    if "out" in facts:
+        from analysis.read.errors import ResultsError
+        from analysis.report.report import write_report
+
+        try:
+            print(write_report(facts["out"], partial=True).path)
+        except (ResultsError, OSError) as error:
+            print(f"error: no report: {redacted_line(str(error))}", file=sys.stderr)
+    sys.stdout.flush()
+    return int(exit_code)
+
+
+def _cause(status: int, log: str) -> tuple[str, str, int]:
+    """Return why a child has ended before its time, the fix and the exit code. `log` is a file with Ray's output."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number == signal.SIGKILL:
+        return "the study's process was killed", "free memory on this host, if that was full", INTERNAL
+    if number not in (0, signal.SIGABRT):
+        return f"the study's process was ended by {signal.Signals(number).name}", "see the log", INTERNAL
+    with contextlib.suppress(OSError):
+        if _LOST_GCS in Path(log).read_text(errors="replace"):
+            return "the head of the cluster (its GCS) no longer answers", "check the head and restart it", NO_CLUSTER
+    return "Ray has ended the study's process, because one of its servers has died", "see the log", NO_CLUSTER

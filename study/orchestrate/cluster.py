@@ -55,18 +55,27 @@ def connect(target: Target | str | None = None, say: Say = lambda line: None) ->
     import ray
 
     messages: list[str] = []
-    try:
+    with _failures_explained(target):
         context = _join(target.address, messages) if target.address else start_local()
+    try:
+        with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
+            with _failures_explained(target):
+                cluster = _connected(context, target)
+            yield cluster
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _failures_explained(target: Target) -> Iterator[None]:
+    """Raise ClusterError, with a line for the user, instead of any other error."""
+    try:
+        yield
     except ClusterError:
         raise
     except Exception as error:  # Ray raises bare Exceptions if a node does not start in time
         reason = str(error).strip() or type(error).__name__
         raise ClusterError(_explain(target, reason)) from error
-    try:
-        with nullcontext() if target.address else reaper(context.address_info["session_dir"]):
-            yield _connected(context, target)
-    finally:
-        ray.shutdown()
 
 
 def _join(address: str, messages: list[str]) -> Any:
@@ -127,7 +136,7 @@ def _explain(target: Target, error: str) -> str:
             "and on all nodes"
         )
     log = "" if target.address else f"; log: {temporary_folder()}/session_latest/logs"
-    return f"cannot use {target}: {error.splitlines()[0]}{log}"
+    return f"cannot use {target}: {error.splitlines()[0]}{log}; fix: see python -m study.scaling doctor, then try again"
 
 
 def has_lost_servers(cluster: Cluster) -> bool:

@@ -147,6 +147,7 @@ def tune_grid(
     """
     # Tune saves its own pickled state per run, which nobody needs afterwards
     with (
+        _losses_named(cluster),
         scratch_folder("tune") as state_dir,
         _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
         watched(lambda known: ray.get(keeper.next_activity.remote(known)), on_activity),
@@ -155,17 +156,16 @@ def tune_grid(
         if grid.points:  # start the group's processes while Tune starts its own
             keeper.prepare.remote(driver.layout(grid.trials[0]), grid.points[0].block)
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's handler would hide Ctrl-C
-        with _losses_named(cluster):
-            if known is None or "done" not in known.statuses.values():
-                driver.check(grid)
-            stopper = StopIfUnusable(known or KnownTrials())
-            return _tuner(study_name, grid, driver, cluster, on_event, state_dir, stopper).fit()
+        if known is None or "done" not in known.statuses.values():
+            driver.check(grid)
+        stopper = StopIfUnusable(known or KnownTrials())
+        return _tuner(study_name, grid, driver, cluster, on_event, state_dir, stopper).fit()
 
 
 @contextlib.contextmanager
 def _losses_named(cluster: Cluster) -> Iterator[None]:
     """Raise ClusterLost if a server of the cluster on this host dies, or if Ray itself fails."""
-    with servers_watched(cluster.log_dir) as watch:
+    with servers_watched(cluster.log_dir, cluster.is_local) as watch:
         try:
             yield
         except KeyboardInterrupt:

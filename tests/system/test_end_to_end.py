@@ -1,5 +1,6 @@
 """The command as users run it: in a separate process, with a local Ray that it starts."""
 
+import contextlib
 import json
 import os
 import signal
@@ -57,6 +58,17 @@ class Command:
     def family(self) -> list[psutil.Process]:
         """Return the descendants of the command, including Ray's processes and the ranks."""
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def server(self, name: str, timeout_s: float = 200) -> psutil.Process:
+        """Wait until a server of Ray has started, and return its process."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for process in self.family():
+                    if process.name() == name:
+                        return process
+            time.sleep(0.02)
+        raise AssertionError(f"no {name}: {self.log.read_text()}")
 
     def wait_for(self, done: int, out: Path, timeout_s: float = 200, line: str = "cluster: ") -> None:
         """Wait until this command prints a line and `done` trials are saved, also by ranks of a killed command."""
@@ -145,6 +157,17 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     assert "Traceback" not in stderr and "[20" not in stderr, "output of Ray"
     assert stdout.strip() == str(out / "report" / "index.html")
     assert "partial" in (out / "report" / "index.html").read_text().lower()
+    assert_gone(family)
+    assert kept.items() <= finished(out).items()
+
+    early = Command(command, folder, "early")
+    early.server("raylet").kill()
+    family = early.family()
+    status, _, stderr = early.wait()
+    assert status == 4
+    [line] = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert "; log: " in line and "; fix: " in line
+    assert "Traceback" not in stderr and "[20" not in stderr, "output of Ray"
     assert_gone(family)
     assert kept.items() <= finished(out).items()
 

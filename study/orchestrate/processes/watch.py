@@ -62,12 +62,16 @@ def is_running(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def servers_watched(log_dir: str) -> Iterator[Watch]:
+def servers_watched(log_dir: str, is_local: bool) -> Iterator[Watch]:
     """Interrupt the main thread if a server of the cluster on this host dies until the context ends.
 
-    Without a server, calls of Ray do not return, and Ray aborts this process up to a minute later.
+    Without a server, calls of Ray do not return, and Ray aborts this process up to a minute later. Raises ServerDied if
+    a server of a local Ray is not there any more.
     """
     watch = Watch([(server, server.name()) for server in servers_of(log_dir)])
+    missing = set(SERVERS) - {name for _, name in watch.servers} if is_local else ()
+    if missing:
+        raise ServerDied(f"Ray's process {' and '.join(sorted(missing))} on this host has died; log: {log_dir}")
     ended = threading.Event()
 
     def poll() -> None:

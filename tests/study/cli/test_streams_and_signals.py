@@ -183,25 +183,141 @@ def test_the_output_of_ray_goes_to_a_file_and_that_of_the_study_to_stderr(tmp_pa
 def test_the_death_of_a_server_interrupts_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as server:
         monkeypatch.setattr(watch, "servers_of", lambda log_dir: [psutil.Process(server.pid)])
-        with on_ending_signals(interrupt), pytest.raises(KeyboardInterrupt), watch.servers_watched("") as watching:
+        with (
+            on_ending_signals(interrupt),
+            pytest.raises(KeyboardInterrupt),
+            watch.servers_watched("", is_local=False) as watching,
+        ):
             server.kill()
             server.wait()
             time.sleep(10)
     assert f"sleep (pid {server.pid}) on this host has died" in watching.problem
 
 
-def test_the_report_in_a_new_process_has_this_exit_code_and_no_file_of_the_old_one(tmp_path: Path) -> None:
-    code = (
-        "import os, sys\nfrom study.cli import process\nfrom study.orchestrate import local_ray\n"
-        "local_ray.kill_local = lambda: None\nfile = open(sys.argv[1], 'w'); os.set_inheritable(file.fileno(), True)\n"
-        "process._REPORT = 'import os, sys; print(sys.argv[1]); print(*map(os.path.realpath, "
-        '(f"/dev/fd/{name}" for name in os.listdir("/dev/fd")))); sys.exit(int(sys.argv[2]))\'\n'
-        "process.report_in_new_process('OUT', 4)\n"
+def test_a_server_of_a_local_ray_that_has_died_before_the_watch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "servers_of", lambda log_dir: [SimpleNamespace(name=lambda: "gcs_server")])
+    died = pytest.raises(watch.ServerDied, match="Ray's process raylet on this host has died")
+    with died, watch.servers_watched("", is_local=True):
+        pass
+
+
+SUPERVISED = """
+import os, signal, sys, time, types
+from study.cli.process import leave_report_to_parent, supervised, tell_parent
+def write_report(out, partial):
+    return types.SimpleNamespace(path=f"report of {out}, partial: {partial}")
+sys.modules["analysis.report.report"] = types.SimpleNamespace(write_report=write_report)
+sys.modules["study.orchestrate.local_ray"] = types.SimpleNamespace(kill_local=lambda: None)
+def run(arguments):
+    RUN
+sys.exit(supervised(run, []))
+"""
+"""a command with a parent, whose report is one line"""
+
+STARTED = "tell_parent(out='OUT', command='COMMAND', log='/nowhere'); "
+
+
+def supervised(run: str, **options: Any) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED.replace("RUN", run)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("os.abort()", 4),
+        ("os._exit(1)", 4),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 70),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 70),
+    ],
+)
+def test_a_process_that_ray_or_the_kernel_ends_leaves_a_partial_report_and_one_line(end: str, code: int) -> None:
+    process = supervised(STARTED + end)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    [line] = stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "; finished trials are saved; log: /nowhere; fix: " in line
+    assert line.endswith("; resume with: COMMAND")
+    assert stdout == "report of OUT, partial: True\n"
+
+
+def test_a_process_that_ends_before_its_study_starts_leaves_one_line_and_no_report() -> None:
+    process = supervised("os._exit(1)")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert stdout == ""
+    [line] = stderr.splitlines()
+    assert line.startswith("error: ") and "; fix: " in line
+
+
+def test_the_line_names_the_head_of_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+    log = tmp_path / "ray.log"
+    log.write_text("[2026] gcs_rpc_client.h:208: Failed to connect to GCS at address 10.0.0.1:6379 within 60 seconds.")
+    process = supervised(f"tell_parent(log={str(log)!r}); os._exit(1)")
+    assert "the head of the cluster (its GCS) no longer answers" in process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("return 0", 0),
+        ("return 130", 130),
+        ("sys.exit(3)", 3),
+        ("tell_parent(exit_code=1); os.abort()", 1),
+    ],
+)
+def test_a_process_that_has_said_how_it_ended_is_not_explained(end: str, code: int) -> None:
+    process = supervised(STARTED + end)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == code
+
+
+def test_a_process_that_has_printed_its_error_leaves_the_report_to_its_parent() -> None:
+    process = supervised(STARTED + "print('error: mine', file=sys.stderr); leave_report_to_parent(4)")
+    assert process.communicate(timeout=60) == ("report of OUT, partial: True\n", "error: mine\n")
+    assert process.returncode == 4
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["to the parent", "to all of the terminal"])
+@pytest.mark.parametrize("number", [signal.SIGINT, *ENDING])
+def test_a_signal_interrupts_the_supervised_process_once(number: signal.Signals, to_group: bool) -> None:
+    wait = "\n    ".join(
+        [
+            "from study.cli.process import interrupt, on_ending_signals",
+            "with on_ending_signals(interrupt):",
+            "    try: print('ready', flush=True); time.sleep(30)",
+            "    except KeyboardInterrupt: print('interrupted', flush=True)",
+            "    time.sleep(0.3)",
+            "return 130",
+        ]
     )
-    log = tmp_path / "driver.log"
-    done = subprocess.run([sys.executable, "-c", code, str(log)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.splitlines()[:1]) == (4, ["OUT"]), done.stderr
-    assert log.exists() and str(log) not in done.stdout
+    process = supervised(wait, start_new_session=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    assert process.communicate(timeout=60) == ("interrupted\n", "")
+    assert process.returncode == 130
+
+
+def test_a_signal_without_a_handler_ends_both_processes_by_that_signal() -> None:
+    process = supervised("print('ready', flush=True); time.sleep(30)")
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_supervised_process_ends_with_its_parent() -> None:
+    process = supervised("print(os.getpid(), flush=True); time.sleep(60)")
+    assert process.stdout
+    child = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    child.wait(10)
 
 
 def test_the_processes_that_write_into_a_session_are_killed_and_its_readers_are_not(tmp_path: Path) -> None:
