@@ -32,8 +32,14 @@ TESTED = (
         "test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_completes_them",
     ),
     (
-        "head of a joined cluster lost, or a driver that Ray or the kernel ends",
-        "one line, partial report, exit code 4 or 70",
+        "head of a joined cluster (its GCS) lost",
+        "the same",
+        LOST,
+        "test_a_head_that_no_longer_answers_ends_a_study_with_one_line_and_a_partial_report",
+    ),
+    (
+        "driver aborted by Ray, or killed by the kernel",
+        "the same, exit code 4 or 70",
         SIGNALS,
         "test_a_process_that_ray_or_the_kernel_ends_leaves_a_partial_report_and_one_line",
     ),
@@ -118,8 +124,8 @@ TESTED = (
     (
         "rank paused in a timed window",
         "named by rank, step and time",
-        "tests/analysis/verdict/test_trust.py",
-        "test_a_rank_that_stopped_is_named_with_its_step_and_time",
+        f"{ORCHESTRATE}/test_in_process.py",
+        "test_the_report_states_a_rank_that_stopped_and_losses_that_are_not_finite",
     ),
     (
         "workload that replaces the clock",
@@ -130,8 +136,8 @@ TESTED = (
     (
         "losses that are NaN",
         "stated with the results",
-        "tests/analysis/verdict/test_trust.py",
-        "test_losses_that_are_not_finite_are_stated",
+        f"{ORCHESTRATE}/test_in_process.py",
+        "test_the_report_states_a_rank_that_stopped_and_losses_that_are_not_finite",
     ),
     (
         "process of the workload that exits",

@@ -136,6 +136,22 @@ def test_a_full_or_closed_output_is_one_line(tmp_path: Path) -> None:
     assert listed("2>&-")[0] == 0
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_stream_of_any_encoding_takes_every_text(encoding: str) -> None:
+    code = (
+        "from study.cli.process import standard_streams\n"
+        "import sys\nwith standard_streams():\n    print('a \\u2013 b \\udcff')\n    print('\\u03c0', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == {
+        "ascii": ("a \\u2013 b \\udcff\n", "\\u03c0\n"),
+        "utf-8": ("a \u2013 b \\udcff\n", "\u03c0\n"),
+    }[encoding]
+
+
 def test_every_exit_code_is_documented() -> None:
     text = (ROOT / "README.md").read_text().partition("Exit codes: ")[2].partition("\n\n")[0]
     documented = {int(code) for code in re.findall(r"(?:^|; )(\d+) ", " ".join(text.split()))}
