@@ -62,12 +62,12 @@ class Fields:
         return self["sequence_length"].only_with.get("model", ())
 
 
-def fields_of(study: Mapping[str, Any]) -> Fields:
-    """Return the fields that study.json describes. Raises ResultsError if it describes none."""
+def fields_of(study: Mapping[str, Any], path: str = "study.json") -> Fields:
+    """Return the fields that study.json, read from `path`, describes. Raises ResultsError if it describes none."""
     records = study.get("fields")
     if not isinstance(records, Mapping) or not all(isinstance(record, Mapping) for record in records.values()):
         raise ResultsError(
-            "study.json does not describe the fields of its trials, because an older version wrote it; "
+            f"{path} does not describe the fields of its trials, because an older version wrote it; "
             "rerun the study's command to update it"
         )
     return Fields({name: _facts(record) for name, record in records.items()})

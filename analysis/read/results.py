@@ -49,6 +49,7 @@ class Results:
     windows, shapes, losses: reduced from all steps by `reduce.windows`, `step_shape.step_shapes` and
     `step_losses.step_losses`. `load_reduced` computes them while reading and keeps only steps with a `last_gradient_s`.
     damaged: one line per damaged trial, which is in none of the frames.
+    path: that of study.json, for messages.
     """
 
     study: dict[str, Any]
@@ -62,10 +63,11 @@ class Results:
     epochs: pd.DataFrame = field(default_factory=lambda: plain_frame([], frame_schema("epochs")))
     collectives: pd.DataFrame = field(default_factory=lambda: plain_frame([], frame_schema("collectives")))
     damaged: tuple[str, ...] = ()
+    path: str = "study.json"
 
     @cached_property
     def fields(self) -> Fields:
-        return fields_of(self.study)
+        return fields_of(self.study, self.path)
 
     @cached_property
     def windows(self) -> pd.DataFrame:
@@ -121,8 +123,9 @@ def _results(folder: Folder, frames: Mapping[str, pd.DataFrame]) -> Results:
         bad = list(folder.damaged)
         frames = {name: frame[~frame["trial_id"].isin(bad)].reset_index(drop=True) for name, frame in frames.items()}
     good = [file for trial_id, file in folder.files.items() if trial_id not in folder.damaged]
-    trials = _trials(good, [folder.traces.get(file.trial_id, ()) for file in good], folder.study)
-    return Results(folder.study, trials, damaged=tuple(folder.damaged.values()), **frames)
+    path = f"{folder.root}/study.json"
+    trials = _trials(good, [folder.traces.get(file.trial_id, ()) for file in good], folder.study, path)
+    return Results(folder.study, trials, damaged=tuple(folder.damaged.values()), path=path, **frames)
 
 
 def _reduced(steps: pd.DataFrame) -> tuple[pd.DataFrame, ...]:
@@ -147,10 +150,10 @@ _REDUCED_SCHEMA = pa.schema([column for column in frame_schema("steps") if colum
 
 
 def _trials(
-    files: Sequence[TrialFile], trace_paths: Sequence[tuple[str, ...]], study: Mapping[str, Any]
+    files: Sequence[TrialFile], trace_paths: Sequence[tuple[str, ...]], study: Mapping[str, Any], path: str
 ) -> pd.DataFrame:
     rows = []
-    declared = fields_of(study) if any(file.is_own_code for file in files) else Fields({})
+    declared = fields_of(study, path) if any(file.is_own_code for file in files) else Fields({})
     for file, traces in zip(files, trace_paths, strict=True):
         outcome = file.model_dump(exclude={"trial", "schema_version", "environment"})
         environment = {"nodes": [], "ranks": []} | file.environment.model_dump(exclude_unset=True)

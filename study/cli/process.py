@@ -239,7 +239,8 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
 def tell_parent(**facts: Any) -> None:
     """Send facts to the parent: `out`, `command`, `log`, the code of a report that it shall write, or `exit_code`."""
     if _parent is not None:
-        os.write(_parent, json.dumps(facts).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the parent has been killed
+            os.write(_parent, json.dumps(facts).encode() + b"\n")
 
 
 def leave_report_to_parent(exit_code: int) -> None:
@@ -295,13 +296,12 @@ def _end_for_child(facts: Mapping[str, Any], status: int) -> int:
         log = f"; log: {facts['log']}" if "log" in facts else ""
         print(f"error: {lines_of(f'{cause}{saved}{log}; fix: {fix}{again}')}", file=sys.stderr)
     if "out" in facts:
-        from analysis.read.errors import ResultsError
         from analysis.report.report import write_report
 
         try:
             print(write_report(facts["out"], partial=True).path)
-        except (ResultsError, OSError) as error:
-            print(f"error: no report: {redacted_line(str(error))}", file=sys.stderr)
+        except Exception as error:  # noqa: BLE001  one line whatever it is
+            print(f"error: no report: {lines_of(redacted_line(str(error)))}", file=sys.stderr)
     sys.stdout.flush()
     return int(exit_code)
 

@@ -313,6 +313,14 @@ def test_a_damaged_study_is_one_line(folder: Path, name: str, value: Any) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_a_study_of_an_older_version_is_one_line_with_its_path(folder: Path) -> None:
+    path = folder / "study.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fields": None}))
+    with pytest.raises(ResultsError) as caught:
+        write_report(folder)
+    assert str(caught.value).startswith(f"{path} does not describe the fields of its trials")
+
+
 def test_a_damaged_trial_of_a_packed_study_is_left_out(folder: Path) -> None:
     path = path_of(folder, "steps.parquet")
     frame = pd.read_parquet(path)
