@@ -198,9 +198,7 @@ def test_a_changed_folder_gives_a_report_or_one_line(no_figures: None, content: 
         else:
             assert Path(report.path).read_text().startswith("<!")
         assert peak_bytes() - before_bytes < MOST_BYTES
-        if (
-            time.process_time() - start_s >= LONGEST_CPU_S
-        ):  # CPU time grows with the host's load; a slow folder stays so
+        if time.process_time() - start_s >= LONGEST_CPU_S:  # perhaps by the host's load
             start_s = time.process_time()
             with contextlib.suppress(ResultsError):
                 write_report(name)
