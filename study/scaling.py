@@ -55,6 +55,8 @@ _MEASURE, _READ, _FILES = "Measure", "Read results", "Files and machine"
 
 
 RESUMABLE = ("run", "convert")
+SUPERVISED = ("run",)
+"""Commands that stay connected to a cluster, which may end them."""
 
 
 def _subcommand(name: str, panel: str) -> Callable[..., Any]:
@@ -387,5 +389,5 @@ def _print_json(value: Any) -> None:
 
 if __name__ == "__main__":
     own_arguments = sys.argv[1:]
-    is_run = not _names_command(own_arguments) or own_arguments[0] == "run"
-    sys.exit(supervised(main, own_arguments) if is_run else main(own_arguments))
+    command = own_arguments[0] if _names_command(own_arguments) else "run"
+    sys.exit(supervised(main, own_arguments) if command in SUPERVISED else main(own_arguments))
