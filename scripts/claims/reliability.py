@@ -93,7 +93,7 @@ TESTED = (
     ),
     (
         "two runs into one folder",
-        "the second is refused and told who holds it",
+        "the second is refused, with who holds it",
         f"{STORE}/test_lock.py",
         "test_a_second_run_is_refused_with_who_holds_the_folder_and_since_when",
     ),

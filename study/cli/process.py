@@ -210,7 +210,7 @@ def supervised(command: Callable[[Sequence[str]], int], arguments: Sequence[str]
         os.close(receiving)
         _parent = sending
         _end_with(parent)
-        return _told(command, arguments)
+        return _exit_code_of(command, arguments)
     os.close(sending)
     forwarded = (signal.SIGINT, *ENDING)
 
@@ -271,7 +271,7 @@ def _end_with(parent: int) -> None:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def _told(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+def _exit_code_of(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Call a command, tell the parent its exit code and return it."""
     try:
         exit_code = command(arguments)
