@@ -43,7 +43,7 @@ from study.orchestrate.metrics import counts
 from study.orchestrate.processes.reaper import kill_session
 from study.orchestrate.processes.watch import ClusterLost, ServerDied, is_running, servers_of, servers_watched
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
-from study.orchestrate.watch import OnActivity, watched
+from study.orchestrate.activity import OnActivity, watched
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import Layout
 from study.plan.trials import varying_fields

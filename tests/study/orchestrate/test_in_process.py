@@ -25,7 +25,7 @@ from study.orchestrate.protocol import Event, Job, KeeperProxy, KnownTrials, Pay
 from study.orchestrate.twin.in_process import LocalGauge, RankDied, local_cluster, run_trials
 from study.orchestrate.twin.local_ranks import LocalProcesses
 from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload_of, simulated_payloads
-from study.orchestrate.watch import BUILDING, GROUP_STARTING
+from study.orchestrate.activity import BUILDING, GROUP_STARTING
 from study.plan.placement import Layout
 from study.store import checkpoints
 from tests.support.orchestration import new_store, quick_trial
