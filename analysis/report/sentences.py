@@ -12,7 +12,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, further_repeats, join, number, percent, value_label
+from analysis.text import SLOWDOWN_LABELS, further_repeats, number, percent, value_label
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
