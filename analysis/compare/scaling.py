@@ -17,6 +17,8 @@ WEAK, STRONG, NEITHER = "weak", "strong", "neither"
 PLAIN = "none"
 """the strategy of training without any wrapper, on one rank"""
 
+TRACED = "profile_ranks"
+"""the field that only adds a trace after the timed windows"""
 
 SCALING_COLUMNS = [
     "scaling", "series", "configuration", "world_size", "reference", "reference_world_size", "ideal", "speed_up",
@@ -40,12 +42,11 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
     efficiency is T(N₀) N₀ / (T(N) N); for a constant batch per rank, T(N₀) / T(N). The reference itself is 1 by
     definition and has no interval. plain_efficiency: throughput / (N times that of plain training on one rank, without
     any strategy); null without such a configuration, and for series of plain training.
+
+    Configurations of `traced_again` are no series of their own and have no row.
     """
-    shared = [
-        name
-        for name in trial_fields(configurations)
-        if name in configurations and name not in RESULT_COLUMNS and name not in LAYOUT
-    ]
+    configurations = configurations[~traced_again(configurations)]
+    shared = [name for name in _fields(configurations) if name not in LAYOUT]
     constant_fields = {
         WEAK: shared,
         STRONG: [*(n for n in shared if n != "batch_per_gpu"), "global_batch"],
@@ -82,6 +83,21 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
         ).assign(scaling=NEITHER)
     )
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True).reindex(columns=SCALING_COLUMNS)
+
+
+def traced_again(configurations: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which configurations repeat one that has no trace, and differ from it only in the traced ranks."""
+    if TRACED not in configurations:
+        return pd.Series(False, index=configurations.index)
+    others = [name for name in _fields(configurations) if name != TRACED]
+    is_traced = configurations[TRACED].fillna("") != ""
+    alike = configurations.groupby(others, dropna=False, sort=False).ngroup()
+    return is_traced & alike.isin(alike[~is_traced])
+
+
+def _fields(configurations: pd.DataFrame) -> list[str]:
+    """Return the columns that are fields of a trial."""
+    return [name for name in trial_fields(configurations) if name not in RESULT_COLUMNS]
 
 
 def one_rank(rows: pd.DataFrame, configurations: pd.DataFrame, keys: Sequence[str], declared: Fields) -> int | None:
@@ -177,6 +193,7 @@ def speed_up_rows(
     of the data set is unknown) and `_more` of both, speed_up_k = throughput / the baseline's, with `_low`, `_high` and
     `_more` (see `statistics.ratios`).
     """
+    configurations = configurations[~traced_again(configurations)]
     rows: list[dict[Hashable, Any]] = []
     strong = ["global_batch" if name == "batch_per_gpu" else name for name in fields]
     for label, constant_fields in ((WEAK, [*fields]), (STRONG, strong)) if len(configurations) else ():

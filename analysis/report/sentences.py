@@ -12,7 +12,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, further_repeats, join, number, percent, value_label
+from analysis.text import SLOWDOWN_LABELS, further_repeats, number, percent, value_label
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
@@ -34,8 +34,10 @@ def scale(analysis: Analysis) -> list[str]:
     rows = analysis.scaling[analysis.scaling["ideal"] > 1]
     if rows.empty:
         sizes = sorted(analysis.configurations["world_size"].astype(int).unique())
-        measured = join([value_label("world_size", size, ranks) for size in sizes])
-        return [f"Measured on {measured} only, without a comparison: add --gpus 1,2,4 to see how it scales."]
+        if len(sizes) == 1:
+            only = value_label("world_size", sizes[0], ranks)
+            return [f"Measured on {only} only: add --gpus 1,2,4 to see how it scales."]
+        return [f"No configuration ran on more than one number of {ranks[1]}: add --gpus 1,2,4 to see how it scales."]
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
     real = without_emulated(analysis.configurations.loc[rows["configuration"].astype(int).unique()])
     rows = rows[rows["configuration"].isin(real.index)]

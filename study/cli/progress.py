@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.text import Text
 
 from study.errors import lines_of
+from study.orchestrate.activity import GROUP_STARTING, Activity
 from study.orchestrate.protocol import Event, cause
-from study.orchestrate.watch import GROUP_STARTING, Activity
 from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
 from trainables.trial import Trial

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from study.orchestrate.activity import BUILDING, GROUP_STARTING, OWN_CODE, Activity
+from study.orchestrate.activity import REPEAT_S as ACTIVITY_REPEAT_S
 from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_of
 from study.orchestrate.metrics import REPEAT_S, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload
-from study.orchestrate.watch import BUILDING, GROUP_STARTING, OWN_CODE, Activity
-from study.orchestrate.watch import REPEAT_S as ACTIVITY_REPEAT_S
 from study.plan.placement import Layout, members
 from study.store import checkpoints
 from study.store.store import Store

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from analysis.read.schema import SCHEMAS
+from study.orchestrate.activity import WindowCallbacks
 from study.orchestrate.protocol import Evidence, Failure, Job, KeeperProxy, Payload
-from study.orchestrate.watch import WindowCallbacks
 from study.plan.placement import ranks_by_node
 from study.store.environment import energies, readings
 from study.store.redaction import redacted, redacted_line

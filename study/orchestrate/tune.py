@@ -22,6 +22,7 @@ from ray.tune.logger import JsonLoggerCallback
 from ray.util.metrics import Gauge
 
 from study.errors import NO_CLUSTER
+from study.orchestrate.activity import OnActivity, watched
 from study.orchestrate.cluster import Cluster, alive_nodes
 from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
@@ -43,7 +44,6 @@ from study.orchestrate.metrics import counts
 from study.orchestrate.processes.reaper import kill_session
 from study.orchestrate.processes.watch import ClusterLost, ServerDied, is_running, servers_of, servers_watched
 from study.orchestrate.protocol import Event, Job, KnownTrials, Outcome
-from study.orchestrate.watch import OnActivity, watched
 from study.orchestrate.worker_group import RayRanks
 from study.plan.placement import Layout
 from study.plan.trials import varying_fields

@@ -20,7 +20,7 @@ from study.orchestrate.cluster import Cluster, connect
 from study.orchestrate.local_ray import temporary_folder
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import run_trials
-from tests.support.dashboard import METRICS, OF_GPUS, QUERIES
+from tests.support.dashboard import METRICS, OF_GPUS, OF_OTHER_STUDIES, QUERIES
 from tests.support.orchestration import new_store, quick_trial, workload_trial
 from tests.support.system import needs, program
 
@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600), need
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RANKS = 2
+ABSENT = (*OF_GPUS, *OF_OTHER_STUDIES)
+"""Metrics that this study on CPUs does not have."""
 
 
 class Study:
@@ -138,12 +140,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
         yield Study(cluster, tmp_path_factory.mktemp("watched"))
 
 
-@pytest.mark.parametrize("metric", [name for name in METRICS if name not in OF_GPUS])
+@pytest.mark.parametrize("metric", [name for name in METRICS if name not in ABSENT])
 def test_every_metric_of_the_dashboard_exists_in_a_live_study(metric: str, study: Study) -> None:
     assert study.answers[metric], f"Prometheus knows no {metric}"
 
 
-@pytest.mark.parametrize("query", [query for query in QUERIES if not any(name in query for name in OF_GPUS)])
+@pytest.mark.parametrize("query", [query for query in QUERIES if not any(name in query for name in ABSENT)])
 def test_every_query_of_the_dashboard_has_an_answer(query: str, study: Study) -> None:
     assert study.answers[query]
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Self
 
 from study.capacity import NodeCapacity
+from study.orchestrate.activity import OnActivity, watched
 from study.orchestrate.cluster import Cluster
 from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
@@ -33,7 +34,6 @@ from study.orchestrate.group import RankBackend
 from study.orchestrate.keeper import Keeper
 from study.orchestrate.metrics import MakeGauge, counts
 from study.orchestrate.protocol import Job, KnownTrials, Outcome
-from study.orchestrate.watch import OnActivity, watched
 from study.plan.placement import Layout
 from study.store.store import Store
 from trainables.trial import Trial

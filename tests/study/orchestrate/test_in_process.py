@@ -19,13 +19,13 @@ from analysis.study import analyse
 from analysis.verdict.trust import HostCaveats, trust
 from study.capacity import NodeCapacity
 from study.cli.progress import Progress
+from study.orchestrate.activity import BUILDING, GROUP_STARTING
 from study.orchestrate.driver import UserCodeError
 from study.orchestrate.failures import RankDeathError
 from study.orchestrate.protocol import Event, Job, KeeperProxy, KnownTrials, Payload
 from study.orchestrate.twin.in_process import LocalGauge, RankDied, local_cluster, run_trials
 from study.orchestrate.twin.local_ranks import LocalProcesses
 from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload_of, simulated_payloads
-from study.orchestrate.watch import BUILDING, GROUP_STARTING
 from study.plan.placement import Layout
 from study.store import checkpoints
 from tests.support.orchestration import new_store, quick_trial

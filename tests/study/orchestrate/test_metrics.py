@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from analysis.read.schema import STATUSES
-from study.orchestrate.metrics import TRIAL_METRICS, MakeGauge, Metrics, counts
+from study.orchestrate.metrics import EPOCH_METRICS, TRIAL_METRICS, MakeGauge, Metrics, counts
 from study.orchestrate.twin.in_process import LocalGauge
-from tests.support.dashboard import METRICS, OF_GPUS
+from tests.support.dashboard import METRICS, OF_GPUS, OF_OTHER_STUDIES
 
 
 @pytest.fixture
@@ -54,12 +54,13 @@ def test_repeat_sets_current_values_again_but_not_those_of_earlier_trials(
     assert gauges["scaling_study_trials"].values[("s", "left")] == 1
 
 
-def test_the_dashboard_queries_only_metrics_of_the_study_or_of_ray() -> None:
+def test_the_dashboard_queries_metrics_of_ray_and_all_of_the_study() -> None:
     spec = importlib.util.find_spec("ray")
     assert spec is not None
     assert spec.origin is not None
     agent = Path(spec.origin).parent / "dashboard/modules/reporter/reporter_agent.py"
-    study_metrics = {f"ray_scaling_study_{name}" for name in (*TRIAL_METRICS, "trials", "current")}
+    study_metrics = {f"ray_scaling_study_{name}" for name in (*TRIAL_METRICS, *EPOCH_METRICS, "trials", "current")}
     ray_metrics = {f"ray_{name}" for name in re.findall(r'"(node_\w+)"', agent.read_text())}
     assert set(METRICS) <= study_metrics | ray_metrics
-    assert set(OF_GPUS) <= set(METRICS)
+    assert {*OF_GPUS, *OF_OTHER_STUDIES} <= set(METRICS)
+    assert study_metrics <= set(METRICS), "a metric that is published has a panel"
