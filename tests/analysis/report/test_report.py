@@ -363,7 +363,7 @@ def test_answer_states_efficiency_best_configuration_and_its_bound(tmp_path: Pat
     assert f"bound by {WORDS['compute'].label}" in bound and "take 92\u00a0% of a step" in bound
     assert f"{WORDS['idle'].takes}, 5\u00a0%" in bound and "at most 1.05x" in bound
     assert f"2 are bound by {WORDS['host'].label} and 2 are bound by {WORDS['compute'].label}" in bound
-    assert "up to 1.94x for batch 8 per GPU, 1 GPU" in bound
+    assert "at most 1.94x for batch 8 per GPU, 1 GPU" in bound
     assert re.search(r"\(4[89]\u00a0% of the step\)", bound), "48.5 %, which rounds either way"
     assert host.startswith("2 of 4 configurations are host-bound")
     assert "batch 8 per GPU, 1 GPU: it needs 10.0 ms" in host
