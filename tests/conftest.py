@@ -59,17 +59,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-ORDER = ("own ray", "shared ray", "test_ray_up.py", "test_faults.py")
+ORDER = ("own ray", "shared ray", "test_ray_up.py", "test_faults.py", "named studies", "test_everything.py")
 """Groups that start first, because they take longest."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives every file a group of its own unless it names one: xdist runs a group in one process (--dist loadgroup)."""
+    """Gives every file a group of its own unless it names one: xdist runs a group in one process (--dist loadgroup).
+
+    All tests that use the fixture `local_ray`, of any file, are the group "shared ray".
+    """
     groups = {}
     for item in items:
         mark = item.get_closest_marker("xdist_group")
-        groups[item] = mark.args[0] if mark else item.path.name
+        of_file = "shared ray" if "local_ray" in getattr(item, "fixturenames", ()) else item.path.name
+        groups[item] = mark.args[0] if mark else of_file
         if not mark:
             item.add_marker(pytest.mark.xdist_group(groups[item]))
     items.sort(key=lambda item: ORDER.index(groups[item]) if groups[item] in ORDER else len(ORDER))

@@ -122,10 +122,15 @@ def one_rank(rows: pd.DataFrame, configurations: pd.DataFrame, keys: Sequence[st
 
 def _alike(rows: pd.DataFrame, one: pd.Series, keys: Sequence[str]) -> pd.Series:
     """Return which of `rows` equal `one` in all `keys`; null equals null."""
-    equal = pd.Series(True, index=rows.index)
-    for name in keys:
-        equal &= (rows[name] == one[name]) | (rows[name].isna() & pd.isna(one[name]))
-    return equal
+    wanted = list(zip(one[list(keys)], one[list(keys)].isna(), strict=True))
+
+    def equals(row: tuple[Any, ...]) -> bool:  # a hundred fields of few rows: faster than column by column
+        return all(
+            pd.isna(value) if is_null else not pd.isna(value) and value == wish
+            for value, (wish, is_null) in zip(row, wanted, strict=True)
+        )
+
+    return pd.Series([equals(row) for row in rows[list(keys)].itertuples(index=False, name=None)], rows.index, bool)
 
 
 def _against_reference(members: pd.DataFrame, configurations: pd.DataFrame, first: pd.Series) -> pd.DataFrame:

@@ -18,10 +18,11 @@ from analysis.study import analyse
 from analysis.tables.checks import data_checks
 from analysis.verdict.trust import trust
 from tests.support.frames import gpu_law, grid, write_results
+from tests.support.sizes import sampled
 
 CONFIGURATIONS, REPEATS, STEPS = 20, 5, 24
 TRIALS = CONFIGURATIONS * REPEATS
-STUDIES = 60
+STUDIES = sampled(60, 3)
 
 Change = Callable[[pd.DataFrame, pd.DataFrame], None]
 
@@ -73,6 +74,7 @@ def names(result: list[Finding]) -> set[str]:
     return {finding.name for finding in result}
 
 
+@pytest.mark.statistics
 def test_the_false_alarm_rate_of_every_check_is_at_most_5_percent() -> None:
     counts = dict.fromkeys(CHECKS, 0)
     for seed in range(STUDIES):

@@ -276,6 +276,7 @@ def test_trainings_are_excluded_from_timing_tables(tmp_path: Path) -> None:
     assert [PLOTS[name](timed_only) for name in FIGURES] == [None] * 3
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_report_of_a_training_study_has_no_empty_timing_tables(folder: Path, known: ReportInputs) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -283,12 +284,12 @@ def test_the_report_of_a_training_study_has_no_empty_timing_tables(folder: Path,
             figure = PLOTS[name](known)
             assert figure is not None
             render(figure)
-    page = Path(write_report(folder).path).read_text()
+    report = write_report(folder)
+    page, found = Path(report.path).read_text(), report.summary
     written = {path.stem for path in (folder / "report" / "tables").glob("*.csv")}
     assert {"accuracy", "elbow", "time_to_target", "goodput", "trials"} <= written
     assert not {"report_epoch", "throughput", "phases", "weak_scaling"} & written
     assert "No trial is done yet" not in page
-    found = write_report(folder).summary
     assert found.columns[:4] == ["recipe", "global batch", "composition", "accuracy (%)"]
     assert len(found.rows) == 21
 
@@ -303,6 +304,7 @@ def test_a_single_batch_has_no_largest_lossless_batch(tmp_path: Path) -> None:
     assert "critical batch" not in said
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_same_batch_on_more_ranks_is_compared_by_time(tmp_path: Path) -> None:
     shuffled = {"order": "shuffled"}
     on_two = shuffled | {"world_size": 2, "batch_per_gpu": 64}

@@ -36,6 +36,7 @@ from analysis.study import analyse
 from analysis.tables.predictions import forecast_table, law_parameters, laws, predictions
 from study.scaling import main
 from tests.support.frames import MIB, grid, record, steps, trial_id, write_results, write_study, write_trial
+from tests.support.report import show_figures
 
 GPU = {"device": "cuda", "dataset": "synthetic", "steps": 4, "warmup_steps": 2, "cpus_per_rank": 8}
 UNKNOWN = Spread(float("nan"), 0.0)
@@ -618,7 +619,10 @@ def test_all_laws_are_listed(plain: ReportInputs) -> None:
     assert "; exposed cost on 2 ranks " in first
 
 
-def test_a_study_of_one_number_of_ranks_has_no_prediction_in_its_report(tmp_path: Path) -> None:
+def test_a_study_of_one_number_of_ranks_has_no_prediction_in_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_figures(monkeypatch, {"prediction_fan"})
     found = study(tmp_path, world_size=[2])
     assert [len(make(found).frame) for make in (predictions, laws, law_parameters)] == [0, 0, 0]
     assert prediction_fan(found) is None
@@ -627,7 +631,8 @@ def test_a_study_of_one_number_of_ranks_has_no_prediction_in_its_report(tmp_path
     assert not list((tmp_path / "report").rglob("*prediction*"))
 
 
-def test_the_report_shows_the_fan_the_laws_and_what_to_do_next(folder: Path) -> None:
+def test_the_report_shows_the_fan_the_laws_and_what_to_do_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show_figures(monkeypatch, {"prediction_fan"})
     page = Path(write_report(folder).path).read_text()
     assert 'id="predictions"' in page
     assert 'id="laws"' in page

@@ -175,6 +175,7 @@ def test_tables_of_a_removed_environment_are_deleted(tmp_path: Path) -> None:
     assert {path.name for path in (directory / "report/tables").glob("*-2.*")} == {"mine-2.csv"}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_terminal_shows_one_environment_and_mentions_the_other(tmp_path: Path) -> None:
     summary = write_report(mixed(tmp_path / "results")).summary
     assert [row[0] for row in summary.rows] == ["1", "2"]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from analysis.compare.bottleneck import WORDS, regions
-from analysis.predict.inputs import with_models
+from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
 from analysis.report.report import status_counts, write_report
 from analysis.report.sections import PLOTS, TABLES
@@ -35,8 +35,10 @@ from tests.support.frames import (
     write_study,
     write_trial,
 )
+from tests.support.report import show_figures
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
+Made = dict[str, tuple[ReportInputs, dict[str, Table]]]
 
 
 class Page(HTMLParser):
@@ -66,6 +68,13 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def made(gpu: Path, cpu: Path) -> Made:
+    """Return study -> its analysis and all its tables, empty ones too."""
+    inputs = {name: with_models(analyse(load(folder))) for name, folder in (("gpu", gpu), ("cpu", cpu))}
+    return {name: (each, {key: make(each) for key, make in TABLES.items()}) for name, each in inputs.items()}
+
+
+@pytest.fixture(scope="module")
 def gpu_page(gpu: Path) -> Page:
     return Page(write_report(gpu).path)
 
@@ -81,11 +90,9 @@ def small(directory: Path, **more: Any) -> Path:
     return write_results(directory, trials, lambda fields: {"step_s": 0.1}, spread=0.0)
 
 
-def test_report_contains_exactly_the_expected_files(gpu: Path, gpu_page: Page) -> None:
+def test_report_contains_exactly_the_expected_files(gpu: Path, gpu_page: Page, made: Made) -> None:
     written = {str(path.relative_to(gpu / "report")) for path in (gpu / "report").rglob("*") if path.is_file()}
-    analysis = with_models(analyse(load(gpu)))
-    made = {name: make(analysis) for name, make in TABLES.items()}
-    tables = [name for name, table in made.items() if len(table.frame) or table.empty]
+    tables = [name for name, table in made["gpu"][1].items() if len(table.frame) or table.empty]
     assert {"phases", "host", "transfer", "hosts", "gpus", "ranks"} < set(tables)
     assert written == {
         "index.html",
@@ -99,12 +106,11 @@ def test_report_contains_exactly_the_expected_files(gpu: Path, gpu_page: Page) -
     }
 
 
-def test_every_row_names_its_trials(gpu: Path) -> None:
-    analysis = with_models(analyse(load(gpu)))
+def test_every_row_names_its_trials(made: Made) -> None:
+    analysis, tables = made["gpu"]
     known = set(analysis.results.trials["trial_id"])
     named = []
-    for name, make in TABLES.items():
-        table = make(analysis)
+    for name, table in tables.items():
         if name in ("hosts", "gpus", "ranks") or table.frame.empty:  # hardware, not measurements
             continue
         rows = csv.DictReader(io.StringIO(table.to_csv()))
@@ -172,9 +178,8 @@ def without_commands(latex: str) -> str:
 
 
 @pytest.mark.parametrize("study", ["cpu", "gpu"])
-def test_every_latex_table_is_ascii_with_special_characters_escaped(study: str, request: pytest.FixtureRequest) -> None:
-    analysis = with_models(analyse(load(request.getfixturevalue(study))))
-    shown = {name: table for name, make in TABLES.items() if len((table := make(analysis)).frame)}
+def test_every_latex_table_is_ascii_with_special_characters_escaped(study: str, made: Made) -> None:
+    shown = {name: table for name, table in made[study][1].items() if len(table.frame)}
     assert {"throughput", "speed_up_weak", "laws", "law_parameters", "sweep", "hosts", "trials"} <= set(shown)
     for name, table in shown.items():
         latex = table.to_latex(name)
@@ -251,7 +256,8 @@ def test_study_without_done_trials_has_a_page(tmp_path: Path) -> None:
     assert "no such file: weights.bin" in page.text
 
 
-def test_stale_figures_are_removed_and_foreign_files_remain(tmp_path: Path) -> None:
+def test_stale_figures_are_removed_and_foreign_files_remain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show_figures(monkeypatch, {"scaling_weak"})
     directory = small(tmp_path / "results")
     write_report(directory)
     retired = [directory / "report/figures/efficiency_weak.png", directory / "report/tables/trials.tex"]
@@ -269,6 +275,7 @@ def test_stale_figures_are_removed_and_foreign_files_remain(tmp_path: Path) -> N
     assert foreign.exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_report_is_written_to_the_given_folder(tmp_path: Path) -> None:
     directory = small(tmp_path / "results")
     assert write_report(directory, tmp_path / "elsewhere").path == f"{tmp_path}/elsewhere/index.html"
@@ -294,6 +301,7 @@ def test_names_in_the_report_folder_are_replaced_and_never_followed(kind: str, t
     assert not list(out.rglob(".*"))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_summary_has_one_row_per_configuration(tmp_path: Path) -> None:
     found = write_report(small(tmp_path / "results")).summary
     assert found.columns == ["GPUs", "throughput (samples/s)", "step time (ms)", "weak efficiency (%)", "n"]
@@ -301,6 +309,7 @@ def test_summary_has_one_row_per_configuration(tmp_path: Path) -> None:
     assert found.left_out is None
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_empty_study_has_an_empty_summary(tmp_path: Path) -> None:
     assert write_report(write_study(tmp_path / "results")).summary.rows == []
 
@@ -354,7 +363,7 @@ def test_answer_states_efficiency_best_configuration_and_its_bound(tmp_path: Pat
     assert f"bound by {WORDS['compute'].label}" in bound and "take 92\u00a0% of a step" in bound
     assert f"{WORDS['idle'].takes}, 5\u00a0%" in bound and "at most 1.05x" in bound
     assert f"2 are bound by {WORDS['host'].label} and 2 are bound by {WORDS['compute'].label}" in bound
-    assert "up to 1.94x for batch 8 per GPU, 1 GPU" in bound
+    assert "at most 1.94x for batch 8 per GPU, 1 GPU" in bound
     assert re.search(r"\(4[89]\u00a0% of the step\)", bound), "48.5 %, which rounds either way"
     assert host.startswith("2 of 4 configurations are host-bound")
     assert "batch 8 per GPU, 1 GPU: it needs 10.0 ms" in host

@@ -117,6 +117,7 @@ def test_series_that_differ_in_another_field_do_not_mix(tmp_path: Path) -> None:
     assert set(found.scaling["scaling"]) == {"neither"}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_windows_of_one_epoch_do_not_split_series(tmp_path: Path) -> None:
     trials = grid(BASE, world_size=[1, 2], batch_per_gpu=[8, 16], repeat=[0, 1])
     trials = [

@@ -21,6 +21,7 @@ from analysis.verdict.communication import audit, sentences
 from analysis.verdict.trust import trust
 from tests.support.cards import RESULTS
 from tests.support.frames import MIB, grid, record, trial_id, write_results
+from tests.support.report import show_figures
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 OURS = {"slowdown", "exposed_cost", "communication", "bucket_utilisation", "ceiling", "sweep"}
@@ -131,7 +132,8 @@ def test_one_rank_or_no_breakdown_means_no_communication_section(tmp_path: Path,
         assert sentences(with_models(analyse(load(directory)))) == []
 
 
-def test_cpu_ranks_have_all_communication_sections(tmp_path: Path) -> None:
+def test_cpu_ranks_have_all_communication_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show_figures(monkeypatch, {"slowdown", "bus_bandwidth"})
     directory = late(tmp_path / "results", {"steps": 4})
     page = Path(write_report(directory).path).read_text()
     assert all(f'id="{name}"' in page for name in OURS)

@@ -52,6 +52,7 @@ def test_timed_and_trained_trials_have_facts_of_their_own(tmp_path: Path) -> Non
     assert "sweep bytes" in dict(timed.constant) and "sweep bytes" not in dict(trained.constant)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_small_form_has_a_banner_in_both_reports(tmp_path: Path) -> None:
     study(tmp_path, PERCEPTRON)
     write_report(tmp_path)

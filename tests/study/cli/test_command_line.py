@@ -714,6 +714,7 @@ def test_a_report_that_cannot_be_written_is_exit_code_74_and_the_same_command_co
     assert (out / "report" / "index.html").is_file()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_quiet_prints_only_the_reports_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for trial in trials_of("smoke"):
@@ -827,6 +828,7 @@ def test_a_gpu_in_cuda_visible_devices_that_does_not_exist_is_not_counted(monkey
     assert count_gpus() == 4
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupt_writes_a_partial_report_and_prints_the_command_that_resumes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -906,6 +908,7 @@ def test_failures_of_one_cause_are_one_line(capsys: pytest.CaptureFixture[str], 
     assert " and 6 other trials: " in wrong_path
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_report_writes_to_another_folder_from_the_results_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_study_is_packed_and_unpacked_in_place(tmp_path: Path) -> None:
     assert_same(folder, copy)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_every_reader_accepts_a_packed_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, packed = cpu_study(tmp_path / "a"), tmp_path / "b"
     without_unknown_columns(folder)

@@ -1,8 +1,6 @@
 """Each published study runs by one command in its CPU form and fills its tables."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,24 @@ from analysis.read.results import load_reduced
 from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.verdict.answer import answer
+from study.scaling import main
+from tests.support.twin import replace_ray
 
-pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("named studies"), pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
+SMALL = ("--repeats", "1", "--steps", "1")
+MLP = ("--model", "mlp")
+"""Instead of VGG-19 and ResNet-18, whose all-reduces of 560 MB take minutes. test_everything.py trains every model."""
 DP = "parallel 'dp' requires GPUs"
 TWO_NODES = "needs 2 nodes"
 
 
-def run_study(name: str, address: str, out: Path) -> ReportInputs:
-    command = [
-        sys.executable, "-m", "study.scaling", "run", name, "--repeats", "1", "--steps", "1", "-q",
-        "--address", address, "--out", str(out),
-    ]  # fmt: skip
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    assert process.returncode == 0, process.stderr
-    assert Path(process.stdout.strip()) == out / "report" / "index.html"
+def run_study(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> ReportInputs:
+    model = () if name == "mlstm-scaling" else MLP
+    status = main(["run", name, *SMALL, *model, "-q", "--address", "local", "--out", str(out)])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert Path(said.out.strip()) == out / "report" / "index.html"
     return with_models(analyse(load_reduced(out)))
 
 
@@ -50,9 +50,16 @@ def infeasible_reasons(inputs: ReportInputs) -> set[str]:
     ],
 )
 def test_a_published_study_runs_by_one_command_and_fills_its_tables(
-    name: str, reasons: set[str], tables: list[str], local_ray: str, tmp_path: Path
+    name: str,
+    reasons: set[str],
+    tables: list[str],
+    tmp_path: Path,
+    no_figures: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs = run_study(name, local_ray, tmp_path / "results")
+    replace_ray(monkeypatch)
+    inputs = run_study(name, tmp_path / "results", capsys)
     assert infeasible_reasons(inputs) == reasons
     assert json.loads((tmp_path / "results" / "study.json").read_text())["name"] == name
     empty = [table for table in tables if TABLES[table](inputs).frame.empty]
