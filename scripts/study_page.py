@@ -9,6 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
+from analysis.answers.registry import answers
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from analysis.report.report import environment_rows, status_counts
@@ -26,6 +27,7 @@ def page(results_folder: str, names: list[str]) -> str:
     parts = [
         f"# {results.study['name']}",
         results.study["question"],
+        *(f"**{reply.question}** {reply.text}" for reply in answers(first)),
         f"Measured on: {device}; data: {data}."
         + (
             " Without GPUs the study runs in a reduced form that shows the method, not the performance of GPUs."

@@ -59,7 +59,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(panels), sharey=True)
         smallest = min(model.series.sizes[0] for model in models)
-        largest = max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in models)
+        largest = _largest(analysis, models)
         ends_early = False
         low, high = _limits(analysis, models)
         with_legend = max(map(len, panels.values())) > MOST_DIRECT_LABELS
@@ -99,14 +99,22 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
     return figure
 
 
+def _largest(analysis: ReportInputs, models: list[ScalingModel]) -> int:
+    """Return the largest number of ranks that is drawn."""
+    return max(max(FORECAST_FACTORS) * max(model.series.sizes[-1] for model in models), analysis.record.predict_to or 0)
+
+
 def _limits(analysis: ReportInputs, models: list[ScalingModel]) -> tuple[float, float]:
     """Return limits of the efficiency in percent that show all measured points and predicted ends."""
     members = {index for model in models for index in model.series.points["configuration"]}
     rows = analysis.scaling[analysis.scaling["configuration"].isin(members) & analysis.scaling["ideal"].notna()]
     ends = [
-        100 * float(predict(model, [factor * model.series.sizes[-1]])["efficiency"].iloc[0])
+        100 * float(predict(model, [size])["efficiency"].iloc[0])
         for model in models
-        for factor in (1, *FORECAST_FACTORS)
+        for size in (
+            *(factor * model.series.sizes[-1] for factor in (1, *FORECAST_FACTORS)),
+            _largest(analysis, models),
+        )
         if not model.series.host_bound
     ]
     points = pd.concat([100 * rows["efficiency"].astype(float), pd.Series(ends, dtype=float)])

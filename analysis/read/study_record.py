@@ -1,7 +1,7 @@
 """study.json as one typed value: what the study was asked, and what it adds to its report."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 
@@ -29,6 +29,9 @@ class StudyRecord:
     report_epoch: epoch at which the largest batch is compared with the reference batch.
     small_form: what a study on CPU ranks replaces to finish in minutes; empty for the complete form.
     notes: sentences about the data that no number shows.
+    questions: key and text of each question that the report answers in sentences, in order.
+    predict_to: number of ranks that figures predict up to.
+    evidence: numbers by name that other commands add to a study's results.
     """
 
     name: str
@@ -42,6 +45,9 @@ class StudyRecord:
     report_epoch: int | None
     small_form: str
     notes: tuple[str, ...]
+    questions: tuple[tuple[str, str], ...] = ()
+    predict_to: int | None = None
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, study: Mapping[str, Any]) -> Self:
@@ -50,7 +56,9 @@ class StudyRecord:
         if not isinstance(configuration, dict):
             configuration = {}
         goal, planned = configuration.get("goal"), configuration.get("planned_trials")
-        epoch, notes = configuration.get("report_epoch"), study.get("notes")
+        notes, evidence = study.get("notes"), study.get("evidence")
+        if not isinstance(evidence, dict):
+            evidence = {}
         return cls(
             name=study.get("name") or "study",
             question=study.get("question") or "",
@@ -68,9 +76,16 @@ class StudyRecord:
                 if isinstance(rung.get("trial_ids"), list) and "name" in rung
             ),
             reference_ladders=tuple(_ladders(configuration.get("reference_ladders"))),
-            report_epoch=epoch if isinstance(epoch, int) and not isinstance(epoch, bool) else None,
+            report_epoch=_count(configuration.get("report_epoch")),
             small_form=str(configuration.get("small_form") or ""),
             notes=tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else (),
+            questions=tuple(
+                (str(entry["key"]), str(entry["question"]))
+                for entry in _records(configuration.get("questions"))
+                if "key" in entry and "question" in entry
+            ),
+            predict_to=_count(configuration.get("predict_to")),
+            evidence={name: number for name, value in evidence.items() if (number := _number(value)) is not None},
         )
 
 
@@ -87,6 +102,10 @@ def _ladders(listed: Any) -> Iterator[ReferenceLadder]:
 
 def _records(listed: Any) -> list[dict[str, Any]]:
     return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _number(value: Any) -> float | None:

@@ -3,9 +3,11 @@
 To answer a named study's own question first, add a `Question` to `OWN`.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from analysis.answers.registry import Answer, answers
 from analysis.compare.ladder import OURS
 from analysis.figures.accuracy import accuracy_batch, training_curves
 from analysis.figures.batch_size import batch_size as batch_size_figure
@@ -37,6 +39,8 @@ class Question:
     sentences: Callable[[ReportInputs], list[str]]
     table: Callable[[ReportInputs], Table] | None
     figures: tuple[Figure, ...]
+    replies: Callable[[ReportInputs], list[Answer]] = lambda inputs: []
+    """Returns the answers to the questions of the study's source, one by one."""
 
 
 _WORK, _LOST, _GAINS = ANSWERS
@@ -154,15 +158,20 @@ _OWN_CODE = Question(
 
 
 def questions(inputs: ReportInputs) -> Iterator[Question]:
-    """Yield the study's own questions, then those of `QUESTIONS` if any trial is timed."""
-    if not inputs.ladder.empty:
-        yield _LADDER
+    """Yield the study's own questions, then those of `QUESTIONS` if any trial is timed.
+
+    The question whose text is answered point by point (see `analysis.answers`) comes first.
+    """
+    own = [_LADDER] if not inputs.ladder.empty else []
+    if inputs.record.name in OWN and not inputs.configurations.empty:
+        own.append(OWN[inputs.record.name])
     if inputs.accuracy is not None:
-        yield _ACCURACY
+        own.insert(min(1, len(own)) if inputs.record.questions or not inputs.ladder.empty else 0, _ACCURACY)
+    if inputs.record.questions and own:
+        own[0] = dataclasses.replace(own[0], sentences=lambda inputs: [], replies=answers)
+    yield from own
     if inputs.configurations.empty:
         return
-    if inputs.record.name in OWN:
-        yield OWN[inputs.record.name]
     yield from QUESTIONS
     if len(unmeasured(inputs).frame):
         yield _OWN_CODE

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
+from analysis.answers.registry import Answer
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.environment import commit, difference, used_nodes
 from analysis.read.errors import ReportNotWritten, line
@@ -71,6 +72,7 @@ class _Answer:
     sentences: list[str]
     table: Table | None
     picture: Picture | None
+    replies: list[Answer]
 
     @property
     def html(self) -> Markup | None:
@@ -147,13 +149,13 @@ def _answers(inputs: ReportInputs, tables: Mapping[str, Table], overview: Pictur
         picture = first_drawn(inputs, question.figures, tables, shown)
         shown |= {picture.name} if picture else set()
         answers.append(_answer(inputs, question, picture))
-    return [found for found in answers if found.sentences or found.picture or found.html]
+    return [found for found in answers if found.sentences or found.replies or found.picture or found.html]
 
 
 def _answer(inputs: ReportInputs, question: Question, picture: Picture | None) -> _Answer:
     title = question.title.format(ranks=study_ranks(inputs)[1])
     table = None if question.table is None else question.table(inputs)
-    return _Answer(question.key, title, question.sentences(inputs), table, picture)
+    return _Answer(question.key, title, question.sentences(inputs), table, picture, question.replies(inputs))
 
 
 def _figures(inputs: ReportInputs, tables: Mapping[str, Table], without: Iterable[str]) -> list[Picture]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank
+from study.studies.questions import asked
 from study.studies.study import Study, gpus, small_form, world_sizes
 from study.studies.training import short_training
 from trainables.registry import (
@@ -125,7 +126,7 @@ def forum_phases(capacity: Capacity) -> Study:
         base=base | {"dataset": "synthetic_loader", "learning_rate": 0.01},
         axes=axes,
         repeats=3,
-        report=small_form(on_gpus),
+        report=asked("forum-phases") | small_form(on_gpus),
         cases={
             "pinned, non-blocking": {"pin_memory": True, "non_blocking": True},
             "pageable, blocking": {"pin_memory": False, "non_blocking": False},
@@ -169,7 +170,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         repeats=3,
         cases=_ladder_steps(capacity, on_gpus, mixed_precision),
         ladder=True,
-        report={"reference_ladders": PUBLISHED_LADDERS} | small_form(on_gpus),
+        report=asked("acceleration-ladder") | {"reference_ladders": PUBLISHED_LADDERS} | small_form(on_gpus),
         extra_trials={f"{name}, trained": training | {"precision": precision} for name, precision in levels.items()},
     )
 
@@ -238,7 +239,7 @@ def hpml_lab4(capacity: Capacity) -> Study:
             "batch_per_gpu": batches,
         },
         repeats=3,
-        report=small_form(on_gpus),
+        report=asked("hpml-lab4") | small_form(on_gpus),
     )
 
 
@@ -272,7 +273,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
         },
         repeats=3,
         cases={"timed": {}, "trained": training},
-        report={"report_epoch": training["epochs"]} | small_form(on_gpus),
+        report=asked("vgg-case-study") | {"report_epoch": training["epochs"]} | small_form(on_gpus),
     )
 
 
@@ -301,7 +302,7 @@ def mlstm_scaling(capacity: Capacity) -> Study:
         base=base | {"learning_rate": 0.01},
         axes={"world_size": world_sizes(capacity)} | axes,
         repeats=3,
-        report=small_form(on_gpus),
+        report=asked("mlstm-scaling") | {"predict_to": 128} | small_form(on_gpus),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from study.capacity import Capacity
+from study.studies.questions import asked
 from study.studies.study import Fields, Study, gpus, small_form, world_sizes
 
 REFERENCE_BATCH = 128
@@ -75,7 +76,7 @@ def fifth_epoch(capacity: Capacity) -> Study:
             "largest batch, linear + gradual warm-up": largest | _GRADUAL,
             "largest batch, LARS": largest | dict(RECIPES["+ LARS"]),
         },
-        report={"report_epoch": 5} | small_form(on_gpus),
+        report=asked("fifth-epoch") | {"report_epoch": 5} | small_form(on_gpus),
     )
 
 

@@ -32,6 +32,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("analysis.study",),
         ("analysis.predict",),
         ("analysis.tables", "analysis.figures", "analysis.verdict"),
+        ("analysis.answers",),
         ("analysis.report", "analysis.export"),
     ),
     "study": (

@@ -22,7 +22,10 @@ RECORDED = recorded_fields()
 DECLARED = fields_of({"fields": RECORDED})
 """the declaration of trial fields in a study's results"""
 
-USUAL_VALUES = {"parallel": "ddp", "execution": "eager", "storage": "jpeg"}
+USUAL_VALUES = {
+    "parallel": "ddp", "execution": "eager", "storage": "jpeg", "pin_memory": True, "non_blocking": True,
+    "interconnect": "auto",
+}  # fmt: skip
 """fields that are only part of an id if they have another value"""
 
 
@@ -35,7 +38,8 @@ def trial_id(fields: dict[str, Any]) -> str:
     """Return a readable id. It is unlike that of real trials."""
     names = ("model", "precision", "world_size", "batch_per_gpu", "loader_workers", "repeat")
     unusual = [name for name, usual in USUAL_VALUES.items() if fields.get(name, usual) != usual]
-    return "-".join(str(fields[name]) for name in (*names, *unusual))
+    named = (f"{name}-{fields[name]}" if isinstance(fields[name], bool) else str(fields[name]) for name in unusual)
+    return "-".join([*(str(fields[name]) for name in names), *named])
 
 
 def environment(fields: dict[str, Any], gpu: str = H200, host: str = "node-a") -> dict[str, Any]:

@@ -1,0 +1,229 @@
+"""Answers of hpml-lab4: epoch time over the batch, scaling, communication, bandwidth, and the fifth epoch."""
+
+import pandas as pd
+
+from analysis.answers.reply import MS, Missing, Reply, measured, ms, points, preferred, repeats, times
+from analysis.compare.communication_cost import bandwidth_rows
+from analysis.compare.report_epoch import report_epoch_rows
+from analysis.compare.scaling import STRONG, WEAK
+from analysis.predict.inputs import ReportInputs
+from analysis.study import study_ranks
+from analysis.text import GB, MIB, configuration_label, join, number, value_label, with_interval
+
+SATURATED = 1.1
+"""A batch uses the device fully if a sample takes at most this many times as long as at the fastest batch."""
+
+
+def epoch_time(inputs: ReportInputs) -> Reply | Missing:
+    """State whether an epoch takes longer or shorter as the batch grows on one rank, and why."""
+    curve = inputs.batch_curve
+    curve = curve[curve["sample_s"].notna()]
+    curve = preferred(curve, "parallel", ("ddp", "none"))
+    if curve["batch_per_gpu"].nunique() < 2:
+        return Missing("fewer than two batches ran on one rank", "--batch-per-gpu 32,128")
+    curve = curve[curve["series"] == curve["series"].iloc[0]].sort_values("batch_per_gpu")
+    rows = inputs.configurations.loc[curve["configuration"].astype(int)]
+    first, last = rows.iloc[0], rows.iloc[-1]
+    ratio = float(curve["sample_s"].iloc[-1] / curve["sample_s"].iloc[0])
+    epochs = [inputs.epoch_s.get(index) for index in rows.index]
+    seconds = (
+        f"{number(epochs[0], 2)} s at batch {first['batch_per_gpu']} and {number(epochs[-1], 2)} s at "
+        f"{last['batch_per_gpu']}, {times(ratio)}"
+        if epochs[0] and epochs[-1]
+        else f"{times(ratio)} at batch {last['batch_per_gpu']} compared with {first['batch_per_gpu']}"
+    )
+    direction = "shorter" if ratio < 1 / 1.02 else "longer" if ratio > 1.02 else "neither longer nor shorter"
+    text = f"It gets {direction} ({repeats(first['n'])}): an epoch on one {study_ranks(inputs)[0]} takes {seconds}"
+    numbers = {"ratio": ratio}
+    enough = curve[curve["sample_s"] <= SATURATED * curve["sample_s"].min()]["batch_per_gpu"].iloc[0]
+    if direction != "shorter":
+        return Reply(f"{text}, because time per step grows at least as fast as the batch.", numbers, "compute")
+    step_ratio = float(last["step_s"]) / float(first["step_s"])
+    steps = f"there are {number(last['batch_per_gpu'] / first['batch_per_gpu'], 0)} times fewer steps"
+    reason = "overhead"
+    because = f"{steps}, while a step takes only {number(step_ratio, 1)} times as long"
+    if first["host_bound"] is True:
+        reason = "host"
+        because += (
+            f": at batch {first['batch_per_gpu']} the host needs {ms(first['step_launch_s'])} to launch a step, "
+            f"whatever "
+            f"its batch, and the GPU computes only {ms(first['busy_s'])} of it"
+        )
+    rest = f" From batch {enough} on, a sample takes within 10\u00a0% of its least time, so larger batches gain little."
+    return Reply(f"{text}, because {because}.{rest}{_end_of_memory(inputs)}", numbers, reason)
+
+
+def _end_of_memory(inputs: ReportInputs) -> str:
+    trials = inputs.results.trials
+    failed = trials[trials["status"] == "out_of_memory"]
+    largest = int(inputs.configurations["batch_per_gpu"].max())
+    if failed.empty:
+        return f" No batch up to {largest} ran out of memory, so the end of memory was not reached."
+    return f" Batch {int(failed['batch_per_gpu'].min())} runs out of memory."
+
+
+def scaling_kind(inputs: ReportInputs) -> Reply | Missing:
+    """State the kind of scaling with its speed-ups, and the data point of the other kind from the same trials."""
+    weak, strong = (_speed_ups(inputs, kind) for kind in (WEAK, STRONG))
+    if weak.empty:
+        return Missing("no batch ran on one rank and on several", "--gpus 1,2")
+    best = weak.sort_values(["parallel", "world_size"], kind="stable").drop_duplicates("parallel", keep="last")
+    listed = [f"{row['parallel']} {_speed_up(inputs, row)}" for _, row in best.iterrows()]
+    text = (
+        "It is weak scaling: the batch per rank is held, so the global batch grows with the number of ranks. "
+        f"Speed-up at the largest batch: {join(listed)}."
+    )
+    numbers = {"weak": float(best["speed_up"].iloc[-1])}
+    if strong.empty:
+        gap = (
+            " Strong scaling needs one global batch on two numbers of ranks, and no pair of these batches gives one; "
+            "`--batch-per-gpu 64,128 --gpus 1,2` would."
+        )
+        return Reply(text + gap, numbers)
+    row = strong.loc[strong["world_size"].idxmax()]
+    numbers["strong"] = float(row["speed_up"])
+    batch = int(inputs.configurations.loc[row["configuration"], "global_batch"])
+    return Reply(
+        f"{text} Strong scaling from the same trials, with global batch {number(batch, 0)}: "
+        f"{row['parallel']} {_speed_up(inputs, row)}.",
+        numbers,
+    )
+
+
+def _speed_ups(inputs: ReportInputs, kind: str) -> pd.DataFrame:
+    rows = inputs.scaling
+    rows = rows[(rows["scaling"] == kind) & (rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
+    fields = inputs.configurations.loc[rows["configuration"], ["parallel", "batch_per_gpu"]]
+    rows = rows.assign(**{name: fields[name].to_numpy() for name in fields})
+    return rows.sort_values(["batch_per_gpu", "world_size"], kind="stable")
+
+
+def _speed_up(inputs: ReportInputs, row: pd.Series) -> str:
+    size = value_label("world_size", int(row["world_size"]), study_ranks(inputs))
+    return f"{measured(row, 'speed_up', 2, unit='x')} on {size} (batch {number(row['batch_per_gpu'], 0)} per rank)"
+
+
+def separated(inputs: ReportInputs) -> Reply | Missing:
+    """State how compute and communication were separated, and their times."""
+    rows = inputs.communication.exposed
+    if rows.empty:
+        return Missing("no communication was measured on several ranks", "--gpus 1,2 --parallel ddp")
+    shown, numbers = [], {}
+    for index in (rows.index[0], rows.index[-1])[: min(2, len(rows))]:
+        row, configuration = rows.loc[index], inputs.configurations.loc[index]
+        exposed = float(row["exposed_s"])
+        epoch = inputs.epoch_s.get(index)
+        steps = epoch / float(configuration["step_s"]) if epoch else None
+        of_epoch = (
+            f", {number(MS * exposed * steps, 0)} ms of an epoch of {number(epoch, 2)} s"
+            if steps and steps >= 1
+            else ""
+        )
+        shown.append(
+            f"{_layout(inputs, configuration)}: compute {ms(float(configuration['step_s']) - exposed)}, exposed "
+            f"communication {measured(row, 'exposed_s', 2, MS, ' ms')}{of_epoch}; without all-reduces the step is "
+            f"{measured(row, 'difference_s', 2, MS, ' ms')} shorter"
+        )
+        numbers = {"exposed_s": exposed, "difference_s": float(row["difference_s"])}
+    return Reply(
+        "By a hook that times each bucket's all-reduce: what runs after the last gradient is exposed communication, "
+        "and "
+        "the rest of the step is compute. Steps under no_sync, interleaved on the same ranks, check it. "
+        f"{'; '.join(shown)}.",
+        numbers,
+    )
+
+
+def bandwidth(inputs: ReportInputs) -> Reply | Missing:
+    """Fill in both bandwidth formulas with S, N and t for the largest batch on most ranks."""
+    rows = bandwidth_rows(inputs.configurations, inputs.communication).dropna(subset=["wire_s"])
+    if rows.empty:
+        return Missing("no all-reduce was timed", "--gpus 1,2 --parallel ddp")
+    row = rows[rows["world_size"] == rows["world_size"].max()].iloc[-1]
+    size, ranks, seconds = float(row["gradient_bytes"]), int(row["world_size"]), float(row["wire_s"])
+    algorithm, bus = size / seconds / GB, float(row["wire_bus_bytes_per_s"]) / GB
+    use = row["utilisation"]
+    of_limit = f", {points(use)} of what the same all-reduces reach alone on these ranks" if pd.notna(use) else ""
+    s_mb, t_ms = number(size / 1e6, 2), number(MS * seconds, 3)
+    return Reply(
+        f"{_layout(inputs, inputs.configurations.loc[row.name])} ({repeats(row['n'])}): algorithm bandwidth S / t = "
+        f"{s_mb} MB / {t_ms} ms = {number(algorithm, 1)} GB/s; bus bandwidth S / t · 2(N-1)/N = "
+        f"{s_mb} MB / {t_ms} ms · 2·{ranks - 1}/{ranks} = {number(bus, 1)} GB/s{of_limit}. S is the gradients "
+        f"({number(size / MIB, 1)} MiB in {number(row['buckets'], 0)} buckets), N the ranks and t the transfer time of "
+        "all buckets.",
+        {"bytes": size, "ranks": ranks, "seconds": seconds, "bus_bytes_per_s": bus * GB},
+    )
+
+
+def _layout(inputs: ReportInputs, row: pd.Series) -> str:
+    return configuration_label(row, ("world_size", "batch_per_gpu", "parallel"), study_ranks(inputs))
+
+
+_NO_TRAININGS = "these results contain no training of five epochs"
+
+
+def _epoch_rows(inputs: ReportInputs) -> pd.DataFrame:
+    accuracy, epoch = inputs.accuracy, inputs.record.report_epoch
+    return pd.DataFrame() if accuracy is None or epoch is None else report_epoch_rows(accuracy, epoch)
+
+
+def fifth_epoch(inputs: ReportInputs) -> Reply | Missing:
+    """Compare loss and accuracy of the study's epoch between the largest batch on all ranks and the reference."""
+    rows, accuracy = _epoch_rows(inputs), inputs.accuracy
+    if len(rows) < 2 or accuracy is None:
+        return Missing(_NO_TRAININGS, command="python -m study.scaling run fifth-epoch")
+    plain = rows[rows["remedy"] == accuracy.plain]
+    if len(plain) < 2:
+        return Missing("the largest batch was not trained without a recipe")
+    small, large = plain.iloc[0], plain.iloc[-1]
+    lost = measured(large, "epoch_top1_difference", 1, 100, " points")
+    worse = large["epoch_top1_difference"] < 0
+    why = (
+        f", because an epoch has {number(large['global_batch'] / small['global_batch'], 0)} times fewer updates at the "
+        "same learning rate"
+        if worse
+        else ""
+    )
+    return Reply(
+        f"In epoch {inputs.record.report_epoch}, batch {number(small['global_batch'], 0)} has a mean training loss of "
+        f"{_loss(small)} and an accuracy of {_top1(small)}; batch {number(large['global_batch'], 0)} "
+        f"({large['made_of']}) "
+        f"has {_loss(large)} and {_top1(large)}. Accuracy differs by {lost}{why}.",
+        {"small_top1": float(small["epoch_top1"]), "large_top1": float(large["epoch_top1"])},
+        "updates" if worse else "",
+    )
+
+
+def recipes(inputs: ReportInputs) -> Reply | Missing:
+    """State what each recipe changes at the largest batch, at the study's epoch."""
+    rows, accuracy = _epoch_rows(inputs), inputs.accuracy
+    if rows.empty or accuracy is None:
+        return Missing(_NO_TRAININGS, command="python -m study.scaling run fifth-epoch")
+    largest = rows[rows["global_batch"] == rows["global_batch"].max()]
+    plain, others = largest[largest["remedy"] == accuracy.plain], largest[largest["remedy"] != accuracy.plain]
+    if plain.empty or others.empty:
+        return Missing("no recipe was trained at the largest batch")
+    base = float(plain["epoch_top1"].iloc[0])
+    listed = [f"{row['remedy']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points)"
+              for _, row in others.iterrows()]  # fmt: skip
+    best = others.loc[others["epoch_top1"].idxmax()]
+    helps = float(best["epoch_top1_low"]) > float(plain["epoch_top1_high"].iloc[0])
+    verdict = (
+        f"{best['remedy']} helps"
+        if helps
+        else "No recipe is significantly better than none (95\u00a0% intervals overlap)"
+    )
+    return Reply(
+        f"{verdict}. At batch {number(best['global_batch'], 0)} without a recipe the accuracy is "
+        f"{_top1(plain.iloc[0])}; "
+        f"{'; '.join(listed)}.",
+        {"plain_top1": base, "best_top1": float(best["epoch_top1"])},
+    )
+
+
+def _loss(row: pd.Series) -> str:
+    return with_interval(row["epoch_loss"], row["epoch_loss_low"], row["epoch_loss_high"], 3, repeats(row["n"]))
+
+
+def _top1(row: pd.Series) -> str:
+    return measured(row, "epoch_top1", 1, 100, "\u00a0%")

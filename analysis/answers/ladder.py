@@ -1,0 +1,134 @@
+"""Answers of acceleration-ladder: what each step changes and gains, all steps together, and what a precision costs."""
+
+import pandas as pd
+
+from analysis.answers.reply import Missing, Reply, measured, repeats, times
+from analysis.compare.accuracy import by_precision
+from analysis.compare.ladder import OURS
+from analysis.measure.configurations import trial_fields
+from analysis.predict.inputs import ReportInputs
+from analysis.text import MISSING, join, number, text, with_interval
+
+_NOT_SETTINGS = ("repeat", "seed", "nodes")
+_STRATEGY_ONLY = ("batch_per_gpu",)
+"""Fields that follow from the number of ranks, because the global batch is held."""
+
+
+def steps(inputs: ReportInputs) -> Reply | Missing:
+    """State, for each step of the ladder, what it changed and its gain against the step it differs from."""
+    rows = _ours(inputs)
+    if len(rows) < 2:
+        return Missing("fewer than two steps of the ladder are done", "--data-dir DIR")
+    fields = _fields(inputs)
+    sentences, numbers = [], {}
+    for _, row in rows.iloc[1:].iterrows():
+        against = rows[rows["rung"] == row["against"]].iloc[0]
+        changed = _changes(fields.loc[against["trial_ids"][0]], fields.loc[row["trial_ids"][0]])
+        sentences.append(
+            f"{row['rung']} ({join(changed)}): {measured(row, 'step_ratio', 2, unit='x')} against {row['against']}, "
+            f"{times(row['cumulative_ratio'])} in all"
+        )
+        numbers[str(row["rung"])] = float(row["step_ratio"])
+    largest = rows.loc[rows["step_ratio"].astype(float).idxmax()]
+    return Reply(f"Largest gain: {largest['rung']}, {times(largest['step_ratio'])}. {'; '.join(sentences)}.", numbers)
+
+
+def total(inputs: ReportInputs) -> Reply | Missing:
+    """State the gain of all steps together, next to that of each published ladder."""
+    rows = _ours(inputs)
+    if len(rows) < 2:
+        return Missing("fewer than two steps of the ladder are done", "--data-dir DIR")
+    best = rows.loc[rows["cumulative_ratio"].astype(float).idxmax()]
+    first = rows.iloc[0]
+    published = inputs.ladder[inputs.ladder["machine"] != OURS]
+    listed = []
+    for machine, ladder in published.groupby("machine", sort=False):
+        end = ladder.iloc[-1]
+        listed.append(
+            f"{machine} has {times(end['cumulative_ratio'])} after {len(ladder)} steps "
+            f"({number(ladder['batches_s'].iloc[0], 1)} s to {number(end['batches_s'], 1)} s per 300 batches)"
+        )
+    next_to_it = f" Published: {'; '.join(listed)}, on other hardware, so compare gains only." if listed else ""
+    windows = _shortest_window(inputs, rows)
+    return Reply(
+        f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at {best['rung']}: 300 batches of "
+        f"{number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
+        f"{number(first['batches_s'], 1)} s{windows}.{next_to_it}{_without_result(inputs)}",
+        {"gain": float(best["cumulative_ratio"])},
+    )
+
+
+def precision(inputs: ReportInputs) -> Reply | Missing:
+    """State speed and accuracy of each number format next to fp32 on one rank."""
+    rows, reached = _ours(inputs), by_precision(inputs.accuracy)
+    if reached.empty:
+        return Missing("no number format was trained to an accuracy", "--data-dir DIR")
+    fields = _fields(inputs)
+    speeds: dict[str, float] = {}
+    for _, row in rows.iterrows():
+        name = str(fields.loc[row["trial_ids"][0], "precision"])
+        speeds.setdefault(name, float(row["throughput_samples_per_s"]))
+    base = _speed_before_mixed_precision(rows, fields)
+    listed, numbers = [], {}
+    if base:
+        speeds["fp32"] = base
+    for name, row in reached.iterrows():
+        top1 = with_interval(100 * row["top1"], 100 * row["top1_low"], 100 * row["top1_high"], 2, "one seed")
+        speed = f"{times(speeds[str(name)] / base)} as fast" if base and str(name) in speeds else "speed not measured"
+        listed.append(f"{name}: {speed}, accuracy {top1}\u00a0%")
+        numbers[str(name)] = float(row["top1"])
+    spread = 100 * (reached["top1"].max() - reached["top1"].min())
+    return Reply(
+        f"Accuracies of the number formats lie within {number(spread, 2)} points. {'; '.join(listed)}. "
+        "Speed is on one rank with raw pixels, relative to fp32; accuracy is of a short training on the shipped "
+        "sample.",
+        numbers,
+    )
+
+
+def _speed_before_mixed_precision(rows: pd.DataFrame, fields: pd.DataFrame) -> float | None:
+    """Return the throughput of the fp32 step from which the first step in another precision differs."""
+    names = rows["trial_ids"].map(lambda ids: fields.loc[ids[0], "precision"])
+    others = rows[names != "fp32"]
+    if others.empty:
+        return None
+    before = rows[rows["rung"] == others.iloc[0]["against"]]
+    return float(before["throughput_samples_per_s"].iloc[0]) if len(before) else None
+
+
+def _ours(inputs: ReportInputs) -> pd.DataFrame:
+    rows = inputs.ladder
+    return rows[rows["machine"] == OURS] if len(rows) else rows
+
+
+def _fields(inputs: ReportInputs) -> pd.DataFrame:
+    trials = inputs.results.trials.set_index("trial_id")
+    return trials[[name for name in trial_fields(trials) if name not in _NOT_SETTINGS]]
+
+
+def _changes(before: pd.Series, after: pd.Series) -> list[str]:
+    """Return the settings that differ, as `storage jpeg to lmdb`."""
+    names = [name for name in before.index if text(before[name]) != text(after[name]) and text(after[name]) != MISSING]
+    ranks_differ = "world_size" in names
+    return [
+        f"{name.replace('_', ' ')} {text(before[name])} to {text(after[name])}"
+        for name in names
+        if not (ranks_differ and name in _STRATEGY_ONLY)
+    ] or ["nothing else"]
+
+
+def _shortest_window(inputs: ReportInputs, rows: pd.DataFrame) -> str:
+    trials = inputs.results.trials.set_index("trial_id")
+    timed = int(trials.loc[[ids[0] for ids in rows["trial_ids"]], "steps"].min())
+    return f" ({timed} timed, scaled; {repeats(rows['n'].min())})"
+
+
+def _without_result(inputs: ReportInputs) -> str:
+    """Name the steps of the ladder without a result, with the reason."""
+    trials = inputs.results.trials.set_index("trial_id")
+    texts = []
+    for name, ids in inputs.record.rungs:
+        there = trials[trials.index.isin(ids)]
+        if len(there) and not (there["status"] == "done").any():
+            texts.append(f"{name} has no result: {there['reason'].iloc[0]}")
+    return f" {'. '.join(texts)}." if texts else ""

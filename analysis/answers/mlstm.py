@@ -1,0 +1,160 @@
+"""Answers of mlstm-scaling: linearity, interconnects, the larger model, and predictions for many GPUs."""
+
+import pandas as pd
+
+from analysis.answers.reply import MS, Missing, Reply, measured, points, repeats, times
+from analysis.compare.scaling import WEAK
+from analysis.predict.forecast import PredictionError, forecast
+from analysis.predict.inputs import ReportInputs
+from analysis.study import study_ranks
+from analysis.text import SLOWDOWN_LABELS, field_value, join, number, value_label, with_interval
+
+NEAR_LINEAR = 0.95
+
+
+def _rows(inputs: ReportInputs) -> pd.DataFrame:
+    """Return weak-scaling rows on most ranks, with model and interconnect, the fastest interconnect first."""
+    rows = inputs.scaling
+    rows = rows[(rows["scaling"] == WEAK) & (rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
+    rows = rows[rows["world_size"] == rows["world_size"].max()]
+    fields = inputs.configurations.reindex(rows["configuration"])
+    rows = rows.assign(**{name: fields[name].to_numpy() for name in ("model", "interconnect", "parallel")})
+    order = rows["interconnect"].map({"auto": 0, "no_p2p": 1, "socket": 2}).fillna(0)
+    return rows.assign(order=order).sort_values(["order", "model"], kind="stable")
+
+
+def linear(inputs: ReportInputs) -> Reply | Missing:
+    """State whether scaling is near-linear on the fastest interconnect, and what is lost."""
+    rows = _rows(inputs)
+    if rows.empty:
+        return Missing("no model ran on one rank and on several", "--gpus 1,2")
+    rows = rows[rows["order"] == rows["order"].min()]
+    least = rows.loc[rows["efficiency"].idxmin()]
+    listed = [f"{row['model']} {measured(row, 'speed_up', 2, unit='x')}" for _, row in rows.iterrows()]
+    verdict = "Yes" if least["efficiency"] >= NEAR_LINEAR else "No"
+    return Reply(
+        f"{verdict}, if near-linear is {points(NEAR_LINEAR)} or more: on {_size(inputs, least)} {join(listed)}, an "
+        f"efficiency of at least {points(least['efficiency'])}.{_lost(inputs, least)}",
+        {"efficiency": float(least["efficiency"])},
+    )
+
+
+def interconnects(inputs: ReportInputs) -> Reply | Missing:
+    """State the throughput over each interconnect relative to the fastest."""
+    rows = _rows(inputs)
+    if rows.empty or rows["interconnect"].nunique() < 2:
+        return Missing("only one interconnect was measured on several ranks", "--interconnect auto,no_p2p,socket")
+    rates = inputs.configurations["throughput_samples_per_s"]
+    rows = rows.assign(rate=rows["configuration"].map(rates).astype(float))
+    texts, numbers = [], {}
+    for model, group in rows.groupby("model", sort=False):
+        best = group.loc[group["rate"].idxmax()]
+        others = [
+            f"{field_value('interconnect', row['interconnect'])} {times(row['rate'] / best['rate'])}"
+            for _, row in group.iterrows()
+            if row["interconnect"] != best["interconnect"]
+        ]
+        texts.append(
+            f"{model}: {best['interconnect']} is the fastest, {number(best['rate'], 0)} samples/s on "
+            f"{_size(inputs, best)}; {join(others)}"
+        )
+        numbers |= {f"{model} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
+    slowest = rows.loc[rows["efficiency"].idxmin()]
+    return Reply(f"{'. '.join(texts)} ({repeats(rows['n'].min())}).{_lost(inputs, slowest)}", numbers, "communication")
+
+
+def larger_model(inputs: ReportInputs) -> Reply | Missing:
+    """State whether the larger model scales better on each interconnect, and why."""
+    rows = _rows(inputs)
+    sizes = _gradient_bytes(inputs)
+    rows = rows.assign(bytes=rows["configuration"].map(sizes)).dropna(subset="bytes")
+    if rows["model"].nunique() < 2:
+        return Missing("only one model ran on several ranks", "--model mlstm4096,mlstm8192")
+    texts, numbers = [], {}
+    for name, group in rows.groupby("interconnect", sort=False):
+        small, large = group.loc[group["bytes"].idxmin()], group.loc[group["bytes"].idxmax()]
+        if small["model"] == large["model"]:
+            continue
+        difference = float(large["efficiency"] - small["efficiency"])
+        steps = inputs.configurations["step_s"]
+        compute = float(steps[large["reference"]]) / float(steps[small["reference"]])
+        sent = float(large["bytes"] / small["bytes"])
+        verdict = "better" if difference > 0 else "worse"
+        growth = _growth(inputs, large), _growth(inputs, small)
+        texts.append(
+            f"{field_value('interconnect', name)}: {verdict}, {points(large['efficiency'])} against "
+            f"{points(small['efficiency'])}, for it computes {times(compute)} as long for {times(sent)} the "
+            f"gradients, and "
+            f"its step grows by {number(MS * growth[0], 1)} ms, the other's by {number(MS * growth[1], 1)} ms"
+        )
+        numbers[str(name)] = difference
+    if not texts:
+        return Missing("no interconnect has both models", "--model mlstm4096,mlstm8192")
+    return Reply(
+        f"{'; '.join(texts)} ({repeats(rows['n'].min())}). More gradients hide behind more compute only if the "
+        "interconnect keeps up.",
+        numbers,
+        "compute per byte",
+    )
+
+
+def predicted(inputs: ReportInputs) -> Reply | Missing:
+    """State the predicted efficiency on the number of ranks that the study asks for, as a prediction."""
+    goal = inputs.record.predict_to
+    if goal is None:
+        return Missing("the study names no number of ranks to predict")
+    try:
+        rows = forecast(inputs, [goal]).rows
+    except PredictionError as error:
+        return Missing(str(error), "--gpus 1,2")
+    rows = rows.dropna(subset="efficiency")
+    if rows.empty:
+        return Missing("the host bounds every series, which says nothing about more ranks", "--batch-per-gpu 512")
+    fields = {model.number: model.series.fields for model in inputs.models}
+    texts, numbers = [], {}
+    for _, row in rows.iterrows():
+        series = fields[row["series"]]
+        name = f"{series.get('model')} over {series.get('interconnect') or 'auto'}"
+        ends = (100 * row[f"efficiency{end}"] for end in ("", "_low", "_high"))
+        texts.append(f"{name} {with_interval(*ends, 1, 'no interval')}\u00a0%")
+        numbers[name] = float(row["efficiency"])
+    caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
+    return Reply(
+        f"Predicted, not measured: the efficiency on {value_label('world_size', goal, study_ranks(inputs))} is "
+        f"{'; '.join(texts)}.{f' Caveat: {caveats}.' if caveats else ''} The figure shows the measured points and the "
+        "predictions up to there.",
+        numbers,
+        "predicted",
+    )
+
+
+def _gradient_bytes(inputs: ReportInputs) -> pd.Series:
+    exposed = inputs.communication.exposed
+    return exposed["gradient_bytes"].astype(float) if len(exposed) else pd.Series(dtype=float)
+
+
+def _growth(inputs: ReportInputs, row: pd.Series) -> float:
+    steps = inputs.configurations["step_s"]
+    return float(steps[row["configuration"]]) - float(steps[row["reference"]])
+
+
+def _lost(inputs: ReportInputs, row: pd.Series) -> str:
+    """Return the largest measured cause of a slowdown."""
+    causes = inputs.communication.slowdown
+    causes = causes[causes["configuration"] == row["configuration"]] if len(causes) else causes
+    if causes.empty:
+        return ""
+    cause = causes.iloc[0]
+    parts = cause[list(SLOWDOWN_LABELS)].astype(float)
+    name = str(parts.idxmax())
+    if parts[name] <= 0:
+        return ""
+    return (
+        f" The step of {row['model']} over {field_value('interconnect', row['interconnect'])} grows by "
+        f"{number(MS * float(cause['growth_s']), 1)} ms, most by {SLOWDOWN_LABELS[name]} "
+        f"({number(MS * parts[name], 1)} ms)."
+    )
+
+
+def _size(inputs: ReportInputs, row: pd.Series) -> str:
+    return value_label("world_size", int(row["world_size"]), study_ranks(inputs))

@@ -1,0 +1,142 @@
+"""Answers of vgg-case-study: accuracy, the best batch, when one GPU is better, and why memory ends on one GPU first."""
+
+import pandas as pd
+
+from analysis.answers.reply import Missing, Reply, measured, ms, preferred, repeats, times
+from analysis.compare.scaling import STRONG, WEAK
+from analysis.predict.inputs import ReportInputs
+from analysis.statistics import welch_difference
+from analysis.study import study_ranks
+from analysis.tables.hardware import memory_balance
+from analysis.text import GIB, configuration_label, join, number, value_label, with_interval
+
+EPOCHS_ON_TWO = "--gpus 1,2 --epochs 5 --repeats 3"
+
+
+def accuracy(inputs: ReportInputs) -> Reply | Missing:
+    """State whether accuracy depends on the number of ranks, at equal global batch or equal batch per rank."""
+    found = inputs.accuracy
+    cells = pd.DataFrame() if found is None else found.cells.dropna(subset="top1").drop_duplicates("trial_ids")
+    if found is None or cells.empty:
+        return Missing("these results contain no training", EPOCHS_ON_TWO)
+    shown = [
+        f"{number(row['global_batch'], 0)}: "
+        f"{with_interval(*(100 * row[f'top1{end}'] for end in ('', '_low', '_high')), 2, 'one seed')}\u00a0%"
+        for _, row in cells[cells["world_size"] == cells["world_size"].min()].sort_values("global_batch").iterrows()
+    ]
+    by_batch = f"Accuracy by batch on {int(cells['world_size'].min())}: {'; '.join(shown)}."
+    for key in ("global_batch", "batch_per_gpu"):
+        for _, group in cells.groupby(key):
+            if group["world_size"].nunique() < 2:
+                continue
+            one, several = group.sort_values("world_size").iloc[[0, -1]].itertuples(index=False)
+            runs = found.runs.set_index("trial_id")["validation_top1"]
+            difference = welch_difference(runs[list(several.trial_ids)], runs[list(one.trial_ids)])
+            value, low, high = (100 * part for part in difference)
+            same = low <= 0 <= high if pd.notna(low) else None
+            verdict = {True: "No", False: "Yes", None: "It cannot be told from one seed"}[same]
+            return Reply(
+                f"{verdict}: at {key.replace('_', ' ')} {number(getattr(one, key), 0)} the accuracy on "
+                f"{several.world_size} ranks differs from that on {one.world_size} by "
+                f"{with_interval(value, low, high, 2, 'one seed')} points, because the averaged gradient is that of "
+                f"the "
+                f"global batch. {by_batch}",
+                {"difference": value / 100},
+                "same gradient" if same else "",
+            )
+    return Missing("all trainings ran on the same number of ranks", EPOCHS_ON_TWO, by_batch)
+
+
+def best_batch(inputs: ReportInputs) -> Reply | Missing:
+    """State which batch has the highest throughput on one rank, and the smallest one within 5 % of it."""
+    curve = inputs.batch_curve
+    curve = preferred(curve[curve["relative"].notna()], "parallel", ("ddp", "none"))
+    if curve["batch_per_gpu"].nunique() < 2:
+        return Missing("fewer than two batches ran on one rank", "--batch-per-gpu 32,64,100,128")
+    curve = curve[curve["series"] == curve["series"].iloc[0]]
+    best = curve.loc[curve["relative"].idxmax()]
+    enough = curve[curve["relative"] >= 1 - NEAR].sort_values("batch_per_gpu").iloc[0]
+    tried = join([str(batch) for batch in curve["batch_per_gpu"].sort_values()])
+    largest = curve.loc[curve["batch_per_gpu"].idxmax()]
+    falls = ""
+    if largest["batch_per_gpu"] > best["batch_per_gpu"] and largest["relative"] < 1 - NEAR:
+        falls = f" Larger ones are slower: {times(largest['relative'])} at {largest['batch_per_gpu']}."
+    reason, small = "", inputs.configurations.loc[int(curve.loc[curve["batch_per_gpu"].idxmin(), "configuration"])]
+    why = ""
+    if small["host_bound"] is True:
+        reason = "host"
+        why = (
+            f" At batch {small['batch_per_gpu']} the host needs {ms(small['step_launch_s'])} to launch a step whose "
+            f"kernels take {ms(small['busy_s'])}, so small batches leave the GPU idle."
+        )
+    return Reply(
+        f"Batch {best['batch_per_gpu']} is the fastest of {tried}, with "
+        f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')}; from {enough['batch_per_gpu']} on the "
+        f"rate "
+        f"is within {number(100 * NEAR, 0)}\u00a0% of it.{falls}{why}",
+        {"best": float(best["batch_per_gpu"]), "enough": float(enough["batch_per_gpu"])},
+        reason,
+    )
+
+
+NEAR = 0.05
+"""Loss of throughput that counts as equally fast."""
+
+
+def one_is_better(inputs: ReportInputs) -> Reply | Missing:
+    """State at which batches several ranks are slower than one, with either kind of scaling, and why."""
+    rows = inputs.scaling[inputs.scaling["scaling"].isin([WEAK, STRONG])]
+    rows = rows[(rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
+    if rows.empty:
+        return Missing("no batch ran on one rank and on several", "--gpus 1,2")
+    rank = study_ranks(inputs)[0]
+    slower = rows[rows["speed_up"] < 1]
+    worst = rows.loc[rows["speed_up"].idxmin()]
+    large, small = (inputs.configurations.loc[worst[name]] for name in ("configuration", "reference"))
+    label = configuration_label(large, ("batch_per_gpu", "parallel"), study_ranks(inputs))
+    size = value_label("world_size", int(worst["world_size"]), study_ranks(inputs))
+    numbers = {"worst": float(worst["speed_up"]), "count": float(len(slower))}
+    shown = f"{measured(worst, 'speed_up', 2, unit='x')} of one {rank} on {size} ({label})"
+    if slower.empty:
+        return Reply(f"Never in these results: the least is {shown}.", numbers)
+    batches = ", ".join(
+        f"{name} at {join([str(batch) for batch in sorted(set(group))])}"
+        for name, group in inputs.configurations.loc[slower["configuration"]].groupby("parallel")["batch_per_gpu"]
+    )
+    launch = float(large["step_launch_s"]) - float(small["step_launch_s"])
+    growth = float(large["step_s"]) - float(small["step_s"])
+    is_host = large["host_bound"] is True and launch > 0.5 * growth
+    why = (
+        f", because launching a step takes {ms(large['step_launch_s'])} in place of {ms(small['step_launch_s'])}, "
+        f"more than "
+        f"the {ms(small['busy_s'])} that the GPU computes for such a batch"
+        if is_host
+        else f", because the step takes {ms(growth)} longer"
+    )
+    return Reply(f"With {batches} per {rank}: {shown}{why}.", numbers, "host" if is_host else "step")
+
+
+def memory(inputs: ReportInputs) -> Reply | Missing:
+    """State how unevenly memory is used under DataParallel, and which batch ends it."""
+    balance = memory_balance(inputs).frame
+    trials = inputs.results.trials
+    ended = trials[trials["status"] == "out_of_memory"]
+    end = f" Batch {int(ended['batch_per_gpu'].min())} runs out of memory." if len(ended) else ""
+    rows = balance[balance["parallel"] == "dp"] if "parallel" in balance else balance.iloc[:0]
+    if rows.empty:
+        return Missing(
+            "no DataParallel step on several GPUs recorded memory per GPU", "--parallel dp --gpus 2", end.strip()
+        )
+    rows = rows.assign(ratio=rows["first_bytes"] / rows["others_bytes"])
+    row = rows.loc[rows["ratio"].astype(float).idxmax()]
+    last = rows.sort_values("batch_per_gpu").iloc[-1]
+    return Reply(
+        f"Under DataParallel the first GPU gathers all outputs and reduces all gradients: at batch "
+        f"{row['batch_per_gpu']} it "
+        f"peaks at {number(row['first_bytes'] / GIB, 1)} GiB, {number(row['ratio'], 2)} times the others' "
+        f"({repeats(row['n'])}), so its memory ends first. The extra part does not grow with the batch as activations "
+        f"do: "
+        f"at batch {last['batch_per_gpu']} the ratio is {number(last['ratio'], 2)}.{end}",
+        {"ratio": float(row["ratio"]), "ratio_at_largest": float(last["ratio"])},
+        "gather",
+    )

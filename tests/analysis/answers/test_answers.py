@@ -1,0 +1,233 @@
+"""Questions of the published studies are answered from results with the right numbers and the measured reason."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.answers.registry import ANSWERS, Answer, answers
+from analysis.predict.inputs import report_inputs
+from analysis.read.results import load_reduced
+from study.studies.questions import QUESTIONS
+from tests.support.frames import grid, trial_id, write_results
+
+Law = Callable[[dict[str, Any]], dict[str, Any]]
+GPU = {"device": "cuda", "model": "resnet50", "image_size": 224, "cpus_per_rank": 8, "steps": 5, "warmup_steps": 2}
+
+
+def answered(directory: Path, name: str, trials: list[dict[str, Any]], law: Law, **study: Any) -> dict[str, Answer]:
+    """Return the answers to a study's questions from generated results, by the last part of their key."""
+    write_results(directory, trials, law, spread=0.0)
+    file = directory / "study.json"
+    asked = [{"key": key, "question": question} for key, question in QUESTIONS[name].items()]
+    record = json.loads(file.read_text()) | {"name": name} | study.pop("record", {})
+    record["configuration"] |= {"questions": asked} | study
+    file.write_text(json.dumps(record))
+    return {found.key.partition(".")[2]: found for found in answers(report_inputs(load_reduced(directory))[0])}
+
+
+def host_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """A step takes 0.2 ms per sample, but at least 10 ms to launch, 30 ms if threads launch for two GPUs."""
+    launched = 3 if fields["parallel"] == "dp" and fields["world_size"] > 1 else 1
+    host_s, device_s = 0.010 * launched, 0.0002 * fields["batch_per_gpu"]
+    copy_s = fields["batch_per_gpu"] * (2.5e-6 if fields["pin_memory"] else 1e-5)
+    step_s = max(host_s, device_s) + copy_s
+    rest = step_s - copy_s
+    return {
+        "step_s": step_s,
+        "shares": tuple(part / step_s for part in (0.0, copy_s, 0.3 * rest, 0.02 * rest, 0.6 * rest, 0.08 * rest)),
+        "launch_ratio": host_s / step_s,
+        "previous_done": 0.95 if host_s >= device_s else 0.02,
+        "busy_ratio": device_s / rest,
+        "synced_ratio": 1.05,
+    }
+
+
+def test_every_question_has_a_function_and_every_function_a_question() -> None:
+    assert {key for questions in QUESTIONS.values() for key in questions} == set(ANSWERS)
+
+
+@pytest.fixture(scope="module")
+def forum(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    trials = grid(
+        GPU | {"dataset": "synthetic_loader"}, world_size=[1, 2], parallel=["dp", "ddp"], batch_per_gpu=[20, 200],
+        pin_memory=[True, False], non_blocking=[True, False],
+    )  # fmt: skip
+    return answered(tmp_path_factory.mktemp("forum") / "results", "forum-phases", trials, host_law)
+
+
+def test_parts_of_a_step_are_those_of_the_law(forum: dict[str, Answer]) -> None:
+    numbers = forum["parts"].numbers
+    assert numbers["transfer_s"] == pytest.approx(0.0005, rel=0.01)
+    assert numbers["processing_s"] == pytest.approx(0.040, rel=0.01)
+
+
+def test_processing_grows_most_under_threads_because_the_host_launches_for_all(forum: dict[str, Answer]) -> None:
+    found = forum["per_rank"]
+    assert found.numbers["weak_ratio"] == pytest.approx(3.0, rel=0.02)
+    assert found.reason == "host"
+    assert "30.0 ms in place of 10.0 ms" in found.text
+
+
+def test_threads_triple_the_launch_time_and_processes_do_not(forum: dict[str, Answer]) -> None:
+    assert forum["gil"].numbers == pytest.approx({"threads": 3.0, "processes": 1.0}, rel=0.05)
+    assert forum["gil"].reason == "gil"
+
+
+def test_unpinned_memory_costs_the_longer_copy(forum: dict[str, Answer]) -> None:
+    found = forum["pageable"]
+    assert found.numbers["transfer_s"] == pytest.approx(0.002, rel=0.01)
+    assert found.numbers["ratio"] == pytest.approx(0.0405 / 0.042, rel=0.01)
+    assert found.reason == "pageable"
+
+
+def test_non_blocking_changes_nothing_without_pinned_memory(forum: dict[str, Answer]) -> None:
+    assert forum["non_blocking"].numbers["ratio"] == pytest.approx(1.0, abs=0.01)
+    assert forum["non_blocking"].reason == "pageable"
+
+
+def test_a_synchronisation_reveals_the_hidden_transfer(forum: dict[str, Answer]) -> None:
+    assert forum["hidden"].numbers["cost_s"] == pytest.approx(0.05 * 0.0405, rel=0.05)
+
+
+def test_a_question_without_its_trials_names_the_command(tmp_path: Path) -> None:
+    trials = grid(GPU | {"dataset": "synthetic_loader", "non_blocking": False, "pin_memory": False}, world_size=[1, 2])
+    found = answered(tmp_path / "results", "forum-phases", trials, host_law)
+    assert not found["non_blocking"].is_answered
+    assert "`python -m study.scaling run forum-phases --set pin_memory=false" in found["non_blocking"].text
+
+
+def linear_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """A step takes 10 ms on one rank whatever its batch, 1 ms per 64 MiB of gradients more on two."""
+    large = fields["model"] == "mlstm8192"
+    slow = fields["interconnect"] == "socket"
+    compute_s = 0.03 if large else 0.01
+    exposed_s = (4.0 if large else 1.0) * (0.008 if slow else 0.0001) if fields["world_size"] > 1 else 0.0
+    step_s = compute_s + exposed_s
+    sizes = (256 * 2**20,) if large else (64 * 2**20,)
+    account = {"last_gradient_s": 0.9 * compute_s, "bucket_bytes": sizes, "latency_s": 0.0, "bandwidth": 8e9}
+    return {"step_s": step_s, "launch_ratio": 0.1, "account": account | {"contention": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def mlstm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    trials = grid(
+        GPU | {"dataset": "synthetic", "parallel": "ddp_fp16"}, model=["mlstm4096", "mlstm8192"],
+        interconnect=["auto", "socket"], world_size=[1, 2],
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("mlstm") / "results"
+    return answered(folder, "mlstm-scaling", trials, linear_law, predict_to=128)
+
+
+def test_the_larger_model_scales_better_only_where_the_interconnect_keeps_up(mlstm: dict[str, Answer]) -> None:
+    numbers = mlstm["larger_model"].numbers
+    assert numbers["auto"] == pytest.approx(0.03 / 0.0304 - 0.01 / 0.0101, abs=1e-3)
+    assert numbers["socket"] == pytest.approx(0.03 / 0.062 - 0.01 / 0.018, abs=1e-3)
+    assert "socket (emulated): worse" in mlstm["larger_model"].text
+
+
+def test_the_fastest_interconnect_is_found(mlstm: dict[str, Answer]) -> None:
+    assert mlstm["interconnects"].numbers["mlstm4096 socket"] == pytest.approx(0.0101 / 0.018, rel=0.01)
+    assert mlstm["linear"].numbers["efficiency"] == pytest.approx(0.03 / 0.0304, rel=0.01)
+
+
+def test_many_gpus_are_labelled_as_predicted(mlstm: dict[str, Answer]) -> None:
+    assert mlstm["predicted"].reason == "predicted"
+    assert mlstm["predicted"].text.startswith("Predicted, not measured")
+    assert "128 GPUs" in mlstm["predicted"].text
+
+
+def lab_law(fields: dict[str, Any]) -> dict[str, Any]:
+    """The host needs 8 ms to launch a step, the device 0.1 ms per sample; two ranks add 2 ms."""
+    device_s = 0.0001 * fields["batch_per_gpu"]
+    step_s = max(0.008, device_s) + (0.002 if fields["world_size"] > 1 else 0.0)
+    return {
+        "step_s": step_s,
+        "launch_ratio": 0.008 / step_s,
+        "busy_ratio": device_s / step_s / 0.97,
+        "previous_done": 0.9 if device_s < 0.008 else 0.0,
+        "account": {
+            "last_gradient_s": 0.9 * step_s, "bucket_bytes": (40_000_000,), "latency_s": 0.0, "bandwidth": 20e9,
+            "contention": 1.0,
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    trials = grid(GPU | {"model": "resnet18_small", "image_size": 28}, world_size=[1, 2], batch_per_gpu=[16, 32, 1024])
+    evidence = {"ranks": 2, "epochs": 3, "repeated_batches": 1.0, "seen_without": 0.5, "seen_with": 0.875}
+    folder = tmp_path_factory.mktemp("lab") / "results"
+    return answered(folder, "hpml-lab4", trials, lab_law, record={"evidence": evidence})
+
+
+def test_an_epoch_gets_shorter_because_the_host_launches_fewer_steps(lab: dict[str, Answer]) -> None:
+    found = lab["epoch_time"]
+    assert found.numbers["ratio"] == pytest.approx(0.1 / 0.5, rel=0.01)
+    assert found.reason == "host"
+    assert "shorter" in found.text
+
+
+def test_the_data_point_of_strong_scaling_comes_from_the_same_trials(lab: dict[str, Answer]) -> None:
+    numbers = lab["scaling_kind"].numbers
+    assert numbers["weak"] == pytest.approx(2 * 0.1024 / 0.1044, rel=0.01)
+    assert numbers["strong"] == pytest.approx(0.008 / 0.010, rel=0.01), "1 x 32 against 2 x 16"
+
+
+def test_the_bandwidth_formula_is_filled_in(lab: dict[str, Answer]) -> None:
+    found = lab["bandwidth"]
+    assert found.numbers["bytes"] == 40_000_000
+    assert found.numbers["ranks"] == 2
+    assert found.numbers["bus_bytes_per_s"] == pytest.approx(20e9, rel=0.01)
+    assert "40.00 MB / 2.000 ms · 2·1/2 = 20.0 GB/s" in found.text
+
+
+def test_evidence_that_was_not_collected_is_named_with_its_command(lab: dict[str, Answer]) -> None:
+    assert lab["set_epoch"].numbers["seen_with"] == 0.875
+    assert not lab["sent"].is_answered
+    assert "scripts.lab4_evidence" in lab["sent"].text
+
+
+def test_the_lab_without_trainings_names_the_command_that_trains(lab: dict[str, Answer]) -> None:
+    assert not lab["fifth_epoch"].is_answered
+    assert "study.scaling run" in lab["fifth_epoch"].text
+
+
+@pytest.fixture(scope="module")
+def vgg(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    trials = grid(GPU | {"model": "vgg19"}, world_size=[1, 2], parallel=["dp", "ddp"], batch_per_gpu=[8, 49, 400])
+    return answered(tmp_path_factory.mktemp("vgg") / "results", "vgg-case-study", trials, host_law)
+
+
+def test_the_best_batch_is_the_fastest_and_the_smallest_near_it_is_named(vgg: dict[str, Answer]) -> None:
+    assert vgg["best_batch"].numbers == {"best": 400.0, "enough": 49.0}
+    assert vgg["best_batch"].reason == "host"
+
+
+def test_one_gpu_is_better_only_where_launching_takes_longer(vgg: dict[str, Answer]) -> None:
+    found = vgg["one_is_better"]
+    assert found.numbers["worst"] == pytest.approx(2 * 0.01002 / 0.03002, rel=0.01)
+    assert found.numbers["count"] == 1
+    assert found.reason == "host"
+
+
+def test_steps_of_the_ladder_state_what_they_change(tmp_path: Path) -> None:
+    base = GPU | {"dataset": "image_folder", "parallel": "none", "batch_per_gpu": 64}
+    trials = [*grid(base, storage=["jpeg", "lmdb"]), *grid(base | {"storage": "lmdb"}, precision=["fp16"])]
+    seconds = {("jpeg", "fp32"): 0.08, ("lmdb", "fp32"): 0.04, ("lmdb", "fp16"): 0.02}
+    names = ["files", "LMDB", "mixed precision"]
+    rungs = [{"name": name, "trial_ids": [trial_id(trial)]} for name, trial in zip(names, trials, strict=True)]
+    published = {"machine": "another machine", "samples": 64, "batches_s": [30.0, 10.0], "source": "a source"}
+    found = answered(
+        tmp_path / "results", "acceleration-ladder", trials,
+        lambda fields: {"step_s": seconds[fields["storage"], fields["precision"]]},
+        rungs=rungs, reference_ladders=[published],
+    )  # fmt: skip
+    assert found["steps"].numbers == pytest.approx({"LMDB": 2.0, "mixed precision": 2.0}, rel=0.01)
+    assert "storage jpeg to lmdb" in found["steps"].text
+    assert "precision fp32 to fp16" in found["steps"].text
+    assert found["total"].numbers["gain"] == pytest.approx(4.0, rel=0.01)
+    assert "3.00x" in found["total"].text and "another machine" in found["total"].text
+    assert not found["precision"].is_answered
