@@ -46,6 +46,6 @@ def lines_of(text: object) -> str:
     return "\n".join(map(printable, str(text).splitlines()))
 
 
-def clipped(text: str, length: int = 300) -> str:
+def clipped(text: str, length: int = 400) -> str:
     """Return the text, shortened to `length` characters."""
     return text if len(text) <= length else f"{text[: length - 3]}..."

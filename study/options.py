@@ -109,6 +109,7 @@ STUDY_OPTIONS = (
     StudyOption("repeats", "Repetitions of each combination.", "N", int, _FIRST, "repeat", setting="repeats"),
     _axis("nodes", "nodes", "Number of nodes, with the same number of ranks on each. Default: as few as possible."),
     _axis("global-batch", "global_batch", "Samples per step, summed over all ranks; replaces --batch-per-gpu."),
+    _axis("tokens-per-step", "tokens_per_step", "Tokens per step of all ranks; batches are accumulated to reach them."),
     _axis("loader-workers", "loader_workers", "Loader processes per rank; 0 loads in the rank's own process."),
     _axis(
         "interconnect", "interconnect",

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from trainables.batch import identity
 from trainables.data.images.augment import padded_crop_and_flip
 from trainables.data.loader import all_on_device
-from trainables.data.text import next_byte_loss, streams
+from trainables.data.text import next_token_loss, streams
 from trainables.fields import TrialFields
 from trainables.models.optimizers import make_optimizer
 from trainables.models.resnet import zero_last_gammas
@@ -41,7 +41,7 @@ def build_workload(trial: Trial, device: torch.device, source: str | None = None
         if (make_loader := workload.loader) is not None:  # a trial may record which of its fields are read
             return replace(workload, loader=lambda _, rank, world: make_loader(trial, rank, world))
         return workload
-    return (_text if MODELS[trial.model].reads == "text" else _images)(trial, device)
+    return (_images if MODELS[trial.model].reads == "images" else _text)(trial, device)
 
 
 def _problem(trial: Trial, workload: Workload) -> str | None:
@@ -109,7 +109,8 @@ def _held_out_set(trial: Trial, device: torch.device) -> HeldOutSet:
 
 
 def _text(trial: Trial, device: torch.device) -> Workload:
-    data = load(DATASETS[trial.dataset].text)(trial)
+    reads = MODELS[trial.model].reads
+    data = load(getattr(DATASETS[trial.dataset], reads))(trial)
     blueprint = partial(load(MODELS[trial.model]), data.vocabulary, trial)
     with device:
         model = blueprint()
@@ -117,8 +118,9 @@ def _text(trial: Trial, device: torch.device) -> Workload:
         model=model,
         blueprint=blueprint,
         dataset=data.dataset,
-        loss=next_byte_loss,
+        loss=next_token_loss,
         optimizer=make_optimizer(trial),
+        tokens_per_sample=trial.sequence_length if reads == "tokens" else None,
         collate=identity,
         resident=DATASETS[trial.dataset].on_device,
         batch_indices=partial(streams, trial, data.dataset),

@@ -6,7 +6,8 @@ Nothing here imports torch, so that planning and `--help` stay fast.
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["images", "text"]
+Kind = Literal["images", "text", "tokens"]
+"""what a model reads: images, the bytes of a text, or token ids"""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class ModelFacts(Facts):
     """consists of residual blocks, whose last batch normalisation may start at zero"""
     imagenet_stem: bool = False
     """starts with a 7x7 convolution of stride 2 and 3x3 max pooling of stride 2"""
+    vocabulary: int = 0
+    """number of token ids that a model of tokens accepts"""
+    sequence_length: int | None = None
+    """default length of a sample. None: the trial's default"""
     carries_state: bool = False
     """carries state from step to step, which replicas created for each step would lose"""
     fits_cpu: bool = True
@@ -42,10 +47,11 @@ class ModelFacts(Facts):
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """`images` and `text`: import strings of the loaders for models of each kind; "" if not supported."""
+    """`images`, `text` and `tokens`: import strings of the loaders for models of each kind; "" if not supported."""
 
     images: str = ""
     text: str = ""
+    tokens: str = ""
     needs_data_dir: bool = False
     """the user must supply the files"""
     image_folder: bool = False
@@ -72,7 +78,7 @@ class DatasetFacts:
     @property
     def targets(self) -> tuple[str, ...]:
         """Import strings of this entry."""
-        return tuple(filter(None, (self.images, self.text)))
+        return tuple(filter(None, (self.images, self.text, self.tokens)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pydantic import ValidationError, field_validator
 
 from trainables.field_facts import FieldFacts, FieldKind, OwnCodeFields, field
 from trainables.messages import near
-from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, TEXT_MODELS
+from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, SEQUENCE_MODELS
 
 
 class TrialFields(OwnCodeFields):
@@ -24,7 +24,7 @@ class TrialFields(OwnCodeFields):
     workload: str = field("", "workload", "FILE.py:NAME of a user's own workload, replaces model and dataset")
     workload_digest: str = field("", "machine", "hash of the workload file, so that an edited file is another trial")
     image_size: int = field(28, "workload", "image edge in pixels", ge=8, le=4096, table="settings")
-    sequence_length: int = field(128, "workload", "bytes per text sample", ge=2, le=65_536, table="settings")
+    sequence_length: int = field(128, "workload", "bytes or tokens per text sample", ge=2, le=65_536, table="settings")
     storage: str = field("jpeg", "storage", "storage format of an image folder", table="own", image_folders_only=True)
     storage_place: Literal["disk", "shared_memory"] = field(
         "disk",
@@ -356,7 +356,7 @@ def reference_order(name: str) -> list[Any]:
 def only_with(name: str) -> dict[str, list[Any]]:
     """Return the values of other fields for which the field `name` has an effect, by field. Empty if it always has."""
     if name == "sequence_length":
-        return {"model": list(TEXT_MODELS)}
+        return {"model": list(SEQUENCE_MODELS)}
     strategies = [strategy for strategy, facts in PARALLEL.items() if name in facts.options]
     return {"parallel": strategies} if strategies else {}
 

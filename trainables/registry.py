@@ -6,7 +6,7 @@ are import strings, so that planning and `--help` do not import torch.
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 from trainables.facts import (
     DatasetFacts,
@@ -19,6 +19,13 @@ from trainables.facts import (
     StorageFacts,
     StrategyFacts,
 )
+
+GPT2_VOCABULARY = 50_304
+"""50,257 token ids, padded to a multiple of 128, for which matrix products are faster"""
+
+LLAMA_VOCABULARY = 128_256
+SAMPLE_VOCABULARY = 8192
+"""token ids of the bundled sample; the vocabulary of models for tests"""
 
 MODELS: Mapping[str, ModelFacts] = {
     "mlp": ModelFacts("trainables.models.mlp:mlp", million_weights=9.63, image_gflop=0.0385),
@@ -51,13 +58,40 @@ MODELS: Mapping[str, ModelFacts] = {
     ),
     "transformer": ModelFacts("trainables.models.transformer:transformer", "text", million_weights=25.5),
     "transformer_tiny": ModelFacts("trainables.models.transformer:transformer_tiny", "text", million_weights=0.0454),
-}
+    "gpt2": ModelFacts(
+        "trainables.models.gpt2:gpt2", "tokens", vocabulary=GPT2_VOCABULARY, sequence_length=1024, fits_cpu=False,
+        million_weights=124,
+    ),
+    "gpt2_medium": ModelFacts(
+        "trainables.models.gpt2:gpt2_medium", "tokens", vocabulary=GPT2_VOCABULARY, sequence_length=1024,
+        fits_cpu=False, million_weights=355,
+    ),
+    "gpt2_tiny": ModelFacts(
+        "trainables.models.gpt2:gpt2_tiny", "tokens", vocabulary=SAMPLE_VOCABULARY, million_weights=0.290
+    ),
+    "llama_1b": ModelFacts(
+        "trainables.models.llama:llama_1b", "tokens", vocabulary=LLAMA_VOCABULARY, sequence_length=1024,
+        fits_cpu=False, million_weights=1236,
+    ),
+    "llama_8b": ModelFacts(
+        "trainables.models.llama:llama_8b", "tokens", vocabulary=LLAMA_VOCABULARY, sequence_length=1024,
+        fits_cpu=False, million_weights=8030,
+    ),
+    "llama_tiny": ModelFacts(
+        "trainables.models.llama:llama_tiny", "tokens", vocabulary=SAMPLE_VOCABULARY, million_weights=0.281
+    ),
+}  # fmt: skip
 
 DATASETS: Mapping[str, DatasetFacts] = {
     "text_sample": DatasetFacts(text="trainables.data.text:sample"),
     "amazon_reviews": DatasetFacts(
         text="trainables.data.amazon_reviews:amazon_reviews", needs_data_dir=True,
         file_patterns=("*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"), missing="trainables.data.files:missing_reviews",
+    ),
+    "token_sample": DatasetFacts(tokens="trainables.data.tokens:sample"),
+    "token_files": DatasetFacts(
+        tokens="trainables.data.tokens:files", needs_data_dir=True, file_patterns=("*train*.bin",),
+        missing="trainables.data.files:missing_tokens",
     ),
     "fashion_mnist_sample": DatasetFacts(
         "trainables.data.fashion_mnist:sample", in_memory=True, training_images=10_000
@@ -83,7 +117,8 @@ DATASETS: Mapping[str, DatasetFacts] = {
         "trainables.data.images.sample:source", image_folder=True, training_images=10_000
     ),
     "synthetic": DatasetFacts(
-        "trainables.data.synthetic:resident", "trainables.data.synthetic:resident_text", on_device=True, random=True
+        "trainables.data.synthetic:resident", "trainables.data.synthetic:resident_text",
+        "trainables.data.tokens:resident", on_device=True, random=True,
     ),
     "synthetic_loader": DatasetFacts("trainables.data.synthetic:from_loaders", random=True),
 }  # fmt: skip
@@ -142,7 +177,9 @@ sometimes waited for a late batch."""
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
 
-SAMPLE_DATASETS: Mapping[Kind, str] = {"images": "fashion_mnist_sample", "text": "text_sample"}
+SAMPLE_DATASETS: Mapping[Kind, str] = {
+    "images": "fashion_mnist_sample", "text": "text_sample", "tokens": "token_sample"
+}  # fmt: skip
 """the bundled data set of each kind"""
 
 NAMES: dict[str, Iterable[str]] = {
@@ -164,6 +201,17 @@ def names_with(registry: Mapping[str, Any], fact: str, value: Any = True) -> tup
     return tuple(name for name, facts in registry.items() if getattr(facts, fact) == value)
 
 
+def kind_of_model(name: str) -> Kind:
+    """Return what a model reads; images if there is no such model."""
+    return MODELS[name].reads if name in MODELS else "images"
+
+
+def kind_of_dataset(name: str) -> Kind:
+    """Return what a data set contains; the first of `Kind` if it has several."""
+    facts = DATASETS[name]
+    return next(kind for kind in get_args(Kind) if getattr(facts, kind))
+
+
 def datasets_of(kind: Kind) -> tuple[str, ...]:
     """Return the data sets for models of this kind."""
     return tuple(name for name, facts in DATASETS.items() if getattr(facts, kind))
@@ -171,6 +219,9 @@ def datasets_of(kind: Kind) -> tuple[str, ...]:
 
 IMAGE_MODELS = {name: MODELS[name] for name in names_with(MODELS, "reads", "images")}
 TEXT_MODELS = {name: MODELS[name] for name in names_with(MODELS, "reads", "text")}
+TOKEN_MODELS = {name: MODELS[name] for name in names_with(MODELS, "reads", "tokens")}
+SEQUENCE_MODELS = TEXT_MODELS | TOKEN_MODELS
+"""models whose samples have a `sequence_length`, in bytes or tokens"""
 
 
 def modules(*registries: Mapping[str, Facts | DatasetFacts]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from trainables.facts import Kind
 from trainables.fields import TrialFields, only_with
-from trainables.registry import DATASETS, MODELS, datasets_of, names_with
+from trainables.registry import DATASETS, MODELS, SEQUENCE_MODELS, datasets_of, names_with
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def reads_text(trial: TrialFields) -> bool:
-    return not trial.workload and MODELS[trial.model].reads == "text"
+def reads_sequences(trial: TrialFields) -> bool:
+    return not trial.workload and trial.model in SEQUENCE_MODELS
 
 
 def data(trial: TrialFields, fact: str) -> bool:
@@ -84,7 +85,7 @@ def epoch_order_field(name: str) -> Rule:
     changed = differs(name)
     return Rule(
         (name, "dataset"),
-        lambda trial: (reads_text(trial) or data(trial, "on_device")) and changed(trial),
+        lambda trial: (reads_sequences(trial) or data(trial, "on_device")) and changed(trial),
         f"{name} requires a data set with epochs, but dataset {{dataset!r}} has none (one resident batch, or "
         f"continuous text); omit {name}",
     )
@@ -99,16 +100,14 @@ def training_field(name: str) -> Rule:
     )
 
 
-def wrong_data(reads: Literal["images", "text"]) -> Rule:
-    other: Literal["images", "text"] = "text" if reads == "images" else "images"
-    model = next(name for name, facts in MODELS.items() if facts.reads == other)
+def wrong_data(reads: Kind) -> Rule:
     return Rule(
         ("model", "dataset"),
         lambda trial: (
             not trial.workload and MODELS[trial.model].reads == reads and not getattr(DATASETS[trial.dataset], reads)
         ),
-        f"model {{model!r}} requires {reads}, but dataset {{dataset!r}} contains {other}; use dataset "
-        f"{listed(datasets_of(reads))}, or a model for {other} such as {model}",
+        f"model {{model!r}} requires {reads}, which dataset {{dataset!r}} does not contain; use dataset "
+        f"{listed(datasets_of(reads))}, or another model",
     )
 
 

@@ -4,8 +4,9 @@ A trial that breaks an `invalid` rule cannot be created. A trial that breaks an 
 run: the study reports it as infeasible, with the rule's message as the reason.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
+from trainables.facts import Kind
 from trainables.fields import FIELD_FACTS, TrialFields, only_with
 from trainables.registry import (
     DATASETS,
@@ -26,7 +27,7 @@ from trainables.rule import (
     image_folder_field,
     listed,
     on_cpu,
-    reads_text,
+    reads_sequences,
     strategy_option,
     too_small,
     training_field,
@@ -109,8 +110,7 @@ _INVALID: tuple[Rule, ...] = (
         ),
         "sync_batch_norm requires several processes, but parallel {parallel!r} uses one; use parallel 'ddp'",
     ),
-    wrong_data("images"),
-    wrong_data("text"),
+    *map(wrong_data, get_args(Kind)),
     *(too_small(size) for size in sorted({facts.smallest_image for facts in MODELS.values()} - {0})),
     Rule(
         ("rewritten_stem", "model", "image_size"),
@@ -167,15 +167,15 @@ _INVALID: tuple[Rule, ...] = (
     ),
     Rule(
         ("label_smoothing", "model"),
-        lambda trial: trial.label_smoothing > 0 and (bool(trial.workload) or reads_text(trial)),
+        lambda trial: trial.label_smoothing > 0 and (bool(trial.workload) or reads_sequences(trial)),
         "label_smoothing {label_smoothing:g} requires an image model of this project, but {what} has a loss of its "
         "own; use label_smoothing 0",
     ),
     *(training_field(name) for name, facts in FIELD_FACTS.items() if facts.needs_epochs),
     Rule(
         ("epochs", "model"),
-        lambda trial: trial.epochs > 0 and reads_text(trial),
-        "epochs {epochs} requires labelled images, but model {model!r} reads continuous text; use epochs 0, or an "
+        lambda trial: trial.epochs > 0 and reads_sequences(trial),
+        "epochs {epochs} requires labelled images, but model {model!r} reads a continuous text; use epochs 0, or an "
         "image model",
     ),
     Rule(

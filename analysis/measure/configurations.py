@@ -12,22 +12,25 @@ from analysis.read.results import OUTCOME_COLUMNS
 from analysis.statistics import ESTIMATE_COLUMNS, intervals, log_estimates
 
 
-def characters_per_s(found: pd.DataFrame, fields: Fields) -> pd.Series:
-    """Return the bytes of text that all ranks process per second; NaN for models that do not read bytes.
+def units_per_s(found: pd.DataFrame, measured: pd.DataFrame, fields: Fields) -> dict[str, pd.Series]:
+    """Return the `characters` and `tokens` that all ranks process per second, each NaN where it is not the unit.
 
-    found: see `configurations`.
+    Models of this project that read text read bytes, one per character, unless the trial counted tokens. found: see
+    `configurations`. measured: see `tokens_per_s`.
     """
+    tokens = tokens_per_s(found, measured)
     if not {"model", "sequence_length"} <= {*found.columns}:
-        return pd.Series(float("nan"), index=found.index)
-    of_text = found["model"].isin(fields.text_models)
-    return (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_text)
+        return {"characters": pd.Series(float("nan"), index=found.index), "tokens": tokens}
+    of_bytes = found["model"].isin(fields.sequence_models) & tokens.isna()
+    characters = (found["throughput_samples_per_s"] * found["sequence_length"].astype(float)).where(of_bytes)
+    return {"characters": characters, "tokens": tokens}
 
 
 def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
     """Return the tokens that all ranks process per second; NaN if the number of tokens per sample is not known.
 
-    A workload states it, and the probe sees it in the batches of a script. found: see `configurations`. measured: see
-    `measures.summaries`.
+    A workload or model states it, and the probe sees it in the batches of a script. found: see `configurations`.
+    measured: see `measures.summaries`.
     """
     known = [_tokens_per_sample(environment) for environment in measured["environment"]]
     by_trial = pd.Series(known, index=measured["trial_id"].to_numpy(), dtype=float)

@@ -57,8 +57,8 @@ class Fields:
         return tuple(name for name, facts in self.facts.items() if facts.table == table)
 
     @property
-    def text_models(self) -> tuple[Any, ...]:
-        """Models whose samples are texts of `sequence_length` bytes."""
+    def sequence_models(self) -> tuple[Any, ...]:
+        """Models whose samples are texts of `sequence_length` bytes or tokens."""
         return self["sequence_length"].only_with.get("model", ())
 
 

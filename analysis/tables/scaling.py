@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.compare.scaling import PLAIN, STRONG, WEAK
-from analysis.measure.configurations import characters_per_s, tokens_per_s
+from analysis.measure.configurations import units_per_s
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import ESTIMATE, N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns, blocks
 from analysis.text import GIB, decimals_for, field_label, value_label
@@ -14,11 +14,11 @@ _THROUGHPUT = ("throughput_samples_per_s", "throughput_samples_per_s_more")
 def throughput(analysis: Analysis) -> Table:
     """Tabulate throughput and step time of every configuration."""
     configurations = analysis.configurations
+    units = units_per_s(configurations, analysis.measured, analysis.fields)
     labels = analysis.scaling.groupby("configuration")["scaling"].agg(" + ".join)
     frame = configurations.assign(
         series=labels.reindex(configurations.index).astype(object),
-        characters_per_s=characters_per_s(configurations, analysis.fields),
-        tokens_per_s=tokens_per_s(configurations, analysis.measured),
+        **{f"{unit}_per_s": values for unit, values in units.items()},
     )
     axes = axis_columns(analysis)
     return Table(
@@ -42,7 +42,7 @@ def throughput(analysis: Analysis) -> Table:
             Column(
                 "tokens_per_s",
                 "tokens/s",
-                "samples/s × tokens per sample, as the user's code states them or its batches show.",
+                "samples/s × tokens per sample, as the model or the user's code states, or its batches show.",
                 decimals=0,
                 optional=True,
             ),

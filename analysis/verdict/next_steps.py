@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
-from analysis.measure.configurations import characters_per_s
+from analysis.measure.configurations import units_per_s
 from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import LEAST_GAIN, NARROWER, NextTrial, next_trial
@@ -120,9 +120,9 @@ def _best_of_workload(analysis: Analysis, goal: str, scale: pd.Series, workload:
     if (more := float(configurations["throughput_samples_per_s_more"].loc[workload.best])) > 0:
         return f"{start} {not_resolved(more)}."
     text = f"{start} {label(workload.best)}, {with_interval(value, low, high, 0 if value >= 1000 else 1)} {unit}"
-    characters = characters_per_s(configurations, analysis.fields).loc[workload.best]
-    if goal == "throughput" and pd.notna(characters):
-        text += f", {number(characters, 0)} characters/s"
+    for unit, rates in units_per_s(configurations, analysis.measured, analysis.fields).items():
+        if goal == "throughput" and pd.notna(rate := rates.loc[workload.best]):
+            text += f", {number(rate, 0)} {unit}/s"
     if workload.runner_up is None:
         return f"{text}; nothing else was measured."
     if workload.more > 0:

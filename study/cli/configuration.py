@@ -13,9 +13,17 @@ from study.cli.own_code import DERIVED_FIELDS, own_code_axes, refuse_unread_fiel
 from study.errors import ConfigurationError, clipped, near, one_line, shown
 from study.options import FILE_KEYS, OPTION_OF_FIELD, STUDY_OPTIONS
 from study.studies.basic import STUDIES
-from study.studies.study import Study
+from study.studies.study import TYPE_OF_PLAN_FIELD, Study
 from trainables.fields import TrialFields, explain
-from trainables.registry import DATASETS, MODELS, PRECISIONS, SAMPLE_DATASETS, TEXT_MODELS, names_with
+from trainables.registry import (
+    DATASETS,
+    MODELS,
+    PRECISIONS,
+    SAMPLE_DATASETS,
+    kind_of_dataset,
+    kind_of_model,
+    names_with,
+)
 
 AXIS_OPTIONS = {option.name: option.field for option in STUDY_OPTIONS if option.is_axis}
 """options that take a comma list -> the field of a trial that they set"""
@@ -123,8 +131,9 @@ def _data_axes(requested: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any,
     axes = dict(requested)
     if "data_dir" in axes and not {"dataset", "workload"} & set(axes):
         axes["dataset"] = (dataset_in(axes["data_dir"][0]),)
-    if not {"dataset", "data_dir", "workload"} & set(axes) and set(axes.get("model", ("",))) <= set(TEXT_MODELS):
-        axes["dataset"] = (SAMPLE_DATASETS["text"],)
+    kinds = {kind_of_model(name) for name in axes.get("model", ("",))}
+    if not {"dataset", "data_dir", "workload"} & set(axes) and len(kinds) == 1 and kinds != {"images"}:
+        axes["dataset"] = (SAMPLE_DATASETS[kinds.pop()],)
     if (
         "data_dir" in axes
         and "storage" not in axes
@@ -133,7 +142,7 @@ def _data_axes(requested: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any,
         axes |= storage_axis(axes["data_dir"][0])
     if "workload" not in axes and "data_dir" not in axes:
         for dataset in sorted({*names_with(DATASETS, "needs_data_dir")} & set(axes.get("dataset", ()))):
-            sample = SAMPLE_DATASETS["text" if DATASETS[dataset].text else "images"]
+            sample = SAMPLE_DATASETS[kind_of_dataset(dataset)]
             raise ConfigurationError(
                 f"--set dataset: {dataset!r} needs --data-dir DIR with its files; {sample!r} needs no files"
             )
@@ -206,9 +215,13 @@ def _read_options(
                 )
         else:
             plain[PLAIN_OPTIONS[option]] = _parse_single(option, value, source)
-    if {"batch_per_gpu", "global_batch"} <= set(axes):
+    for one, other in (("global_batch", "batch_per_gpu"), ("tokens_per_step", "global_batch")):
+        if {one, other} <= set(axes):
+            names = (source_of(one.replace("_", "-")), other.replace("_", "-"))
+            raise ConfigurationError("{}: cannot be combined with {}; give only one of them".format(*names))
+    if {"tokens_per_step", "accumulation_steps"} <= set(axes):
         raise ConfigurationError(
-            f"{source_of('global-batch')}: cannot be combined with batch-per-gpu; give only one of them"
+            f"{source_of('tokens-per-step')}: determines accumulation_steps; give only one of them"
         )
     if options.get("profile"):
         axes.setdefault("profile_ranks", PROFILED_RANKS)
@@ -267,7 +280,7 @@ def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
     for field, values in pairs:
         if field in OTHER_OPTION_OF_FIELD:
             raise ConfigurationError(f"{source}: {field} cannot be set here; use {OTHER_OPTION_OF_FIELD[field]}")
-        if field != "global_batch" and field not in TrialFields.model_fields:
+        if field not in TYPE_OF_PLAN_FIELD and field not in TrialFields.model_fields:
             fields = ", ".join(name for name in TrialFields.model_fields if name not in OTHER_OPTION_OF_FIELD)
             hint = near(field, TrialFields.model_fields)
             raise ConfigurationError(f"{source}: {shown(field)} is not a field of a trial{hint}; fields: {fields}")
@@ -287,7 +300,7 @@ def _values(field: str, value: Any, source: str) -> tuple[Any, ...]:
 def _typed(field: str, value: Any, source: str) -> Any:
     if value == "":
         raise ConfigurationError(f"{source}: {field} has an empty value")
-    known = "batch_per_gpu" if field == "global_batch" else field
+    known = TYPE_OF_PLAN_FIELD.get(field, field)
     if isinstance(value, bool) and TrialFields.model_fields[known].annotation is not bool:
         raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
     if _is_too_large(value):

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from study.cli.inputs import python_file, workload_spec
 from study.errors import ConfigurationError, clipped, near, shown
 from study.studies.basic import STUDIES
+from study.studies.study import TYPE_OF_PLAN_FIELD
 from trainables.fields import FIELD_FACTS, TrialFields, explain
 
 Axes = dict[str, tuple[Any, ...]]
@@ -89,7 +90,7 @@ def refuse_unread_fields(axes: Mapping[str, Sequence[Any]]) -> None:
     if other in axes:
         raise ConfigurationError(f"--workload cannot be combined with a {kind}; give one of them")
     for name in axes:
-        known = {"global_batch": "batch_per_gpu"}.get(name, name)
+        known = TYPE_OF_PLAN_FIELD.get(name, name)
         if not FIELD_FACTS[known].any_door and known not in bound:
             readable = ", ".join(
                 field for field, facts in FIELD_FACTS.items() if facts.any_door and facts.kind in ("layout", "timing")

@@ -5,7 +5,7 @@ took between a third and three times as long as estimated (`tests/study/plan/tes
 """
 
 from trainables.facts import DatasetFacts, ModelFacts
-from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL
+from trainables.registry import DATASETS, DECODERS, MODELS, PARALLEL, SEQUENCE_MODELS
 from trainables.trial import Trial
 
 START_S = {"cpu": 10.0, "cuda": 16.0}
@@ -92,8 +92,8 @@ def _timed_steps(trial: Trial) -> int:
 
 
 def _flops(trial: Trial, model: ModelFacts) -> float:
-    """Return the operations per sample: of an image by its area, of text by 6 per weight and byte."""
-    if model.reads == "text":
+    """Return the operations per sample: of an image by its area, of text by 6 per weight and byte or token."""
+    if trial.model in SEQUENCE_MODELS:
         return 6e6 * model.million_weights * trial.sequence_length
     return 1e9 * model.image_gflop * (trial.image_size / 224) ** 2
 

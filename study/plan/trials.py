@@ -15,8 +15,8 @@ from study.errors import USAGE, counted
 from study.studies.study import PLAN_ONLY_FIELDS, Study
 from trainables.data.files import missing_files
 from trainables.facts import DatasetFacts
-from trainables.fields import explain, fields_of_kind
-from trainables.registry import DATASETS
+from trainables.fields import TrialFields, explain, fields_of_kind
+from trainables.registry import DATASETS, MODELS, TOKEN_MODELS
 from trainables.rules import unmet_requirement
 from trainables.trial import Trial
 
@@ -127,6 +127,14 @@ def _planned_trial(study: Study, fields: dict[str, Any], capacity: Capacity, che
             reason = f"global batch {fields['global_batch']} does not divide over {divisor}"
             return PlannedTrial(None, fields, "skipped", reason)
         resolved |= {"batch_per_gpu": batch, "accumulation_steps": accumulation_steps}
+    model = MODELS.get(fields.get("model", ""))
+    if model is not None and "sequence_length" not in fields and model.sequence_length:
+        resolved["sequence_length"] = model.sequence_length
+    if "tokens_per_step" in fields:
+        steps, reason = _steps_of_tokens(fields["tokens_per_step"], resolved)
+        if reason:
+            return PlannedTrial(None, fields, "skipped", reason)
+        resolved["accumulation_steps"] = steps
     if fields.get("epochs"):
         resolved["seed"] = (fields.get("seed", 0) + SEED_STRIDE * fields["repeat"]) % 2**31
     facts = DATASETS.get(fields.get("dataset", ""), DatasetFacts())
@@ -168,6 +176,22 @@ def _folder_problem(capacity: Capacity, folder: Path, *requested: Any) -> str | 
     """
     is_elsewhere = not folder.is_dir() or (len(capacity) > 1 and not any(folder.iterdir()))
     return None if is_elsewhere else missing_files(folder, *requested)
+
+
+def _steps_of_tokens(tokens_per_step: int, fields: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the batches to accumulate for these tokens per step of all ranks, or why that is impossible."""
+    if fields.get("workload") or fields.get("model") not in TOKEN_MODELS:
+        return 0, f"tokens per step require a model that reads tokens: {', '.join(TOKEN_MODELS)}"
+    defaults = TrialFields.model_fields
+    batch, length = (fields.get(name, defaults[name].default) for name in ("batch_per_gpu", "sequence_length"))
+    tokens_per_batch = fields["world_size"] * batch * length
+    steps, remainder = divmod(tokens_per_step, tokens_per_batch)
+    if remainder or not steps:
+        return 0, (
+            f"{tokens_per_step} tokens per step are no multiple of world_size {fields['world_size']} x batch_per_gpu "
+            f"{batch} x sequence_length {length} = {tokens_per_batch}"
+        )
+    return steps, ""
 
 
 def _accumulation_steps(fields: Mapping[str, Any]) -> int:

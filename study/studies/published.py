@@ -14,8 +14,9 @@ from trainables.registry import (
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
+    SAMPLE_DATASETS,
+    SEQUENCE_MODELS,
     STORAGES,
-    TEXT_MODELS,
 )
 
 _OTHER_OPTIONS: dict[str, dict[str, Any]] = {
@@ -77,8 +78,8 @@ def _registered_names(on_gpus: bool) -> dict[str, dict[str, Any]]:
         cases[f"model {name}"] = {"model": name, "image_size": max(32, facts.smallest_image)}
         if name.startswith("vgg") and not on_gpus:  # gloo takes seconds per step for 560 MB of gradients
             cases[f"model {name}"]["world_size"] = 1
-    for name in TEXT_MODELS:
-        cases[f"model {name}"] = {"model": name, "dataset": "text_sample", "sequence_length": 16}
+    for name, facts in SEQUENCE_MODELS.items():
+        cases[f"model {name}"] = {"model": name, "dataset": SAMPLE_DATASETS[facts.reads], "sequence_length": 16}
     for name in PRECISIONS:
         cases[f"precision {name}"] = {"precision": name}
     for name in PARALLEL:

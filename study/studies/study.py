@@ -11,12 +11,16 @@ from study.capacity import Capacity
 Fields = Mapping[str, Any]
 """Values of a trial's fields, by name, plus optionally the names in `PLAN_ONLY_FIELDS`."""
 
-PLAN_ONLY_FIELDS = ("global_batch", "most_per_gpu", "epoch_steps")
+PLAN_ONLY_FIELDS = ("global_batch", "tokens_per_step", "most_per_gpu", "epoch_steps")
 """Names in `Fields` that are not fields of a trial; the plan resolves them.
 
-global_batch: samples per step of all ranks, instead of `batch_per_gpu`. most_per_gpu: the largest batch per GPU; larger
+global_batch: samples per step of all ranks, instead of `batch_per_gpu`. tokens_per_step: tokens per optimizer step of
+all ranks, from which `accumulation_steps` follows. most_per_gpu: the largest batch per GPU; larger
 ones are accumulated. epoch_steps: warm-up and timed windows last one epoch each.
 """
+
+TYPE_OF_PLAN_FIELD = {"global_batch": "batch_per_gpu", "tokens_per_step": "batch_per_gpu"}
+"""options that are not fields of a trial -> a field with the same type and limits"""
 
 _BATCH_FIELDS = {"batch_per_gpu", "global_batch"}
 

@@ -19,6 +19,9 @@ FASHION_MNIST_FILES = {
 }
 """images and labels, each plain or with .gz"""
 
+TOKEN_SPLITS = {"train": "train", "test": "val"}
+"""what the name of a token file contains"""
+
 REVIEW_FILES = DATASETS["amazon_reviews"].file_patterns
 
 
@@ -89,3 +92,18 @@ def missing_reviews(folder: Path, split: str = "train") -> str | None:
     if review_files(folder):
         return None
     return f"no reviews in {folder}: expected JSON Lines in {', '.join(REVIEW_FILES)}; correct --data-dir"
+
+
+def token_files(folder: Path, split: str) -> list[Path]:
+    """Return the token files of a split, in the order of their names."""
+    return sorted(path for path in folder.glob(f"*{TOKEN_SPLITS[split]}*.bin") if path.is_file())
+
+
+def missing_tokens(folder: Path, split: str) -> str | None:
+    """Return what is expected if the folder has no token files of a split, else None."""
+    if token_files(folder, split):
+        return None
+    return (
+        f"no token files in {folder}: expected *{TOKEN_SPLITS[split]}*.bin, as the scripts of nanoGPT "
+        "(data/*/prepare.py) and llm.c (dev/data/*.py) write them"
+    )

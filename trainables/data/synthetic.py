@@ -38,9 +38,14 @@ def resident_text(trial: Trial) -> TextSource:
 
     Inputs and targets are uint8 [batch_per_process, sequence_length].
     """
+    return TextSource(resident_rows(trial, VOCABULARY, torch.uint8), VOCABULARY)
+
+
+def resident_rows(trial: Trial, vocabulary: int, dtype: torch.dtype) -> TensorDataset:
+    """Return random inputs and targets on the rank's device: [batch_per_process, sequence_length] each."""
     shape = (trial.batch_per_process, trial.sequence_length + 1)
-    rows = torch.randint(VOCABULARY, shape, dtype=torch.uint8, device=device_of(trial))
-    return TextSource(TensorDataset(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()), VOCABULARY)
+    rows = torch.randint(vocabulary, shape, dtype=dtype, device=device_of(trial))
+    return TensorDataset(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
 
 
 def from_loaders(trial: Trial) -> DataSource:

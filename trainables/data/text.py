@@ -1,4 +1,4 @@
-"""Text as one array of bytes, cut into streams. Each row of each rank's batches reads its own stream, in order.
+"""Text as one array of bytes or token ids, cut into streams. Each row of each rank's batches reads its own, in order.
 
 Row n of a batch continues where row n of the previous batch ended, as models that carry their state require.
 """
@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ TEST_SHARE = 20
 
 @dataclass(frozen=True)
 class TextSource:
-    """Bytes to train on. `dataset` delivers complete batches, or is resident on the device."""
+    """Bytes or token ids to train on. `dataset` delivers complete batches, or is resident on the device."""
 
     dataset: Dataset
     vocabulary: int
@@ -32,32 +33,51 @@ class TextSource:
 class TextDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """A split of a text. A sample, addressed by its first byte, is `sequence_length` bytes and the byte after each.
 
-    The data set is pickled into loader processes, so it holds a function that reads the text instead of the text.
-    `read(path)` is a module-level function that returns uint8 [N] and caches its result once per process. A
-    memory-mapped file is not copied into memory.
+    A text of token ids has ids in the place of bytes. The data set is pickled into loader processes, so it holds a
+    function that reads the text instead of the text. `read(path)` is a module-level function that returns uint8 [N],
+    or ids that can be sliced, and caches its result once per process. A memory-mapped file is not copied into memory.
+    split: train, test or all. vocabulary: ids are below it.
     """
 
-    def __init__(self, read: Callable[[str], np.ndarray], path: str, split: str, sequence_length: int) -> None:
+    def __init__(
+        self,
+        read: Callable[[str], Any],
+        path: str,
+        split: str,
+        sequence_length: int,
+        vocabulary: int = VOCABULARY,
+    ) -> None:
         self.read = read
         self.path = path
         self.sequence_length = sequence_length
+        self.vocabulary = vocabulary
         length = len(read(path))
         border = length - length // TEST_SHARE
-        self.first, self.end = {"train": (0, border), "test": (border, length)}[split]
+        self.first, self.end = {"train": (0, border), "test": (border, length), "all": (0, length)}[split]
 
     def __len__(self) -> int:
-        """Return the number of bytes in the split."""
+        """Return the number of bytes or ids in the split."""
         return self.end - self.first
 
     def __getitems__(self, starts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets that start at these bytes of the split: uint8 [n, sequence_length] each."""
+        """Return inputs and targets that start here in the split: uint8 or int32 [n, sequence_length] each.
+
+        Raises DataError for an id outside of the vocabulary.
+        """
         text = self.read(self.path)
         firsts = [self.first + start for start in starts]
         rows = np.stack([text[first : first + self.sequence_length + 1] for first in firsts])
+        if rows.dtype != np.uint8:
+            if (largest := int(rows.max())) >= self.vocabulary:
+                raise DataError(
+                    f"{self.path} contains token id {largest}, but the model's vocabulary has {self.vocabulary} ids; "
+                    "encode the text for this model, or choose another model"
+                )
+            rows = rows.astype(np.int32)
         return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
 
     def __getitem__(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one sample: inputs and targets uint8 [sequence_length]."""
+        """Return one sample: inputs and targets [sequence_length]."""
         inputs, targets = self.__getitems__([start])
         return inputs[0], targets[0]
 
@@ -75,7 +95,7 @@ class Streams(Sampler[list[int]]):
         if self.stream_bytes <= sequence_length:
             rows = f"{world_size} ranks of {batch} rows" if world_size > 1 else f"{batch} rows"
             raise DataError(
-                f"the text has {length} bytes, too few for {rows} of {sequence_length + 1} bytes each; "
+                f"the text has a length of {length}, too few for {rows} of {sequence_length + 1} each; "
                 "use a longer text, a smaller batch or a shorter sequence_length"
             )
         self.firsts = [(rank * batch + row) * self.stream_bytes for row in range(batch)]
@@ -92,8 +112,8 @@ def streams(trial: Trial, dataset: TextDataset, rank: int) -> Streams:
     return Streams(len(dataset), trial.batch_per_process, rank, trial.processes, trial.sequence_length)
 
 
-def next_byte_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross entropy in nats per byte of logits [n, t, 256] and the following bytes, uint8 [n, t]."""
+def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy in nats of logits [n, t, vocabulary] and the following bytes or ids [n, t]."""
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainables.build import build_workload
-from trainables.registry import PARALLEL, PRECISIONS, TEXT_MODELS, load
+from trainables.registry import PARALLEL, PRECISIONS, SEQUENCE_MODELS, load
 from trainables.step.cuda_graph import capture, stream_for
 from trainables.step.flops import counted_flops, step_flops
 from trainables.step.parallel import Strategy
@@ -183,8 +183,8 @@ class RankContext:
     def dataset_samples(self) -> int | None:
         """Return the samples of all ranks per epoch. None for endless data."""
         samples = self.workload.samples
-        if samples is not None and not self.trial.workload and self.trial.model in TEXT_MODELS:
-            samples //= self.trial.sequence_length  # the length of a text data set is in bytes
+        if samples is not None and not self.trial.workload and self.trial.model in SEQUENCE_MODELS:
+            samples //= self.trial.sequence_length  # the length of a text data set is in bytes or tokens
         return samples
 
     def evidence(self, observations: list[Any], peaks: list[int] | None, flops: float | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.compare.bottleneck import REGIONS, WORDS, faster_compute, fewer_launches, largest_gain, regions
-from analysis.measure.configurations import characters_per_s, tokens_per_s
+from analysis.measure.configurations import units_per_s
 from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, configuration_label, join, number, percent, telling_fields
@@ -89,7 +89,7 @@ def _change(part: str, row: pd.Series) -> str:
 
 def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
     """State the highest throughput of a study that cannot compare numbers of ranks, for up to `MOST_WORKLOADS`."""
-    units = _units(analysis)
+    units = units_per_s(analysis.configurations, analysis.measured, analysis.fields)
     quantities, texts = [], []
     for subject in chosen:
         row = subject.row
@@ -107,14 +107,6 @@ def speed(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine:
         done = f"{int((trials['status'] == 'done').sum())} of {len(trials)} trials are done"
         texts = [f"{done}; their {len(texts)} workloads are not comparable (see the table of throughputs)"]
     return CardLine("speed", "speed", "; ".join(texts), tuple(quantities))
-
-
-def _units(analysis: Analysis) -> dict[str, pd.Series]:
-    configurations = analysis.configurations
-    return {
-        "characters": characters_per_s(configurations, analysis.fields),
-        "tokens": tokens_per_s(configurations, analysis.measured),
-    }
 
 
 def batch(analysis: Analysis, subject: Subject) -> CardLine | None:

@@ -7,6 +7,7 @@ import pytest
 from analysis.read.fields import fields_of
 from analysis.read.results import ResultsError
 from study.options import STUDY_OPTIONS, recorded_fields
+from study.studies.study import TYPE_OF_PLAN_FIELD
 from tests.support.frames import DECLARED
 from trainables.trial import Trial
 
@@ -25,7 +26,7 @@ def test_the_analysis_reads_kinds_and_orders() -> None:
     assert DECLARED.compared_in("own") == ("storage", "precision", "parallel", "execution", "interconnect")
     assert DECLARED["parallel"].order[0] == "ddp"
     assert DECLARED["loader_workers"].order == ()
-    assert "mlstm64" in DECLARED.text_models and "mlp" not in DECLARED.text_models
+    assert "mlstm64" in DECLARED.sequence_models and "mlp" not in DECLARED.sequence_models
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_field_knows_the_option_that_sets_it(field: str, option: str | None) -
 
 
 def test_options_set_fields_that_exist() -> None:
-    fields = {option.field for option in STUDY_OPTIONS if option.field} - {"global_batch"}
+    fields = {option.field for option in STUDY_OPTIONS if option.field} - set(TYPE_OF_PLAN_FIELD)
     assert fields <= set(Trial.model_fields)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from analysis.read.results import load
 from study.plan.duration import trial_s
-from trainables.registry import IMAGE_MODELS, MODELS
+from trainables.registry import IMAGE_MODELS, MODELS, SAMPLE_DATASETS
 from trainables.registry import load as load_target
 from trainables.step.flops import step_flops
 from trainables.trial import Trial
@@ -38,7 +38,8 @@ def test_weights_and_operations_of_a_model_are_those_of_the_registry(name: str) 
         flops = step_flops(build, torch.zeros(2, 3, 224, 224, device="meta"), name, 224)
         assert flops is not None and flops / 2e9 == pytest.approx(facts.image_gflop, rel=0.01)
     else:
-        build = partial(load_target(facts), 256, Trial(model=name, dataset="text_sample"))
+        trial = Trial(model=name, dataset=SAMPLE_DATASETS[facts.reads])
+        build = partial(load_target(facts), facts.vocabulary or 256, trial)
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in build().parameters())
     assert weights / 1e6 == pytest.approx(facts.million_weights, rel=0.01)

@@ -22,7 +22,7 @@ from trainables.build import build_workload
 from trainables.data.amazon_reviews import amazon_reviews, convert_reviews, read_bytes
 from trainables.data.loader import endless_batches
 from trainables.data.source import DataError
-from trainables.data.text import Streams, TextDataset, next_byte_loss, read_topics, sample
+from trainables.data.text import Streams, TextDataset, next_token_loss, read_topics, sample
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
@@ -101,7 +101,7 @@ def test_a_text_too_short_for_its_rows_is_an_error(world_size: int, rows: str) -
     assert Streams(enough, 4, 0, world_size, 16).stream_bytes == 17
     with pytest.raises(DataError) as error:
         Streams(enough - 1, 4, 0, world_size, 16)
-    assert str(error.value).startswith(f"the text has {enough - 1} bytes, too few for {rows} of 17 bytes each")
+    assert str(error.value).startswith(f"the text has a length of {enough - 1}, too few for {rows} of 17 each")
 
 
 def test_targets_are_the_bytes_that_follow() -> None:
@@ -122,9 +122,9 @@ def test_the_last_twentieth_is_the_test_split() -> None:
 def test_the_loss_is_the_cross_entropy_in_nats_per_byte() -> None:
     logits = torch.zeros(2, 3, 256)
     targets = torch.tensor([[0, 255, 7], [1, 1, 1]], dtype=torch.uint8)
-    assert next_byte_loss(logits, targets).item() == pytest.approx(np.log(256))
+    assert next_token_loss(logits, targets).item() == pytest.approx(np.log(256))
     logits[0, 1, 255] = 1e3
-    assert next_byte_loss(logits, targets).item() == pytest.approx(np.log(256) * 5 / 6)
+    assert next_token_loss(logits, targets).item() == pytest.approx(np.log(256) * 5 / 6)
 
 
 # --------------------------------------------------------------------------------------------------- the sample text

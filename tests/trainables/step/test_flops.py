@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trainables.models.mlp import mlp
-from trainables.registry import MODELS, TEXT_MODELS, load
+from trainables.registry import MODELS, SAMPLE_DATASETS, SEQUENCE_MODELS, load
 from trainables.step.flops import counted_flops, step_flops
 from trainables.trial import Trial
 
@@ -29,9 +29,10 @@ def test_operations_of_resnet50_match_the_published_forward_pass() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_operations_of_every_model_are_counted(name: str) -> None:
-    if name in TEXT_MODELS:
-        trial = Trial(model=name, dataset="text_sample", batch_per_gpu=2, sequence_length=4)
-        build = partial(load(MODELS[name]), 256, trial)
+    if name in SEQUENCE_MODELS:
+        dataset = SAMPLE_DATASETS[MODELS[name].reads]
+        trial = Trial(model=name, dataset=dataset, batch_per_gpu=2, sequence_length=4)
+        build = partial(load(MODELS[name]), MODELS[name].vocabulary or 256, trial)
         inputs = torch.zeros(2, 4, dtype=torch.uint8)
     else:
         edge = max(32, MODELS[name].smallest_image)

@@ -1,0 +1,79 @@
+"""GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
+
+Pre-norm blocks with biases, learned positions, tanh GELU, and one matrix for token embedding and output. Without
+dropout. Input tokens [n, t] with t <= `trial.sequence_length`, output logits [n, t, vocabulary]. Attention is causal.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainables.trial import Trial
+
+CONTEXT = 1024
+"""Positions of the published models; a longer `sequence_length` gets as many as it needs."""
+
+
+def gpt2(vocabulary: int, trial: Trial) -> nn.Module:
+    """Create the model with 12 blocks of width 768 and 12 heads: 124 million weights."""
+    return GPT2(vocabulary, max(CONTEXT, trial.sequence_length), width=768, heads=12, blocks=12)
+
+
+def gpt2_medium(vocabulary: int, trial: Trial) -> nn.Module:
+    """Create the model with 24 blocks of width 1,024 and 16 heads: 355 million weights."""
+    return GPT2(vocabulary, max(CONTEXT, trial.sequence_length), width=1024, heads=16, blocks=24)
+
+
+def gpt2_tiny(vocabulary: int, trial: Trial) -> nn.Module:
+    """Create a model for tests, with 2 blocks of width 32 and 2 heads."""
+    return GPT2(vocabulary, trial.sequence_length, width=32, heads=2, blocks=2)
+
+
+class GPT2(nn.Module):
+    """Token and position embeddings, blocks, layer normalisation, and the token embedding as the output layer."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                # residual branches are smaller, so that the sum of all blocks starts with the scale of one
+                branches = 2 * blocks if name.endswith("_out.weight") else 1
+                nn.init.normal_(parameter, std=0.02 / branches**0.5)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map integer tokens [n, t] to logits [n, t, vocabulary]."""
+        hidden = self.tokens(tokens.int()) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(self.norm(hidden))
+
+
+class Block(nn.Module):
+    """Causal attention, then a perceptron of four times the width, both with residual connections."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.perceptron_norm = nn.LayerNorm(width)
+        self.perceptron_in = nn.Linear(width, 4 * width)
+        self.perceptron_out = nn.Linear(4 * width, width)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map [n, t, width] to the same shape."""
+        projected = self.attention_in(self.attention_norm(hidden))
+        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [n, heads, t, d]
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.attention_out(mixed.transpose(1, 2).flatten(2))
+        inner = functional.gelu(self.perceptron_in(self.perceptron_norm(hidden)), approximate="tanh")
+        return hidden + self.perceptron_out(inner)
