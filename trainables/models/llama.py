@@ -43,9 +43,7 @@ class Llama(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
-        cosine, sine = rotary_angles(context, width // heads)
-        self.register_buffer("cosine", cosine, persistent=False)
-        self.register_buffer("sine", sine, persistent=False)
+        self.angles = rotary_angles(context, width // heads)  # not buffers, which DDP would broadcast at every step
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -54,7 +52,7 @@ class Llama(nn.Module):
         """Map integer tokens [n, t] to logits [n, t, vocabulary]."""
         length = tokens.shape[1]
         hidden = self.tokens(tokens.int())
-        cosine, sine = (angles[:length].to(hidden.dtype) for angles in (self.cosine, self.sine))
+        cosine, sine = (values[:length].to(hidden) for values in self.angles)
         for block in self.blocks:
             hidden = block(hidden, cosine, sine)
         return self.head(self.norm(hidden))

@@ -23,6 +23,10 @@ CPU = torch.device("cpu")
 PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, account_steps=4, sweep_bytes=64)
 ALONE = PAIR.but(world_size=1, batch_per_gpu=16, parallel="none")
 
+TEXT = PAIR.but(dataset="token_sample", model="gpt2_tiny", sequence_length=16, batch_per_gpu=4, learning_rate=0.1)
+TIED = ("gpt2_tiny", "llama_tiny")
+"""models with one weight for the token embedding and the output"""
+
 EXACT = ("ddp", "ddp_delayed", "zero1", "fsdp2")
 COMPRESSED = {"ddp_fp16": 2e-3, "ddp_bf16": 2e-2}
 """largest relative error of a gradient sent in this type"""
@@ -70,6 +74,12 @@ def train_all(rank: int) -> dict[str, dict[str, list[torch.Tensor]]]:
     )
     for name in ("ddp", "fsdp2"):
         found[f"blocks, {name}"] = trained(PAIR.but(model="resnet18_small", parallel=name), rank, None)
+    for model in TIED:
+        for name in EXACT:
+            found[f"{model}, {name}"] = trained(TEXT.but(model=model, parallel=name), rank, None)
+        if rank == 0:
+            one = TEXT.but(model=model, world_size=1, batch_per_gpu=8, parallel="none")
+            found[f"{model}, alone"] = trained(one, 0, alone)
     if rank == 0:
         found["alone"] = trained(ALONE, 0, alone)
         found["alone, accumulated"] = trained(ALONE.but(batch_per_gpu=4, accumulation_steps=4), 0, alone)
@@ -89,6 +99,15 @@ def test_two_ranks_train_like_one_with_both_batches(visit: list[dict[str, Any]],
         assert torch.equal(mine, other)
         assert value.abs().max() > 0
         torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("model", TIED)
+def test_tied_weights_train_on_two_ranks_like_on_one(visit: list[dict[str, Any]], model: str, name: str) -> None:
+    for what in ("gradients", "weights"):
+        expected = visit[0][f"{model}, alone"][what]
+        for mine, value in zip(visit[1][f"{model}, {name}"][what], expected, strict=True):
+            torch.testing.assert_close(mine, value, rtol=1e-3, atol=1e-6)
 
 
 def test_nested_blocks_are_sharded_and_train_like_ddp(visit: list[dict[str, Any]]) -> None:
