@@ -1,7 +1,8 @@
 """Form scaling series from configurations, with speed-up, efficiency and their intervals.
 
 A configuration is a trial without its repeat. A series is a set of configurations that differ only in the number of
-ranks (and nodes) and, in strong scaling, in the batch per rank, so that the global batch is constant.
+ranks (and nodes) and, in strong scaling, in the batch per rank or the batches accumulated, so that the global batch is
+constant.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -47,12 +48,13 @@ def scaling_rows(configurations: pd.DataFrame, declared: Fields) -> pd.DataFrame
     """
     configurations = configurations[~traced_again(configurations)]
     shared = [name for name in _fields(configurations) if name not in LAYOUT]
-    constant_fields = {
-        WEAK: shared,
-        STRONG: [*(n for n in shared if n != "batch_per_gpu"), "global_batch"],
-    }
+    constant_fields = [
+        (WEAK, shared),
+        (STRONG, [*(n for n in shared if n != "batch_per_gpu"), "global_batch"]),
+        (STRONG, [*(n for n in shared if n != "accumulation_steps"), "global_batch"]),
+    ]
     parts, first_series = [], 0
-    for label, keys in constant_fields.items():
+    for label, keys in constant_fields:
         if configurations.empty:
             break
         members = configurations.assign(series=configurations.groupby(keys, dropna=False, sort=False).ngroup())

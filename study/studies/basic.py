@@ -15,6 +15,7 @@ from study.studies.published import (
 )
 from study.studies.study import Study, gpus, world_sizes
 from study.studies.training import accuracy, fifth_epoch, large_batch
+from study.studies.transformers import gpt2_scaling, sharding
 
 
 def default(capacity: Capacity) -> Study:
@@ -152,6 +153,8 @@ STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
     "hpml-lab4": hpml_lab4,
     "vgg-case-study": vgg_case_study,
     "mlstm-scaling": mlstm_scaling,
+    "gpt2-scaling": gpt2_scaling,
+    "sharding": sharding,
     "accuracy": accuracy,
     "large-batch": large_batch,
     "fifth-epoch": fifth_epoch,

@@ -136,7 +136,7 @@ def steps(
         "rank": np.int32(0),
         "window": window.astype(object),
         "step": np.arange(total, dtype=np.int32),
-        "samples": np.int32(fields["batch_per_gpu"]),
+        "samples": _samples(fields),
         "window_s": window_s,
         "loss": 2.3 * np.exp(-0.01 * np.arange(total)),
     }
@@ -174,6 +174,11 @@ def steps(
     # Ranks are synchronised, so the noise of a step is the same on all.
     frame = pd.DataFrame(columns)
     return pd.concat([frame.assign(rank=np.int32(rank)) for rank in range(fields["world_size"])], ignore_index=True)
+
+
+def _samples(fields: Mapping[str, Any]) -> np.int32:
+    """Return the samples of a rank per step."""
+    return np.int32(fields["batch_per_gpu"] * fields.get("accumulation_steps", 1))
 
 
 def _window_steps(fields: dict[str, Any]) -> dict[str, int]:
@@ -227,7 +232,10 @@ def account(
             free = end[k]
         last = float(ready[-1])
         for rank in ranks:
-            common = {"rank": np.int32(rank), "samples": np.int32(fields["batch_per_gpu"])}
+            common = {
+                "rank": np.int32(rank),
+                "samples": _samples(fields),
+            }
             done_s = max(float(end.max()), last + late[rank]) + tail_s
             windows = {
                 "synchronised": {"step_s": done_s},

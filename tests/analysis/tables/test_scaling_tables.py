@@ -77,6 +77,22 @@ def test_strong_scaling_keeps_the_global_batch_constant(exact: ReportInputs) -> 
     assert found["efficiency"].tolist() == pytest.approx([1.0, 0.72])
 
 
+def test_strong_scaling_may_accumulate_fewer_batches_instead(tmp_path: Path) -> None:
+    """32 samples per step: four batches of 8 on one rank, two on two ranks, one on four."""
+    layouts = {1: (4, 0.4), 2: (2, 0.25), 4: (1, 0.16)}
+    trials = [
+        trial
+        for size, (accumulated, _) in layouts.items()
+        for trial in grid(BASE, world_size=[size], accumulation_steps=[accumulated], batch_per_gpu=[8])
+    ]
+    law = {size: {"step_s": step_s} for size, (_, step_s) in layouts.items()}
+    folder = write_results(tmp_path / "results", trials, lambda fields: law[fields["world_size"]], spread=0.0)
+    found = analyse(load(folder)).scaling
+    assert found["scaling"].tolist() == ["strong"] * 3
+    assert found["world_size"].tolist() == [1, 2, 4]
+    assert found["efficiency"].tolist() == pytest.approx([1.0, 0.8, 0.625])
+
+
 def test_slow_interconnects_are_compared_with_the_single_rank_without_one(tmp_path: Path) -> None:
     """One GPU needs no interconnect, so it ran once, with "auto"; with sockets, 2 and 4 GPUs take 200 and 400 ms."""
     trials = [
