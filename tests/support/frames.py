@@ -176,7 +176,7 @@ def steps(
     return pd.concat([frame.assign(rank=np.int32(rank)) for rank in range(fields["world_size"])], ignore_index=True)
 
 
-def _samples(fields: Mapping[str, Any]) -> np.int32:
+def _samples(fields: dict[str, Any]) -> np.int32:
     """Return the samples of a rank per step."""
     return np.int32(fields["batch_per_gpu"] * fields.get("accumulation_steps", 1))
 
