@@ -52,6 +52,9 @@ MOST_DIRECT_LABELS = 5
 LONGEST_LABEL = 26
 """Maximum characters of a label next to a line; longer ones are cut."""
 
+MOST_LINES = 6
+"""Maximum lines of a wrapped label."""
+
 MARKERS = "oDs^vPX*"
 
 _is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
@@ -151,9 +154,12 @@ def wrapped(label: str, columns: int) -> str:
 
 
 def filled(label: str, width: int) -> str:
-    """Wrap a label at spaces, but keep a value and its mark "(emulated)" on one line."""
+    """Wrap a label at spaces, but keep a value and its mark "(emulated)" on one line.
+
+    Words wider than a line are broken and lines after `MOST_LINES` left out, so that a panel keeps its room.
+    """
     joined = label.replace(" (emulated)", "\u00a0(emulated)")
-    lines = textwrap.fill(joined, width, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(joined, width, break_on_hyphens=False, max_lines=MOST_LINES, placeholder="…")
     return lines.replace("\u00a0(emulated)", " (emulated)")
 
 
@@ -228,7 +234,12 @@ def hollow_handle() -> Line2D:
 
 def legend(figure: Figure, handles: list[Any]) -> None:
     """Add a legend above the panels, with as many columns as its longest label allows."""
-    widest_inches = 0.65 + 0.075 * max((len(str(handle.get_label())) for handle in handles), default=0)
+    handle_inches, letter_inches = 0.65, 0.075
+    for handle in handles:
+        room = int((figure.get_figwidth() - handle_inches) / letter_inches)
+        handle.set_label(filled(str(handle.get_label()), room))
+    lines = [line for handle in handles for line in handle.get_label().splitlines()]
+    widest_inches = handle_inches + letter_inches * max(map(len, lines), default=0)
     ncols = min(len(handles), max(1, int(figure.get_figwidth() // widest_inches)), 6)
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
 

@@ -197,6 +197,18 @@ def test_bar_labels_name_varying_fields_and_do_not_overlap() -> None:
     assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
 
 
+def test_names_of_hundreds_of_characters_leave_room_for_the_bars() -> None:
+    rows = [{"model": letter * 1000, "world_size": 1, "batch_per_gpu": 4} for letter in "ab"]
+    values = pd.DataFrame({"forward_s": [1.0, 2.0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        labels = {"forward_s": "forward " + 300 * "x"}
+        figure = stacked_bars(pd.DataFrame(rows), values, labels, ["model", "world_size"], ("GPU", "GPUs"), "ms")
+        figure.canvas.draw()
+    assert figure.axes[0].get_position().width > 0.4
+    assert figure.axes[0].get_position().height > 0.3
+
+
 def test_each_phase_has_its_own_colour() -> None:
     found = pd.DataFrame({"batch_per_gpu": [4], "world_size": [1]})
     values = pd.DataFrame({name: [1.0] for name in PHASE_LABELS})
