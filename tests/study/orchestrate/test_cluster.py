@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +11,9 @@ from ray.cluster_utils import Cluster
 
 from study.orchestrate.cluster import connect
 from study.orchestrate.discovery.address import ClusterError
+from study.scaling import main
 
 pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
-
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
 def free_port() -> int:
@@ -40,21 +37,17 @@ def two_nodes() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def test_ranks_are_placed_on_the_requested_number_of_nodes(two_nodes: Cluster, tmp_path: Path) -> None:
+def test_ranks_are_placed_on_the_requested_number_of_nodes(
+    two_nodes: Cluster, tmp_path: Path, no_figures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "results"
     arguments = [
         "run", "smoke", "--gpus", "2,4", "--nodes", "2", "--batch-per-gpu", "8", "--repeats", "1", "--out", str(out),
     ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "study.scaling", *arguments, "--address", two_nodes.address],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"the Ray cluster at {two_nodes.address}: 2 nodes, 0 GPUs, 4 CPUs" in done.stderr
+    status = main([*arguments, "--address", two_nodes.address])
+    said = capsys.readouterr().err
+    assert status == 0, said
+    assert f"the Ray cluster at {two_nodes.address}: 2 nodes, 0 GPUs, 4 CPUs" in said
     records = [json.loads(path.read_text()) for path in out.glob("trials/*/trial.json")]
     assert sorted(record["trial"]["world_size"] for record in records) == [2, 4]
     for record in records:

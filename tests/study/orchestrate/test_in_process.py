@@ -1,6 +1,8 @@
 """Runs of trials without Ray: stored results, events, metrics and failures."""
 
+import gzip
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +30,8 @@ from study.orchestrate.twin.local_ranks import LocalProcesses
 from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload_of, simulated_payloads
 from study.plan.placement import Layout
 from study.store import checkpoints
-from tests.support.orchestration import new_store, quick_trial
+from tests.support.faulty_workloads import TOO_LARGE_BATCH
+from tests.support.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0), NodeCapacity("node-b", "10.0.0.2", cpus=4, gpus=0)]
@@ -315,6 +318,48 @@ def test_local_processes_measure_like_real_ranks(tmp_path: Path) -> None:
         assert not (folder / "traces").exists()
 
 
+def test_warm_and_cold_trials_have_equal_losses_and_a_profiled_trial_has_its_own_group_and_trace(
+    tmp_path: Path,
+) -> None:
+    subject = quick_trial(world_size=2, batch_per_gpu=4, deterministic=True, steps=6)
+    profiled = subject.but(profile_ranks="1")
+    other_trials = [
+        subject.but(precision="bf16", loader_workers=1, batch_per_gpu=16),
+        subject.but(world_size=1, learning_rate=0.5, seed=7),
+    ]
+    warm = Run(tmp_path / "warm", [[*other_trials, subject, profiled]], ranks=LocalProcesses())
+    cold = Run(tmp_path / "cold", [[subject]], ranks=LocalProcesses(), isolate=True)
+    losses = []
+    for ran in (warm, cold):
+        assert set(ran.store.statuses().values()) == {"done"}
+        steps = pq.read_table(f"{ran.store.trial_folder(subject.trial_id)}/steps.parquet").to_pandas()
+        losses.append(steps.sort_values(["rank", "step"])["loss"].dropna().tolist())
+    assert len(losses[0]) >= 2 * (subject.warmup_steps + subject.window_steps + subject.steps)
+    assert losses[0] == losses[1]
+
+    groups = {trial_id: record["worker_group"] for trial_id, record in warm.records.items()}
+    assert len(set(groups.values())) == 2
+    assert [trial_id for trial_id in groups if groups[trial_id] == groups[profiled.trial_id]] == [profiled.trial_id]
+    traces = {trial: sorted(Path(warm.store.trial_folder(trial)).glob("traces/*")) for trial in groups}
+    [trace] = traces.pop(profiled.trial_id)
+    assert trace.name == "rank1.json.gz"
+    assert not any(traces.values())
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert "backward" in {event.get("name") for event in events}
+
+
+def test_a_real_rank_without_memory_prunes_the_same_and_larger_batches_only(tmp_path: Path) -> None:
+    small, large, larger = (
+        workload_trial("needs_too_much_memory", world_size=1, batch_per_gpu=batch)
+        for batch in (TOO_LARGE_BATCH // 2, TOO_LARGE_BATCH, 2 * TOO_LARGE_BATCH)
+    )
+    trials = [large, larger, large.but(repeat=1), small]
+    ran = Run(tmp_path / "results", [trials], ranks=LocalProcesses())
+    assert ran.statuses(trials) == ["out_of_memory", "pruned", "pruned", "done"]
+    assert "DefaultCPUAllocator: can't allocate memory" in ran.of(large, "reason")
+    assert f"batch_per_gpu {TOO_LARGE_BATCH}" in ran.of(larger, "reason")
+
+
 def _check_steps(steps: pd.DataFrame, trial: Trial) -> None:
     """Check every rank's rows of every window."""
     counts = steps.groupby("window")["step"].count()
@@ -355,8 +400,6 @@ class DyingRanks(LocalProcesses):
 
 
 def test_a_rank_that_dies_at_the_start_is_reported_and_not_blamed_on_the_workload(tmp_path: Path) -> None:
-    from tests.support.orchestration import workload_trial
-
     trial = workload_trial("sound")
     ran = Run(tmp_path, [[trial]], ranks=DyingRanks())
     assert ran.of(trial, "status") == "failed"
@@ -365,8 +408,6 @@ def test_a_rank_that_dies_at_the_start_is_reported_and_not_blamed_on_the_workloa
 
 
 def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:
-    from tests.support.orchestration import workload_trial
-
     dying, after = workload_trial("dies"), quick_trial()
     ran = Run(tmp_path, [[dying, after]], ranks=LocalProcesses())
     assert ran.statuses([dying, after]) == ["failed", "done"]
@@ -376,7 +417,6 @@ def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:
 def test_the_report_states_a_rank_that_stopped_and_losses_that_are_not_finite(tmp_path: Path) -> None:
     """A rank that exits with code 0 is a failure too, and the group's next trials run."""
     from tests.support.faulty_workloads import STOPPED_S
-    from tests.support.orchestration import workload_trial
 
     exits, stops, learns_nothing = trials = [
         workload_trial(name, steps=12) for name in ("exits", "stops", "learns_nothing")

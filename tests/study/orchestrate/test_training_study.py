@@ -22,7 +22,7 @@ from study.store.store import Store
 from tests.support.orchestration import new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
-pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 EPOCHS = 8
 LONG = 40

@@ -22,9 +22,10 @@ from study.plan.placement import ProcessKind
 from study.scaling import main
 from study.store.store import Store
 from tests.support.orchestration import new_store
+from tests.support.twin import replace_ray
 from trainables.trial import Trial
 
-pytestmark = [pytest.mark.xdist_group("shared ray"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = Path(__file__).parent.parent.parent.parent / "examples"
 NODES = [NodeCapacity("node-a", "localhost", cpus=2, gpus=0)]
@@ -194,11 +195,12 @@ def test_failures_of_a_real_script_are_rows_with_its_output(tmp_path: Path) -> N
 
 
 def test_the_example_script_is_studied_on_two_ranks(
-    local_ray: str, results_folder: str, no_figures: None, capsys: pytest.CaptureFixture[str]
+    results_folder: str, no_figures: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replace_ray(monkeypatch)
     arguments = (
         f"run --script {EXAMPLES}/train_script.py --gpus 1,2 --vary=--batch-size=16,32 --env OMP_NUM_THREADS=1 "
-        f"--steps 4 --repeats 1 --set sweep_bytes=4096 --address {local_ray} --out {results_folder} -- --hidden 32"
+        f"--steps 4 --repeats 1 --set sweep_bytes=4096 --address local --out {results_folder} -- --hidden 32"
     )
     assert main(shlex.split(arguments)) == DONE
     assert capsys.readouterr().out.strip().endswith("index.html")
@@ -207,12 +209,27 @@ def test_the_example_script_is_studied_on_two_ranks(
     records = Store.at(results_folder).records()
     assert [record["status"] for record in records] == ["done"] * 4
     for record in records:
-        batch = int(record["trial"]["script_flags"].split()[-1])
-        ranks = record["environment"]["ranks"]
-        assert [rank["probe"]["samples_per_step"] for rank in ranks] == [batch] * record["trial"]["world_size"]
-        assert len({rank["probe"]["steps_run"] for rank in ranks}) == 1  # ended at the same step on all ranks
+        check_ranks_of_the_script(record)
     assert main(["status", results_folder]) == DONE
     assert "4 done; 0 left" in capsys.readouterr().out
+
+
+def check_ranks_of_the_script(record: dict[str, Any]) -> None:
+    batch = int(record["trial"]["script_flags"].split()[-1])
+    ranks = record["environment"]["ranks"]
+    assert [rank["probe"]["samples_per_step"] for rank in ranks] == [batch] * record["trial"]["world_size"]
+    assert len({rank["probe"]["steps_run"] for rank in ranks}) == 1  # ended at the same step on all ranks
+
+
+def test_ranks_of_ray_run_a_script_too(local_ray: str, results_folder: str, no_figures: None) -> None:
+    arguments = (
+        f"run --script {EXAMPLES}/train_script.py --gpus 2 --vary=--batch-size=16 --env OMP_NUM_THREADS=1 "
+        f"--steps 4 --repeats 1 --set sweep_bytes=4096 --address {local_ray} --out {results_folder} -- --hidden 32"
+    )
+    assert main(shlex.split(arguments)) == DONE
+    [record] = Store.at(results_folder).records()
+    assert record["status"] == "done"
+    check_ranks_of_the_script(record)
 
 
 def test_the_example_train_function_is_studied_on_two_ranks(
