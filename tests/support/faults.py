@@ -30,6 +30,13 @@ NEXT_TIMEOUT_S = 600.0
 """long enough for a worker group that fails to start, and for the next one"""
 CUT_S = 30.0
 AHEAD_S = 3600
+COMMAND = ("-m", "study.scaling")
+SHORT_PAUSES = (
+    "-c",
+    "import sys; from study.store import spool; spool.PAUSES_S = (1.0, 2.0, 4.0); "
+    "from study.scaling import main; sys.exit(main(sys.argv[1:]))",
+)
+"""The same command, which gives up saving a result after 7 s instead of 138 s."""
 RANK = r"ray::.*TrainWorker"
 STEPPING = Path("/tmp/stepping")
 """folder on a host, in which each of its ranks creates a file in every step"""
@@ -47,6 +54,7 @@ class Cluster:
     hosts: Hosts
     address: str
     repeats: int = REPEATS
+    command: Sequence[str] = COMMAND
     number: int = field(default=0)
 
     @property
@@ -61,7 +69,7 @@ class Cluster:
     def arguments(self) -> list[str]:
         """Return the command of the study for the current results folder."""
         return [
-            "python", "-m", "study.scaling", "run", "smoke", "--workload", f"{WORKLOADS}:slow",
+            "python", *self.command, "run", "smoke", "--workload", f"{WORKLOADS}:slow",
             "--address", self.address,
             "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4",
             "--out", self.out, "--trial-timeout", str(TRIAL_TIMEOUT_S),
@@ -140,7 +148,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
+def cluster(repeats: int = REPEATS, command: Sequence[str] = COMMAND) -> Iterator[Cluster]:
     """Create two hosts of two CPUs each under Ray, for a study with `repeats` repeats. Removes them afterwards."""
     with Hosts(2) as hosts:
         address = f"{hosts[0].address}:6379"
@@ -152,7 +160,7 @@ def cluster(repeats: int = REPEATS) -> Iterator[Cluster]:
         start_node(hosts[1], [f"--address={address}"], _second_host())
         hosts[0].run(["mkdir", "-p", "/tmp/results"])
         hosts[0].run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/tmp/results"])
-        yield Cluster(hosts, address, repeats)
+        yield Cluster(hosts, address, repeats, command)
 
 
 def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -> None:
@@ -220,7 +228,7 @@ def cut_link(cluster: Cluster) -> None:
 
 
 def kill_driver(cluster: Cluster) -> None:
-    send(cluster.hosts[0], "study.scaling run", signal.SIGKILL)
+    send(cluster.hosts[0], r"study\.scaling.* run smoke", signal.SIGKILL)
 
 
 def hang_rank(cluster: Cluster) -> None:

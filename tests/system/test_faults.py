@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.faults import CLOCKS, COMPLETED, FAULTS, cluster, suffer
+from tests.support.faults import CLOCKS, COMMAND, COMPLETED, FAULTS, SHORT_PAUSES, cluster, suffer
 from tests.support.system import HOSTS, needs
 
 pytestmark = [pytest.mark.timeout(1800), needs("libfaketime", *HOSTS)]
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.timeout(1800), needs("libfaketime", *HOSTS)]
 ALWAYS = ("rank killed", "driver killed")
 
 
-def survives(names: Sequence[str], repeats: int) -> None:
-    with cluster(repeats) as made:
+def survives(names: Sequence[str], repeats: int, command: Sequence[str] = COMMAND) -> None:
+    with cluster(repeats, command) as made:
         met = [found["fault"] for found in suffer(made, random.Random(0), names)]
     assert met == [*names, CLOCKS, COMPLETED]
 
@@ -28,5 +28,6 @@ def test_a_study_survives_a_killed_rank_and_a_killed_driver() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.xdist_group("other faults")  # beside the test above, since both mostly wait
 def test_a_study_survives_every_other_fault_and_is_completed_by_the_same_command() -> None:
-    survives([name for name in FAULTS if name not in ALWAYS], repeats=9)
+    survives([name for name in FAULTS if name not in ALWAYS], repeats=9, command=SHORT_PAUSES)
