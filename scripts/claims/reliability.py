@@ -26,7 +26,7 @@ REPEATED = {
 
 TESTED = (
     (
-        "raylet or GCS of a local Ray killed, at its start or during trials",
+        "raylet of a local Ray killed, before or during trials",
         "one line, partial report, exit code 4",
         LOST,
         "test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_completes_them",
