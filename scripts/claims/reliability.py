@@ -26,7 +26,7 @@ REPEATED = {
 
 TESTED = (
     (
-        "raylet or GCS of a local Ray killed, at its start or during trials",
+        "raylet of a local Ray killed, before or during trials",
         "one line, partial report, exit code 4",
         LOST,
         "test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_completes_them",
@@ -34,8 +34,8 @@ TESTED = (
     (
         "head of a joined cluster (its GCS) lost",
         "the same",
-        LOST,
-        "test_a_head_that_no_longer_answers_ends_a_study_with_one_line_and_a_partial_report",
+        SIGNALS,
+        "test_the_line_names_the_head_of_a_cluster_that_does_not_answer",
     ),
     (
         "driver aborted by Ray, or killed by the kernel",
