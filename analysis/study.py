@@ -98,6 +98,16 @@ class Analysis:
         """Return the configuration that the study's answer is about; None if no timed trial is done."""
         return self.headlines[0].configuration if self.headlines else None
 
+    @property
+    def headline_row(self) -> pd.Series:
+        """Return the headline's row of `configurations`. There must be a headline."""
+        return self.configurations.loc[[self.headline]].iloc[0]
+
+    @property
+    def headline_regions(self) -> pd.Series:
+        """Return the headline's row of `regions`. There must be a headline."""
+        return self.regions.loc[[self.headline]].iloc[0]
+
     @cached_property
     def lost_ranks(self) -> dict[str, float]:
         """Return the ranks lost by the headline configuration, see `compare.causes.lost_ranks`."""

@@ -23,6 +23,9 @@ _UNITS_AFTER = {
 }
 
 
+_PATHS = ("script", "train_function", "workload")
+"""Fields with the path of a user's file; prose names the file only."""
+
 _BARE = ("precision", "model", "dataset", "parallel", "memory_format", "device")
 
 
@@ -60,6 +63,8 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
         return f"{value} {one if value == 1 else several}"
     if field == "interconnect" and value != "auto":
         return field_value(field, value)
+    if field in _PATHS:
+        return text(value).rpartition("/")[2]
     if field in _BARE:
         return text(value)
     return f"{_plain_label(field)} {text(value)}"
@@ -78,12 +83,19 @@ def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str
 def telling_fields(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:
     """Return the fields that identify a configuration among `configurations`.
 
-    These are all `fields`; if there are more than `MOST_FIELDS`, those whose value differs from the most common one.
+    These are all `fields`; if there are more than `MOST_FIELDS`, those whose value differs from the most common one. If
+    these are too many as well, a user's file alone identifies the configuration.
     """
     if len(fields) <= MOST_FIELDS:
         return list(fields)
     usual = {name: configurations[name].map(text).mode().iloc[0] for name in fields}
-    return [name for name in fields if name == "world_size" or text(row[name]) != usual[name]]
+    telling = [name for name in fields if name == "world_size" or text(row[name]) != usual[name]]
+    own = [name for name in _PATHS if name in telling and text(row[name]) != MISSING]
+    return (
+        telling
+        if len(telling) <= MOST_FIELDS or not own
+        else [*own, *(name for name in ("world_size",) if name in fields)]
+    )
 
 
 def field_value(field: str, value: Any) -> str:

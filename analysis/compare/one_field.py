@@ -56,6 +56,33 @@ def against_reference(configurations: pd.DataFrame, field: str, order: Sequence[
     ).reset_index(drop=True)
 
 
+def like_headline(configurations: pd.DataFrame, fields: Sequence[str], headline: int | None) -> list[int]:
+    """Return the headline configuration and those that differ from it in at most one of `fields`, of the same batch.
+
+    The number of ranks may differ as well. Fields that always vary together count as one. It comes first, then
+    the others in the order of configurations.
+    """
+    if headline is None or headline not in configurations.index:
+        return []
+    own = configurations.loc[[headline]].iloc[0]
+    distinct: list[str] = []
+    for name in fields:
+        if not any(_vary_together(configurations, name, other) for other in distinct):
+            distinct.append(name)
+    same_batch = configurations[configurations["batch_per_gpu"] == own["batch_per_gpu"]]
+    differing = sum(
+        (~((same_batch[name] == own[name]) | (same_batch[name].isna() & pd.isna(own[name])))).astype(int)
+        for name in distinct
+    )
+    alike = same_batch.index[differing <= 1] if distinct else same_batch.index
+    return [headline, *(int(index) for index in alike if index != headline)]
+
+
+def _vary_together(configurations: pd.DataFrame, one: str, other: str) -> bool:
+    pairs = configurations[[one, other]].astype(str).drop_duplicates()
+    return len(pairs) == pairs[one].nunique() == pairs[other].nunique()
+
+
 def change_rows(configurations: pd.DataFrame, fields: Fields) -> pd.DataFrame:
     """Return what each compared value brings over its field's reference, on most ranks and there where it is fastest.
 

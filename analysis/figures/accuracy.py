@@ -65,12 +65,12 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
         margin = 0.08 * max(high - low, 1.0)
         axis.set_ylim(max(0.0, low - 2 * margin), min(100.0, high + 2 * margin))
         axis.set_xscale("log", base=2)
-        axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
+        axis.set_xticks(batches, [f"{batch:,}" for batch in batches], rotation=40 if is_narrow() else 0)
         axis.minorticks_off()
         axis.set_xlim(min(batches) / 1.5, max(batches) * 1.5)
         axis.set_xlabel("global batch")
         axis.set_ylabel("held-out accuracy (%)")
-        figure.legend(handles=handles, loc="outside upper center", ncols=1 if is_narrow() else 2)
+        legend(figure, handles)
     return figure
 
 

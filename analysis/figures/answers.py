@@ -19,6 +19,7 @@ from analysis.figures.style import (
     STYLE,
     TEXT,
     LineEnd,
+    filled,
     is_narrow,
     label_ends,
     legend,
@@ -63,7 +64,7 @@ def work(analysis: ReportInputs) -> Figure | None:
             side.set_major_locator(FixedLocator([float(size) for size in sizes]))
             side.set_minor_locator(NullLocator())
             side.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_ylim(sizes[0] / 1.15, sizes[-1] * 1.2)
+        axis.set_ylim(min(sizes[0], float(rows["work"].min())) / 1.15, sizes[-1] * 1.2)
         for _, point in measured.iloc[1:].iterrows():
             axis.annotate(
                 number(point["work"], 2 if point["work"] < 10 else 1), (point["world_size"], point["work"]),
@@ -82,7 +83,7 @@ def work(analysis: ReportInputs) -> Figure | None:
 
 def headline_label(analysis: Analysis) -> str:
     """Return the varying fields of the headline configuration, without the number of ranks."""
-    row = analysis.configurations.loc[[analysis.headline]].iloc[0]
+    row = analysis.headline_row
     excluded = ("world_size", "nodes", *analysis.fields.timing, *(["interconnect"] if _is_real(row) else []))
     names = [name for name in analysis.axes if name not in excluded]
     return configuration_label(row, [*names, *({"batch_per_gpu"} - set(names))], study_ranks(analysis))
@@ -134,7 +135,7 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
     if rows.empty:
         return None
     ranks = study_ranks(analysis)
-    size = int(analysis.configurations["world_size"].to_dict()[analysis.headline])
+    size = int(analysis.headline_row["world_size"])
     values = rows["lost"].to_numpy(dtype=float)
     starts = np.concatenate([[0.0], np.cumsum(values[:-2]), [0.0]])
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
@@ -160,7 +161,7 @@ def lost_ranks(analysis: Analysis) -> Figure | None:
         axis.grid(visible=False, axis="y")
         axis.set_xlabel(f"{ranks[1]} lost")
         title = f"{value_label('world_size', size, ranks)} do the work of {number(size - float(values[-1]), 2)}"
-        axis.set_title(wrapped(f"{title} ({headline_label(analysis)})", 1), loc="left")
+        axis.set_title(filled(f"{title} ({headline_label(analysis)})", 34 if is_narrow() else 60), loc="left")
     return figure
 
 

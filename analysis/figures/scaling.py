@@ -11,22 +11,29 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.compare.one_field import like_headline
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.figures.style import (
     INK,
     MARKERS,
+    MOST_BRIEF_BARS,
     MOST_DIRECT_LABELS,
     STYLE,
     TEXT,
     LineEnd,
     column_count,
     facet_fields,
+    filled,
     grid_of_axes,
     hollow,
     hollow_handle,
+    is_brief,
+    is_narrow,
     label_ends,
     legend,
     limits,
+    mark_brief,
+    most_panels,
     outer_labels,
     stacked_bars,
     wrapped,
@@ -60,6 +67,8 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
         rows[f"percent{end}"] = 100 * rows[f"efficiency{end}"].astype(float).mask(is_wide & (end != ""))
     rest = facet_fields(analysis)
     facets = list(rows.groupby(rest, sort=True, dropna=False)) if rest else [((), rows)]
+    if len(facets) > most_panels():
+        facets.sort(key=lambda facet: analysis.headline not in set(facet[1]["configuration"]))
     batches = sorted(rows[batch].unique())
     colours = dict(zip(batches, sns.color_palette("colorblind", len(batches)), strict=True))
     markers = {samples: MARKERS[i % len(MARKERS)] for i, samples in enumerate(batches)}
@@ -69,7 +78,7 @@ def _scaling_figure(analysis: Analysis, label: str) -> Figure | None:
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, axes = grid_of_axes(len(facets), sharey=True)
         for axis, (key, facet) in zip(axes, facets, strict=False):
-            axis.axhline(100, color=INK, linestyle=(0, (4, 3)), linewidth=1.0)
+            axis.plot([min(sizes), max(sizes)], [100, 100], color=INK, linestyle=(0, (4, 3)), linewidth=1.0)
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.minorticks_off()
@@ -126,6 +135,9 @@ def phases(analysis: Analysis) -> Figure | None:
     configurations = configurations[values.notna().any(axis=1)]
     if configurations.empty:
         return None
+    count = len(configurations)
+    if is_brief() and count > MOST_BRIEF_BARS:
+        configurations = configurations.loc[like_headline(configurations, facet_fields(analysis), analysis.headline)]
     values = values.loc[configurations.index].fillna(0.0)
     drawn = [name for name in PHASES if (values[name] > 0).any()]
     if len(drawn) < 2:
@@ -134,4 +146,11 @@ def phases(analysis: Analysis) -> Figure | None:
     names = [*facet_fields(analysis), "world_size"]
     # Colours follow this order, so that phases common to most strategies come first.
     labels = {name: PHASE_LABELS[name] for name in sorted(PHASES, key=lambda name: name in OPTIONAL_PHASES)}
-    return stacked_bars(configurations, values[drawn], labels, names, ranks, "time per step (ms)")
+    figure = stacked_bars(configurations, values[drawn], labels, names, ranks, "time per step (ms)")
+    if len(configurations) < count:
+        note = (
+            f"{len(configurations)} of {count} configurations: the card's, and those that differ from it in one field"
+        )
+        mark_brief(figure)
+        figure.supxlabel(filled(note, 48 if is_narrow() else 100), fontsize=TEXT["font.size"])
+    return figure

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from analysis.study import Analysis
-from analysis.text import configuration_label, percent, value_label
+from analysis.text import configuration_label, percent, telling_fields, value_label
 
 INK, GRID = "#2a2f36", "#c9ced6"
 """Colours of text and grid lines; the report replaces them with those of its light or dark theme."""
@@ -43,8 +43,14 @@ TEXT: Any = {
 LINE_INCHES = 0.155
 """Height of a line of `TEXT` including line spacing."""
 
-NARROW_INCHES, MOST_NARROW_FACETS = 4.4, 4
-"""Width of a figure for a phone, and the maximum of its panels, which are stacked."""
+NARROW_INCHES, MOST_BRIEF_PANELS = 4.4, 4
+"""Width of a figure for a phone, and the maximum panels of a figure that answers a question."""
+
+MOST_BRIEF_BARS = 24
+"""Maximum bars of a figure that answers a question."""
+
+MOST_LABEL_LINES = 4
+"""Maximum lines of the label of a bar; longer ones are cut."""
 
 MOST_DIRECT_LABELS = 5
 """Maximum lines of a panel that are labelled at their end; more get a legend."""
@@ -72,6 +78,37 @@ def narrow() -> Iterator[None]:
 
 def is_narrow() -> bool:
     return _is_narrow.get()
+
+
+_is_brief: ContextVar[bool] = ContextVar("is_brief", default=False)
+
+
+@contextmanager
+def brief() -> Iterator[None]:
+    """Draw figures that answer a question within this context: a few panels and bars."""
+    token = _is_brief.set(True)
+    try:
+        yield
+    finally:
+        _is_brief.reset(token)
+
+
+def is_brief() -> bool:
+    return _is_brief.get()
+
+
+BRIEF = "brief"
+
+
+def mark_brief(figure: Figure) -> None:
+    """Mark a figure that shows only a part of what it shows outside of `brief`."""
+    if is_brief():
+        figure.set_label(BRIEF)
+
+
+def most_panels() -> int:
+    """Return the maximum panels of a figure; a figure with more shows the first ones."""
+    return MOST_BRIEF_PANELS if is_brief() or is_narrow() else MAX_FACETS
 
 
 _VISIBLE_SHARE = 0.002
@@ -114,8 +151,8 @@ def facet_fields(analysis: Analysis) -> list[str]:
 
 
 def grid_of_axes(count: int, *, sharey: bool) -> tuple[Figure, list[Any]]:
-    """Return a figure with `count` panels, at most `MAX_FACETS`, and their axes."""
-    shown = min(count, MOST_NARROW_FACETS if is_narrow() else MAX_FACETS)
+    """Return a figure with `count` panels, at most `most_panels`, and their axes."""
+    shown = min(count, most_panels())
     columns = column_count(shown)
     rows = -(-shown // columns)
     width = 9.6 if columns > 2 else 7.2
@@ -145,12 +182,13 @@ def column_count(count: int, most: int = 4) -> int:
 def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
     """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
+        mark_brief(figure)
         figure.supxlabel(f"the first {shown} of {count} panels ({percent(shown / count)})", fontsize=TEXT["font.size"])
 
 
 def wrapped(label: str, columns: int) -> str:
     """Wrap a label to the width of one panel of `columns` columns."""
-    return filled(label, {1: 60, 2: 44}.get(columns, 28))
+    return filled(label, 40 if is_narrow() else {1: 60, 2: 44}.get(columns, 28))
 
 
 def filled(label: str, width: int) -> str:
@@ -180,7 +218,7 @@ def label_ends(axis: Any, ends: Sequence[LineEnd]) -> None:
     heights = [float(np.clip(to_axis.transform((end.x, end.y))[1], 0.02, 0.98)) for end in ordered]
     for i in range(1, len(heights)):
         heights[i] = max(heights[i], heights[i - 1] + gap)
-    if heights and (excess := heights[-1] - 1) > 0:
+    if heights and (excess := heights[-1] + gap / 2 - 1) > 0:
         heights[-1] -= excess
         for i in reversed(range(len(heights) - 1)):
             heights[i] = min(heights[i], heights[i + 1] - gap)
@@ -241,7 +279,15 @@ def legend(figure: Figure, handles: list[Any]) -> None:
     lines = [line for handle in handles for line in handle.get_label().splitlines()]
     widest_inches = handle_inches + letter_inches * max(map(len, lines), default=0)
     ncols = min(len(handles), max(1, int(figure.get_figwidth() // widest_inches)), 6)
+    if ncols == 1:
+        for handle in handles:
+            handle.set_label(textwrap.fill(str(handle.get_label()), int((figure.get_figwidth() - 0.65) / 0.075)))
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
+
+
+def _bar_label(label: str, width: int) -> str:
+    lines = filled(label, width).splitlines()
+    return "\n".join(lines if len(lines) <= MOST_LABEL_LINES else [*lines[: MOST_LABEL_LINES - 1], "…"])
 
 
 def stacked_bars(
@@ -261,11 +307,14 @@ def stacked_bars(
     colours = dict(zip(labels, COLOURS, strict=False))
     varying = [name for name in names if configurations[name].nunique(dropna=False) > 1] or list(names[-1:])
     all_panels = list(configurations.groupby("batch_per_gpu"))
-    panels = all_panels[: MOST_NARROW_FACETS if is_narrow() else MAX_FACETS]
+    panels = all_panels[: most_panels()]
     columns = column_count(len(panels), 2)
     rows = -(-len(panels) // columns)
     bars = {
-        index: filled(configuration_label(row, varying, ranks), 22 if is_narrow() else 64 if columns == 1 else 40)
+        index: _bar_label(
+            configuration_label(row, telling_fields(configurations, row, varying), ranks),
+            22 if is_narrow() else 64 if columns == 1 else 40,
+        )
         for _, panel in panels
         for index, row in panel.iterrows()
     }

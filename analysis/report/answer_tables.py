@@ -10,15 +10,20 @@ import pandas as pd
 from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import REGIONS, WORDS
 from analysis.compare.causes import visible_causes
+from analysis.compare.one_field import like_headline
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.forecast import FORECAST_FACTORS, forecast
 from analysis.predict.inputs import ReportInputs
 from analysis.study import Analysis, study_ranks
+from analysis.tables.phases import phases
 from analysis.tables.predictions import series_label
 from analysis.tables.table import RATIO_ESTIMATE, Column, Table, axis_columns
 from analysis.text import SLOWDOWN_LABELS, configuration_label, field_label, value_label
 
 MOST_ROWS = 8
+
+LEAST_SHARE = 0.01
+"""Share of a step below which a phase has no column."""
 
 _CAUSE_REGIONS = {
     "transfer_s": "wire", "queueing_s": "wire", "wait_s": "wait", "host_s": "host", "load_s": "load",
@@ -30,11 +35,37 @@ _OTHER_CHANGES = {
 
 
 def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
-    """Return the first rows of a table, without columns that are empty or equal in all of them; say how many follow."""
+    """Return the first rows of a table, without columns that are empty or equal in all of them; say how many follow.
+
+    Of its note, the first sentence is kept.
+    """
+    note = f"{table.note.partition('. ')[0].rstrip('.')}." if table.note else ""
     if len(table.frame) > rows:
-        more = f"The first {rows} of {len(table.frame)} rows."
-        table = replace(table, frame=table.frame.head(rows), note=more)
-    return table.telling()
+        note = f"The first {rows} of {len(table.frame)} rows."
+    return replace(table, frame=table.frame.head(rows), note=note).telling()
+
+
+def phases_of_headline(analysis: Analysis) -> Table:
+    """Tabulate the phases of the card's configuration and of those that differ from it in one field.
+
+    Phases that take less than `LEAST_SHARE` of every step shown are left out, and what other windows measured.
+    """
+    table = phases(analysis)
+    fields = [name for name in analysis.axes if name not in ("world_size", "nodes", "batch_per_gpu")]
+    alike = like_headline(analysis.configurations, fields, analysis.headline)
+    frame = table.frame.loc[alike].reset_index(drop=True)
+    axes = (*analysis.axes, "world_size", "phases_step_s")
+    columns = tuple(
+        column
+        for column in table.columns
+        if column.name in axes or (column.share and (frame[column.share].astype(float) >= LEAST_SHARE).any())
+    )
+    count = len(table.frame)
+    table = shortened(replace(table, frame=frame, columns=columns))
+    if len(table.frame) == count:
+        return table
+    note = f"{len(table.frame)} of {count} configurations: the card's, and those that differ from it in one field."
+    return replace(table, note=note)
 
 
 def scales(analysis: Analysis) -> Table:
@@ -88,7 +119,7 @@ def holds_back(analysis: Analysis) -> Table:
         Column("share_percent", "share (%)", "of the step.", decimals=1),
         Column("how", "what reduces it"),
     )
-    shares = {} if analysis.headline is None else analysis.regions.loc[[analysis.headline]].iloc[0].to_dict()
+    shares = {} if analysis.headline is None else analysis.headline_regions.to_dict()
     rows = [
         {"part": WORDS[name].takes, "share_percent": 100 * float(shares[name]), "how": WORDS[name].change}
         for name in REGIONS
@@ -97,7 +128,9 @@ def holds_back(analysis: Analysis) -> Table:
     frame = pd.DataFrame(rows, columns=["part", "share_percent", "how"])
     frame["share_percent"] = frame["share_percent"].astype(float)
     frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
-    size = "" if analysis.headline is None else value_label("world_size", _size(analysis), ranks)
+    size = (
+        "" if analysis.headline is None else value_label("world_size", int(analysis.headline_row["world_size"]), ranks)
+    )
     return Table(
         f"Parts of a step on {size}", columns, frame.sort_values("share_percent", ascending=False, ignore_index=True)
     )
@@ -105,7 +138,7 @@ def holds_back(analysis: Analysis) -> Table:
 
 def _lost(analysis: Analysis) -> Table:
     ranks = study_ranks(analysis)
-    to_seconds = float(analysis.configurations["step_s"].to_dict()[analysis.headline]) / _size(analysis)
+    to_seconds = float(analysis.headline_row["step_s"] / analysis.headline_row["world_size"])
     rows = [
         {
             "cause": SLOWDOWN_LABELS[str(name)],
@@ -116,11 +149,11 @@ def _lost(analysis: Analysis) -> Table:
         for name, value in visible_causes(analysis.lost_ranks).items()
     ]
     total = sum(analysis.lost_ranks.values())
-    rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": ""})
+    rows.append({"cause": "total", "lost": total, "longer_s": total * to_seconds, "how": "all of the above"})
     frame = pd.DataFrame(rows)
     frame["trial_ids"] = [_trial_ids(analysis, analysis.headline)] * len(frame)
     return Table(
-        f"{ranks[1]} lost on {value_label('world_size', _size(analysis), ranks)}",
+        f"{ranks[1]} lost on {value_label('world_size', int(analysis.headline_row['world_size']), ranks)}",
         (
             Column("cause", "cause", "see the communication breakdown; causes add up to the total."),
             Column("lost", f"{ranks[1]} lost", f"{ranks[1]} x growth / step time.", decimals=3),
@@ -199,10 +232,6 @@ def outlook(analysis: ReportInputs) -> Table:
         for number in frame["series"]
     ]
     return shortened(Table("Predicted, not measured", columns, frame))
-
-
-def _size(analysis: Analysis) -> int:
-    return int(analysis.configurations["world_size"].to_dict()[analysis.headline])
 
 
 def _trial_ids(analysis: Analysis, configuration: int | None) -> tuple[str, ...]:

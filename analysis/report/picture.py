@@ -8,7 +8,7 @@ from functools import cached_property
 
 from markupsafe import Markup, escape
 
-from analysis.figures.style import GRID, INK, NARROW_INCHES, narrow, render, render_svg
+from analysis.figures.style import BRIEF, GRID, INK, NARROW_INCHES, brief, narrow, render, render_svg
 from analysis.predict.inputs import ReportInputs
 from analysis.report.sections import SECTIONS, Figure
 from analysis.tables.table import Table
@@ -62,11 +62,12 @@ def first_drawn(
     inputs: ReportInputs, figures: Iterable[Figure], tables: Mapping[str, Table], shown: Iterable[str] = ()
 ) -> Picture | None:
     """Draw the first figure that has something to draw and is not among `shown`, also in its narrow form."""
-    known = set(shown)
+    known = {name.removesuffix(f"_{BRIEF}") for name in shown}
     for figure in figures:
         if figure.name in known:
             continue
-        picture = draw(inputs, figure, tables, for_phones=True)
+        with brief():
+            picture = draw(inputs, figure, tables, for_phones=True)
         if picture and len(picture.svg) <= MOST_VISIBLE_CHARACTERS:
             return picture
     return None
@@ -75,7 +76,10 @@ def first_drawn(
 def draw(
     inputs: ReportInputs, figure: Figure, tables: Mapping[str, Table], *, for_phones: bool = False
 ) -> Picture | None:
-    """Draw a figure; return None if there is nothing to draw. tables: those of the report, by section."""
+    """Draw a figure; return None if there is nothing to draw. tables: those of the report, by section.
+
+    The name of a figure that shows only a part of itself ends in `BRIEF`.
+    """
     drawing = figure.draw(inputs)
     if drawing is None:
         return None
@@ -85,9 +89,10 @@ def draw(
         with narrow():
             small = figure.draw(inputs)
         narrow_svg = None if small is None else render_svg(small)
+    name = f"{figure.name}_{BRIEF}" if drawing.get_label() == BRIEF else figure.name
     section = next((section.name for section in SECTIONS for own in section.figures if own.name == figure.name), "")
     data = figure.data_csv(inputs, tables.get(section))
-    return Picture(figure.name, figure.caption, svg, png, data, figure.rows is not None, narrow_svg)
+    return Picture(name, figure.caption, svg, png, data, figure.rows is not None, narrow_svg)
 
 
 def _width_points(svg: str) -> float:

@@ -22,7 +22,7 @@ from analysis.report.sections import ANSWERS, Figure, curves
 from analysis.tables.accuracy import accuracy_table, elbow
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.communication import exposed_cost
-from analysis.tables.phases import phases, unmeasured
+from analysis.tables.phases import unmeasured
 from analysis.tables.scaling import speed_up_weak_table, throughput
 from analysis.tables.table import Table
 from analysis.verdict import accuracy as accuracy_verdict
@@ -87,7 +87,10 @@ def _accuracy(inputs: ReportInputs) -> list[str]:
 
 
 def _accuracy_table(inputs: ReportInputs) -> Table:
+    """Return the largest lossless batches without the estimates of critical batches, or the accuracies."""
     table = elbow(inputs)
+    measured = tuple(column for column in table.columns if not column.name.startswith("critical"))
+    table = dataclasses.replace(table, columns=measured)
     return tables.shortened(table if len(table.frame) else accuracy_table(inputs))
 
 
@@ -114,7 +117,7 @@ OWN: Mapping[str, Question] = {
         "own",
         "How long does each part of a step take?",
         _said(study_verdict.step_parts, study_verdict.comparisons),
-        _short(phases),
+        tables.phases_of_headline,
         (Figure(phases_figure),),
     ),
     "hpml-lab4": Question(

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow.fs as pafs
 from markupsafe import Markup
 
 from analysis.answers.registry import Answer
+from analysis.figures.style import BRIEF
 from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.environment import commit, difference, used_nodes
 from analysis.read.errors import ReportNotWritten, line
@@ -37,9 +38,9 @@ from analysis.report.summary import Summary, left_out, summary
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Table
 from analysis.text import as_prose, join
+from analysis.verdict import communication
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.card import Card, card_of
-from analysis.verdict.communication import sentences
 from analysis.verdict.facts import dates, facts, facts_line
 from analysis.verdict.next_steps import next_steps
 from analysis.verdict.trust import trust
@@ -144,18 +145,21 @@ def has_results(analysis: Analysis) -> bool:
 
 def _answers(inputs: ReportInputs, tables: Mapping[str, Table], overview: Picture | None) -> list[_Answer]:
     shown = set() if overview is None else {overview.name}
-    answers = []
+    answers: list[_Answer] = []
     for question in questions(inputs):
         picture = first_drawn(inputs, question.figures, tables, shown)
         shown |= {picture.name} if picture else set()
-        answers.append(_answer(inputs, question, picture))
+        said = {text for earlier in answers for text in earlier.sentences}
+        answers.append(_answer(inputs, question, picture, said))
     return [found for found in answers if found.sentences or found.replies or found.picture or found.html]
 
 
-def _answer(inputs: ReportInputs, question: Question, picture: Picture | None) -> _Answer:
+def _answer(inputs: ReportInputs, question: Question, picture: Picture | None, said: Collection[str]) -> _Answer:
+    """Return the answer to a question, without sentences that an earlier answer has (`said`)."""
     title = question.title.format(ranks=study_ranks(inputs)[1])
     table = None if question.table is None else question.table(inputs)
-    return _Answer(question.key, title, question.sentences(inputs), table, picture, question.replies(inputs))
+    sentences = [text for text in question.sentences(inputs) if text not in said]
+    return _Answer(question.key, title, sentences, table, picture, question.replies(inputs))
 
 
 def _figures(inputs: ReportInputs, tables: Mapping[str, Table], without: Iterable[str]) -> list[Picture]:
@@ -201,7 +205,7 @@ def _part(analysis: ReportInputs, number: int = 1, first: Analysis | None = None
         "environment": environment_rows(analysis),
         "answer": answer(analysis),
         "limits": limits(analysis),
-        "communication": sentences(analysis),
+        "communication": communication.sentences(analysis),
         "trust": trust(analysis),
         "next": next_steps(analysis),
     }
@@ -282,7 +286,9 @@ def _render(template: str, context: dict[str, Any]) -> str:
 def _remove_stale(system: pafs.FileSystem, root: str, files: Mapping[str, bytes]) -> None:
     """Remove files of an earlier report that this one lacks; never touch files with other names."""
     plots = [*PLOTS, *RETIRED_PLOTS]
-    pattern = re.compile(rf"figures/({'|'.join(plots)})\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)")
+    pattern = re.compile(
+        rf"figures/({'|'.join(plots)})(_{BRIEF})?\.(svg|png)|tables/({'|'.join(TABLES)})(-\d+)?\.(csv|tex)"
+    )
     for folder in ("figures", "tables"):
         for info in system.get_file_info(pafs.FileSelector(f"{root}/{folder}")):
             name = f"{folder}/{info.base_name}"

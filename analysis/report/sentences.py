@@ -12,7 +12,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, further_repeats, number, percent, value_label
+from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats, number, percent, value_label
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
@@ -63,22 +63,26 @@ def holds_back(analysis: Analysis) -> list[str]:
     if analysis.headline is None:
         return []
     sentences = []
-    shares = analysis.regions.loc[[analysis.headline]].iloc[0]
+    shares = analysis.headline_regions
     bound = shares["bound"]
     if isinstance(bound, str):
         share = float(shares[bound])
         takes = f": {WORDS[bound].takes}, {percent(share)} of the step" if share > 0 else ""
-        sentences.append(f"The step is bound by {WORDS[bound].label}{takes}.")
+        label = configuration_label(
+            analysis.headlines[0].workload, analysis.headlines[0].workload, study_ranks(analysis)
+        )
+        of_workload = f" of {label}" if label else ""
+        sentences.append(f"The step{of_workload} is bound by {WORDS[bound].label}{takes}.")
     if analysis.lost_ranks:
         lost = sum(analysis.lost_ranks.values())
         causes = {name: value for name, value in analysis.lost_ranks.items() if name in CAUSES}
         largest = max(causes, key=lambda name: causes[name])
-        if lost >= LEAST_LOST and causes[largest] > 0:
-            sentences.append(
-                f"{number(lost, 2)} {study_ranks(analysis)[1]} are lost, most to {SLOWDOWN_LABELS[largest]} "
-                f"({number(causes[largest], 2)})."
-            )
-    elif (analysis.configurations["world_size"] > 1).any():
+        if lost >= LEAST_LOST:
+            most = f"most to {SLOWDOWN_LABELS[largest]} ({number(causes[largest], 2)})"
+            if causes[largest] < max(LEAST_LOST, lost / 10):
+                most = "without a measured cause that matters"
+            sentences.append(f"{number(lost, 2)} {study_ranks(analysis)[1]} are lost, {most}.")
+    elif (analysis.configurations["world_size"] > 1).any() and pd.isna(shares["wire"]):
         sentences.append("Communication was not measured separately: rerun with --set account_steps=10.")
     if len(sentences) < 2 and (late := late_ranks(analysis)):
         sentences.append(late)
@@ -100,8 +104,8 @@ def change(analysis: Analysis) -> list[str]:
         best = bounds.iloc[0]
         most = f"{percent(best['gain'] - 1, 1)} by" if pd.notna(best["gain"]) else "none, as it takes the entire step:"
         sentences.append(f"Upper bound, not measured: {most} {best['how']}.")
-    row = analysis.configurations.loc[[analysis.headline]].iloc[0]
-    bound = analysis.regions.loc[[analysis.headline]].iloc[0]["bound"]
+    row = analysis.headline_row
+    bound = analysis.headline_regions["bound"]
     if bound == "host":
         return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]
     if bound == "compute" and bounds.empty:

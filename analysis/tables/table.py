@@ -207,7 +207,7 @@ class Table:
             block = ("block",) if row in starts else ()
             rows.append(
                 "".join(
-                    _element("td", text, class_=" ".join((*(("number",) if right else ()), *block)))
+                    _element("td", text, class_=" ".join((*_classes(text, right), *block)))
                     for text, right in zip(texts, numeric, strict=True)
                 )
             )
@@ -253,6 +253,11 @@ class Table:
             return []
         block = self.frame.groupby(list(self.blocks), dropna=False, sort=False).ngroup().to_numpy()
         return [i for i in range(1, len(block)) if block[i] != block[i - 1]]
+
+
+def _classes(cell: str, right: bool) -> tuple[str, ...]:
+    """Return the classes of a cell: numbers stay on one line, unless words take the place of one."""
+    return () if not right else ("number", "words") if cell.startswith("not resolved") else ("number",)
 
 
 def _element(tag: str, text: str, class_: str = "", **attributes: str) -> str:

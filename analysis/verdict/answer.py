@@ -19,7 +19,10 @@ from analysis.verdict.bottleneck import bounds, host_bound
 from analysis.verdict.communication import slowdown
 from analysis.verdict.efficiency import compared_series, efficiency, series_label
 from analysis.verdict.next_steps import best
-from analysis.verdict.trust import LONGEST_REASON, MOST_REASONS
+from analysis.verdict.reasons import common_reasons
+
+MOST_REASONS, LONGEST_REASON = 8, 120
+"""Number of reasons listed for trials without a result, and the maximum characters of one."""
 
 
 def answer(analysis: Analysis) -> list[str]:
@@ -40,14 +43,9 @@ def unmeasured(analysis: Analysis) -> str | None:
     without = trials[trials["status"] != "done"]
     if without.empty:
         return None
-    memory = without["status"].isin(["out_of_memory", "pruned"])
-    reasons = without["reason"].mask(memory, "out of memory").str.slice(0, LONGEST_REASON)
-    counts = reasons.value_counts()
-    listed = [f"{reason} ({count})" for reason, count in counts.head(MOST_REASONS).items()]
-    if more := len(counts) - len(listed):
-        listed.append(f"{more} more reason{'s' if more > 1 else ''}")
     verb = "has" if len(without) == 1 else "have"
-    return f"{len(without)} of {len(trials)} trials {verb} no result: {'; '.join(listed)}."
+    reasons = common_reasons(without, MOST_REASONS, LONGEST_REASON)
+    return f"{len(without)} of {len(trials)} trials {verb} no result: {reasons}."
 
 
 def limits(analysis: Analysis) -> list[str]:

@@ -1,6 +1,5 @@
 """The summary card: the answer of a study, computed once and rendered in the terminal, the report, JSON and SVG."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, subjects
 from analysis.verdict.lines.training import accuracy_line, ladder_lines, training_lines
 from analysis.verdict.lines.trust import POOR, trust_in, trust_in_accuracy
 from analysis.verdict.lines.value import Card, CardLine, Quantity, Trust
+from analysis.verdict.reasons import common_reasons
 
 __all__ = ["Card", "CardLine", "Quantity", "Trust", "card_of"]
 
@@ -25,9 +25,6 @@ SCALING, ONE_SIZE, LADDER, TRAINING, NOTHING = "scaling", "one_size", "ladder", 
 
 MOST_LINES = 6
 """Maximum lines below the title and above trust."""
-
-MOST_REASONS, LONGEST_REASON = 3, 60
-"""Number of reasons listed for trials without a result, and the maximum characters of one."""
 
 
 def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
@@ -95,10 +92,6 @@ def _content(
     return form, _with_failures(analysis, lines), trust
 
 
-_RANK = re.compile(r"^rank \d+( on node [^:]*)?: ")
-"""Start of a reason that names the rank; ranks fail for the same reason."""
-
-
 def _with_failures(analysis: Analysis, lines: list[CardLine]) -> list[CardLine]:
     """Add a line on failed trials if there is space; trust has its own."""
     failures = _failed(analysis)
@@ -113,18 +106,8 @@ def _failed(analysis: Analysis) -> CardLine | None:
 
 
 def _without_result(label: str, rows: pd.DataFrame, total: int) -> CardLine:
-    reasons = rows["reason"].fillna("unknown reason").astype(str).str.replace(_RANK, "", regex=True)
-    counts = reasons.value_counts()
-    listed = [f"{_cut(str(reason))}{f' ({count})' if len(counts) > 1 else ''}" for reason, count in counts.items()]
-    more = len(listed) - MOST_REASONS
-    listed = [*listed[:MOST_REASONS], *([f"{more} more reasons"] if more > 0 else [])]
-    text = f"{len(rows)} of {total} trials: {'; '.join(listed)}"
+    text = f"{len(rows)} of {total} trials: {common_reasons(rows)}"
     return CardLine("failed", label, text, (Quantity("failed_trials", float(len(rows)), "trials"),))
-
-
-def _cut(reason: str) -> str:
-    first = reason.splitlines()[0] if reason else reason
-    return first if len(first) <= LONGEST_REASON else f"{first[: LONGEST_REASON - 1]}…"
 
 
 def _nothing(analysis: Analysis) -> list[CardLine]:

@@ -141,7 +141,8 @@ def _distinguishing_fields(analysis: Analysis, fields: Mapping[str, Any]) -> lis
 
 
 def next_steps(analysis: ReportInputs) -> list[str]:
-    """Return the next trial and the best configuration for cost; empty if nothing can be predicted."""
+    """Return the next trial and, on GPUs, the best configuration for cost; empty if nothing can be predicted."""
     if not analysis.models:
         return []
-    return [sentence(analysis, next_trial(analysis)), best(analysis, "cost")]
+    is_paid = study_ranks(analysis)[0] == "GPU"
+    return [sentence(analysis, next_trial(analysis)), *([best(analysis, "cost")] if is_paid else [])]

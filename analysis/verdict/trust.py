@@ -25,8 +25,8 @@ CLOCK_FALL = 0.05
 WIDE_INTERVAL = 0.05
 """Relative half-width of a throughput interval above which repeats do not suffice for a close comparison."""
 
-MOST_REASONS, LONGEST_REASON = 8, 120
-"""Number of reasons listed for trials without a result, and the maximum characters of one."""
+MOST_STUDIES = 8
+"""Maximum concurrent studies that are listed."""
 
 TOO_GOOD = 0.05
 """Weak-scaling efficiency above 1 by more than this is suspicious."""
@@ -116,7 +116,7 @@ class HostCaveats:
                 f"warm-up, or lock the clocks. Trials: {named(self.clock_drop_trials)}."
             )
         if self.accompanied:
-            listed = join([f"{study} ({count})" for study, count in self.accompanied.most_common(MOST_REASONS)])
+            listed = join([f"{study} ({count})" for study, count in self.accompanied.most_common(MOST_STUDIES)])
             lines.append(
                 f"During {self.accompanied_trials} of {trial_count} trials another study ran on the same host: "
                 f"{listed}. Each disturbed the other: measure again, one study after the other."

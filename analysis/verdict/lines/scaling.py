@@ -143,20 +143,16 @@ def _key(name: str) -> str:
 def _shown_parts(parts: dict[str, float], total: float) -> dict[str, int]:
     """Return the parts in hundredths of a rank, largest first, such that they add up to `total` as it is shown.
 
-    Only the largest causes are named; the others are one part. What rounding leaves over is given to the parts that
-    were rounded most (largest remainder method), so that no part is off by a hundredth or more.
+    Only the largest causes are named; the others are one part. Each is rounded to the nearest hundredth. What is
+    unexplained is what these shown numbers leave of the shown total, so it alone takes up the rounding.
     """
     causes = {name: value for name, value in parts.items() if name != "remainder_s"}
     named = sorted(causes, key=lambda name: -abs(causes[name]))[: MOST_CAUSES - 1]
     named = [name for name in named if abs(causes[name]) >= 0.005]
-    exact = {name: 100 * causes[name] for name in named}
-    exact["other"] = 100 * sum(value for name, value in causes.items() if name not in named)
-    exact["remainder_s"] = 100 * parts["remainder_s"]
-    floors = {name: math.floor(value) for name, value in exact.items()}
-    over = round(100 * total) - sum(floors.values())
-    for name in sorted(exact, key=lambda name: floors[name] - exact[name])[: max(0, over)]:
-        floors[name] += 1
-    return {name: value for name, value in floors.items() if value}
+    shown = {name: round(100 * causes[name]) for name in named}
+    shown["other"] = round(100 * sum(value for name, value in causes.items() if name not in named))
+    shown["remainder_s"] = round(100 * total) - sum(shown.values())
+    return {name: value for name, value in shown.items() if value}
 
 
 def _sum(parts: dict[str, int], analysis: Analysis, subject: Subject) -> str:

@@ -12,16 +12,25 @@ import pytest
 from markupsafe import escape
 
 from analysis.compare.causes import lost_ranks
-from analysis.predict.inputs import report_inputs
+from analysis.predict.inputs import ReportInputs, report_inputs
 from analysis.read.results import load_reduced
 from analysis.report.card import as_html, as_json, as_json_text, as_markdown, as_text, card_at
 from analysis.report.card_svg import as_svg, wrapped
+from analysis.report.questions import questions
+from analysis.report.sentences import actions
 from analysis.verdict.card import Card, card_of
 from analysis.verdict.lines.subject import subjects
 from tests.support.cards import RESULTS, STUDIES, failures, interrupted, weak
 
 GOLDEN = Path(__file__).parent / "cards"
 COMMITTED = sorted(str(path.parent.relative_to(RESULTS)) for path in RESULTS.rglob("study.json"))
+CAUSES = {
+    "exposed transfer": "transfer", "queueing for transfer": "queueing", "slowest rank": "wait", "host": "host",
+    "loading": "load", "slower compute": "slower_compute",
+}  # fmt: skip
+"""Keys of the quantities by the words of the card."""
+MOST_TEXT_WORDS = 1_050
+"""Of the 1,500 words of the visible part; figures have the rest, see test_visible_part."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -40,11 +49,24 @@ def test_card_of_a_committed_study_is_complete_in_every_form_and_adds_up(name: s
     card = card_of(analysis, others)
     assert_complete(card)
     assert_shown_parts_add_up(card)
+    assert visible_words(analysis, card) <= MOST_TEXT_WORDS
     for subject in subjects(analysis):
         parts = lost_ranks(subject.scaling, analysis.communication.exposed, analysis.configurations)
         if subject.scaling is not None and parts:
             total = subject.scaling["world_size"] * (1 - subject.scaling["efficiency"])
             assert sum(parts.values()) == pytest.approx(total, abs=1e-9)
+
+
+def visible_words(inputs: ReportInputs, card: Card) -> int:
+    """Count the words that the page shows before anything is opened, without those of figures."""
+    texts = [as_text(card), *actions(inputs)]
+    for question in questions(inputs):
+        table = question.table and question.table(inputs)
+        texts += [question.title, *question.sentences(inputs), *(figure.caption for figure in question.figures[:1])]
+        if table is not None and len(table.frame):
+            cells = table.cells()
+            texts += [table.title, table.note, *cells.columns, *(str(cell) for cell in cells.to_numpy().ravel())]
+    return sum(len(text.split()) for text in texts)
 
 
 def assert_complete(committed: Card) -> None:
@@ -68,7 +90,10 @@ def assert_complete(committed: Card) -> None:
 
 
 def assert_shown_parts_add_up(card: Card) -> bool:
-    """Compare the total that a card shows with the parts that it shows. Return False if it shows no parts."""
+    """Compare the total that a card shows with the parts that it shows. Return False if it shows no parts.
+
+    A named cause is also compared with its value: it is rounded to the nearest hundredth.
+    """
     line = card.line("lost")
     shown = re.match(r"([\d.]+) .*?: (.*)", line.text) if line and card.form == "scaling" else None
     if shown is None:
@@ -76,6 +101,11 @@ def assert_shown_parts_add_up(card: Card) -> bool:
     signs = re.findall(r"(?:^|([+−]) )([\d.]+) [a-z]", shown[2])
     parts = [-float(value) if sign == "−" else float(value) for sign, value in signs]
     assert sum(parts) == pytest.approx(float(shown[1]), abs=1e-9), line and line.text
+    words = re.findall(r"(?:^|[+−] )[\d.]+ ([a-z ]+[a-z])", shown[2])
+    exact = {entry.part: entry.value for entry in (line.quantities if line else ()) if entry.value is not None}
+    values = [exact[CAUSES[word]] for word in words if word in CAUSES]
+    named = [part for part, word in zip(parts, words, strict=True) if word in CAUSES]
+    assert named == pytest.approx(values, abs=0.00501), line and line.text
     return True
 
 

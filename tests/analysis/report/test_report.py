@@ -325,7 +325,7 @@ def test_answer_counts_trials_without_result_by_reason(tmp_path: Path) -> None:
         write_trial(directory, record(FIELDS | GPU | {"batch_per_gpu": batch, "repeat": 3}, status, reason))
     sentence = answer(with_models(analyse(load(directory))))[1]
     assert sentence.startswith("5 of 7 trials ")
-    assert sentence.endswith(f": {why} (2); out of memory (2); {'x' * 120} (1).")
+    assert sentence.endswith(f": {why} (2); out of memory (2); {'x' * 119}… (1).")
 
 
 def test_answer_lists_only_the_most_common_reasons(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import yaml
 import analysis
 from analysis.predict.inputs import report_inputs, with_models
 from analysis.read.results import load, load_reduced
-from analysis.report.answer_tables import MOST_ROWS, outlook, scales
+from analysis.report.answer_tables import MOST_ROWS, outlook, phases_of_headline, scales
 from analysis.report.methods import CITATION, bibtex, methods
+from analysis.report.picture import first_drawn
+from analysis.report.questions import questions
 from analysis.report.report import write_report
 from analysis.report.sentences import MOST_ACTIONS, actions
 from analysis.study import analyse
@@ -22,6 +24,7 @@ from tests.support.frames import cpu_study, grid, write_results
 ROOT = Path(__file__).parent.parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MOST_WORDS, MOST_TABLES, MOST_BYTES = 1_500, 8, 1_500_000
+MOST_FIGURE_WORDS = 450
 QUESTIONS = [
     "Does it scale?",
     "What holds it back?",
@@ -141,6 +144,25 @@ def test_a_study_answers_its_own_question_first(name: str, first: str, tmp_path:
     assert seen.headings[0] == first
     assert max(seen.rows) <= 1 + MOST_ROWS
     assert len(seen.rows) <= MOST_TABLES
+
+
+def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path) -> None:
+    """48 configurations in 8 panels make 48 bars and 24 lines; the complete figures are among everything else."""
+    inputs = report_inputs(load_reduced(RESULTS / "forum-phases"))[0]
+    shown: set[str] = set()
+    words = 0
+    for question in questions(inputs):
+        picture = first_drawn(inputs, question.figures, {}, shown)
+        assert picture is None or picture.name not in shown
+        shown |= {picture.name} if picture else set()
+        words += (
+            sum(len(text.split()) for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.svg)) if picture else 0
+        )
+    assert {"phases_brief", "scaling_weak_brief"} <= shown
+    assert 0 < words <= MOST_FIGURE_WORDS
+    table = phases_of_headline(inputs)
+    assert table.frame["trial_ids"].iloc[0] == inputs.headline_row["trial_ids"]
+    assert 2 < len(table.frame) <= MOST_ROWS
 
 
 def test_constant_and_empty_columns_say_nothing() -> None:
