@@ -1,0 +1,103 @@
+"""Users' workloads for `benchmarks.truth.improve`: GPT-2 (124M weights) and a U-Net, on random data."""
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainables.trial import Trial
+from trainables.workload import Workload
+
+VOCABULARY, CONTEXT = 50_257, 1_024
+CLASSES = 21
+
+
+class RandomText(Dataset[torch.Tensor]):
+    """Sequences of `CONTEXT` + 1 random tokens."""
+
+    def __len__(self) -> int:
+        return 4_096
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randint(VOCABULARY, (CONTEXT + 1,), generator=torch.Generator().manual_seed(index))
+
+
+class GPT2(nn.Module):
+    """GPT-2's layout (Radford et al., 2019): 12 layers of 768 and shared embeddings. Tokens to logits."""
+
+    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        places = torch.arange(length, device=tokens.device)
+        hidden = self.tokens(tokens) + self.positions(places)
+        hidden = self.blocks(hidden, mask=self.mask[:length, :length], is_causal=True)
+        return nn.functional.linear(hidden, self.tokens.weight)
+
+
+def next_token_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    logits = model(batch[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+def gpt2(trial: Trial) -> Workload:
+    """Return GPT-2 with AdamW."""
+    return Workload(
+        model=GPT2(),
+        dataset=RandomText(),
+        step=next_token_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=trial.learning_rate),
+        tokens_per_sample=CONTEXT,
+    )
+
+
+class RandomScenes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random images [3, 256, 256] with a class per pixel."""
+
+    def __len__(self) -> int:
+        return 2_048
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        image = torch.rand(3, 256, 256, generator=generator)
+        return image, torch.randint(CLASSES, (256, 256), generator=generator)
+
+
+def _double(before: int, after: int) -> nn.Sequential:
+    layers = [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Conv2d(after, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True))
+
+
+class UNet(nn.Module):
+    """U-Net (Ronneberger et al., 2015) with padded convolutions. Images [n, 3, h, w] to logits [n, classes, h, w]."""
+
+    def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_double(a, b) for a, b in zip((3, *widths), widths, strict=False))
+        pairs = list(zip(widths[::-1], widths[-2::-1], strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in pairs)
+        self.join = nn.ModuleList(_double(2 * b, b) for _, b in pairs)
+        self.head = nn.Conv2d(widths[0], CLASSES, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        levels = []
+        for number, block in enumerate(self.down):
+            image = block(nn.functional.max_pool2d(image, 2) if number else image)
+            levels.append(image)
+        for up, join, level in zip(self.up, self.join, levels[-2::-1], strict=True):
+            image = join(torch.cat([up(image), level], dim=1))
+        return self.head(image)
+
+
+def unet(trial: Trial) -> Workload:
+    """Return the U-Net with SGD."""
+    return Workload(
+        model=UNet(),
+        dataset=RandomScenes(),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=trial.learning_rate, momentum=0.9),
+    )
