@@ -248,7 +248,7 @@ def _parameters() -> list[inspect.Parameter]:
 
 
 def with_study_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Insert all `STUDY_OPTIONS`, except those in `LACKS`, before the parameters of a command that takes `**options`."""
+    """Insert `STUDY_OPTIONS`, except those in `LACKS`, before the parameters of a command that takes `**options`."""
     signature = inspect.signature(command)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     lacks = LACKS.get(command.__name__, ())

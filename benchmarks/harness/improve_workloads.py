@@ -1,4 +1,4 @@
-"""Users' workloads for `benchmarks.truth.improve`: GPT-2 (124M weights) and a U-Net, on random data."""
+"""A user's workload for `benchmarks.truth.improve`: a U-Net on random images."""
 
 import torch
 from torch import nn
@@ -7,52 +7,7 @@ from torch.utils.data import Dataset
 from trainables.trial import Trial
 from trainables.workload import Workload
 
-VOCABULARY, CONTEXT = 50_257, 1_024
 CLASSES = 21
-
-
-class RandomText(Dataset[torch.Tensor]):
-    """Sequences of `CONTEXT` + 1 random tokens."""
-
-    def __len__(self) -> int:
-        return 4_096
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.randint(VOCABULARY, (CONTEXT + 1,), generator=torch.Generator().manual_seed(index))
-
-
-class GPT2(nn.Module):
-    """GPT-2's layout (Radford et al., 2019): 12 layers of 768 and shared embeddings. Tokens to logits."""
-
-    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.blocks = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        length = tokens.shape[1]
-        places = torch.arange(length, device=tokens.device)
-        hidden = self.tokens(tokens) + self.positions(places)
-        hidden = self.blocks(hidden, mask=self.mask[:length, :length], is_causal=True)
-        return nn.functional.linear(hidden, self.tokens.weight)
-
-
-def next_token_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    logits = model(batch[:, :-1])
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-
-
-def gpt2(trial: Trial) -> Workload:
-    """Return GPT-2 with AdamW."""
-    return Workload(
-        model=GPT2(),
-        dataset=RandomText(),
-        step=next_token_loss,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=trial.learning_rate),
-        tokens_per_sample=CONTEXT,
-    )
 
 
 class RandomScenes(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -83,8 +83,8 @@ CASES: dict[str, Case] = {
         f"{BEST} --loader-workers 8 --set decode=nvjpeg_ahead --set execution=compile --set copy_ahead=true",
     ),
     "gpt2": Case(
-        2, f"--workload {WORKLOADS}:gpt2 --batch-per-gpu 8", NAIVE,
-        "--precision bf16 --loader-workers 8 --set execution=compile --set copy_ahead=true --set parallel=ddp_bf16",
+        2, "--model gpt2 --batch-per-gpu 8 --set sequence_length=1024 --set optimizer=adamw", NAIVE,
+        "--precision bf16 --set execution=compile --set parallel=ddp_bf16",
     ),
     "vgg19": Case(
         2, "--model vgg19 --batch-per-gpu 64 --set dataset=synthetic --set image_size=224 --interconnect no_p2p",

@@ -31,7 +31,7 @@ def _graph(trial: Trial) -> Mapping[str, Any] | None:
 
 
 def _channels_last(trial: Trial) -> Mapping[str, Any] | None:
-    is_dense = not trial.workload and (MODELS[trial.model].reads == "text" or trial.model == "mlp")
+    is_dense = not trial.workload and (MODELS[trial.model].reads != "images" or trial.model == "mlp")
     return None if is_dense else {"memory_format": "channels_last"}
 
 

@@ -1,6 +1,7 @@
 """The levers: when each applies, what it changes, its upper bound, and the search that options describe."""
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.compare.bottleneck import REGIONS
+from benchmarks.truth.improve import CASES
 from study.capacity import NodeCapacity
 from study.errors import ConfigurationError
 from study.improve.factory_levers import LEVERS
@@ -204,3 +206,25 @@ def test_the_baseline_has_the_given_fields_and_the_first_of_several_values(tmp_p
     others = [lever for name, lever in found.levers.items() if name != "batch_per_gpu 16"]
     assert others
     assert all(lever.effect != "arithmetic" for lever in others)
+
+
+def test_the_naive_starts_and_the_fastest_configurations_of_the_benchmark_are_valid() -> None:
+    node = NodeCapacity("node-a", "10.0.0.1", cpus=32, gpus=2)
+    for case in CASES.values():
+        for side in (case.naive, case.best):
+            given_options = parsed(f"{case.work} {side} --gpus {case.gpus}")
+            found = settings_for(request(given_options, None, None, "15m", 40, False), [node])
+            assert found.base.device == "cuda"
+            assert found.base.world_size == case.gpus
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the options of a command line by parameter."""
+    words = shlex.split(text)
+    found: dict[str, Any] = options(set_=[])
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        if name == "--set":
+            found["set_"].append(value)
+        else:
+            found[name.removeprefix("--").replace("-", "_")] = value
+    return found
