@@ -6,7 +6,7 @@ its group means. Point and interval belong to one estimator: the mean of these g
 see `two_way`. A ratio of configurations that ran in the same groups does not contain the first one, the groups' shift.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,20 +109,49 @@ def intervals(estimates: pd.DataFrame) -> pd.DataFrame:
     return _interval(estimates["log_mean"], _Variance((shift,), (rest,), limit, size))
 
 
-def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, *, same_study: bool = True) -> pd.DataFrame:
-    """Return the ratio of values per row with its 95 % interval: columns ratio, low, high (no unit) and more.
+def ratios(
+    numerator: pd.DataFrame, denominator: pd.DataFrame, *, same_study: bool = True, confidence: float = CONFIDENCE
+) -> pd.DataFrame:
+    """Return the ratio of values per row with its interval: columns ratio, low, high (no unit) and more.
 
     Both frames come from `log_estimates` and have the same index. low, high and more as in `intervals`; NaN if either
-    side has a single repeat.
+    side has a single repeat. confidence: of the interval; larger if several ratios are tested at once.
 
     same_study: both frames come from one call. The shift of a group then cancels if both sides ran in it, and the
     variance is the sum of variance / sample, with the degrees of Welch (Biometrika 34, 1947) and at most
     residual_degrees. The shifts of groups in which only one side ran remain. If False, the sides are independent.
     """
     center = numerator["log_mean"] - denominator["log_mean"]
-    result = _interval(center, (_common if same_study else _independent)(numerator, denominator))
+    result = _interval(center, (_common if same_study else _independent)(numerator, denominator), confidence)
     result.insert(0, "ratio", np.exp(center))
     return result
+
+
+def paired_ratio(
+    frame: pd.DataFrame,
+    estimates: pd.DataFrame,
+    pair: tuple[Hashable, Hashable],
+    value: str,
+    confidence: float = CONFIDENCE,
+    groups: Collection[str] | None = None,
+) -> tuple[float, float, float]:
+    """Return the ratio of two configurations of one study and the ends of its interval, from groups in which both ran.
+
+    estimates: of `frame` by `log_estimates`; all configurations count towards the variance. pair: numerator and
+    denominator. groups: the worker groups that count for the ratio itself; None for all. The shift of a group cancels.
+    NaN if no group has both.
+    """
+    by = frame[str(estimates.index.name)]
+    logs = np.log(frame[value].astype(float)).groupby([by, frame["worker_group"]]).mean().unstack()
+    both = logs.reindex(list(pair)).dropna(axis=1)
+    both = both if groups is None else both[[name for name in both if name in groups]]
+    if both.empty:
+        return (float("nan"),) * 3
+    names = pd.Series([tuple(both)] * 2, index=list(pair), dtype=object)
+    sides = estimates.loc[list(pair)].assign(log_mean=both.mean(axis=1), sample=both.shape[1], group_names=names)
+    numerator, denominator = (sides.iloc[[row]].set_axis([0]) for row in (0, 1))
+    found = ratios(numerator, denominator, confidence=confidence).iloc[0]
+    return float(found["ratio"]), float(found["low"]), float(found["high"])
 
 
 def ratios_of_ratios(
@@ -177,14 +206,14 @@ class _Variance:
     limit: Array
     size: Array
 
-    def half_width(self, further: Array | float = 0.0) -> Array:
-        """Return half the width of the 95 % interval if the sample had `further` values with the same variances."""
+    def half_width(self, further: Array | float = 0.0, confidence: float = CONFIDENCE) -> Array:
+        """Return half the width of the interval if the sample had `further` values with the same variances."""
         growth = np.maximum(self.size - 1 + further, 1) / np.maximum(self.size - 1, 1)
         rest, rest_degrees = _satterthwaite([(value, degrees + further) for value, degrees in self.rest])
         parts = [(value, degrees + further) for value, degrees in self.shifts]
         total, degrees = _satterthwaite([*parts, (rest, np.minimum(rest_degrees, self.limit * growth))])
         known = ~np.isnan(total) & ((degrees > 0) | (total == 0))
-        t = stdtrit(np.where(known & (total > 0), degrees, 1.0), 0.5 + CONFIDENCE / 2)
+        t = stdtrit(np.where(known & (total > 0), degrees, 1.0), 0.5 + confidence / 2)
         half: Array = np.where(known, t * np.sqrt(total * self.size / (self.size + further)), np.nan)
         return half
 
@@ -243,9 +272,9 @@ def _independent(a: pd.DataFrame, b: pd.DataFrame) -> _Variance:
     return _Variance((), tuple(parts), np.full(len(size), np.inf), size)
 
 
-def _interval(center: pd.Series, variance: _Variance) -> pd.DataFrame:
+def _interval(center: pd.Series, variance: _Variance, confidence: float = CONFIDENCE) -> pd.DataFrame:
     """Return low, high and more of an interval around the log `center`."""
-    half = variance.half_width()
+    half = variance.half_width(confidence=confidence)
     logs = center.to_numpy(dtype=float)
     low, high = np.exp(logs - half), np.exp(logs + half)
     more = np.where(np.isnan(half), np.nan, 0.0)

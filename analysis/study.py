@@ -127,7 +127,8 @@ class Analysis:
     @cached_property
     def gains(self) -> pd.DataFrame:
         """See `compare.bottleneck.gain_rows`."""
-        return gain_rows(self.regions, self.changes, self.configurations, self.headline, study_ranks(self))
+        improvement = self.record.improvement
+        return gain_rows(self.regions, self.changes, self.configurations, self.headline, study_ranks(self), improvement)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:

@@ -57,3 +57,35 @@ CompleteTable = Annotated[
     bool, Option("--table", help="Show every configuration, the throughputs and the parts of a step too.")
 ]
 Format = Annotated[str, Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")]
+
+Improved = Annotated[
+    str | None,
+    Argument(metavar="DIR", help="Results folder whose training to improve. Or give a workload.", show_default=False),
+]
+ImprovementGoal = Annotated[
+    str | None,
+    Option(
+        "--goal", metavar="GOAL", help="What to raise: throughput (default), or efficiency, that of N GPUs against one."
+    ),
+]
+Budget = Annotated[
+    str | None,
+    Option("--budget", metavar="TIME", help="Time for the search, such as 20m. A round that fits may start."),
+]
+MostTrials = Annotated[
+    int | None, Option("--trials", metavar="N", min=1, help="Most trials of the search. Default without --budget: 40.")
+]
+KeepArithmetic = Annotated[
+    bool, Option("--keep-arithmetic", help="Leave out levers that change how numbers are computed.")
+]
+OutDirectory = Annotated[str | None, Option(metavar="DIR2", help="Output folder. Default: DIR/report.")]
+DropTraces = Annotated[
+    bool, Option("--drop-traces", help="In place: remove profiler traces, which a packed folder cannot hold.")
+]
+
+ConvertedFrom = Annotated[str, Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted data set.")]
+ConvertedTo = Annotated[str, Argument(metavar="DST", help="New folder to create.")]
+StorageFormat = Annotated[str, Option(metavar="FORMAT", help="Any of jpeg, lmdb, arrow_jpeg, arrow_raw.")]
+StoredSize = Annotated[
+    int, Option(metavar="N", min=8, max=4096, help="For arrow_raw: the image_size that trials will use.")
+]

@@ -37,6 +37,11 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("run --script train.py --gpus 1,2 -- --lr 0.1", "your own script, with its arguments"),
         ("run --workload my.py:build --gpus 1,2", "your own model, data and step"),
     ),
+    "improve": (
+        ("improve results/default", "what the study of that folder should change"),
+        ("improve --model resnet50 --gpus 2 --budget 20m", "a model, within 20 minutes"),
+        ("improve --script train.py --bind batch_per_gpu=--batch-size", "your own script"),
+    ),
     "status": (
         ("status", "the most recent folder below results/"),
         ("status results/default --json", "for a program"),

@@ -2,7 +2,7 @@
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
@@ -189,6 +189,14 @@ STUDY_OPTIONS = (
     ),
 )  # fmt: skip
 
+LACKS: Mapping[str, Collection[str]] = {
+    "improve": (
+        "study", "repeats", "goal", "epochs", "target-accuracy", "max-concurrent", "profile", "print-config", "table",
+        "price-per-gpu-hour",
+    )
+}  # fmt: skip
+"""Options of `run` that a command does not have, by command. `improve` makes its own plan, of timed trials."""
+
 FILE_KEYS = tuple(option.name for option in STUDY_OPTIONS if option.in_file)
 
 OPTION_OF_FIELD: Mapping[str, StudyOption] = {
@@ -240,10 +248,13 @@ def _parameters() -> list[inspect.Parameter]:
 
 
 def with_study_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Insert all `STUDY_OPTIONS` before the parameters of a command that takes `**options`."""
+    """Insert `STUDY_OPTIONS`, except those in `LACKS`, before the parameters of a command that takes `**options`."""
     signature = inspect.signature(command)
     parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [parameter for parameter in _parameters() if parameter.name not in {p.name for p in parameters}]
+    lacks = LACKS.get(command.__name__, ())
+    left_out = {option.parameter.name for option in STUDY_OPTIONS if option.name in lacks}
+    left_out |= {parameter.name for parameter in parameters}
+    shared = [parameter for parameter in _parameters() if parameter.name not in left_out]
     command.__signature__ = inspect.Signature([*shared, *parameters])  # type: ignore[attr-defined]
     return command
 

@@ -14,31 +14,34 @@ from typer.completion import completion_init
 from study.arguments import (
     AllowMissing,
     Baseline,
+    Budget,
     Compared,
     CompleteTable,
+    ConvertedFrom,
+    ConvertedTo,
     Details,
     Directory,
+    DropTraces,
     FailAbove,
     Format,
     Goal,
+    Improved,
+    ImprovementGoal,
+    KeepArithmetic,
     LatestDirectory,
     Laws,
+    MostTrials,
     OfScaling,
+    OutDirectory,
     PackedInto,
     PredictedLink,
     PredictedSizes,
     Price,
+    StorageFormat,
+    StoredSize,
 )
 from study.cli.process import OutputClosed, report_error, standard_streams, supervised
-from study.errors import (
-    DOES_NOT_FIT,
-    DONE,
-    INTERRUPTED,
-    NO_CLUSTER,
-    USAGE,
-    ConfigurationError,
-    shown,
-)
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
 from study.options import Address, Debug, Json, Quiet, refused_argument, with_script_arguments, with_study_options
 
@@ -53,9 +56,8 @@ app = typer.Typer(
 
 _MEASURE, _READ, _FILES = "Measure", "Read results", "Files and machine"
 
-
-RESUMABLE = ("run", "convert")
-SUPERVISED = ("run",)
+RESUMABLE = ("run", "improve", "convert")
+SUPERVISED = ("run", "improve")
 """Commands that stay connected to a cluster, which may end them."""
 
 
@@ -121,12 +123,8 @@ def list_studies(json_: Json = False) -> None:
     nodes = local_capacity()
     listed = {name: (study([]).question, needs(study, nodes)) for name, study in STUDIES.items()}
     if json_:
-        return _print_json(
-            [
-                {"name": name, "question": question, "needs": needs.__dict__}
-                for name, (question, needs) in listed.items()
-            ]
-        )
+        rows = listed.items()
+        return _print_json([{"name": name, "question": text, "needs": needs.__dict__} for name, (text, needs) in rows])
     print_studies(listed)
 
 
@@ -166,6 +164,24 @@ def run_study(**options: Any) -> int:
     return session.run(configuration, command=_command(), quiet=quiet, strict=strict, table=table)
 
 
+@_subcommand("improve", _MEASURE)
+@with_study_options
+def improve(
+    directory: Improved = None,
+    goal: ImprovementGoal = None,
+    budget: Budget = None,
+    trials: MostTrials = None,
+    keep_arithmetic: KeepArithmetic = False,
+    json_: Json = False,
+    **options: Any,
+) -> int:
+    """Measure the advice: try changes one after another, combine those that gain, and verify the result."""
+    from study.improve import session, start
+
+    asked = start.request(options, directory, goal, budget, trials, keep_arithmetic)
+    return session.improve(asked, _command(), quiet=options["quiet"], strict=options["strict"], as_json=json_)
+
+
 @_subcommand("status", _READ)
 def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
     """Show the state of a results folder: trial counts, failures with reason and log, remaining trials."""
@@ -197,7 +213,7 @@ def show(directory: LatestDirectory = None, json_: Json = False, debug: Debug = 
 @_subcommand("report", _READ)
 def report(
     directory: LatestDirectory = None,
-    out: Annotated[str | None, typer.Option(metavar="DIR2", help="Output folder. Default: DIR/report.")] = None,
+    out: OutDirectory = None,
     debug: Debug = False,
 ) -> None:
     """Rewrite tables, figures and report from stored results."""
@@ -214,26 +230,22 @@ def report(
 
 @_subcommand("convert", _FILES)
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted data set.")],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="New folder to create.")],
-    storage: Annotated[str, typer.Option(metavar="FORMAT", help="Any of jpeg, lmdb, arrow_jpeg, arrow_raw.")],
-    image_size: Annotated[
-        int, typer.Option(metavar="N", min=8, max=4096, help="For arrow_raw: the image_size that trials will use.")
-    ] = 224,
+    source: ConvertedFrom,
+    destination: ConvertedTo,
+    storage: StorageFormat,
+    image_size: StoredSize = 224,
     json_: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
     """Convert an image folder to another storage format and verify it. Resumes if interrupted."""
-    from study.cli.convert import convert_set
+    from study.cli.convert import convert_set, converted_lines
 
     manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
     if json_:
         _print_json(manifest)
         return DONE
-    for name, split in manifest["splits"].items():
-        print(f"{destination}: {name}: {split['count']:,} images in {storage}, verified, sha256 {split['sha256']}")
-    print(f"use it with: --data-dir {shlex.quote(destination)} --set storage={storage}")
+    print("\n".join(converted_lines(manifest, destination, storage)))
     return DONE
 
 
@@ -288,12 +300,7 @@ def compare(
         found = compare_folders(baseline, other, may_differ)
     if may_differ:
         before, after, found = after, before, comparison.without_missing(found)
-    if json_:
-        _print_json(comparison.as_json(found, gate))
-    elif format_ == "markdown":
-        print(comparison.markdown(found, before, after, gate))
-    else:
-        comparison.show(found, before, after, gate, table)
+    comparison.show_as("json" if json_ else format_, found, before, after, gate, table)
     return comparison.exit_code(found, gate)
 
 
@@ -301,9 +308,7 @@ def compare(
 def pack(
     directory: Directory,
     out: PackedInto = None,
-    drop_traces: Annotated[
-        bool, typer.Option("--drop-traces", help="In place: remove profiler traces, which a packed folder cannot hold.")
-    ] = False,
+    drop_traces: DropTraces = False,
     debug: Debug = False,
 ) -> None:
     """Pack a results folder into at most seven files. All commands except run read them; unpack restores the folder."""

@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
+from analysis.read.study_record import Improvement
 from analysis.text import join, number, value_label
 
 _ENTIRE_STEP = 0.99
@@ -171,10 +172,12 @@ def gain_rows(
     configurations: pd.DataFrame,
     headline: int | None,
     ranks: tuple[str, str],
+    improvement: Improvement | None = None,
 ) -> pd.DataFrame:
     """Return what changes gain in throughput: upper bounds for the headline configuration, and measured changes.
 
-    shares: see `regions`. changes: see `one_field.change_rows`. headline: see `best.headline`.
+    shares: see `regions`. changes: see `one_field.change_rows`. headline: see `best.headline`. improvement: outcome of
+    `improve`, whose measured gains replace the changes.
 
     Columns: change (what is eliminated, or the value chosen), how (what to change, or the alternative), gain with
     interval (null for bounds), is_measured, configuration. Measured ones first, then the largest gain. The gain of a
@@ -190,8 +193,9 @@ def gain_rows(
             "is_measured": True,
             "configuration": row["configuration"],
         }
-        for _, row in changes.iterrows()
+        for _, row in (changes if improvement is None else changes.iloc[:0]).iterrows()
     ]
+    rows += [] if improvement is None else _lever_gains(improvement, headline)
     bounds: list[tuple[float, str, str]] = []
     for name in REGIONS if headline is not None else ():
         share = float(shares[name].to_dict()[headline])
@@ -204,3 +208,20 @@ def gain_rows(
         known = gain if math.isfinite(gain) else None
         rows.append({"change": change, "how": how, "gain": known, "is_measured": False, "configuration": headline})
     return pd.DataFrame(rows, columns=GAIN_COLUMNS).astype({name: float for name in ("gain", "gain_low", "gain_high")})
+
+
+def _lever_gains(improvement: Improvement, headline: int | None) -> list[dict[str, object]]:
+    """Return the gains in throughput that `improve` measured, the largest first."""
+    measured = [(row, row.gain_on_all) for row in improvement.levers if row.gain_on_all is not None]
+    return [
+        {
+            "change": row.lever,
+            "how": f"added to {join(list(row.onto))}" if row.onto else "added to the baseline",
+            "gain": gain.value,
+            "gain_low": gain.low,
+            "gain_high": gain.high,
+            "is_measured": True,
+            "configuration": headline,
+        }
+        for row, gain in sorted(measured, key=lambda entry: -entry[1].value)
+    ]

@@ -32,13 +32,14 @@ def tokens_per_s(found: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
     A workload or model states it, and the probe sees it in the batches of a script. found: see `configurations`.
     measured: see `measures.summaries`.
     """
-    known = [_tokens_per_sample(environment) for environment in measured["environment"]]
+    known = [tokens_per_sample(environment) for environment in measured["environment"]]
     by_trial = pd.Series(known, index=measured["trial_id"].to_numpy(), dtype=float)
     per_sample = found["trial_ids"].map(lambda trial_ids: by_trial.reindex(list(trial_ids)).median()).astype(float)
     return found["throughput_samples_per_s"] * per_sample
 
 
-def _tokens_per_sample(environment: Mapping[str, Any]) -> float | None:
+def tokens_per_sample(environment: Mapping[str, Any]) -> float | None:
+    """Return the tokens per sample that a trial's environment states, or that the probe saw; None if unknown."""
     first: Mapping[str, Any] = next(iter(environment.get("ranks") or ()), {})
     seen = first.get("probe") or {}
     if seen.get("tokens_per_step") and seen.get("samples_per_step"):

@@ -20,6 +20,91 @@ class ReferenceLadder:
 
 
 @dataclass(frozen=True)
+class MeasuredGain:
+    """A ratio with the ends of its interval; None if unknown."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Any) -> Self | None:
+        """Read [value, low, high]; None if it is anything else."""
+        numbers = [_number(value) for value in values] if isinstance(values, list) and len(values) == 3 else []
+        return cls(numbers[0], numbers[1], numbers[2]) if numbers and numbers[0] is not None else None
+
+
+@dataclass(frozen=True)
+class LeverRow:
+    """A change that `improve` tried, or that its budget did not allow to try.
+
+    bound: the largest possible gain, None if unknown. onto: changes that were already made. gain: by the goal. effect:
+    arithmetic, memory or order. why: why it is kept or not.
+    """
+
+    lever: str
+    effect: str
+    note: str
+    bound: float | None
+    onto: tuple[str, ...]
+    gain: MeasuredGain | None
+    gain_on_one: MeasuredGain | None
+    gain_on_all: MeasuredGain | None
+    is_kept: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """Throughput and bottleneck of a configuration. share: of the step that the bottleneck takes."""
+
+    throughput_samples_per_s: float
+    tokens_per_sample: float | None
+    bottleneck: str | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """The outcome of `improve`. measured_in: its folder, if this is the folder of the study that was improved.
+
+    gain: of the verified configuration over the baseline, None if there is none yet. kept: its changes. steps: each
+    change that was added, with its gain. loss: difference from the baseline, spread of seeds, and whether it is beyond.
+    command, yaml: how to use the configuration.
+    """
+
+    goal: str
+    ranks: int
+    on_gpus: bool
+    is_complete: bool
+    measured_in: str
+    trials: int
+    elapsed_s: float
+    gpu_hours: float | None
+    baseline: Side | None
+    chosen: Side | None
+    kept: tuple[str, ...]
+    gain: MeasuredGain | None
+    gain_on_one: MeasuredGain | None
+    gain_on_all: MeasuredGain | None
+    levers: tuple[LeverRow, ...]
+    steps: tuple[tuple[str, MeasuredGain], ...]
+    loss: tuple[float, float, bool] | None
+    command: str
+    yaml: str
+
+    @property
+    def right_bounds(self) -> tuple[int, int]:
+        """Return how many upper bounds the measured gains do not contradict, and how many were measured.
+
+        A gain contradicts its bound if its entire interval is above it.
+        """
+        known = [(row.bound, row.gain) for row in self.levers if row.bound is not None and row.gain is not None]
+        right = [bound >= (gain.value if gain.low is None else gain.low) for bound, gain in known]
+        return sum(right), len(right)
+
+
+@dataclass(frozen=True)
 class StudyRecord:
     """The entries of study.json that the report reads. A missing or malformed entry is None or empty.
 
@@ -33,6 +118,7 @@ class StudyRecord:
     documents: names of further documents of the report.
     predict_to: number of ranks that figures predict up to.
     evidence: numbers by name that other commands add to a study's results.
+    improvement: outcome of `improve`, None without one.
     """
 
     name: str
@@ -50,6 +136,7 @@ class StudyRecord:
     predict_to: int | None = None
     documents: tuple[str, ...] = ()
     evidence: Mapping[str, float] = field(default_factory=dict)
+    improvement: Improvement | None = None
 
     @classmethod
     def of(cls, study: Mapping[str, Any]) -> Self:
@@ -89,7 +176,60 @@ class StudyRecord:
             documents=_texts(configuration.get("documents")),
             predict_to=_count(configuration.get("predict_to")),
             evidence={name: number for name, value in evidence.items() if (number := _number(value)) is not None},
+            improvement=_improvement(study.get("improve")),
         )
+
+
+def _improvement(record: Any) -> Improvement | None:
+    if not isinstance(record, dict) or not isinstance(record.get("ranks"), int):
+        return None
+    use, loss = record.get("use"), record.get("loss")
+    use = use if isinstance(use, dict) else {}
+    difference, spread = (
+        _number(loss.get(name)) if isinstance(loss, dict) else None for name in ("difference", "spread")
+    )
+    steps = [(str(step.get("lever")), MeasuredGain.of(step.get("gain"))) for step in _records(record.get("steps"))]
+    return Improvement(
+        goal=str(record.get("goal")),
+        ranks=record["ranks"],
+        on_gpus=record.get("on_gpus") is True,
+        is_complete=record.get("is_complete") is True,
+        measured_in=str(record.get("measured_in") or ""),
+        trials=int(_number(record.get("trials")) or 0),
+        elapsed_s=_number(record.get("elapsed_s")) or 0.0,
+        gpu_hours=_number(record.get("gpu_hours")),
+        baseline=_side(record.get("baseline")),
+        chosen=_side(record.get("chosen")),
+        kept=_texts(record.get("kept")),
+        gain=MeasuredGain.of(record.get("gain")),
+        gain_on_one=MeasuredGain.of(record.get("gain_on_one")),
+        gain_on_all=MeasuredGain.of(record.get("gain_on_all")),
+        levers=tuple(map(_lever, _records(record.get("levers")))),
+        steps=tuple((lever, gain) for lever, gain in steps if gain is not None),
+        loss=None if difference is None or spread is None else (difference, spread, loss.get("is_beyond") is True),
+        command=str(use.get("command") or ""),
+        yaml=str(use.get("yaml") or ""),
+    )
+
+
+def _lever(row: Mapping[str, Any]) -> LeverRow:
+    gains = {name: MeasuredGain.of(row.get(name)) for name in ("gain", "gain_on_one", "gain_on_all")}
+    texts = {name: str(row.get(name) or "") for name in ("lever", "effect", "note", "why")}
+    onto, bound = _texts(row.get("onto")), _number(row.get("bound"))
+    return LeverRow(**texts, **gains, bound=bound, onto=onto, is_kept=row.get("is_kept") is True)
+
+
+def _side(record: Any) -> Side | None:
+    value = _number(record.get("throughput_samples_per_s")) if isinstance(record, dict) else None
+    if value is None or value <= 0:
+        return None
+    bottleneck = record.get("bottleneck")
+    bottleneck = bottleneck if isinstance(bottleneck, str) else None
+    return Side(value, _number(record.get("tokens_per_sample")), bottleneck, _number(record.get("share")))
+
+
+def _texts(listed: Any) -> tuple[str, ...]:
+    return tuple(text for text in listed if isinstance(text, str)) if isinstance(listed, list) else ()
 
 
 def _ladders(listed: Any) -> Iterator[ReferenceLadder]:

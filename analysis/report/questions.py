@@ -12,6 +12,7 @@ from analysis.compare.ladder import OURS
 from analysis.figures.accuracy import accuracy_batch, training_curves
 from analysis.figures.batch_size import batch_size as batch_size_figure
 from analysis.figures.batch_size import ladder as ladder_figure
+from analysis.figures.improvement import improvement, improvement_rows
 from analysis.figures.predictions import prediction_fan
 from analysis.figures.scaling import phases as phases_figure
 from analysis.figures.scaling import scaling_strong, scaling_weak
@@ -22,6 +23,7 @@ from analysis.report.sections import ANSWERS, Figure, curves
 from analysis.tables.accuracy import accuracy_table, elbow
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.communication import exposed_cost
+from analysis.tables.one_field import levers
 from analysis.tables.phases import unmeasured
 from analysis.tables.scaling import speed_up_weak_table, throughput
 from analysis.tables.table import Table
@@ -46,6 +48,7 @@ class Question:
 _WORK, _LOST, _GAINS = ANSWERS
 
 OVERVIEW = (
+    Figure(improvement, improvement_rows),
     _WORK,
     Figure(ladder_figure),
     Figure(scaling_weak),
@@ -141,6 +144,13 @@ OWN: Mapping[str, Question] = {
 }
 """By name of the study. Ladders, trainings and users' code are recognised by their data."""
 
+_IMPROVEMENT = Question(
+    "improve",
+    "What was tried, and what does it gain?",
+    sentences.improvement,
+    levers,
+    (Figure(improvement, improvement_rows),),
+)
 _LADDER = Question(
     "ladder", "Which step gains most?", _said(study_verdict.ladder), _ladder_table, (Figure(ladder_figure),)
 )
@@ -165,6 +175,8 @@ def questions(inputs: ReportInputs) -> Iterator[Question]:
 
     The question whose text is answered point by point (see `analysis.answers`) comes first.
     """
+    if inputs.record.improvement is not None and not inputs.record.improvement.measured_in:
+        yield _IMPROVEMENT
     own = [_LADDER] if not inputs.ladder.empty else []
     if inputs.record.name in OWN and not inputs.configurations.empty:
         own.append(OWN[inputs.record.name])

@@ -16,6 +16,7 @@ from analysis.figures.batch_size import batch_size as batch_size_figure
 from analysis.figures.batch_size import ladder as ladder_figure
 from analysis.figures.communication import bus_bandwidth
 from analysis.figures.communication import slowdown as slowdown_figure
+from analysis.figures.improvement import improvement, improvement_rows
 from analysis.figures.predictions import prediction_fan
 from analysis.figures.scaling import phases as phases_figure
 from analysis.figures.scaling import scaling_strong, scaling_weak
@@ -29,7 +30,7 @@ from analysis.tables.communication import audit, collectives, communication, exp
 from analysis.tables.environment import gpus, hosts, ranks
 from analysis.tables.hardware import hardware, memory_balance
 from analysis.tables.host import host, transfer
-from analysis.tables.one_field import execution, interconnects, parallel, precision, settings, storage
+from analysis.tables.one_field import execution, interconnects, levers, parallel, precision, settings, storage
 from analysis.tables.phases import phases, unmeasured
 from analysis.tables.predictions import law_parameters, laws, predictions
 from analysis.tables.scaling import speed_up_strong_table, speed_up_weak_table, strong_scaling, throughput, weak_scaling
@@ -90,11 +91,16 @@ def _gains(inputs: ReportInputs) -> pd.DataFrame:
     return inputs.gains
 
 
+def _improvement(inputs: ReportInputs) -> pd.DataFrame:
+    return improvement_rows(inputs)
+
+
 def _timeline(inputs: ReportInputs) -> pd.DataFrame:
     return inputs.timeline
 
 
 SECTIONS: tuple[Section, ...] = (
+    Section("levers", levers, (Figure(improvement, _improvement),)),
     Section("ladder", ladder, (Figure(ladder_figure),)),
     Section(
         "accuracy",

@@ -12,7 +12,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats, number, percent, value_label
+from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats, join, number, percent, value_label
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
@@ -111,6 +111,18 @@ def change(analysis: Analysis) -> list[str]:
     if bound == "compute" and bounds.empty:
         sentences.append(f"Nothing but compute is left to shorten: {faster_compute(row)}.")
     return sentences
+
+
+def improvement(analysis: Analysis) -> list[str]:
+    """State what `improve` found, and how to use it."""
+    found = analysis.record.improvement
+    if found is None or not found.is_complete:
+        return ["The search has not ended; run the same command again."]
+    if not found.kept:
+        return ["No change that was tried gains significantly, so the configuration stays as it is."]
+    sentences = [f"Kept: {join(list(found.kept))}."]
+    sentences += [f"{row.lever}: {row.note}." for row in found.levers if row.is_kept and row.note]
+    return [*sentences, f"To use it: {found.command}"] if found.command else sentences
 
 
 def more(analysis: ReportInputs) -> list[str]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.compare.one_field import against_reference, loss_summary, trained_accuracy
+from analysis.read.study_record import MeasuredGain
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import N_COLUMN, RATIO_ESTIMATE, Column, Table, axis_columns
-from analysis.text import GIB, configuration_label, field_label, field_value
+from analysis.text import GIB, configuration_label, field_label, field_value, join
 
 _STEP = Column(
     "step_s", "step time (ms)", "plain step, without instrumentation; geometric mean over worker groups.", 1e3
@@ -172,6 +173,52 @@ def settings(analysis: Analysis) -> Table:
         "All other fields are equal within a comparison.",
         blocks=("setting", "reference"),
     )
+
+
+def levers(analysis: Analysis) -> Table:
+    """Tabulate the changes that `improve` tried: upper bound, measured gain, and whether they are kept and why."""
+    found = analysis.record.improvement
+    rows = [
+        {
+            "lever": row.lever,
+            "onto": join(list(row.onto)) or "the baseline",
+            "effect": row.effect,
+            "bound": row.bound,
+            **_gain("gain", row.gain),
+            **_gain("on_one", row.gain_on_one),
+            **_gain("on_all", row.gain_on_all if found is not None and found.goal != "throughput" else None),
+            "kept": "yes" if row.is_kept else "no",
+            "why": row.why,
+            "note": row.note,
+        }
+        for row in (() if found is None or found.measured_in else found.levers)
+    ]
+    names = ["lever", "onto", "effect", "bound", *(f"{name}{end}" for name in ("gain", "on_one", "on_all")
+             for end in ("", "_low", "_high")), "kept", "why", "note"]  # fmt: skip
+    numbers = {name: float for name in names if name.startswith(("bound", "gain", "on_"))}
+    right, measured = (0, 0) if found is None else found.right_bounds
+    return Table(
+        "Changes tried by improve",
+        (
+            Column("lever", "lever", "the change."),
+            Column("onto", "added to", "the configuration that it was compared with, in the same worker groups."),
+            Column("effect", "effect", "whether it changes arithmetic, memory, or only the order of operations."),
+            Column("bound", "at most (x)", "gain without the parts of the step that it concerns.", 1, 2),
+            Column("gain", "measured (x)", f"gain by the goal {RATIO_ESTIMATE}", 1, 3, True),
+            Column("on_one", "on one rank (x)", "gain in throughput on one rank.", 1, 3, True, optional=True),
+            Column("on_all", "on all ranks (x)", "gain in throughput on all ranks.", 1, 3, True, optional=True),
+            Column("kept", "kept"),
+            Column("why", "why"),
+            Column("note", "to do"),
+        ),
+        pd.DataFrame(rows, columns=names).astype(numbers),
+        f"{right} of {measured} upper bounds held: no entire interval is above its bound." if measured else "",
+    )
+
+
+def _gain(name: str, gain: MeasuredGain | None) -> dict[str, float | None]:
+    ends = (None, None, None) if gain is None else (gain.value, gain.low, gain.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def _table(analysis: Analysis, comparison: _Comparison, more: pd.DataFrame | None = None) -> Table:

@@ -10,6 +10,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.study import Analysis, study_ranks
 from analysis.text import join, number, value_label
 from analysis.verdict.facts import trained_workload
+from analysis.verdict.lines.improve import improve_lines, trust_in_improvement
 from analysis.verdict.lines.scaling import lost, more_ranks, scales
 from analysis.verdict.lines.step import batch, bound_by, bounds_of_many, do_next, speed
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, subjects
@@ -21,6 +22,7 @@ from analysis.verdict.reasons import common_reasons
 __all__ = ["Card", "CardLine", "Quantity", "Trust", "card_of"]
 
 SCALING, ONE_SIZE, LADDER, TRAINING, NOTHING = "scaling", "one_size", "ladder", "training", "nothing"
+IMPROVE = "improve"
 """Forms of the card. NOTHING: no trial is done."""
 
 MOST_LINES = 6
@@ -36,6 +38,7 @@ def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
     one_size (no two configurations differ only in the number of ranks): speed, batch, bound_by, do_next, more_gpus.
     ladder: ladder, largest_step, slower_steps, bound_by, do_next.
     training: accuracy, accuracy_lost, largest_lossless_batch, time_to_target, do_next.
+    improve: gain, kept, not_kept, bound_by, loss, bounds.
     nothing: failed, do_next.
     A line that has nothing to say is left out. Studies that time and train add `accuracy`; a partial study's do_next is
     the command that resumes it.
@@ -72,6 +75,9 @@ def _content(
         return NOTHING, _nothing(analysis), Trust(POOR, "no trial is done")
     if not chosen:
         return TRAINING, _with_failures(analysis, training_lines(analysis)), trust_in_accuracy(analysis, others)
+    if (improvement := analysis.record.improvement) is not None and not improvement.measured_in:
+        lines = improve_lines(improvement)
+        return IMPROVE, lines, trust_in_improvement(improvement)
     subject, accuracy = chosen[0], accuracy_line(analysis)
     step = [bound_by(analysis, subject), accuracy, do_next(analysis, subject)]
     if (analysis.ladder["machine"] == OURS).sum() > 1:

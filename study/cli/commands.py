@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from study.capacity import NodeCapacity, local_capacity
 from study.cli import process
 from study.cli.configuration import Configuration, resolve
-from study.cli.host import watched_host
+from study.cli.host import cluster_lines, watched_host
 from study.cli.prepared import (
     PreparedStudy,
     concurrent_trainings,
@@ -22,7 +22,7 @@ from study.cli.prepared import (
     workload_warnings,
 )
 from study.cli.process import interrupt, on_ending_signals
-from study.cli.progress import waiting
+from study.cli.progress import run_shown, waiting
 from study.cli.status import failure_lines, failure_of
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NOT_WRITTEN, SOME_FAILED, lines_of
 from study.options import explicit_options
@@ -39,7 +39,7 @@ from study.studies.own_code import own_code_study, workload_study
 from study.studies.study import Study, gpus
 from trainables.clock import unix_s
 from trainables.rules import unmet_requirement
-from trainables.scratch import log_folder, user_folder
+from trainables.scratch import user_folder
 
 if TYPE_CHECKING:
     from study.store.store import Store
@@ -52,7 +52,7 @@ def configure(options: Mapping[str, Any]) -> Configuration:
 
 def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
     """Return the nodes that a run would use: this host, without importing Ray, or those that the cluster reports."""
-    target = _target_of(address, quiet=False)
+    target = target_of(address, quiet=False)
     if target.address is None:
         return local_capacity()
     with connect(target) as cluster:
@@ -60,7 +60,7 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
         return cluster.nodes
 
 
-def _target_of(address: str | None, quiet: bool) -> Target:
+def target_of(address: str | None, quiet: bool) -> Target:
     """Return the cluster that a command uses. Says what it waits for, and why an address on this host is ignored."""
     say = _say_nothing if quiet else print_to_stderr
     if is_local(address):  # no need to import anything of Ray
@@ -232,7 +232,7 @@ def _prepare_to_run(
             _check_workload(configuration, quiet)
         return prepared, Target(), None
     _check_workload(configuration, quiet)
-    target = _target_of(configuration.address, quiet)
+    target = target_of(configuration.address, quiet)
     if target.address is None:
         return prepare(configuration, local_capacity()), target, None
     cluster = until_reported.enter_context(connect(target))
@@ -267,47 +267,30 @@ def _report(prepared: PreparedStudy, store: "Store", early: int | None, quiet: b
 def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: bool) -> bool:
     """Run the pending trials. Return True if Ctrl-C or a signal interrupted them."""
     from study.cli.progress import Progress
-    from study.cli.terminal import NO_GPU
 
+    configuration = prepared.configuration
     if not quiet:
-        print_to_stderr(f"cluster: {cluster.description}")
-        if cluster.is_local and not prepared.configuration.address:
-            print_to_stderr(
-                "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray on this host)"
-            )
-        if cluster.dashboard_url:
-            print_to_stderr(f"dashboard: {cluster.dashboard_url}")
-        if not prepared.gpus:
-            print_to_stderr(f"warning: {NO_GPU}")
+        for line in cluster_lines(cluster, configuration.address, prepared.gpus):
+            print_to_stderr(line)
         print_to_stderr(f"study {prepared.study.name}: {prepared.outline}")
     print_warnings(prepared)
-    configuration = prepared.configuration
-    logs = cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder()
-    with (
-        open(os.path.join(logs, "tune.out"), "a") as file,
-        contextlib.redirect_stdout(file),  # Tune prints its own tables; stdout is reserved for results
-        Progress(
-            prepared.study.name,
-            prepared.pending,
-            quiet=quiet,
-            planned=prepared.planned,
-            estimate_s=prepared.estimate.duration_s,
-        ) as progress,
-    ):
-        from study.orchestrate.tune import run_trials  # takes seconds, which the display shows
-
-        return run_trials(
-            prepared.study.name,
-            blocks(prepared.pending, configuration.order_seed),
-            store,
-            cluster,
-            isolate=configuration.isolate,
-            trial_timeout_s=configuration.trial_timeout_s,
-            max_concurrent=prepared.concurrent,
-            on_event=progress.on_event,
-            on_activity=None if quiet else progress.on_activity,
-            known=prepared.known,
-        )
+    progress = Progress(
+        prepared.study.name,
+        prepared.pending,
+        quiet=quiet,
+        planned=prepared.planned,
+        estimate_s=prepared.estimate.duration_s,
+    )
+    return run_shown(
+        progress,
+        blocks(prepared.pending, configuration.order_seed),
+        store,
+        cluster,
+        isolate=configuration.isolate,
+        trial_timeout_s=configuration.trial_timeout_s,
+        max_concurrent=prepared.concurrent,
+        known=prepared.known,
+    )
 
 
 def _open(prepared: PreparedStudy, command: str) -> "Store":

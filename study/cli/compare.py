@@ -184,6 +184,16 @@ def as_json(comparison: Comparison, gate: Gate) -> dict[str, Any]:
     }
 
 
+def show_as(form: str, comparison: Comparison, before: str, after: str, gate: Gate, table: bool) -> None:
+    """Print a comparison as json, markdown or text. table: see `show`."""
+    if form == "json":
+        print(json.dumps(as_json(comparison, gate), indent=1))
+    elif form == "markdown":
+        print(markdown(comparison, before, after, gate))
+    else:
+        show(comparison, before, after, gate, table)
+
+
 def show(comparison: Comparison, before: str, after: str, gate: Gate, table: bool) -> None:
     """Print the answer, the largest losses and the findings. table: all rows, and the parts of a step."""
     scaling = scaling_answer(comparison)

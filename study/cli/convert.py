@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +42,12 @@ def convert_set(source: str, destination: str, storage: str, image_size: int, *,
                 f"{clipped(source)} cannot be converted into {clipped(destination)} ({one_line(error)}): fix that and "
                 "run the same command again"
             ) from error
+
+
+def converted_lines(manifest: Mapping[str, Any], destination: str, storage: str) -> list[str]:
+    """Return one line per split of a converted data set, and one that says how to use it."""
+    lines = [
+        f"{destination}: {name}: {split['count']:,} images in {storage}, verified, sha256 {split['sha256']}"
+        for name, split in manifest["splits"].items()
+    ]
+    return [*lines, f"use it with: --data-dir {shlex.quote(destination)} --set storage={storage}"]

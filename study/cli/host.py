@@ -61,3 +61,17 @@ def watched_host(
         for line in lines if not quiet else ():
             print(f"warning: {line}", file=sys.stderr, flush=True)
         yield
+
+
+def cluster_lines(cluster: Cluster, address: str | None, gpus: int) -> list[str]:
+    """Return what a run says of its cluster before it starts. address: as the user gave it."""
+    from study.cli.terminal import NO_GPU
+
+    lines = [f"cluster: {cluster.description}"]
+    if cluster.is_local and not address:
+        lines.append(
+            "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray on this host)"
+        )
+    if cluster.dashboard_url:
+        lines.append(f"dashboard: {cluster.dashboard_url}")
+    return lines if gpus else [*lines, f"warning: {NO_GPU}"]

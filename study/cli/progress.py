@@ -1,11 +1,12 @@
 """Progress of a run on stderr: a live display on a terminal, plain lines in a log, nothing if quiet."""
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -13,10 +14,15 @@ from rich.text import Text
 
 from study.errors import lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
+from study.orchestrate.cluster import Cluster
 from study.orchestrate.protocol import Event, cause
 from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
+from trainables.scratch import log_folder
 from trainables.trial import Trial
+
+if TYPE_CHECKING:
+    from study.store.store import Store
 
 STARTING, ENDING = "starting Ray Tune", "ending the worker group"
 CHECKING = "checking your code on the first rank"
@@ -204,6 +210,27 @@ class Progress:
         if left_s is None or not self.remaining.trials:
             return elapsed
         return f"{elapsed}, about {duration(left_s)} left" if left_s > 0 else f"{elapsed}, longer than estimated"
+
+
+def run_shown(
+    progress: Progress, blocks: Sequence[Sequence[Trial]], store: "Store", cluster: Cluster, **options: Any
+) -> bool:
+    """Run trials and show their progress. Return True if Ctrl-C or a signal interrupted them.
+
+    options: of `study.orchestrate.tune.run_trials`. Tune's own output goes to files, since stdout is for results.
+    """
+    logs = cluster.log_dir if os.path.isdir(cluster.log_dir) else log_folder()
+    with (
+        open(os.path.join(logs, "tune.out"), "a") as file,
+        contextlib.redirect_stdout(file),
+        progress,
+    ):
+        from study.orchestrate.tune import run_trials  # takes seconds, which the display shows
+
+        on_activity = None if progress.console.quiet else progress.on_activity
+        return run_trials(
+            progress.study_name, blocks, store, cluster, on_event=progress.on_event, on_activity=on_activity, **options
+        )
 
 
 _NAMES = ("model", "workload", "script", "train_function")

@@ -42,6 +42,9 @@ from study.store.redaction import encodable, redacted
 from study.store.result import TrialResult, files_of, json_bytes
 from study.store.tables import MIN_PARQUET_BYTES, has_parquet_footer
 
+KEPT_ENTRIES = ("notes", "improve")
+"""Entries of study.json that stay if the study runs again."""
+
 
 class StoreError(Exception):
     """A results folder cannot be used. The message is one line: which folder, what is wrong, what to do."""
@@ -97,7 +100,7 @@ class Store:
                 "versions": dict(versions),
                 "command": command,
                 "fields": recorded_fields(),
-                **({"notes": existing["notes"]} if existing and "notes" in existing else {}),
+                **{name: existing[name] for name in KEPT_ENTRIES if existing and name in existing},
             }
             store.filesystem.create_dir(f"{store.root}/trials", recursive=True)
             if not store._put_study(json_bytes(redacted(study)), exists=existing is not None):
@@ -128,6 +131,11 @@ class Store:
                         fix = "restore it from a copy, or run the study again with this --out, which keeps its trials"
                 raise StoreError(f"{out} is not a results folder: it has no study.json; {fix}")
         return store
+
+    def set_improvement(self, record: Mapping[str, Any]) -> None:
+        """Write the outcome of `improve` into study.json."""
+        with store_errors(f"{self.out} cannot be used"):
+            self.replace_file("study.json", json_bytes(redacted(self.study() | {"improve": dict(record)})))
 
     def study(self) -> dict[str, Any]:
         """Return the content of study.json."""

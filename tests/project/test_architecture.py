@@ -43,6 +43,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("study.store",),
         ("study.orchestrate",),
         ("study.cli", "study.help"),
+        ("study.improve",),
         ("study.scaling",),
     ),
     "trainables": (

@@ -11,6 +11,7 @@ from analysis.measure.hardware import use
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, configuration_label, join, number, percent, telling_fields
 from analysis.verdict.bottleneck import NOISE
+from analysis.verdict.lines.improve import measured_advice
 from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, label_before
 from analysis.verdict.lines.value import CardLine, Quantity
 
@@ -54,7 +55,12 @@ def _regions(analysis: Analysis, subject: Subject) -> pd.Series:
 
 
 def do_next(analysis: Analysis, subject: Subject) -> CardLine | None:
-    """State the change with the largest upper bound, from removing the largest part of the step besides compute."""
+    """State the changes that `improve` measured, else the one with the largest upper bound.
+
+    An upper bound is the gain from removing the largest part of the step besides compute.
+    """
+    if (measured := measured_advice(analysis.record.improvement)) is not None:
+        return measured
     shares = _regions(analysis, subject)
     row = subject.row
     kind = shares["bound"]

@@ -1,0 +1,107 @@
+"""What the finished trials of a search show: ratios of configurations, shares of the step, losses, and time."""
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.statistics import CONFIDENCE, log_estimates, paired_ratio
+
+LONGEST_PAUSE_S = 120.0
+"""A longer time without a trial is an interruption and does not count towards the budget."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished trial. throughput_samples_per_s: of all ranks; None if the trial is not done.
+
+    started_at, duration_s: with the start of its worker group, if it is the first one there.
+    """
+
+    trial_id: str
+    status: str
+    throughput_samples_per_s: float | None
+    started_at: float
+    duration_s: float
+    reason: str = ""
+
+
+class Ratio(NamedTuple):
+    """A ratio with its interval; NaN if unknown."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The finished trials by trial id.
+
+    shares: returns the share of the step per region of these trials, see `analysis.compare.bottleneck.regions`, with
+    the name of the region that bounds it as `bound`. losses: returns the loss per step of a trial; empty if unknown.
+    """
+
+    runs: Mapping[str, Run]
+    shares: Callable[[tuple[str, ...]], tuple[Mapping[str, float], str | None]]
+    losses: Callable[[str], Sequence[float]]
+
+    def elapsed_s(self, trial_ids: Collection[str]) -> float:
+        """Return how long these trials took, with the pauses between them, but without interruptions."""
+        total_s, ended_at = 0.0, -math.inf
+        for run in sorted((self.runs[name] for name in trial_ids), key=lambda run: run.started_at):
+            is_interruption = run.started_at - ended_at > LONGEST_PAUSE_S
+            end = run.started_at + run.duration_s
+            total_s += max(0.0, end - (run.started_at if is_interruption else ended_at))
+            ended_at = max(end, ended_at)
+        return total_s
+
+
+class Sample(NamedTuple):
+    """A done run of a configuration, on `world_size` ranks, in a block of trials that ran next to one another.
+
+    A block is one worker group, unless a trial needs processes of its own kind, or a failure ended the group.
+    """
+
+    configuration: tuple[str, ...]
+    world_size: int
+    block: str
+    throughput: float
+    """samples/s"""
+
+
+def ratio(
+    samples: Sequence[Sample],
+    pair: tuple[tuple[str, ...], tuple[str, ...]],
+    sizes: tuple[int, ...],
+    confidence: float = CONFIDENCE,
+    blocks: Collection[str] | None = None,
+) -> Ratio:
+    """Return the ratio of throughputs of two configurations on as many ranks as `sizes` has; NaN if unknown.
+
+    sizes: one number of ranks, or two: then the ratio is that of throughput on the second / throughput on the first,
+    so of scaling efficiencies. blocks: those that count, see
+    `paired_ratio`; None for all.
+    """
+    values, estimates = _estimated(tuple(samples), sizes)
+    names = ("+".join(pair[0]), "+".join(pair[1]))
+    if not set(names) <= {*estimates.index}:
+        return Ratio(*(float("nan"),) * 3)
+    return Ratio(*paired_ratio(values, estimates, names, "throughput", confidence, blocks))
+
+
+@functools.lru_cache(maxsize=64)
+def _estimated(samples: tuple[Sample, ...], sizes: tuple[int, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the values that are compared, one row per run or, of efficiencies, per block, and their estimates."""
+    frame = pd.DataFrame(samples, columns=Sample._fields).rename(columns={"block": "worker_group"})
+    frame["configuration"] = ["+".join(names) for names in frame["configuration"]]
+    values = frame[frame["world_size"] == sizes[-1]]
+    if len(sizes) > 1:
+        keys = ["configuration", "worker_group"]
+        per_group = frame.groupby([*keys, "world_size"])["throughput"].mean().unstack("world_size")
+        per_group = per_group.reindex(columns=list(sizes)).dropna()
+        values = (per_group[sizes[1]] / per_group[sizes[0]]).rename("throughput").reset_index()
+    return values, log_estimates(values, "configuration", "throughput")

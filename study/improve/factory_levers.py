@@ -1,0 +1,198 @@
+"""Levers of the project's own training step, for registered models and users' workloads."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from study.improve.lever import Change, Lever, Machine
+from trainables.registry import DECODERS, MODELS, PARALLEL, STORAGES
+from trainables.rule import data
+from trainables.trial import Trial
+
+BATCH_FACTOR = 2
+
+_COPIES_SLOWLY = "the step must not depend on values that Python reads from the device"
+
+
+def _on_gpu(change: Callable[[Trial], Mapping[str, Any] | None]) -> Change:
+    return lambda trial, machine: change(trial) if trial.device == "cuda" else None
+
+
+def _from(field: str, values: tuple[Any, ...], new: Any) -> Change:
+    """Change a field from one of these values to a new one, on GPUs."""
+    return _on_gpu(lambda trial: {field: new} if getattr(trial, field) in values else None)
+
+
+def _compile(trial: Trial) -> Mapping[str, Any] | None:
+    return {"execution": {"eager": "compile", "graph": "compile_graph"}.get(trial.execution, trial.execution)}
+
+
+def _graph(trial: Trial) -> Mapping[str, Any] | None:
+    return {"execution": {"eager": "graph", "compile": "compile_graph"}.get(trial.execution, trial.execution)}
+
+
+def _channels_last(trial: Trial) -> Mapping[str, Any] | None:
+    is_dense = not trial.workload and (MODELS[trial.model].reads != "images" or trial.model == "mlp")
+    return None if is_dense else {"memory_format": "channels_last"}
+
+
+def _loads(trial: Trial) -> bool:
+    """Return True if batches come from a loader, rather than being on the device already."""
+    return not data(trial, "on_device") and not trial.resident_data
+
+
+def _workers(least: int, most: int) -> Change:
+    """Use as many loader processes as the rank's host has cores, up to `most`, if at least `least` are used now."""
+
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        count = min(most, machine.spare_cores(trial))
+        applies = _loads(trial) and least <= trial.loader_workers < count
+        return {"loader_workers": count} if applies else None
+
+    return change
+
+
+def _prefetch(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    return {"prefetch_batches": 2 * trial.prefetch_batches} if _loads(trial) and trial.loader_workers else None
+
+
+def _pin(trial: Trial) -> Mapping[str, Any] | None:
+    return {"pin_memory": True, "non_blocking": True} if _loads(trial) else None
+
+
+def _copy_ahead(trial: Trial) -> Mapping[str, Any] | None:
+    return {"copy_ahead": True, "pin_memory": True, "non_blocking": True} if _loads(trial) else None
+
+
+def _storage(name: str) -> Change:
+    """Read the data set in another format, if the data folder holds it."""
+
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        if not data(trial, "image_folder") or name not in machine.storages:
+            return None
+        return {"storage": name} | ({"decode": "pil"} if STORAGES[name].holds_pixels else {})
+
+    return change
+
+
+def _decode(name: str) -> Change:
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        if not data(trial, "image_folder") or STORAGES[trial.storage].holds_pixels or trial.decode == name:
+            return None
+        moved = {"augment": "device"} if DECODERS[name].on_device and trial.augment == "cpu" else {}
+        return {"decode": name} | moved
+
+    return change
+
+
+def _augment(trial: Trial) -> Mapping[str, Any] | None:
+    return {"augment": "device"} if trial.augment == "cpu" else None
+
+
+def _in_memory(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    if not data(trial, "image_folder") or trial.storage_place == "shared_memory":
+        return None
+    return {"storage_place": "shared_memory", "page_cache": "as_is"}
+
+
+def _warm(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    return {"page_cache": "warm"} if data(trial, "image_folder") and trial.storage_place == "disk" else None
+
+
+def _ddp(**fields: Any) -> Change:
+    """Change options of DDP, on several ranks."""
+    names = set(fields)
+
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        return fields if trial.world_size > 1 and names <= set(PARALLEL[trial.parallel].options) else None
+
+    return change
+
+
+def _buckets(factor: float) -> Change:
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        return _ddp(bucket_mb=factor * trial.bucket_mb)(trial, machine)
+
+    return change
+
+
+def _parallel(name: str) -> Change:
+    """Change the parallel strategy from DDP, on several GPUs. Drop the options that the new one lacks."""
+
+    def change(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+        if trial.device != "cuda" or trial.world_size == 1 or trial.parallel != "ddp":
+            return None
+        lost = set(PARALLEL["ddp"].options) - set(PARALLEL[name].options)
+        return {"parallel": name} | {option: Trial.model_fields[option].default for option in lost}
+
+    return change
+
+
+def _larger_batch(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    return {"batch_per_gpu": BATCH_FACTOR * trial.batch_per_gpu}
+
+
+def _accumulate(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    return {"accumulation_steps": BATCH_FACTOR * trial.accumulation_steps} if trial.world_size > 1 else None
+
+
+def _cores(trial: Trial, machine: Machine) -> Mapping[str, Any] | None:
+    cores = machine.spare_cores(trial)
+    return {"cpus_per_rank": cores} if trial.device == "cpu" and cores > trial.cpus_per_rank else None
+
+
+def _stem(trial: Trial) -> Mapping[str, Any] | None:
+    return {"rewritten_stem": True} if trial.compiled else None
+
+
+_RATE = (
+    f"the global batch grows {BATCH_FACTOR}x: with SGD multiply the learning rate by {BATCH_FACTOR} and warm it up, "
+    f"with Adam by {BATCH_FACTOR**0.5:.2g}; train to the end before you rely on it"
+)
+"""Linear rule: Goyal et al., 2017. Square root: Malladi et al., 2022."""
+
+_HALF = "compare the accuracy at the end of a training too"
+
+LEVERS: tuple[Lever, ...] = (
+    Lever("loader workers, up to 8", ("load",), "order", _workers(0, 8)),
+    Lever("loader workers, up to 16", ("load",), "order", _workers(8, 16)),
+    Lever("decode on GPU, ahead", ("load",), "arithmetic", _decode("nvjpeg_ahead"), _HALF),
+    Lever("decode on GPU", ("load",), "arithmetic", _decode("nvjpeg"), _HALF),
+    *(Lever(f"storage {name}", ("load",), "memory", _storage(name)) for name in STORAGES if name != "jpeg"),
+    Lever("decode by torchvision", ("load",), "arithmetic", _decode("torchvision"), _HALF),
+    Lever("bf16", ("compute", "host"), "arithmetic", _from("precision", ("fp32", "tf32"), "bf16"), _HALF),
+    Lever("tf32", ("compute",), "arithmetic", _from("precision", ("fp32",), "tf32"), _HALF),
+    Lever("channels_last", ("compute",), "order", _on_gpu(_channels_last)),
+    Lever("compile", ("compute", "host"), "order", _on_gpu(_compile), "the first steps take minutes"),
+    Lever("CUDA graph", ("host", "idle"), "order", _on_gpu(_graph), _COPIES_SLOWLY),
+    Lever(
+        "compiled CUDA graph", ("compute", "host", "idle"), "order",
+        _from("execution", ("eager",), "compile_graph"), _COPIES_SLOWLY,
+    ),
+    Lever("rewritten stem", ("compute",), "order", _on_gpu(_stem)),
+    Lever(f"batch {BATCH_FACTOR}x", ("host", "wire", "wait", "idle"), "arithmetic", _larger_batch, _RATE),
+    Lever("copy ahead", ("transfer",), "order", _on_gpu(_copy_ahead)),
+    Lever("pinned memory", ("transfer",), "memory", _on_gpu(_pin)),
+    Lever("prefetch 2x", ("load",), "memory", _prefetch),
+    Lever("augment on GPU", ("load",), "order", _on_gpu(_augment)),
+    Lever("data in shared memory", ("load",), "memory", _in_memory),
+    Lever("warm page cache", ("load",), "memory", _warm, "read the files once before; they must fit in memory"),
+    Lever("all CPU cores", ("compute",), "order", _cores),
+    Lever(
+        "pinned cores", ("compute", "wait"), "order",
+        lambda trial, machine: {"pin_cores": True} if trial.device == "cpu" else None,
+    ),
+    Lever("bf16 gradients", ("wire", "wait"), "arithmetic", _parallel("ddp_bf16"), _HALF),
+    Lever("fp16 gradients", ("wire", "wait"), "arithmetic", _parallel("ddp_fp16"), _HALF),
+    Lever("accumulation 2x", ("wire", "wait", "host"), "arithmetic", _accumulate, _RATE),
+    Lever("buckets 4x", ("wire",), "order", _buckets(4)),
+    Lever("buckets 1/4", ("wire",), "order", _buckets(0.25)),
+    Lever("gradient views", ("compute", "host"), "memory", _ddp(gradient_as_bucket_view=True)),
+    Lever("static graph", ("wire", "host"), "order", _ddp(static_graph=True)),
+    Lever(
+        "no buffer broadcast", ("wire", "wait", "host"), "arithmetic", _ddp(broadcast_buffers=False),
+        "batch normalisation then keeps each rank's own running averages",
+    ),
+    Lever("ZeRO-1", ("compute",), "memory", _parallel("zero1")),
+    Lever("FSDP2", ("compute", "wire"), "memory", _parallel("fsdp2"), "checkpoints then hold sharded weights"),
+)  # fmt: skip
+"""Equal bounds are tried in this order: usually larger gains first."""

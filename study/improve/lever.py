@@ -1,0 +1,87 @@
+"""A lever: a change of a trial that may make it faster, and the part of the step that it concerns."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from analysis.compare.bottleneck import largest_gain
+from study.capacity import Capacity
+from study.plan.trials import fit
+from trainables.fields import FIELD_FACTS
+from trainables.rules import unmet_requirement
+from trainables.trial import Trial
+
+Effect = Literal["arithmetic", "memory", "order"]
+"""arithmetic: numbers are computed differently, so the loss may change. memory: it is held or moved differently. order:
+the same operations, in another order or at other times."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What levers need to know about where the trials run."""
+
+    capacity: Capacity
+    storages: tuple[str, ...] = ()
+    """Formats in which the data folder holds the data set."""
+
+    def spare_cores(self, trial: Trial) -> int:
+        """Return the cores per rank that the trial could have on the smallest node that it may use."""
+        ranks = trial.world_size // trial.nodes
+        return min((node.cpus for node in self.capacity if node.cpus >= ranks), default=ranks) // ranks
+
+
+Change = Callable[[Trial, Machine], Mapping[str, Any] | None]
+"""Returns the fields to change in a trial, None if the lever does not apply to it."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change that may make a trial faster.
+
+    parts: the regions of a step (`analysis.compare.bottleneck.REGIONS`) that it can shrink; empty if unknown. note:
+    what else a user should do or know.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    effect: Effect
+    change: Change
+    note: str = ""
+
+    def applied(self, trial: Trial, machine: Machine) -> Trial | None:
+        """Return the changed trial. None if the lever does not apply, or the result is not valid or does not fit."""
+        fields = self.change(trial, machine)
+        if not fields:
+            return None
+        try:
+            changed = trial.but(**fields)
+        except ValidationError:
+            return None
+        if changed == trial or unmet_requirement(changed) or fit(changed.model_dump(), machine.capacity)[1]:
+            return None
+        return changed
+
+    def bound(self, shares: Mapping[str, float]) -> float | None:
+        """Return the largest possible speed-up: that of a step without the parts it concerns. None if unknown.
+
+        Communication that was not measured is part of compute. Infinite if the parts take the entire step.
+        """
+        known = {name: share for name, share in shares.items() if not math.isnan(share)}
+        parts = {name if name in known else "compute" for name in self.parts}
+        if not parts & known.keys():
+            return None
+        return largest_gain(min(1.0, sum(known[name] for name in parts if name in known)))
+
+
+def changed_fields(before: Trial, after: Trial) -> dict[str, Any]:
+    """Return the fields in which a trial differs from another, with their values."""
+    old = before.model_dump()
+    return {name: value for name, value in after.model_dump().items() if value != old[name]}
+
+
+def changes_batch(fields: Mapping[str, Any]) -> bool:
+    """Return True if the changed fields decide how many samples a step has."""
+    return any(FIELD_FACTS[name].kind == "batch" for name in fields)

@@ -1,0 +1,78 @@
+"""Read the finished trials of a search from its results folder."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from analysis.measure.configurations import tokens_per_sample
+from analysis.measure.measures import summaries
+from analysis.read.results import Results, load_reduced
+from analysis.study import analyses
+from study.improve.evidence import Evidence, Run
+
+Shares = tuple[Mapping[str, float], str | None]
+
+
+@dataclass
+class Observer:
+    """Reads the results folder `out` again and again. Shares of finished trials are computed once."""
+
+    out: str
+    shares: dict[tuple[str, ...], Shares] = field(default_factory=dict)
+    results: Results | None = None
+
+    def evidence(self) -> Evidence:
+        """Return what the trials that have ended by now show. Raises ResultsError if the folder cannot be read."""
+        self.results = results = load_reduced(self.out)
+        measured = summaries(results.trials, results.windows) if len(results.trials) else pd.DataFrame()
+        throughput = measured.set_index("trial_id")["throughput_samples_per_s"].dropna() if len(measured) else {}
+        runs, groups = {}, set()
+        for _, row in results.trials.sort_values("started_at").iterrows():
+            started_at, ended_at = float(row["started_at"]), float(row["started_at"]) + float(row["duration_s"])
+            if row["worker_group"] not in groups:
+                started_at = min(started_at, row["environment"].get("group", {}).get("asked_at", started_at))
+            groups.add(row["worker_group"])
+            name = row["trial_id"]
+            done = float(throughput[name]) if name in throughput else None
+            runs[name] = Run(name, row["status"], done, started_at, ended_at - started_at, row["reason"] or "")
+        return Evidence(runs, self._shares, self._losses)
+
+    def tokens_per_sample(self, trial_id: str) -> float | None:
+        """Return the tokens per sample of a trial; None if unknown."""
+        assert self.results is not None
+        rows = self.results.trials[self.results.trials["trial_id"] == trial_id]
+        return tokens_per_sample(rows.iloc[0]["environment"]) if len(rows) else None
+
+    def _shares(self, trial_ids: tuple[str, ...]) -> Shares:
+        if trial_ids not in self.shares:
+            assert self.results is not None
+            rows = analyses(_of_trials(self.results, trial_ids))[0].regions
+            self.shares[trial_ids] = _first(rows)
+        return self.shares[trial_ids]
+
+    def _losses(self, trial_id: str) -> Sequence[float]:
+        assert self.results is not None
+        losses = self.results.losses
+        return losses.loc[losses["trial_id"] == trial_id, "loss"].astype(float).tolist()
+
+
+def _first(rows: pd.DataFrame) -> Shares:
+    if rows.empty:
+        return {}, None
+    row = rows.iloc[0]
+    bound = row["bound"]
+    return {name: float(row[name]) for name in rows.columns if name != "bound"}, bound if isinstance(
+        bound, str
+    ) else None
+
+
+def _of_trials(results: Results, trial_ids: Sequence[str]) -> Results:
+    """Return the results of these trials only."""
+    frames = {
+        entry.name: frame[frame["trial_id"].isin(list(trial_ids))].reset_index(drop=True)
+        for entry in dataclasses.fields(results)
+        if isinstance(frame := getattr(results, entry.name), pd.DataFrame)
+    }
+    return dataclasses.replace(results, **frames)

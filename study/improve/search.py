@@ -1,0 +1,377 @@
+"""The search as a function of the finished trials: which trials come next, and what is known of each lever.
+
+    baseline -> rounds of levers, the largest upper bounds first -> the significant ones combined -> ... -> final
+
+Each round compares a few levers with the best configuration so far, in the same worker groups. A lever is kept if the
+interval of its gain, corrected for the number of comparisons, is above 1. Levers that lost are tried once more after
+the bottleneck has moved. The final round compares the result with the baseline in fresh worker groups.
+"""
+
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from analysis.statistics import CONFIDENCE
+from study.improve.evidence import Evidence, Ratio, Sample, ratio
+from study.improve.lever import changed_fields, changes_batch
+from study.improve.losses import LossCheck, check_losses
+from study.improve.rounds import SEEDS, Configuration, Round, Settings
+
+GROUPS, FINAL_GROUPS = 2, 5
+"""Worker groups per round, and of the final comparison."""
+
+LOSS_TRIALS = 1 + SEEDS
+"""Most trials of the final round that only show a loss: with other seeds, and with the batch of the baseline."""
+
+LEVERS_PER_ROUND = 3
+MOST_TRIES = 2
+
+LEAST_BOUND = 1.005
+"""Levers with a smaller upper bound are not tried."""
+
+LEAST_GAIN = 1.005
+"""A smaller gain that is not significant is not measured again."""
+
+UNKNOWN = Ratio(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A lever in one round. onto: the configuration that it was added to. bottleneck: region that bounded that one.
+
+    gain: by the goal. on_one: gain in throughput on one rank, unknown unless the goal is efficiency. on_all: on all.
+    status: of its trials. reason: why they did not end well.
+    """
+
+    lever: str
+    onto: Configuration
+    bound: float | None
+    bottleneck: str | None
+    gain: Ratio
+    on_one: Ratio
+    on_all: Ratio
+    is_gain: bool
+    is_promising: bool
+    status: str = "done"
+    reason: str = ""
+
+
+@dataclass
+class Search:
+    """What a search has found so far.
+
+    pending: the round to run next; None if the search has ended. best: the configuration so far, () for the baseline.
+    steps: each addition to it, with its gain over the one before. chosen: the verified configuration; None before the
+    end. problem: why the search cannot go on. not_tried: levers that apply, for which the budget did not suffice, with
+    their bounds. dropped: why a lever that gained is not part of the best configuration.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    pending: Round | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    best: Configuration = ()
+    steps: list[tuple[Configuration, Ratio]] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    not_tried: dict[str, float | None] = field(default_factory=dict)
+    chosen: Configuration | None = None
+    verified: Configuration = ()
+    final: Ratio = UNKNOWN
+    final_on_one: Ratio = UNKNOWN
+    final_on_all: Ratio = UNKNOWN
+    losses: LossCheck | None = None
+    problem: str = ""
+
+    def last_round_of(self, configuration: Configuration) -> Round | None:
+        """Return the last finished round that measured a configuration."""
+        return next((done for done in reversed(self.rounds) if configuration in done.configurations), None)
+
+
+def replay(settings: Settings, evidence: Evidence) -> Search:
+    """Return the state of the search after the finished trials, with the round that comes next."""
+    found = Search()
+    steps = _steps(settings, evidence, found)
+    for pending in steps:
+        if not set(pending.trial_ids) <= set(evidence.runs):
+            found.pending = pending
+            break
+        found.rounds.append(pending)
+        if _is_lost(pending, evidence):
+            found.problem = _reason(pending, pending.configurations[0], evidence)[1] or "the baseline has no result"
+            break
+    return found
+
+
+def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[Round, None, None]:
+    """Yield each round. The code after a `yield` may only use the trials of the rounds so far."""
+    number = itertools.count()
+    yield Round(next(number), "baseline", [()], 1).planned_for(settings)
+    comparisons = max(1, MOST_TRIES * sum(_applies(settings, (), name) for name in settings.levers))
+    confidence = 1 - (1 - CONFIDENCE) / comparisons
+    while candidates := _candidates(settings, evidence, found):
+        bounds = dict(candidates)
+        count = next(
+            (n for n in range(LEVERS_PER_ROUND, 0, -1) if _fits(settings, evidence, found, (n + 1) * GROUPS)), 0
+        )
+        tried = _together(settings, found.best, list(bounds), count)
+        if not tried:
+            found.not_tried = bounds
+            break
+        reference = found.best
+        bottleneck = _shares(evidence, found)[1]
+        members = [reference, *((*reference, name) for name in tried)]
+        yield Round(next(number), "levers", members, GROUPS).planned_for(settings)
+        attempts = [
+            _attempt(evidence, settings, found, name, reference, bounds[name], bottleneck, confidence) for name in tried
+        ]
+        promising = [attempt for attempt in attempts if attempt.is_promising and not attempt.is_gain]
+        if promising and _fits(settings, evidence, found, (len(promising) + 1) * GROUPS):
+            again = [reference, *((*reference, attempt.lever) for attempt in promising)]
+            yield Round(next(number), "confirm", again, GROUPS).planned_for(settings)
+            attempts = [
+                _attempt(evidence, settings, found, attempt.lever, reference, attempt.bound, bottleneck, confidence)
+                if attempt in promising
+                else attempt
+                for attempt in attempts
+            ]
+        found.attempts += attempts
+        winners = sorted((a for a in attempts if a.is_gain), key=lambda attempt: -attempt.gain.value)
+        if not winners:
+            continue
+        found.best = (*reference, winners[0].lever)
+        found.steps.append((found.best, winners[0].gain))
+        chain = _chain(settings, found, [attempt.lever for attempt in winners[1:]])
+        while len(chain) > 1 and not _fits(settings, evidence, found, len(chain) * GROUPS):
+            found.dropped[chain.pop()[-1]] = "the budget did not suffice to combine it"
+        if len(chain) > 1:
+            yield Round(next(number), "combine", chain, GROUPS).planned_for(settings)
+            _combine(settings, evidence, found, chain)
+    while found.best:
+        yield _final_round(next(number), settings, found.best)
+        if not _verify(settings, evidence, found):
+            break
+        if found.best and not _fits(settings, evidence, found, 0):
+            found.dropped |= {name: "the budget did not suffice to verify it" for name in found.best}
+            found.best = ()
+    found.chosen = found.best
+
+
+# ------------------------------------------------------------------------------------------------------- candidates
+
+
+def _applies(settings: Settings, onto: Configuration, name: str) -> bool:
+    return settings.trial((*onto, name)) is not None
+
+
+def _candidates(settings: Settings, evidence: Evidence, found: Search) -> list[tuple[str, float | None]]:
+    """Return the levers to try on the best configuration, with their upper bounds, the largest first.
+
+    Values that the user gave come before all others; other levers of unknown bound come last.
+    """
+    shares, bottleneck = _shares(evidence, found)
+    candidates = []
+    for name, lever in settings.levers.items():
+        if (
+            name in found.best
+            or not _applies(settings, found.best, name)
+            or not _may_try(settings, found, name, bottleneck)
+        ):
+            continue
+        bound = lever.bound(shares)
+        if bound is None or bound >= LEAST_BOUND:
+            candidates.append((name, bound))
+    tried = {attempt.lever for attempt in found.attempts}
+
+    def order(candidate: tuple[str, float | None]) -> tuple[float, bool]:
+        name, bound = candidate
+        return -math.inf if not settings.levers[name].parts else 0.0 if bound is None else -bound, name in tried
+
+    return sorted(candidates, key=order)
+
+
+def _may_try(settings: Settings, found: Search, name: str, bottleneck: str | None) -> bool:
+    """Return True if a lever is new, or if the step has changed since it lost.
+
+    That is so if something else bounds the step, or if a lever that acts on the same part of it was added.
+    """
+    tries = [attempt for attempt in found.attempts if attempt.lever == name]
+    if not tries or len(tries) >= MOST_TRIES or tries[-1].status != "done":
+        return not tries
+    added = set(found.best) - set(tries[-1].onto)
+    parts = {part for other in added for part in settings.levers[other].parts}
+    return tries[-1].bottleneck != bottleneck or bool(parts & set(settings.levers[name].parts))
+
+
+def _together(settings: Settings, best: Configuration, names: Sequence[str], most: int) -> list[str]:
+    """Return the first levers that change different fields, since only one of several for the same field can win."""
+    before, chosen, taken = settings.trial(best), [], set[str]()
+    for name in names:
+        after = settings.trial((*best, name))
+        fields = set(changed_fields(before, after)) if before and after else set()
+        if len(chosen) < most and not fields & taken:
+            chosen.append(name)
+            taken |= fields
+    return chosen
+
+
+def _shares(evidence: Evidence, found: Search) -> tuple[dict[str, float], str | None]:
+    """Return the shares of the best configuration's step, and what bounds it, as the last round that has it shows."""
+    last = found.last_round_of(found.best)
+    done = [] if last is None else [name for name in last.ids_of(found.best) if evidence.runs[name].status == "done"]
+    if not done:
+        return {}, None
+    shares, bottleneck = evidence.shares(tuple(done))
+    return dict(shares), bottleneck
+
+
+def _fits(settings: Settings, evidence: Evidence, found: Search, runs: int) -> bool:
+    """Return True if the budget allows that many runs of a configuration, and the final comparison after them."""
+    used = [name for done in found.rounds for name in done.trial_ids]
+    final = 2 * FINAL_GROUPS * len(settings.sizes) + (LOSS_TRIALS if _can_compare_losses(settings) else 0)
+    if found.rounds and found.rounds[-1].kind == "final" and not runs:
+        final = 2 * FINAL_GROUPS * len(settings.sizes)
+    further = runs * len(settings.sizes) + final
+    if settings.trials is not None and len(used) + further > settings.trials:
+        return False
+    if settings.budget_s is None:
+        return True
+    elapsed_s = evidence.elapsed_s(used)
+    return elapsed_s * (1 + further / len(used)) <= settings.budget_s
+
+
+def _chain(settings: Settings, found: Search, names: Sequence[str]) -> list[Configuration]:
+    """Return the best configuration, then with one lever more each; levers that do not go together are left out."""
+    chain = [found.best]
+    for name in names:
+        if _applies(settings, chain[-1], name):
+            chain.append((*chain[-1], name))
+        else:
+            found.dropped[name] = f"does not go together with {' and '.join(chain[-1])}"
+    return chain
+
+
+# --------------------------------------------------------------------------------------------------------- verdicts
+
+
+def _samples(evidence: Evidence, found: Search) -> list[Sample]:
+    """Return the done runs of all rounds so far."""
+    return [
+        Sample(planned.configuration, planned.trial.world_size, done.block_name(number), throughput)
+        for done in found.rounds
+        for number, block in enumerate(done.blocks)
+        for planned in block
+        if planned.is_timed
+        and (throughput := evidence.runs[planned.trial.trial_id].throughput_samples_per_s) is not None
+    ]
+
+
+def _attempt(
+    evidence: Evidence,
+    settings: Settings,
+    found: Search,
+    name: str,
+    onto: Configuration,
+    bound: float | None,
+    bottleneck: str | None,
+    confidence: float,
+) -> Attempt:
+    """Judge a lever by all rounds so far."""
+    samples, pair = _samples(evidence, found), ((*onto, name), onto)
+    ranks = settings.base.world_size
+    corrected = ratio(samples, pair, settings.sizes, confidence)
+    gain = ratio(samples, pair, settings.sizes)
+    on_all = gain if len(settings.sizes) == 1 else ratio(samples, pair, (ranks,))
+    on_one = UNKNOWN if len(settings.sizes) == 1 else ratio(samples, pair, (1,))
+    last = found.last_round_of(pair[0])
+    status, reason = _reason(last, pair[0], evidence) if last and math.isnan(gain.value) else ("done", "")
+    return Attempt(
+        name,
+        onto,
+        bound,
+        bottleneck,
+        gain,
+        on_one,
+        on_all,
+        is_gain=corrected.low > 1 and on_all.value >= 1,
+        is_promising=gain.low > 1 and gain.value >= LEAST_GAIN and on_all.value >= 1,
+        status=status,
+        reason=reason,
+    )
+
+
+def _reason(of: Round, configuration: Configuration, evidence: Evidence) -> tuple[str, str]:
+    """Return status and reason of the first trial of a configuration that is not done."""
+    runs = (evidence.runs[p.trial.trial_id] for p in of.planned if p.configuration == configuration and p.is_timed)
+    return next(((run.status, run.reason) for run in runs if run.status != "done"), ("done", ""))
+
+
+def _is_lost(done: Round, evidence: Evidence) -> bool:
+    """Return True if no trial of the reference is done, so that nothing can be compared."""
+    return not any(evidence.runs[name].status == "done" for name in done.ids_of(done.configurations[0]))
+
+
+def _combine(settings: Settings, evidence: Evidence, found: Search, chain: Sequence[Configuration]) -> None:
+    """Extend the best configuration along the chain, until an addition is no significant gain."""
+    samples = _samples(evidence, found)
+    for position, (before, after) in enumerate(itertools.pairwise(chain), 2):
+        gain = ratio(samples, (after, before), settings.sizes)
+        if not gain.low > 1:
+            found.dropped[after[-1]] = f"no further gain with {' and '.join(before)}"
+            found.dropped |= {further[-1]: f"not combined, since {after[-1]} failed to" for further in chain[position:]}
+            return
+        found.best = after
+        found.steps.append((after, gain))
+
+
+# ------------------------------------------------------------------------------------------------------------ final
+
+
+def _can_compare_losses(settings: Settings) -> bool:
+    """Return True if a lever may change the arithmetic. The seed of users' own code cannot be set."""
+    return settings.base.door == "factory" and any(lever.effect == "arithmetic" for lever in settings.levers.values())
+
+
+def without_batch_levers(settings: Settings, configuration: Configuration) -> Configuration:
+    """Return the configuration without levers that change how many samples a step has."""
+    kept: Configuration = ()
+    for name in configuration:
+        before, after = settings.trial(kept), settings.trial((*kept, name))
+        if before and after and not changes_batch(changed_fields(before, after)):
+            kept = (*kept, name)
+    return kept
+
+
+def _final_round(number: int, settings: Settings, best: Configuration) -> Round:
+    """Compare the best configuration with the baseline, and its losses with those of other seeds if it changes them."""
+    losses: list[tuple[Configuration, int]] = []
+    same_batch = without_batch_levers(settings, best)
+    if _can_compare_losses(settings) and any(settings.levers[name].effect == "arithmetic" for name in same_batch):
+        losses = [((), seed) for seed in range(1, SEEDS + 1)]
+        losses += [] if same_batch == best else [(same_batch, 0)]
+    return Round(number, "final", [(), best], FINAL_GROUPS, losses).planned_for(settings)
+
+
+def _verify(settings: Settings, evidence: Evidence, found: Search) -> bool:
+    """Judge the final round. Return True if another one is needed, because a lever was dropped for its losses."""
+    last = found.rounds[-1]
+    blocks = [last.block_name(number) for number in range(len(last.blocks))]
+    samples, pair, ranks = _samples(evidence, found), (found.best, ()), settings.base.world_size
+    found.verified = found.best
+    found.final = ratio(samples, pair, settings.sizes, blocks=blocks)
+    found.final_on_all = ratio(samples, pair, (ranks,), blocks=blocks)
+    if len(settings.sizes) > 1:
+        found.final_on_one = ratio(samples, pair, (1,), blocks=blocks)
+    if not (found.final.low > 1 and found.final_on_all.value >= 1):
+        found.dropped |= {name: f"no significant gain in {FINAL_GROUPS} fresh worker groups" for name in found.best}
+        found.best = ()
+        return False
+    if last.losses:
+        found.losses = check_losses(last, without_batch_levers(settings, found.best), evidence)
+    if not last.losses or found.losses is None or not found.losses.is_beyond:
+        return False
+    moving = {name for name in found.best if settings.levers[name].effect == "arithmetic"}
+    moving -= set(found.best) - set(without_batch_levers(settings, found.best))
+    found.dropped |= {name: "the loss moved beyond the spread of seeds" for name in moving}
+    rest = tuple(name for name in found.best if name not in moving)
+    found.best = rest if settings.trial(rest) is not None else ()
+    return True

@@ -1,0 +1,208 @@
+"""The search as a function of the finished trials, on simulated results: what is kept, budgets, resume."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from study.improve.factory_levers import LEVERS
+from study.improve.lever import Lever
+from study.improve.search import Search, replay
+from tests.support.improving import CPU_NODE, NAIVE, SimulatedTraining, null_lever, settings_of
+from trainables.trial import Trial
+
+NULL_LEVERS = [
+    null_lever(f"null {name}", name, value)
+    for name, value in {
+        "weight_decay": 1e-4, "momentum": 0.8, "learning_rate": 0.02, "zero_gamma": True, "label_smoothing": 0.1,
+        "decay_norm_and_bias": False,
+    }.items()
+]  # fmt: skip
+"""Changes of fields that the law of the step does not read."""
+
+CPU: dict[str, Any] = {
+    "model": "resnet20", "device": "cpu", "world_size": 2, "batch_per_gpu": 16, "loader_workers": 1
+}  # fmt: skip
+
+
+def named(*names: str) -> list[Lever]:
+    return [lever for lever in LEVERS if lever.name in names]
+
+
+def kept(found: Search) -> tuple[str, ...]:
+    assert found.chosen is not None
+    return found.chosen
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.03])
+def test_levers_that_do_nothing_are_not_kept(noise: float) -> None:
+    numbers = [
+        len(kept(SimulatedTraining(noise=noise, seed=seed).search(settings_of(NULL_LEVERS, base=CPU, node=CPU_NODE))))
+        for seed in range(10)
+    ]
+    assert sum(numbers) <= 1
+
+
+def test_a_naive_start_reaches_the_best_configuration_of_the_grid() -> None:
+    levers = named("loader workers, up to 8", "bf16", "channels_last", "compile", "CUDA graph", "pinned memory")
+    asked = settings_of(levers, trials=60)
+    training = SimulatedTraining()
+    found = training.search(asked)
+    orders = itertools.chain.from_iterable(itertools.permutations(asked.levers, n) for n in range(len(levers) + 1))
+    grid = {trial for names in orders if (trial := asked.trial(names)) is not None}
+    best = max(map(training.throughput, grid))
+    chosen = asked.trial(kept(found))
+    assert chosen is not None
+    assert training.throughput(chosen) >= 0.95 * best
+    assert len(training.runs) <= 60
+
+
+def test_the_gain_of_the_final_comparison_covers_the_true_one() -> None:
+    asked = settings_of(named("bf16", "channels_last"), base=NAIVE | {"loader_workers": 8}, trials=40)
+    training = SimulatedTraining()
+    found = training.search(asked)
+    chosen = asked.trial(kept(found))
+    assert chosen is not None
+    true = training.throughput(chosen) / training.throughput(asked.base)
+    assert found.final.low < true < found.final.high
+
+
+def test_a_lever_that_lost_alone_is_tried_again_after_the_bottleneck_has_moved() -> None:
+    """In the law, channels_last only helps bf16."""
+    asked = settings_of(named("bf16", "channels_last"), base=NAIVE | {"dataset": "synthetic", "data_dir": ""})
+    found = SimulatedTraining().search(asked)
+    tries = [attempt for attempt in found.attempts if attempt.lever == "channels_last"]
+    assert [attempt.onto for attempt in tries] == [(), ("bf16",)]
+    assert [attempt.is_gain for attempt in tries] == [False, True]
+    assert kept(found) == ("bf16", "channels_last")
+
+
+def test_levers_that_gain_alone_but_not_together_are_not_both_kept() -> None:
+    asked = settings_of(named("loader workers, up to 8", "decode on GPU, ahead"), trials=60)
+    found = SimulatedTraining().search(asked)
+    assert [attempt.is_gain for attempt in found.attempts[:2]] == [True, True]
+    assert len(kept(found)) == 1
+    assert set(found.dropped) == {attempt.lever for attempt in found.attempts} - set(kept(found))
+
+
+@pytest.mark.parametrize("status", ["out_of_memory", "failed"])
+def test_a_lever_whose_trials_fail_is_a_result(status: str) -> None:
+    def fails(trial: Trial) -> tuple[str, str] | None:
+        return (status, "no room") if trial.precision == "bf16" else None
+
+    found = SimulatedTraining(fails=fails).search(settings_of(named("bf16", "tf32")))
+    by_name = {attempt.lever: attempt for attempt in found.attempts}
+    assert (by_name["bf16"].status, by_name["bf16"].reason) == (status, "no room")
+    assert "tf32" in by_name
+    assert "bf16" not in kept(found)
+
+
+def test_a_baseline_that_fails_ends_the_search() -> None:
+    found = SimulatedTraining(fails=lambda trial: ("failed", "no such file")).search(settings_of(named("bf16")))
+    assert found.problem == "no such file"
+    assert found.chosen is None
+    assert len(found.rounds) == 1
+
+
+def test_a_change_of_arithmetic_that_moves_the_loss_is_dropped() -> None:
+    def losses(trial: Trial) -> list[float]:
+        return [2.0 + 0.01 * trial.seed + (0.5 if trial.precision == "bf16" else 0.0)] * 20
+
+    base = NAIVE | {"dataset": "synthetic", "data_dir": ""}
+    found = SimulatedTraining(losses=losses).search(settings_of(named("bf16", "compile"), base=base))
+    assert kept(found) == ("compile",)
+    assert "loss" in found.dropped["bf16"]
+    assert [done.kind for done in found.rounds][-2:] == ["final", "final"]
+
+
+def test_a_loss_that_is_not_finite_is_beyond_the_spread() -> None:
+    def losses(trial: Trial) -> list[float]:
+        return [math.nan if trial.precision == "bf16" else 2.0 + 0.01 * trial.seed] * 20
+
+    found = SimulatedTraining(losses=losses).search(settings_of(named("bf16")))
+    assert kept(found) == ()
+    assert found.losses is not None
+    assert found.losses.is_beyond
+
+
+def efficiency_law(trial: Trial) -> dict[str, float]:
+    """On several ranks, transfer takes as long as compute. `zero_gamma` halves it; `momentum` slows down one rank."""
+    compute_s = 0.05 * (1.5 if trial.momentum < 0.9 else 1.0)
+    wire_s = 0.0 if trial.world_size == 1 else 0.05 * (0.5 if trial.zero_gamma else 1.0)
+    return {"compute": compute_s, "wire": wire_s}
+
+
+def test_a_lever_that_only_slows_down_one_rank_does_not_fix_scaling() -> None:
+    levers = [null_lever("slower", "momentum", 0.8), null_lever("less transfer", "zero_gamma", True)]
+    asked = settings_of(levers, base=CPU, node=CPU_NODE, goal="efficiency")
+    found = SimulatedTraining(efficiency_law).search(asked)
+    attempts = {attempt.lever: attempt for attempt in found.attempts}
+    assert attempts["slower"].gain.low > 1
+    assert attempts["slower"].on_one.high < 1
+    assert not attempts["slower"].is_gain
+    assert kept(found) == ("less transfer",)
+    assert found.final.value == pytest.approx(4 / 3, rel=0.02)
+    assert found.final_on_one.low < 1 < found.final_on_one.high
+
+
+@given(trials=st.integers(min_value=18, max_value=60), seed=st.integers(min_value=0, max_value=3))
+@settings(max_examples=6, deadline=None)
+def test_a_search_never_takes_more_trials_than_its_budget(trials: int, seed: int) -> None:
+    training = SimulatedTraining(seed=seed, noise=0.02)
+    found = training.search(settings_of(named("bf16", "compile", "pinned memory"), trials=trials))
+    assert len(training.runs) <= trials
+    assert found.chosen is not None
+
+
+def test_a_search_ends_within_its_time() -> None:
+    training = SimulatedTraining()
+    found = training.search(settings_of(LEVERS, budget_s=400.0))
+    assert 200.0 < training.evidence().elapsed_s(list(training.runs)) <= 400.0
+    assert found.chosen is not None
+    assert found.not_tried
+
+
+@given(stops=st.lists(st.integers(min_value=0, max_value=7), min_size=1, max_size=4))
+@settings(max_examples=6, deadline=None)
+def test_an_interrupted_search_takes_the_same_steps_as_one_that_was_not(stops: list[int]) -> None:
+    asked = settings_of(named("bf16", "compile", "pinned memory"))
+    complete = SimulatedTraining(noise=0.0)
+    expected = complete.search(asked)
+    interrupted = SimulatedTraining(noise=0.0)
+    for most in stops:
+        if pending := replay(asked, interrupted.evidence()).pending:
+            interrupted.run(pending, most)
+    found = interrupted.search(asked)
+    assert [done.trial_ids for done in found.rounds] == [done.trial_ids for done in expected.rounds]
+    assert found.chosen == expected.chosen
+
+
+def test_the_state_does_not_depend_on_later_trials() -> None:
+    asked = settings_of(named("bf16", "compile"), trials=40)
+    training = SimulatedTraining(noise=0.01)
+    states = []
+    while (found := replay(asked, training.evidence())).pending:
+        states.append(found)
+        training.run(found.pending)
+    last = replay(asked, training.evidence())
+    for state in states:
+        assert [done.trial_ids for done in last.rounds][: len(state.rounds)] == [d.trial_ids for d in state.rounds]
+        assert last.attempts[: len(state.attempts)] == state.attempts
+
+
+def test_every_trial_of_a_search_has_its_own_id() -> None:
+    training = SimulatedTraining()
+    found = training.search(settings_of(LEVERS, trials=60))
+    ids = [name for done in found.rounds for name in done.trial_ids]
+    assert len(ids) == len(set(ids)) == len(training.runs)
+
+
+def test_each_lever_runs_in_the_same_groups_as_its_reference_in_reverse_order() -> None:
+    found = SimulatedTraining().search(settings_of(named("bf16", "compile")))
+    levers = next(done for done in found.rounds if done.kind == "levers")
+    first, second = ([planned.configuration for planned in block] for block in levers.blocks)
+    assert first == second[::-1]
+    assert first[0] == ()

@@ -1,0 +1,142 @@
+"""Searches with a real store and simulated ranks: rounds, resume, the record, the card and the report."""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.read.study_record import Improvement, StudyRecord
+from analysis.report.card import as_text, card_at
+from analysis.report.report import write_report
+from analysis.verdict.lines.improve import measured_advice
+from study.capacity import NodeCapacity
+from study.cli.configuration import Configuration
+from study.improve.lever import Lever, Machine
+from study.improve.observe import Observer
+from study.improve.rounds import Settings
+from study.improve.search import Search
+from study.improve.session import Session, search_rounds
+from study.improve.start import Request
+from study.orchestrate.protocol import Job, KeeperProxy, Payload
+from study.orchestrate.twin.in_process import local_cluster, run_trials
+from study.orchestrate.twin.simulated_ranks import SimulatedRanks, payload_of
+from study.store.store import Store
+from tests.support.improving import null_lever
+from tests.support.orchestration import quick_trial
+from trainables.trial import Trial
+
+NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0)]
+SPEED_UP = 1.5
+FAST = Lever(
+    "large buckets", ("compute",), "arithmetic", lambda trial, machine: {"bucket_mb": 50.0}, "check the accuracy"
+)
+BROKEN = Lever("unused", ("compute",), "order", lambda trial, machine: {"find_unused_parameters": True})
+LEVERS = [null_lever("prefetch", "prefetch_batches", 4), BROKEN, FAST]
+
+
+def play(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
+    """Simulate a rank: `FAST` gains `SPEED_UP`, `BROKEN` runs out of memory, and the loss depends on the seed."""
+    trial = job.trial
+    if trial.find_unused_parameters:
+        raise MemoryError("no room for 8 GiB")
+    noise = 1 + 0.002 * (zlib.crc32(trial.trial_id.encode()) % 100 / 50 - 1)
+    step_s = 0.1 / (SPEED_UP if trial.bucket_mb > 25 else 1.0) * noise
+    phases = {"load_wait_s": 0.1, "host_to_device_s": 0.0, "forward_s": 0.3, "backward_s": 0.5, "optimizer_s": 0.1}
+    rows = [
+        {"rank": 0, "window": window, "step": step, "samples": trial.batch_per_gpu, "window_s": 10 * step_s}
+        | {"step_s": step_s, "loss": 2.0 + 0.01 * trial.seed}
+        | {name: share * step_s for name, share in phases.items()}
+        for window in ("warmup", "plain", "phases")
+        for step in range(10)
+    ]
+    return [payload_of(trial, {"steps": rows})]
+
+
+def session_in(folder: Path, trials: int = 40) -> Session:
+    settings = Settings(
+        quick_trial(), {lever.name: lever for lever in LEVERS}, Machine(NODES), trials=trials, budget_s=None
+    )
+    configuration = Configuration(study="improve-mlp", out=str(folder))
+    asked = Request(configuration, "", "throughput", trials, None, keep_arithmetic=False)
+    return Session(asked, settings, "python -m study.scaling improve", Observer(str(folder)))
+
+
+def run_search(session: Session, most_rounds: int = 100) -> list[str]:
+    """Run a search with simulated ranks, at most so many rounds. Return the lines that it prints."""
+    lines: list[str] = []
+    rounds = 0
+
+    def run(blocks: Sequence[Sequence[Trial]], store: Store) -> bool:
+        nonlocal rounds
+        rounds += 1
+        if rounds > most_rounds:
+            return True
+        return run_trials("improve-mlp", blocks, store, local_cluster(NODES), ranks=SimulatedRanks(play))
+
+    session.save(
+        *(session.read() if Path(session.asked.configuration.out, "study.json").exists() else (Search(), None))
+    )
+    search_rounds(session, run, lines.append)
+    session.save(*session.read())
+    return lines
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that was interrupted after its first round, and then resumed."""
+    folder = tmp_path_factory.mktemp("search")
+    run_search(session_in(folder), most_rounds=1)
+    before = {record["trial_id"]: record["started_at"] for record in Store.at(str(folder)).records()}
+    assert card_at(folder).is_partial
+    lines = run_search(session_in(folder))
+    after = {record["trial_id"]: record["started_at"] for record in Store.at(str(folder)).records()}
+    assert before.items() <= after.items()
+    assert next(line for line in lines if line.startswith("round")).startswith(
+        "round 2: try prefetch, unused, large buckets (8 trials"
+    )
+    return folder
+
+
+def improvement_of(folder: Path) -> Improvement:
+    found = StudyRecord.of(Store.at(str(folder)).study()).improvement
+    assert found is not None
+    return found
+
+
+def test_a_resumed_search_keeps_what_gains_and_records_what_does_not(finished: Path) -> None:
+    found = improvement_of(finished)
+    assert found.is_complete
+    assert found.kept == ("large buckets",)
+    assert found.gain is not None and found.gain.low is not None and found.gain.high is not None
+    assert found.gain.low < SPEED_UP < found.gain.high
+    rows = {row.lever: row for row in found.levers}
+    assert rows["unused"].gain is None
+    assert rows["unused"].why.startswith("out of memory")
+    assert not rows["prefetch"].is_kept
+    assert found.loss == (0.0, pytest.approx(0.02), False)
+    assert found.trials == len(Store.at(str(finished)).records())
+    assert found.right_bounds == (2, 2)
+
+
+def test_the_card_and_the_report_have_the_form_of_improve(finished: Path) -> None:
+    report = write_report(finished)
+    assert report.card.form == "improve"
+    gain = report.card.line("gain")
+    assert gain is not None
+    assert gain.quantities[0].value == pytest.approx(SPEED_UP, rel=0.01)
+    assert max(map(len, as_text(report.card).splitlines())) <= 80
+    assert (finished / "report/figures/improvement.svg").exists()
+    assert "large buckets" in (finished / "report/tables/levers.csv").read_text()
+
+
+def test_the_study_that_was_improved_gives_the_measured_advice(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    run_search(session_in(folder), most_rounds=1)
+    store = Store.at(str(folder))
+    store.set_improvement(Store.at(str(finished)).study()["improve"] | {"measured_in": str(finished)})
+    card = card_at(folder)
+    assert card.form == "one_size"
+    advice = measured_advice(improvement_of(folder))
+    assert advice is not None
+    assert advice.quantities[0].value == pytest.approx(SPEED_UP, rel=0.01)
