@@ -33,8 +33,18 @@ AHEAD_S = 3600
 COMMAND = ("-m", "study.scaling")
 SHORT_PAUSES = (
     "-c",
-    "import sys; from study.store import spool; spool.PAUSES_S = (1.0, 2.0, 4.0); "
-    "from study.scaling import main; sys.exit(main(sys.argv[1:]))",
+    """
+import sys
+from study.cli.process import supervised
+from study.scaling import main
+
+def with_short_pauses(arguments):
+    from study.store import spool
+    spool.PAUSES_S = (1.0, 2.0, 4.0)
+    return main(arguments)
+
+sys.exit(supervised(with_short_pauses, sys.argv[1:]))
+""",
 )
 """The same command, which gives up saving a result after 7 s instead of 138 s."""
 RANK = r"ray::.*TrainWorker"
