@@ -131,7 +131,7 @@ def frame_changes(draw: st.DrawFn, frame: pd.DataFrame) -> pd.DataFrame:
     numbers = [float(item) for item in values if isinstance(item, int | float) and not isinstance(item, bool)]
     if len(numbers) == len(values) and draw(st.booleans()):
         return frame.assign(**{column: np.array(numbers)})
-    return frame.assign(**{column: pd.Series(values, dtype=object).to_numpy()})
+    return frame.assign(**{column: pd.Series(values, index=frame.index, dtype=object)})
 
 
 @st.composite
