@@ -34,8 +34,8 @@ TESTED = (
     (
         "head of a joined cluster (its GCS) lost",
         "the same",
-        SIGNALS,
-        "test_the_line_names_the_head_of_a_cluster_that_does_not_answer",
+        LOST,
+        "test_a_head_that_no_longer_answers_ends_a_study_with_one_line_and_a_partial_report",
     ),
     (
         "driver aborted by Ray, or killed by the kernel",

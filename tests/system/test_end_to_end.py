@@ -1,13 +1,16 @@
 """The command as users run it: in a separate process, with a local Ray that it starts."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -37,7 +40,7 @@ SLOW = [
 class Command:
     """`python -m study.scaling ...` in a new process group. stderr goes to a file that can be read while it runs."""
 
-    def __init__(self, arguments: list[str], folder: Path, name: str = "command"):
+    def __init__(self, arguments: list[str], folder: Path, name: str = "command", **variables: str):
         self.log = folder / f"{name}.err"
         with self.log.open("w") as stderr:
             self.process = subprocess.Popen(
@@ -47,7 +50,7 @@ class Command:
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
-                env=os.environ | {"COLUMNS": "100", "STEPPING": str(folder)},
+                env=os.environ | {"COLUMNS": "100", "STEPPING": str(folder)} | variables,
             )
 
     def wait(self, timeout_s: float = 300) -> tuple[int, str, str]:
@@ -161,6 +164,62 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     assert stdout.strip().splitlines()[-1] == str(out / "report" / "index.html")
     assert "partial" not in (out / "report" / "index.html").read_text().lower()
     assert not list((out / "trials").glob(".*")), "a half-written folder was left behind"
+
+
+@contextlib.contextmanager
+def forwarded(address: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield an address whose connections are forwarded to another one, and a function that cuts them."""
+    host, _, port = address.rpartition(":")
+    ends: list[socket.socket] = []
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                target.sendall(data)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = server.accept()
+                far = socket.create_connection((host, int(port)))
+                ends.extend((near, far))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    def cut() -> None:
+        for end in (server, *ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    with socket.create_server((host, 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"{host}:{server.getsockname()[1]}", cut
+        cut()
+
+
+@pytest.mark.xdist_group("shared ray")
+def test_a_head_that_no_longer_answers_ends_a_study_with_one_line_and_a_partial_report(
+    local_ray: str, folder: Path
+) -> None:
+    out = folder / "results"
+    with forwarded(local_ray) as (address, cut):
+        command = [*SLOW, "--out", str(out), "--address", address]
+        study = Command(command, folder, RAY_gcs_rpc_server_reconnect_timeout_s="3")
+        study.wait_for(1, out)
+        kept = finished(out)
+        cut()
+        status, stdout, stderr = study.wait()
+    assert status == 4, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(
+        "error: the head of the cluster (its GCS) no longer answers; finished trials are saved; log: "
+    )
+    assert "; fix: " in line and f"--out {out}" in line
+    assert "Traceback" not in stderr and "[20" not in stderr, "output of Ray"
+    assert stdout.strip() == str(out / "report" / "index.html")
+    assert "partial" in (out / "report" / "index.html").read_text().lower()
+    assert kept.items() <= finished(out).items()
 
 
 def test_a_user_workload_runs_with_loader_processes(folder: Path) -> None:

@@ -3,7 +3,6 @@
 FOLDER_EXAMPLES=2000 runs more examples than the few that fit into a run of all tests.
 """
 
-import contextlib
 import copy
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from analysis.read.results import ResultsError, load_reduced
@@ -131,7 +130,7 @@ def frame_changes(draw: st.DrawFn, frame: pd.DataFrame) -> pd.DataFrame:
     numbers = [float(item) for item in values if isinstance(item, int | float) and not isinstance(item, bool)]
     if len(numbers) == len(values) and draw(st.booleans()):
         return frame.assign(**{column: np.array(numbers)})
-    return frame.assign(**{column: pd.Series(values, dtype=object).to_numpy()})
+    return frame.assign(**{column: pd.Series(values, index=frame.index, dtype=object)})
 
 
 @st.composite
@@ -181,6 +180,7 @@ def forget_peak() -> None:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
+    phases=[phase for phase in Phase if phase != Phase.explain],  # it traces every line after a first failure
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 @given(contents())
@@ -197,12 +197,8 @@ def test_a_changed_folder_gives_a_report_or_one_line(no_figures: None, content: 
             assert name in str(refusal)
         else:
             assert Path(report.path).read_text().startswith("<!")
+        assert time.process_time() - start_s < LONGEST_CPU_S
         assert peak_bytes() - before_bytes < MOST_BYTES
-        if time.process_time() - start_s >= LONGEST_CPU_S:  # perhaps by the host's load
-            start_s = time.process_time()
-            with contextlib.suppress(ResultsError):
-                write_report(name)
-            assert time.process_time() - start_s < LONGEST_CPU_S
 
 
 @pytest.mark.parametrize("content", STUDIES, ids=["CPU ranks", "GPUs", "training"])
