@@ -34,7 +34,10 @@ from analysis.verdict.next_steps import best
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answer. figures: the first one that draws something is shown. table: None for none."""
+    """A question with its answer. figures: the first one that draws something is shown. table: None for none.
+
+    is_collapsed: figure and table are shown on demand, because the study answers questions of its own.
+    """
 
     key: str
     title: str
@@ -43,6 +46,7 @@ class Question:
     figures: tuple[Figure, ...]
     replies: Callable[[ReportInputs], list[Answer]] = lambda inputs: []
     """Returns the answers to the questions of the study's source, one by one."""
+    is_collapsed: bool = False
 
 
 _WORK, _LOST, _GAINS = ANSWERS
@@ -187,6 +191,7 @@ def questions(inputs: ReportInputs) -> Iterator[Question]:
     yield from own
     if inputs.configurations.empty:
         return
-    yield from QUESTIONS
+    is_secondary = bool(inputs.record.questions and own)
+    yield from (dataclasses.replace(question, is_collapsed=is_secondary) for question in QUESTIONS)
     if len(unmeasured(inputs).frame):
         yield _OWN_CODE

@@ -79,6 +79,7 @@ class _Answer:
     table: Table | None
     picture: Picture | None
     replies: list[Answer]
+    is_collapsed: bool = False
 
     @property
     def html(self) -> Markup | None:
@@ -167,7 +168,7 @@ def _answer(inputs: ReportInputs, question: Question, picture: Picture | None, s
     title = question.title.format(ranks=study_ranks(inputs)[1])
     table = None if question.table is None else question.table(inputs)
     sentences = [text for text in question.sentences(inputs) if text not in said]
-    return _Answer(question.key, title, sentences, table, picture, question.replies(inputs))
+    return _Answer(question.key, title, sentences, table, picture, question.replies(inputs), question.is_collapsed)
 
 
 def _figures(inputs: ReportInputs, tables: Mapping[str, Table], without: Iterable[str]) -> list[Picture]:

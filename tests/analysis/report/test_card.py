@@ -29,7 +29,7 @@ CAUSES = {
     "loading": "load", "slower compute": "slower_compute",
 }  # fmt: skip
 """Keys of the quantities by the words of the card."""
-MOST_TEXT_WORDS = 1_050
+MOST_TEXT_WORDS = 1_200
 """Of the 1,500 words of the visible part; figures have the rest, see test_visible_part."""
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -61,8 +61,9 @@ def visible_words(inputs: ReportInputs, card: Card) -> int:
     """Count the words that the page shows before anything is opened, without those of figures."""
     texts = [as_text(card), *actions(inputs)]
     for question in questions(inputs):
-        table = question.table and question.table(inputs)
+        table = None if question.is_collapsed or question.table is None else question.table(inputs)
         texts += [question.title, *question.sentences(inputs), *(figure.caption for figure in question.figures[:1])]
+        texts += [part for reply in question.replies(inputs) for part in (reply.question, reply.text)]
         if table is not None and len(table.frame):
             cells = table.cells()
             texts += [table.title, table.note, *cells.columns, *(str(cell) for cell in cells.to_numpy().ravel())]

@@ -24,7 +24,7 @@ from tests.support.frames import cpu_study, grid, write_results
 ROOT = Path(__file__).parent.parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MOST_WORDS, MOST_TABLES, MOST_BYTES = 1_500, 8, 1_500_000
-MOST_FIGURE_WORDS = 450
+MOST_FIGURE_WORDS = 300
 QUESTIONS = [
     "Does it scale?",
     "What holds it back?",
@@ -155,9 +155,8 @@ def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path)
         picture = first_drawn(inputs, question.figures, {}, shown)
         assert picture is None or picture.name not in shown
         shown |= {picture.name} if picture else set()
-        words += (
-            sum(len(text.split()) for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.svg)) if picture else 0
-        )
+        if picture and not question.is_collapsed:
+            words += sum(len(text.split()) for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.svg))
     assert {"phases_brief", "scaling_weak_brief"} <= shown
     assert 0 < words <= MOST_FIGURE_WORDS
     table = phases_of_headline(inputs)
