@@ -122,6 +122,7 @@ def test_a_resumed_search_keeps_what_gains_and_records_what_does_not(finished: P
 def test_the_card_and_the_report_have_the_form_of_improve(finished: Path) -> None:
     report = write_report(finished)
     assert report.card.form == "improve"
+    assert report.card.facts["batch_per_gpu"] == 32
     gain = report.card.line("gain")
     assert gain is not None
     assert gain.quantities[0].value == pytest.approx(SPEED_UP, rel=0.01)
