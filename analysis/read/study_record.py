@@ -62,6 +62,7 @@ class Side:
     tokens_per_sample: float | None
     bottleneck: str | None
     share: float | None
+    trial_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,8 @@ def _side(record: Any) -> Side | None:
         return None
     bottleneck = record.get("bottleneck")
     bottleneck = bottleneck if isinstance(bottleneck, str) else None
-    return Side(value, _number(record.get("tokens_per_sample")), bottleneck, _number(record.get("share")))
+    tokens, share = _number(record.get("tokens_per_sample")), _number(record.get("share"))
+    return Side(value, tokens, bottleneck, share, _texts(record.get("trial_ids")))
 
 
 def _texts(listed: Any) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from analysis.verdict.facts import trained_workload
 from analysis.verdict.lines.improve import improve_lines, trust_in_improvement
 from analysis.verdict.lines.scaling import lost, more_ranks, scales
 from analysis.verdict.lines.step import batch, bound_by, bounds_of_many, do_next, speed
-from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, subjects
+from analysis.verdict.lines.subject import MOST_WORKLOADS, Subject, subject_of, subjects
 from analysis.verdict.lines.training import accuracy_line, ladder_lines, training_lines
 from analysis.verdict.lines.trust import POOR, trust_in, trust_in_accuracy
 from analysis.verdict.lines.value import Card, CardLine, Quantity, Trust
@@ -45,6 +45,8 @@ def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
     """
     chosen = subjects(analysis)
     chosen = [subject for subject in chosen if subject.scaling is not None] or chosen
+    if (searched := analysis.record.improvement) and not searched.measured_in and searched.baseline:
+        chosen = subject_of(analysis, searched.baseline.trial_ids) or chosen
     record = analysis.record
     recorded = {trial for part in (analysis, *others) for trial in part.results.trials["trial_id"]}
     missing = len(set(record.planned_trials or ()) - recorded)

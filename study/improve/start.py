@@ -1,5 +1,6 @@
 """Where a search starts: its baseline, its levers and its budget, from the options of `improve`."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ def request(
         )
     name = _name(configuration, directory)
     out = str(options["out"] or f"results/improve-{name}")
+    if directory is not None and os.path.realpath(directory) == os.path.realpath(out):
+        raise ConfigurationError(f"--out {out} is the folder to improve; give another --out")
     budget_s = None if budget is None else seconds_of(budget)
     if trials is None and budget_s is None:
         trials = DEFAULT_TRIALS
@@ -149,7 +152,7 @@ def _of_options(asked: Request, overrides: Mapping[str, Any], nodes: Sequence[No
 
 
 def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[NodeCapacity]) -> Trial:
-    """Return the configuration that the answer of a study is about, with changed fields."""
+    """Return the configuration that the answer of a study is about, or that a search chose, with changed fields."""
     from analysis.read.results import load_reduced, nothing_timed
     from analysis.study import analyses
     from study.store.store import Store
@@ -157,7 +160,11 @@ def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[Nod
     found = analyses(load_reduced(directory))[0]
     if found.headline is None:
         raise ConfigurationError(f"{directory}: nothing to improve: {nothing_timed(found.results.trials)}")
-    trial_id = found.configurations.loc[found.headline, "trial_ids"][0]
+    searched = found.record.improvement
+    if searched is not None and not searched.measured_in and searched.chosen is not None:
+        trial_id = searched.chosen.trial_ids[0]
+    else:
+        trial_id = found.configurations.loc[found.headline, "trial_ids"][0]
     record = next(record for record in Store.at(directory).scan()[0] if record["trial_id"] == trial_id)
     fields = record["trial"] | {"repeat": 0, "profile_ranks": ""} | dict(overrides)
     for name, read in (("script", python_file), ("workload", workload_spec), ("train_function", workload_spec)):

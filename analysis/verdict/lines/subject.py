@@ -1,6 +1,6 @@
 """Choose the configurations that the card is about."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,13 @@ def subjects(analysis: Analysis) -> list[Subject]:
         subject = Subject(index, _row(configurations, index), headline.workload, label, row, strong, strong_batch)
         found.append(subject)
     return found
+
+
+def subject_of(analysis: Analysis, trial_ids: Collection[str]) -> list[Subject]:
+    """Return the configuration of these trials as the only subject; empty if none of them is done."""
+    configurations = analysis.configurations
+    found = [index for index, ids in configurations["trial_ids"].items() if {*ids} & {*trial_ids}]
+    return [Subject(index, _row(configurations, index), {}, "", None, None) for index in found[:1]]
 
 
 def _row(frame: pd.DataFrame, index: int) -> pd.Series:

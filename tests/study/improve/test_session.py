@@ -12,12 +12,13 @@ from analysis.report.report import write_report
 from analysis.verdict.lines.improve import measured_advice
 from study.capacity import NodeCapacity
 from study.cli.configuration import Configuration
+from study.errors import ConfigurationError
 from study.improve.lever import Lever, Machine
 from study.improve.observe import Observer
 from study.improve.rounds import Settings
 from study.improve.search import Search
 from study.improve.session import Session, search_rounds
-from study.improve.start import Request
+from study.improve.start import Request, request, settings_for
 from study.orchestrate.protocol import Job, KeeperProxy, Payload
 from study.orchestrate.twin.in_process import local_cluster, run_trials
 from study.orchestrate.twin.simulated_ranks import SimulatedRanks, payload_of
@@ -122,6 +123,7 @@ def test_a_resumed_search_keeps_what_gains_and_records_what_does_not(finished: P
 def test_the_card_and_the_report_have_the_form_of_improve(finished: Path) -> None:
     report = write_report(finished)
     assert report.card.form == "improve"
+    assert report.card.facts["batch_per_gpu"] == 32
     gain = report.card.line("gain")
     assert gain is not None
     assert gain.quantities[0].value == pytest.approx(SPEED_UP, rel=0.01)
@@ -140,3 +142,11 @@ def test_the_study_that_was_improved_gives_the_measured_advice(finished: Path, t
     advice = measured_advice(improvement_of(folder))
     assert advice is not None
     assert advice.quantities[0].value == pytest.approx(SPEED_UP, rel=0.01)
+
+
+def test_a_search_can_start_from_the_result_of_another_but_not_in_its_folder(finished: Path, tmp_path: Path) -> None:
+    options = {"config": None, "out": str(tmp_path / "next")}
+    found = settings_for(request(options, str(finished), None, None, None, False), NODES)
+    assert found.base.bucket_mb == 50.0
+    with pytest.raises(ConfigurationError, match="--out"):
+        request(options | {"out": str(finished)}, str(finished), None, None, None, False)
