@@ -30,7 +30,7 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 """Packed results per study, in the order in which they are asked; the first one that can answers a question."""
 
 _GPU_HOST = [NodeCapacity("host", "", cpus=32, gpus=2)]
-_REFRESHED = ("questions", "reference_ladders", "predict_to", "report_epoch")
+_REFRESHED = ("questions", "reference_ladders", "predict_to", "report_epoch", "documents")
 
 
 def refresh(folder: str) -> None:

@@ -30,6 +30,7 @@ class StudyRecord:
     small_form: what a study on CPU ranks replaces to finish in minutes; empty for the complete form.
     notes: sentences about the data that no number shows.
     questions: key and text of each question that the report answers in sentences, in order.
+    documents: names of further documents of the report.
     predict_to: number of ranks that figures predict up to.
     evidence: numbers by name that other commands add to a study's results.
     """
@@ -47,6 +48,7 @@ class StudyRecord:
     notes: tuple[str, ...]
     questions: tuple[tuple[str, str], ...] = ()
     predict_to: int | None = None
+    documents: tuple[str, ...] = ()
     evidence: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -56,7 +58,7 @@ class StudyRecord:
         if not isinstance(configuration, dict):
             configuration = {}
         goal, planned = configuration.get("goal"), configuration.get("planned_trials")
-        notes, evidence = study.get("notes"), study.get("evidence")
+        evidence = study.get("evidence")
         if not isinstance(evidence, dict):
             evidence = {}
         return cls(
@@ -78,12 +80,13 @@ class StudyRecord:
             reference_ladders=tuple(_ladders(configuration.get("reference_ladders"))),
             report_epoch=_count(configuration.get("report_epoch")),
             small_form=str(configuration.get("small_form") or ""),
-            notes=tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else (),
+            notes=_texts(study.get("notes")),
             questions=tuple(
                 (str(entry["key"]), str(entry["question"]))
                 for entry in _records(configuration.get("questions"))
                 if "key" in entry and "question" in entry
             ),
+            documents=_texts(configuration.get("documents")),
             predict_to=_count(configuration.get("predict_to")),
             evidence={name: number for name, value in evidence.items() if (number := _number(value)) is not None},
         )
@@ -102,6 +105,10 @@ def _ladders(listed: Any) -> Iterator[ReferenceLadder]:
 
 def _records(listed: Any) -> list[dict[str, Any]]:
     return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
+
+
+def _texts(listed: Any) -> tuple[str, ...]:
+    return tuple(text for text in listed if isinstance(text, str)) if isinstance(listed, list) else ()
 
 
 def _count(value: Any) -> int | None:

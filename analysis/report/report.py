@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from markupsafe import Markup
 
+from analysis.answers.lab_tables import document as lab_document
 from analysis.answers.registry import Answer
 from analysis.figures.style import BRIEF
 from analysis.predict.inputs import ReportInputs, report_inputs
@@ -53,6 +54,10 @@ _STATUSES = {
     "pruned": "pruned",
     "infeasible": "infeasible",
 }
+
+
+DOCUMENTS: Mapping[str, Callable[[ReportInputs], dict[str, str]]] = {"lab4": lab_document}
+"""Further documents that a study may ask for, by name: files of the report with their text."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,9 @@ def write_report(
     for picture in (*visible, *figures):
         files[f"figures/{picture.name}.svg"] = picture.svg.encode()
         files[f"figures/{picture.name}.png"] = picture.png
+    for name in first.record.documents:
+        if name in DOCUMENTS and has_results(first):
+            files |= {file: text.encode() for file, text in DOCUMENTS[name](first).items()}
     files["card.json"] = as_json_text(card).encode()
     files["card.svg"] = as_svg(card).encode()
     files["methods.md"] = methods(first).encode()

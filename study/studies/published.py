@@ -240,7 +240,7 @@ def hpml_lab4(capacity: Capacity) -> Study:
             "batch_per_gpu": batches,
         },
         repeats=3,
-        report=asked("hpml-lab4") | small_form(on_gpus),
+        report=asked("hpml-lab4") | {"documents": ["lab4"], "report_epoch": 5} | small_form(on_gpus),
     )
 
 

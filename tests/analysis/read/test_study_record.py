@@ -57,6 +57,7 @@ def test_the_report_reads_what_studies_write() -> None:
     records = {name: StudyRecord.of({"configuration": make(GPU_HOST).report}) for name, make in STUDIES.items()}
     assert {name: record.report_epoch for name, record in records.items() if record.report_epoch} == {
         "fifth-epoch": 5,
+        "hpml-lab4": 5,
         "vgg-case-study": 5,
     }
     listed = acceleration_ladder(GPU_HOST).report["reference_ladders"]
