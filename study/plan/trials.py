@@ -201,11 +201,19 @@ def _accumulation_steps(fields: Mapping[str, Any]) -> int:
     return steps if limit is None else max(steps, -(-fields["global_batch"] // (fields["world_size"] * limit)))
 
 
+LEAST_STEPS = 50
+"""Least steps of a window of complete epochs: fewer have no reliable median."""
+
+
 def _steps_of_one_epoch(fields: Mapping[str, Any], images: int) -> dict[str, int]:
-    """Return warm-up and window steps that last one epoch each, or the minimum if a batch is larger than an epoch."""
+    """Return warm-up and window steps: a warm-up of one epoch, and a window of epochs with at least `LEAST_STEPS`.
+
+    If a batch is larger than an epoch, a step counts as one epoch.
+    """
     global_batch = fields["world_size"] * fields["batch_per_gpu"] * fields.get("accumulation_steps", 1)
     steps = images // global_batch
-    return {"warmup_steps": max(2, steps), "steps": max(1, steps)}
+    epoch = max(1, steps)
+    return {"warmup_steps": max(2, steps), "steps": epoch * math.ceil(LEAST_STEPS / epoch)}
 
 
 def _with_history(row: PlannedTrial, statuses: Mapping[str, str], out_of_memory: Sequence[Trial]) -> PlannedTrial:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from study.capacity import Capacity
+from study.studies.comparisons import averaging, loader_grid, number_formats, real_ranks, storage_order
 from study.studies.published import (
     acceleration_ladder,
     everything,
@@ -159,4 +160,9 @@ STUDIES: Mapping[str, Callable[[Capacity], Study]] = {
     "large-batch": large_batch,
     "fifth-epoch": fifth_epoch,
     "interconnect": interconnect,
+    "storage-order": storage_order,
+    "number-formats": number_formats,
+    "loader-grid": loader_grid,
+    "averaging": averaging,
+    "real-ranks": real_ranks,
 }

@@ -5,7 +5,7 @@ from typing import Any
 from study.capacity import Capacity, NodeCapacity, default_cpus_per_rank
 from study.studies.questions import asked
 from study.studies.study import Study, gpus, small_form, world_sizes
-from study.studies.training import short_training
+from study.studies.training import fifth_epoch, short_training
 from trainables.registry import (
     DECODERS,
     EXECUTIONS,
@@ -109,11 +109,11 @@ def forum_phases(capacity: Capacity) -> Study:
         base: dict[str, Any] = {
             "device": "cuda",
             "image_size": 224,
-            "loader_workers": 8,
+            "loader_workers": 4,
             "warmup_steps": 11,
-            "steps": 30,
+            "steps": 50,
         }
-        axes |= {"model": ("resnet18", "resnet50"), "batch_per_gpu": (64, 128, 256, 512, 1024)}
+        axes |= {"model": ("resnet18", "resnet50"), "batch_per_gpu": (64, 256, 512, 1024)}
     else:
         base = {"device": "cpu", "image_size": 32, "loader_workers": 1, "warmup_steps": 2, "steps": 3}
         base |= {"prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
@@ -128,11 +128,20 @@ def forum_phases(capacity: Capacity) -> Study:
         axes=axes,
         repeats=3,
         report=asked("forum-phases") | small_form(on_gpus),
-        cases={
-            "pinned, non-blocking": {"pin_memory": True, "non_blocking": True},
-            "pageable, blocking": {"pin_memory": False, "non_blocking": False},
-        },
+        cases=_copy_cases(on_gpus),
     )
+
+
+def _copy_cases(on_gpus: bool) -> dict[str, dict[str, Any]]:
+    """Return all combinations of pinned memory and asynchronous copies; on CPUs, which copy nothing, only two."""
+    cases = {
+        "pinned, non-blocking": {"pin_memory": True, "non_blocking": True},
+        "pageable, blocking": {"pin_memory": False, "non_blocking": False},
+    }
+    if on_gpus:
+        cases["pinned, blocking"] = {"pin_memory": True, "non_blocking": False}
+        cases["pageable, non-blocking"] = {"pin_memory": False, "non_blocking": True}
+    return cases
 
 
 _SOURCE = "a published study, another machine, one GPU"
@@ -154,7 +163,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
     mixed_precision = "fp16" if on_gpus else "bf16"
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "augment": "cpu"}
     if on_gpus:
-        base |= {"dataset": "image_folder", "model": "resnet50", "image_size": 224, "warmup_steps": 100, "steps": 300}
+        base |= {"dataset": "image_folder", "model": "resnet18", "image_size": 224, "warmup_steps": 200, "steps": 300}
     else:
         base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "warmup_steps": 2, "steps": 4}
         base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
@@ -193,6 +202,9 @@ def _ladder_steps(capacity: Capacity, on_gpus: bool, mixed_precision: str) -> di
     few = {"loader_workers": 2 if on_gpus else 0, "cpus_per_rank": min(2 if on_gpus else 1, share)}
     many = {"loader_workers": 8 if on_gpus else 1, "cpus_per_rank": share}
     one = {"parallel": "none"}
+    emulated = {"DDP, mixed precision, two nodes emulated by sockets": step(
+        node_ranks, **raw, **many, **mixed, parallel="ddp", interconnect="socket"
+    )}  # fmt: skip
     return {
         "JPEG files, fp32, one GPU": step(1, storage="jpeg", **one, **few),
         "LMDB": step(1, storage="lmdb", **one, **few),
@@ -208,13 +220,15 @@ def _ladder_steps(capacity: Capacity, on_gpus: bool, mixed_precision: str) -> di
             "world_size": 2 * node_ranks, "nodes": 2, "batch_per_gpu": global_batch // node_ranks,
             **raw, **many, **mixed, "parallel": "ddp",
         },
+        **(emulated if on_gpus and node_ranks > 1 else {}),
     }  # fmt: skip
 
 
 def hpml_lab4(capacity: Capacity) -> Study:
     """Compare DataParallel and DDP from a small batch to the largest that fits, as in a course lab."""
     on_gpus = gpus(capacity) > 0
-    batches = (32, 128, 512, 2048, 8192, 32768, 131072) if on_gpus else (8, 32)
+    # 64 and 256 give a data point of strong scaling: twice the batch on half the ranks.
+    batches = (32, 64, 128, 256, 512, 2048, 8192, 32768, 131072) if on_gpus else (8, 32)
     base: dict[str, Any] = {
         "device": "cuda" if on_gpus else "cpu",
         "model": "resnet18_small" if on_gpus else "resnet18",
@@ -240,6 +254,8 @@ def hpml_lab4(capacity: Capacity) -> Study:
             "batch_per_gpu": batches,
         },
         repeats=3,
+        extra_trials={f"epoch 5, {name}": trial for name, trial in fifth_epoch(capacity).combinations()},
+        extra_follow=("dataset", "data_dir"),
         report=asked("hpml-lab4") | {"documents": ["lab4"], "report_epoch": 5} | small_form(on_gpus),
     )
 
@@ -252,8 +268,8 @@ def vgg_case_study(capacity: Capacity) -> Study:
     on_gpus = gpus(capacity) > 0
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "model": "vgg19", "dataset": "fashion_mnist_sample"}
     if on_gpus:
-        base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 30}
-        batches: tuple[int, ...] = (12, 24, 48, 96, 128, 256, 512, 1024, 2048, 4096)
+        base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 50}
+        batches: tuple[int, ...] = (12, 16, 32, 48, 64, 100, 128, 256, 512, 1024, 2048, 4096)
     else:
         base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
         batches = (2, 4)
@@ -284,16 +300,22 @@ def mlstm_scaling(capacity: Capacity) -> Study:
     base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "dataset": "text_sample"}
     if on_gpus:
         base["dataset"] = "synthetic"  # the sample is too short for the streams of 8 GPUs
-        base |= {"precision": "bf16", "parallel": "ddp_fp16", "sequence_length": 256, "warmup_steps": 11, "steps": 10}
+        base |= {"precision": "bf16", "sequence_length": 256, "warmup_steps": 11, "steps": 50}
         axes: dict[str, tuple[Any, ...]] = {
             "model": ("mlstm4096", "mlstm8192"),
             "batch_per_gpu": (256,),
             "interconnect": ("auto", "no_p2p", "socket"),
         }
+        cases: dict[str, dict[str, Any]] = {
+            "16-bit all-reduce": {"parallel": "ddp_fp16"},
+            "32-bit all-reduce": {"parallel": "ddp"},
+        }
+        for size in dict.fromkeys((1, _on_one_node(capacity))):  # DataParallel has one process, on one node
+            cases[f"threads of one process, {size}"] = {"parallel": "dp", "interconnect": "auto", "world_size": size}
     else:
         base |= {"precision": "fp32", "parallel": "ddp_fp16", "sequence_length": 16, "warmup_steps": 2, "steps": 3}
         base |= {"account_steps": 1, "sweep_bytes": 2**20}
-        axes = {"model": ("mlstm64",), "batch_per_gpu": (4,)}
+        axes, cases = {"model": ("mlstm64",), "batch_per_gpu": (4,)}, {}
     return Study(
         name="mlstm-scaling",
         question=(
@@ -303,6 +325,7 @@ def mlstm_scaling(capacity: Capacity) -> Study:
         base=base | {"learning_rate": 0.01},
         axes={"world_size": world_sizes(capacity)} | axes,
         repeats=3,
+        cases=cases,
         report=asked("mlstm-scaling") | {"predict_to": 128} | small_form(on_gpus),
     )
 

@@ -16,7 +16,8 @@ PLAN_ONLY_FIELDS = ("global_batch", "tokens_per_step", "most_per_gpu", "epoch_st
 
 global_batch: samples per step of all ranks, instead of `batch_per_gpu`. tokens_per_step: tokens per optimizer step of
 all ranks, from which `accumulation_steps` follows. most_per_gpu: the largest batch per GPU; larger
-ones are accumulated. epoch_steps: warm-up and timed windows last one epoch each.
+ones are accumulated. epoch_steps: the warm-up lasts one epoch, and the timed window as
+many as give it enough steps.
 """
 
 TYPE_OF_PLAN_FIELD = {"global_batch": "batch_per_gpu", "tokens_per_step": "batch_per_gpu"}
@@ -44,6 +45,8 @@ class Study:
     """Returns the simplest fields with the same effect as a combination's, so that equal combinations merge."""
     extra_trials: Mapping[str, Fields] = field(default_factory=dict)
     """Complete, named trials outside the grid. They are not crossed with the axes, and overrides do not change them."""
+    extra_follow: tuple[str, ...] = ()
+    """Fields whose overrides change the extra trials too, such as the data set."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Entries of study.json for the report, such as report_epoch (see `analysis.read.study_record.StudyRecord`)."""
 
@@ -71,6 +74,10 @@ class Study:
             axes=reordered | dict(axes),
             repeats=repeats or self.repeats,
             cases={case: remaining(fields) for case, fields in self.cases.items()},
+            extra_trials={
+                name: dict(fields) | {key: axes[key][0] for key in self.extra_follow if axes.get(key)}
+                for name, fields in self.extra_trials.items()
+            },
         )
 
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:

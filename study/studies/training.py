@@ -45,7 +45,7 @@ def large_batch(capacity: Capacity) -> Study:
             "Up to which global batch does training reach the accuracy of the reference batch, how far does each "
             "recipe raise that limit, and which batch reaches the accuracy first?"
         ),
-        base=_training(on_gpus) | {"world_size": 1},
+        base=base_of_trainings(on_gpus) | {"world_size": 1},
         axes={"global_batch": batches},
         repeats=5 if on_gpus else 3,
         cases=recipes | {"gradient noise scale at the reference batch": noise},
@@ -67,7 +67,7 @@ def fifth_epoch(capacity: Capacity) -> Study:
             "What are the mean training loss and training accuracy of the fifth epoch with the largest batch per GPU "
             "on all GPUs, compared with batch 128 on one GPU, and how do two recipes change them?"
         ),
-        base=_training(on_gpus) | recipe | {"epochs": 5},
+        base=base_of_trainings(on_gpus) | recipe | {"epochs": 5},
         axes={},
         repeats=3,
         cases={
@@ -86,7 +86,7 @@ def accuracy(capacity: Capacity) -> Study:
     return Study(
         name="accuracy",
         question="Which accuracy does this recipe reach, how long does it take, and how much faster are more GPUs?",
-        base=_training(on_gpus) | {"global_batch": REFERENCE_BATCH},
+        base=base_of_trainings(on_gpus) | {"global_batch": REFERENCE_BATCH},
         axes={"world_size": world_sizes(capacity)},
         repeats=3,
         report=small_form(on_gpus),
@@ -120,12 +120,12 @@ def without_idle_rules(fields: Fields) -> Fields:
 
 def short_training(on_gpus: bool) -> dict[str, Any]:
     """Return a training trial of five epochs at the reference batch on one rank, enough to see if it learns."""
-    return _training(on_gpus) | {
+    return base_of_trainings(on_gpus) | {
         "world_size": 1, "batch_per_gpu": REFERENCE_BATCH, "parallel": "none", "execution": "eager", "epochs": 5,
     }  # fmt: skip
 
 
-def _training(on_gpus: bool) -> dict[str, Any]:
+def base_of_trainings(on_gpus: bool) -> dict[str, Any]:
     """Return the base of all training trials: ResNet-18 on GPUs; on CPUs a perceptron, which takes minutes."""
     common: dict[str, Any] = {
         "dataset": "fashion_mnist_sample",
