@@ -107,7 +107,7 @@ def separated(inputs: ReportInputs) -> Reply | Missing:
     """State how compute and communication were separated, and their times."""
     rows = inputs.communication.exposed
     if rows.empty:
-        return Missing("no communication was measured on several ranks", "--gpus 1,2 --parallel ddp")
+        return Missing("no communication was measured on several ranks", "--gpus 1,2 --set parallel=ddp")
     shown, numbers = [], {}
     for index in (rows.index[0], rows.index[-1])[: min(2, len(rows))]:
         row, configuration = rows.loc[index], inputs.configurations.loc[index]
@@ -138,7 +138,7 @@ def bandwidth(inputs: ReportInputs) -> Reply | Missing:
     """Fill in both bandwidth formulas with S, N and t for the largest batch on most ranks."""
     rows = bandwidth_rows(inputs.configurations, inputs.communication).dropna(subset=["wire_s"])
     if rows.empty:
-        return Missing("no all-reduce was timed", "--gpus 1,2 --parallel ddp")
+        return Missing("no all-reduce was timed", "--gpus 1,2 --set parallel=ddp")
     row = rows[rows["world_size"] == rows["world_size"].max()].iloc[-1]
     size, ranks, seconds = float(row["gradient_bytes"]), int(row["world_size"]), float(row["wire_s"])
     algorithm, bus = size / seconds / GB, float(row["wire_bus_bytes_per_s"]) / GB

@@ -31,7 +31,7 @@ def gil(inputs: ReportInputs) -> Reply | Missing:
                 f"With {kind} ({growth['parallel'].iloc[0]}), launching a step takes {span(growth['ratio'])} times as "
                 "long as on one rank."
             )
-        return Missing("threads and processes were not both timed while launching", "--parallel dp,ddp", known)
+        return Missing("threads and processes were not both timed while launching", "--set parallel=dp,ddp", known)
     size = value_label("world_size", int(rows["world_size"].max()), study_ranks(inputs))
     worst = threads.loc[threads["ratio"].idxmax()]
     row = configurations.loc[worst["configuration"]]

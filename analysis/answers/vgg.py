@@ -125,7 +125,7 @@ def memory(inputs: ReportInputs) -> Reply | Missing:
     rows = balance[balance["parallel"] == "dp"] if "parallel" in balance else balance.iloc[:0]
     if rows.empty:
         return Missing(
-            "no DataParallel step on several GPUs recorded memory per GPU", "--parallel dp --gpus 2", end.strip()
+            "no DataParallel step on several GPUs recorded memory per GPU", "--set parallel=dp --gpus 2", end.strip()
         )
     rows = rows.assign(ratio=rows["first_bytes"] / rows["others_bytes"])
     row = rows.loc[rows["ratio"].astype(float).idxmax()]

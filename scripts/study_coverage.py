@@ -1,0 +1,115 @@
+"""Grade each row of the published studies by the committed results.
+
+    python -m scripts.study_coverage docs/studies/coverage.csv
+
+`coverage_rows.csv` lists the rows: the results folders that measure a row, the values of trial fields that it needs
+(`field=value|value;field=value`), the key of the question that it asks, and the command that measures it. Grades:
+
+works: trials on GPUs with these values are done, each configuration has at least `LEAST_REPEATS` repeats, and the
+question, if any, is answered from these folders. Rows without trials need only the answer.
+partly: such trials are done, but with fewer repeats, or the question is not answered.
+no: no such trial is done. The column `reason` has the reason of each row that does not work.
+"""
+
+import argparse
+import csv
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.measure.configurations import trial_fields
+from analysis.read.results import load_reduced
+from scripts.study_answers import FOLDERS, RESULTS, study_answers
+
+LEAST_REPEATS = 3
+ROWS = Path(__file__).parent / "coverage_rows.csv"
+COLUMNS = ("row", "source", "study", "result", "gpu_kinds", "repeats", "answer", "grade", "reason", "command")
+Asked = tuple[str, str]
+"""A study and the key of its question."""
+OUT_OF_SCOPE = "out of scope"
+
+
+def rows() -> list[dict[str, str]]:
+    """Return the rows to grade, as in `coverage_rows.csv`."""
+    with ROWS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def graded(
+    row: Mapping[str, str], results: Mapping[str, pd.DataFrame], answered: Mapping[Asked, bool]
+) -> dict[str, Any]:
+    """Return a row with its grade. results: trials by folder. answered: by study and key of a question."""
+    parts = {name: matching(results[name], row["where"]) for name in row["results"].split() if name in results}
+    parts = {name: trials for name, trials in parts.items() if len(trials)}
+    trials = pd.concat(parts.values()) if parts else pd.DataFrame()
+    repeats = min((_fewest_repeats(part) for part in parts.values()), default=0)
+    needs_trials = bool(row["results"])
+    known = [found for (study, key), found in answered.items() if key == row["answer"]]
+    is_answered = not row["answer"] or answered.get((row["study"], row["answer"]), any(known))
+    answer = "none asked" if not row["answer"] else "yes" if is_answered else "no"
+    reasons = []
+    if row["command"] == OUT_OF_SCOPE:
+        reasons.append("out of scope: this project measures training of models that fit into memory")
+    elif needs_trials and not parts:
+        reasons.append("no committed result has these settings")
+    elif needs_trials and repeats < LEAST_REPEATS:
+        reasons.append(f"{repeats} repeat{'' if repeats == 1 else 's'} in place of {LEAST_REPEATS}")
+    if not is_answered and row["command"] != OUT_OF_SCOPE:
+        reasons.append("these results do not answer the question")
+    nothing = row["command"] == OUT_OF_SCOPE or (needs_trials and not parts) or not (needs_trials or is_answered)
+    return {
+        **{name: row[name] for name in ("row", "source", "study", "command")},
+        "result": " ".join(parts),
+        "gpu_kinds": " / ".join(sorted(set(trials["device_name"].dropna()))) if len(trials) else "",
+        "repeats": repeats if needs_trials else "",
+        "answer": answer,
+        "grade": "no" if nothing else "partly" if reasons else "works",
+        "reason": "; ".join(reasons),
+    }
+
+
+def matching(trials: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Return the trials on GPUs with these values. Trials must be done, unless a status is asked for."""
+    asked = dict(condition.split("=") for condition in where.split(";") if condition)
+    found = trials[(trials["device"] == "cuda") & (trials["status"].isin(asked.pop("status", "done").split("|")))]
+    for name, values in asked.items():
+        if name not in found:
+            return found.iloc[:0]
+        found = found[found[name].map(str).isin(values.split("|"))]
+    return found
+
+
+def _fewest_repeats(trials: pd.DataFrame) -> int:
+    fields = [name for name in trial_fields(trials) if name not in ("repeat", "seed")]
+    keys = trials[fields].map(str).agg("\0".join, axis=1)
+    return int(trials.groupby(keys)["repeat"].nunique().min())
+
+
+@cache
+def committed() -> dict[str, pd.DataFrame]:
+    """Return the trials of each packed folder that a row names."""
+    names = dict.fromkeys(name for row in rows() for name in row["results"].split())
+    return {
+        name: load_reduced(str(RESULTS / name)).trials for name in names if (RESULTS / name / "study.json").exists()
+    }
+
+
+def coverage() -> list[dict[str, Any]]:
+    """Return all rows, graded by the committed results."""
+    answered = {(name, reply.key): reply.is_answered for name in FOLDERS for _, reply in study_answers(name)}
+    return [graded(row, committed(), answered) for row in rows()]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path, help="CSV file to write")
+    options = parser.parse_args()
+    found = coverage()
+    with options.page.open("w", newline="") as destination:
+        writer = csv.DictWriter(destination, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    print(pd.Series([row["grade"] for row in found]).value_counts().to_string())

@@ -1,0 +1,89 @@
+"""Each page answers each question of its study, and the coverage of the published studies is graded by its rules."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scripts.study_answers import FOLDERS, RESULTS
+from scripts.study_coverage import COLUMNS, graded, rows
+from study.studies.questions import QUESTIONS
+
+STUDIES = Path(__file__).parent.parent.parent / "docs" / "studies"
+UNANSWERED = "These results cannot answer it, because "
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the text after each bold question of a page."""
+    parts = re.split(r"^\*\*(.+?)\*\* ", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_page_of_answers_has_each_question_with_an_answer_or_a_command(name: str) -> None:
+    page = (STUDIES / "answers.md").read_text()
+    (part,) = re.findall(rf"^## {name}\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
+    found = sections(part)
+    assert list(found) == list(QUESTIONS[name].values())
+    for text in found.values():
+        if UNANSWERED in text:
+            assert re.search(r"`python -m (study|scripts)\.\w+.*`", text), "the command that would answer"
+        else:
+            assert re.search(r"\d", text), "an answer has a number"
+
+
+@pytest.mark.parametrize("folder", sorted({name for names in FOLDERS.values() for name in names}))
+def test_packed_results_ask_the_questions_of_their_study(folder: str) -> None:
+    study = json.loads((RESULTS / folder / "study.json").read_text())
+    asked = {entry["key"]: entry["question"] for entry in study["configuration"]["questions"]}
+    assert asked == QUESTIONS[study["name"]]
+
+
+def test_the_coverage_has_every_row_and_a_reason_for_each_that_does_not_work() -> None:
+    with (STUDIES / "coverage.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 71
+    assert tuple(found[0]) == COLUMNS
+    assert [row["row"] for row in found] == [row["row"] for row in rows()]
+    assert {row["grade"] for row in found} <= {"works", "partly", "no"}
+    for row in found:
+        assert bool(row["reason"]) == (row["grade"] != "works"), row["row"]
+        assert row["command"], row["row"]
+
+
+def trials(repeats: int, **fields: object) -> pd.DataFrame:
+    common = {"device": "cuda", "device_name": "NVIDIA H100", "status": "done", "world_size": 2} | fields
+    return pd.DataFrame([common | {"trial_id": f"t{repeat}", "repeat": repeat} for repeat in range(repeats)])
+
+
+ROW = {"row": "r", "source": "s", "study": "one", "results": "folder", "answer": "k", "command": "c", "where": ""}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "where", "answered", "grade"),
+    [
+        (3, "world_size=2", True, "works"),
+        (3, "world_size=2", False, "partly"),
+        (1, "world_size=2|4", True, "partly"),
+        (3, "world_size=4", True, "no"),
+        (3, "unknown=1", True, "no"),
+    ],
+)
+def test_a_row_is_graded_by_trials_repeats_and_answer(repeats: int, where: str, answered: bool, grade: str) -> None:
+    found = graded(ROW | {"where": where}, {"folder": trials(repeats)}, {("one", "k"): answered})
+    assert found["grade"] == grade
+    assert bool(found["reason"]) == (grade != "works")
+
+
+def test_trials_on_cpus_and_failed_trials_do_not_count() -> None:
+    for fields in ({"device": "cpu"}, {"status": "failed"}):
+        assert graded(ROW, {"folder": trials(3, **fields)}, {("one", "k"): True})["grade"] == "no"
+
+
+def test_a_row_without_trials_needs_only_the_answer() -> None:
+    row = ROW | {"results": ""}
+    assert graded(row, {}, {("one", "k"): True})["grade"] == "works"
+    assert graded(row, {}, {("one", "k"): False})["grade"] == "no"
