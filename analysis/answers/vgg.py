@@ -34,7 +34,7 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
             difference = welch_difference(runs[list(several.trial_ids)], runs[list(one.trial_ids)])
             value, low, high = (100 * part for part in difference)
             same = low <= 0 <= high if pd.notna(low) else None
-            verdict = {True: "No", False: "Yes", None: "It cannot be told from one seed"}[same]
+            verdict = {True: "No", False: "Yes", None: "One seed cannot decide it"}[same]
             return Reply(
                 f"{verdict}: at {key.replace('_', ' ')} {number(getattr(one, key), 0)} the accuracy on "
                 f"{several.world_size} ranks differs from that on {one.world_size} by "

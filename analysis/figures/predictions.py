@@ -31,6 +31,9 @@ from analysis.predict.series import alike_but_for_timing
 from analysis.study import study_ranks
 from analysis.text import configuration_label, field_label
 
+MOST_TICKS = 7
+"""Most numbers of ranks that fit under a panel; of more, every second one is labelled."""
+
 
 def prediction_fan(analysis: ReportInputs) -> Figure | None:
     """Efficiency: measured (95 % intervals), and predicted for more ranks (dashed; shaded: 95 % of new runs).
@@ -67,7 +70,8 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             axis.axhline(100, color=INK, linestyle=(0, (1, 2)), linewidth=0.8)
             axis.set_xscale("log", base=2)
             sizes = [2**k for k in range(int(np.log2(largest)) + 1) if 2**k >= smallest]
-            axis.set_xticks(sizes, [str(size) for size in sizes])
+            labelled = sizes[:: 1 + (len(sizes) > MOST_TICKS)]
+            axis.set_xticks(labelled, [str(size) for size in labelled])
             axis.minorticks_off()
             axis.set_xlim(smallest / 1.2, largest * 1.2)
             axis.set_ylim(low, high)

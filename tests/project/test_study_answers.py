@@ -10,22 +10,24 @@ import pytest
 
 from scripts.study_answers import FOLDERS, RESULTS
 from scripts.study_coverage import COLUMNS, graded, rows
-from study.studies.questions import QUESTIONS
+from scripts.study_page import page
+from study.studies.questions import QUESTIONS, asked
+from tests.support.frames import gpu_law, grid, write_results
 
 STUDIES = Path(__file__).parent.parent.parent / "docs" / "studies"
 UNANSWERED = "These results cannot answer it, because "
 
 
-def sections(page: str) -> dict[str, str]:
+def sections(text: str) -> dict[str, str]:
     """Return the text after each bold question of a page."""
-    parts = re.split(r"^\*\*(.+?)\*\* ", page, flags=re.MULTILINE)
+    parts = re.split(r"^\*\*(.+?)\*\* ", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_page_of_answers_has_each_question_with_an_answer_or_a_command(name: str) -> None:
-    page = (STUDIES / "answers.md").read_text()
-    (part,) = re.findall(rf"^## {name}\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
+    answers = (STUDIES / "answers.md").read_text()
+    (part,) = re.findall(rf"^## {name}\n(.*?)(?=^## |\Z)", answers, flags=re.MULTILINE | re.DOTALL)
     found = sections(part)
     assert list(found) == list(QUESTIONS[name].values())
     for text in found.values():
@@ -87,3 +89,17 @@ def test_a_row_without_trials_needs_only_the_answer() -> None:
     row = ROW | {"results": ""}
     assert graded(row, {}, {("one", "k"): True})["grade"] == "works"
     assert graded(row, {}, {("one", "k"): False})["grade"] == "no"
+
+
+def test_a_generated_page_answers_each_question_first(tmp_path: Path) -> None:
+    base = {"device": "cuda", "model": "vgg19", "steps": 4, "warmup_steps": 2, "loader_workers": 4}
+    write_results(tmp_path / "results", grid(base, world_size=[1, 2]), gpu_law)
+    file = tmp_path / "results" / "study.json"
+    study = json.loads(file.read_text())
+    listed = {entry["key"]: entry for name in QUESTIONS for entry in asked(name)["questions"]}
+    study["configuration"] |= {"questions": list(listed.values())}
+    file.write_text(json.dumps(study))
+    found = sections(page(str(tmp_path / "results"), []).partition("## Answer")[0])
+    assert list(found) == [entry["question"] for entry in listed.values()]
+    for text in found.values():
+        assert re.search(r"`python -m \S+.*`" if UNANSWERED in text else r"\d", text)
