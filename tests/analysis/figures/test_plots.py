@@ -49,7 +49,7 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> ReportInputs:
     return with_models(analyse(load(gpu_study(tmp_path_factory.mktemp("gpu") / "results"))))
 
 
-@pytest.mark.parametrize("name", [name for name in PLOTS if name not in ("ladder", *TRAININGS)])
+@pytest.mark.parametrize("name", [name for name in PLOTS if name not in ("ladder", "improvement", *TRAININGS)])
 def test_large_grid_is_drawn_without_warnings(gpu: ReportInputs, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
