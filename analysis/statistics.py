@@ -142,7 +142,7 @@ def paired_ratio(
     NaN if no group has both.
     """
     by = frame[str(estimates.index.name)]
-    logs = np.log(frame[value].astype(float)).groupby([by, frame["worker_group"]]).mean().unstack()
+    logs = frame[value].astype(float).map(np.log).groupby([by, frame["worker_group"]]).mean().unstack()
     both = logs.reindex(list(pair)).dropna(axis=1)
     both = both if groups is None else both[[name for name in both if name in groups]]
     if both.empty:

@@ -186,9 +186,8 @@ def _improvement(record: Any) -> Improvement | None:
         return None
     use, loss = record.get("use"), record.get("loss")
     use = use if isinstance(use, dict) else {}
-    difference, spread = (
-        _number(loss.get(name)) if isinstance(loss, dict) else None for name in ("difference", "spread")
-    )
+    loss = loss if isinstance(loss, dict) else {}
+    difference, spread = (_number(loss.get(name)) for name in ("difference", "spread"))
     steps = [(str(step.get("lever")), MeasuredGain.of(step.get("gain"))) for step in _records(record.get("steps"))]
     return Improvement(
         goal=str(record.get("goal")),
@@ -214,10 +213,18 @@ def _improvement(record: Any) -> Improvement | None:
 
 
 def _lever(row: Mapping[str, Any]) -> LeverRow:
-    gains = {name: MeasuredGain.of(row.get(name)) for name in ("gain", "gain_on_one", "gain_on_all")}
-    texts = {name: str(row.get(name) or "") for name in ("lever", "effect", "note", "why")}
-    onto, bound = _texts(row.get("onto")), _number(row.get("bound"))
-    return LeverRow(**texts, **gains, bound=bound, onto=onto, is_kept=row.get("is_kept") is True)
+    return LeverRow(
+        lever=str(row.get("lever") or ""),
+        effect=str(row.get("effect") or ""),
+        note=str(row.get("note") or ""),
+        bound=_number(row.get("bound")),
+        onto=_texts(row.get("onto")),
+        gain=MeasuredGain.of(row.get("gain")),
+        gain_on_one=MeasuredGain.of(row.get("gain_on_one")),
+        gain_on_all=MeasuredGain.of(row.get("gain_on_all")),
+        is_kept=row.get("is_kept") is True,
+        why=str(row.get("why") or ""),
+    )
 
 
 def _side(record: Any) -> Side | None:
@@ -228,10 +235,6 @@ def _side(record: Any) -> Side | None:
     bottleneck = bottleneck if isinstance(bottleneck, str) else None
     tokens, share = _number(record.get("tokens_per_sample")), _number(record.get("share"))
     return Side(value, tokens, bottleneck, share, _texts(record.get("trial_ids")))
-
-
-def _texts(listed: Any) -> tuple[str, ...]:
-    return tuple(text for text in listed if isinstance(text, str)) if isinstance(listed, list) else ()
 
 
 def _ladders(listed: Any) -> Iterator[ReferenceLadder]:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -27,7 +28,9 @@ class Observer:
         """Return what the trials that have ended by now show. Raises ResultsError if the folder cannot be read."""
         self.results = results = load_reduced(self.out)
         measured = summaries(results.trials, results.windows) if len(results.trials) else pd.DataFrame()
-        throughput = measured.set_index("trial_id")["throughput_samples_per_s"].dropna() if len(measured) else {}
+        throughput: dict[str, float] = {}
+        if len(measured):
+            throughput = measured.set_index("trial_id")["throughput_samples_per_s"].dropna().to_dict()
         runs, groups = {}, set()
         for _, row in results.trials.sort_values("started_at").iterrows():
             started_at, ended_at = float(row["started_at"]), float(row["started_at"]) + float(row["duration_s"])
@@ -35,8 +38,9 @@ class Observer:
                 started_at = min(started_at, row["environment"].get("group", {}).get("asked_at", started_at))
             groups.add(row["worker_group"])
             name = row["trial_id"]
-            done = float(throughput[name]) if name in throughput else None
-            runs[name] = Run(name, row["status"], done, started_at, ended_at - started_at, row["reason"] or "")
+            runs[name] = Run(
+                name, row["status"], throughput.get(name), started_at, ended_at - started_at, row["reason"] or ""
+            )
         return Evidence(runs, self._shares, self._losses)
 
     def tokens_per_sample(self, trial_id: str) -> float | None:
@@ -70,7 +74,7 @@ def _first(rows: pd.DataFrame) -> Shares:
 
 def _of_trials(results: Results, trial_ids: Sequence[str]) -> Results:
     """Return the results of these trials only."""
-    frames = {
+    frames: dict[str, Any] = {
         entry.name: frame[frame["trial_id"].isin(list(trial_ids))].reset_index(drop=True)
         for entry in dataclasses.fields(results)
         if isinstance(frame := getattr(results, entry.name), pd.DataFrame)

@@ -58,7 +58,7 @@ def subjects(analysis: Analysis) -> list[Subject]:
 def subject_of(analysis: Analysis, trial_ids: Collection[str]) -> list[Subject]:
     """Return the configuration of these trials as the only subject; empty if none of them is done."""
     configurations = analysis.configurations
-    found = [index for index, ids in configurations["trial_ids"].items() if {*ids} & {*trial_ids}]
+    found = [int(str(index)) for index, ids in configurations["trial_ids"].items() if {*ids} & {*trial_ids}]
     return [Subject(index, _row(configurations, index), {}, "", None, None) for index in found[:1]]
 
 
