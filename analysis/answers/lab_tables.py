@@ -1,6 +1,6 @@
 """The three tables of the course lab in its own layout: one row per number of GPUs, columns per batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import pandas as pd
@@ -40,7 +40,7 @@ def speed_up(inputs: ReportInputs) -> Table:
     def gain(index: int) -> str:
         if index not in rows.index:
             return MISSING
-        row: dict[str, Any] = rows.loc[index].to_dict()
+        row: dict[Hashable, Any] = rows.loc[index].to_dict()
         return not_resolved(row["speed_up_more"]) if row["speed_up_more"] > 0 else number(row["speed_up"], 2)
 
     return _table(
@@ -83,7 +83,7 @@ def bandwidth_utilisation(inputs: ReportInputs) -> Table:
     rows = bandwidth_rows(inputs.configurations, inputs.communication)
 
     def cell(index: int) -> str:
-        row: dict[str, Any] = rows.loc[index].to_dict() if index in rows.index else {}
+        row: dict[Hashable, Any] = rows.loc[index].to_dict() if index in rows.index else {}
         if pd.isna(row.get("wire_bus_bytes_per_s")):
             return MISSING
         share = f" ({percent(row['utilisation'])})" if pd.notna(row["utilisation"]) else ""

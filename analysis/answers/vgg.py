@@ -1,5 +1,6 @@
 """Answers of vgg-case-study: accuracy, the best batch, when one GPU is better, and why memory ends on one GPU first."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import pandas as pd
@@ -64,7 +65,9 @@ def best_batch(inputs: ReportInputs) -> Reply | Missing:
     if largest["batch_per_gpu"] > best["batch_per_gpu"] and largest["relative"] < 1 - NEAR:
         falls = f" Larger ones are slower: {times(largest['relative'])} at {largest['batch_per_gpu']}."
     reason = ""
-    small: dict[str, Any] = inputs.configurations.loc[int(lowest(curve, "batch_per_gpu")["configuration"])].to_dict()
+    small: dict[Hashable, Any] = inputs.configurations.loc[
+        int(lowest(curve, "batch_per_gpu")["configuration"])
+    ].to_dict()
     why = ""
     if small["host_bound"] is True:
         reason = "host"
