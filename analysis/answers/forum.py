@@ -6,6 +6,8 @@ from analysis.answers.reply import (
     MS,
     Missing,
     Reply,
+    highest,
+    lowest,
     measured,
     ms,
     pairs,
@@ -41,7 +43,7 @@ def parts(inputs: ReportInputs) -> Reply | Missing:
     texts, numbers = [], {}
     for size in dict.fromkeys((rows["world_size"].min(), rows["world_size"].max())):
         at_size = rows[rows["world_size"] == size]
-        slowest = at_size[at_size["model"] == at_size.loc[at_size["phases_step_s"].idxmax(), "model"]]
+        slowest = at_size[at_size["model"] == highest(at_size, "phases_step_s")["model"]]
         batches = slowest.sort_values("batch_per_gpu", kind="stable")
         for row in (batches.iloc[0], batches.iloc[-1])[: min(2, len(batches))]:
             load, copy, work = _divided(row)
@@ -67,7 +69,7 @@ def per_rank(inputs: ReportInputs) -> Reply | Missing:
         return Missing("no configuration ran on one rank and on several")
     texts, numbers, reason = [], {}, ""
     if len(strong):
-        best = strong.loc[strong["ratio"].idxmin()]
+        best = lowest(strong, "ratio")
         row = inputs.configurations.loc[best["configuration"]]
         texts.append(
             f"It falls if the global batch is divided: at global batch {number(row['global_batch'], 0)} from "
@@ -82,13 +84,13 @@ def per_rank(inputs: ReportInputs) -> Reply | Missing:
             f"It cannot fall if each {rank} keeps its batch, for its work is the same: "
             f"{_ranks(inputs, inputs.configurations.loc[weak['configuration'].iloc[-1]])} take {listed} the time of 1."
         )
-        worst = weak.loc[weak["ratio"].idxmax()]
+        worst = highest(weak, "ratio")
         numbers["weak_ratio"] = float(worst["ratio"])
         why, reason = _why_longer(inputs, worst)
         texts.append(why)
         fallen = weak[weak["ratio"] < 1 - LEAST_FALL]
         if len(fallen):
-            texts.append(_why_shorter(inputs, fallen.loc[fallen["ratio"].idxmin()], len(fallen), len(weak)))
+            texts.append(_why_shorter(inputs, lowest(fallen, "ratio"), len(fallen), len(weak)))
     return Reply(" ".join(text for text in texts if text), numbers, reason)
 
 
@@ -132,16 +134,17 @@ def hidden(inputs: ReportInputs) -> Reply | Missing:
     rows = _pinned(rows)
     cost = rows["synced_step_s"].astype(float) - rows["phases_step_s"].astype(float)
     single = preferred(preferred(rows, "world_size", (1,)), "parallel", ("ddp", "none"))
-    row = single.loc[single["host_to_device_s"].idxmax()]
+    row = highest(single, "host_to_device_s")
     moved = float(row["synced_host_transfer_s"]) - float(row["host_transfer_s"])
+    waited_s = float(row["synced_step_s"]) - float(row["phases_step_s"])
     return Reply(
         f"The transfer hides behind the host: at {_label(inputs, row)} the call returns after "
         f"{ms(row['host_transfer_s'], 2)}, while the GPU copies for {ms(row['host_to_device_s'], 2)} and the host "
         f"launches the forward pass. With a synchronisation after the copy, the host waits {ms(moved, 2)} longer in "
-        f"that call, for the copy and for all work before it, and the step takes {number(MS * cost[row.name], 2)} ms "
+        f"that call, for the copy and for all work before it, and the step takes {number(MS * waited_s, 2)} ms "
         f"longer. Over all configurations a synchronisation costs {span(cost, 2, MS, ' ms')} per step. Without it, a "
         "clock of the host counts the transfer as processing.",
-        {"transfer_s": float(row["host_to_device_s"]), "cost_s": float(cost[row.name])},
+        {"transfer_s": float(row["host_to_device_s"]), "cost_s": waited_s},
         "asynchronous",
     )
 
@@ -155,7 +158,7 @@ def pageable(inputs: ReportInputs) -> Reply | Missing:
         return Missing("no configuration ran with and without pinned memory", "--set pin_memory=true,false")
     rows = inputs.configurations
     found["copy"] = found["configuration"].map(rows["host_to_device_s"]).astype(float)
-    row = found.loc[found["copy"].idxmax()]
+    row = highest(found, "copy")
     there, pinned = rows.loc[row["configuration"]], rows.loc[row["reference"]]
     waits = found["configuration"].map(rows["load_wait_s"]).astype(float) - found["reference"].map(
         rows["load_wait_s"]

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.answers.reply import MS, Missing, Reply, measured, ms, points, preferred, repeats, times
+from analysis.answers.reply import MS, Missing, Reply, highest, measured, ms, points, preferred, repeats, times
 from analysis.compare.communication_cost import bandwidth_rows
 from analysis.compare.report_epoch import report_epoch_rows
 from analysis.compare.scaling import STRONG, WEAK
@@ -80,7 +80,7 @@ def scaling_kind(inputs: ReportInputs) -> Reply | Missing:
             "`--batch-per-gpu 64,128 --gpus 1,2` would."
         )
         return Reply(text + gap, numbers)
-    row = strong.loc[strong["world_size"].idxmax()]
+    row = highest(strong, "world_size")
     numbers["strong"] = float(row["speed_up"])
     batch = int(inputs.configurations.loc[row["configuration"], "global_batch"])
     return Reply(
@@ -94,7 +94,7 @@ def _speed_ups(inputs: ReportInputs, kind: str) -> pd.DataFrame:
     rows = inputs.scaling
     rows = rows[(rows["scaling"] == kind) & (rows["ideal"] > 1) & (rows["reference_world_size"] == 1)]
     fields = inputs.configurations.loc[rows["configuration"], ["parallel", "batch_per_gpu"]]
-    rows = rows.assign(**{name: fields[name].to_numpy() for name in fields})
+    rows = rows.assign(parallel=fields["parallel"].to_numpy(), batch_per_gpu=fields["batch_per_gpu"].to_numpy())
     return rows.sort_values(["batch_per_gpu", "world_size"], kind="stable")
 
 
@@ -206,7 +206,7 @@ def recipes(inputs: ReportInputs) -> Reply | Missing:
     base = float(plain["epoch_top1"].iloc[0])
     listed = [f"{row['remedy']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points)"
               for _, row in others.iterrows()]  # fmt: skip
-    best = others.loc[others["epoch_top1"].idxmax()]
+    best = highest(others, "epoch_top1")
     helps = float(best["epoch_top1_low"]) > float(plain["epoch_top1_high"].iloc[0])
     verdict = (
         f"{best['remedy']} helps"

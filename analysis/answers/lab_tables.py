@@ -1,6 +1,7 @@
 """The three tables of the course lab in its own layout: one row per number of GPUs, columns per batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import pandas as pd
 
@@ -33,13 +34,13 @@ def speed_up(inputs: ReportInputs) -> Table:
     unit, what = ("s", "epoch") if epochs else ("ms", "step")
 
     def time(index: int) -> str:
-        seconds = epochs.get(index) if epochs else MS * float(inputs.configurations.loc[index, "step_s"])
+        seconds = epochs.get(index) if epochs else MS * float(inputs.configurations["step_s"][index])
         return number(seconds, 3)
 
     def gain(index: int) -> str:
         if index not in rows.index:
             return MISSING
-        row = rows.loc[index]
+        row: dict[Hashable, Any] = rows.loc[index].to_dict()
         return not_resolved(row["speed_up_more"]) if row["speed_up_more"] > 0 else number(row["speed_up"], 2)
 
     return _table(
@@ -58,13 +59,13 @@ def compute_and_communication(inputs: ReportInputs) -> Table:
     exposed = inputs.communication.exposed
 
     def communication(index: int) -> str:
-        return number(MS * float(exposed.loc[index, "exposed_s"]), 2) if index in exposed.index else MISSING
+        return number(MS * float(exposed["exposed_s"][index]), 2) if index in exposed.index else MISSING
 
     def compute(index: int) -> str:
         if index not in exposed.index:
             return MISSING
-        step_s = float(inputs.configurations.loc[index, "step_s"])
-        return number(MS * (step_s - float(exposed.loc[index, "exposed_s"])), 2)
+        step_s = float(inputs.configurations["step_s"][index])
+        return number(MS * (step_s - float(exposed["exposed_s"][index])), 2)
 
     return _table(
         inputs,
@@ -82,9 +83,9 @@ def bandwidth_utilisation(inputs: ReportInputs) -> Table:
     rows = bandwidth_rows(inputs.configurations, inputs.communication)
 
     def cell(index: int) -> str:
-        if index not in rows.index or pd.isna(rows.loc[index, "wire_bus_bytes_per_s"]):
+        row: dict[Hashable, Any] = rows.loc[index].to_dict() if index in rows.index else {}
+        if pd.isna(row.get("wire_bus_bytes_per_s")):
             return MISSING
-        row = rows.loc[index]
         share = f" ({percent(row['utilisation'])})" if pd.notna(row["utilisation"]) else ""
         return f"{number(row['wire_bus_bytes_per_s'] / GB, 1)}{share}"
 

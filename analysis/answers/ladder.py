@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, measured, repeats, times
+from analysis.answers.reply import Missing, Reply, highest, measured, repeats, times
 from analysis.compare.accuracy import by_precision
 from analysis.compare.ladder import OURS
 from analysis.measure.configurations import trial_fields
@@ -29,7 +29,7 @@ def steps(inputs: ReportInputs) -> Reply | Missing:
             f"{times(row['cumulative_ratio'])} in all"
         )
         numbers[str(row["rung"])] = float(row["step_ratio"])
-    largest = rows.loc[rows["step_ratio"].astype(float).idxmax()]
+    largest = highest(rows, "step_ratio")
     return Reply(f"Largest gain: {largest['rung']}, {times(largest['step_ratio'])}. {'; '.join(sentences)}.", numbers)
 
 
@@ -38,7 +38,7 @@ def total(inputs: ReportInputs) -> Reply | Missing:
     rows = _ours(inputs)
     if len(rows) < 2:
         return Missing("fewer than two steps of the ladder are done", "--data-dir DIR")
-    best = rows.loc[rows["cumulative_ratio"].astype(float).idxmax()]
+    best = highest(rows, "cumulative_ratio")
     first = rows.iloc[0]
     published = inputs.ladder[inputs.ladder["machine"] != OURS]
     listed = []
@@ -72,11 +72,12 @@ def precision(inputs: ReportInputs) -> Reply | Missing:
     listed, numbers = [], {}
     if base:
         speeds["fp32"] = base
-    for name, row in reached.iterrows():
+    for index, row in reached.iterrows():
+        name = str(index)
         top1 = with_interval(100 * row["top1"], 100 * row["top1_low"], 100 * row["top1_high"], 2, "one seed")
-        speed = f"{times(speeds[str(name)] / base)} as fast" if base and str(name) in speeds else "speed not measured"
+        speed = f"{times(speeds[name] / base)} as fast" if base and name in speeds else "speed not measured"
         listed.append(f"{name}: {speed}, accuracy {top1}\u00a0%")
-        numbers[str(name)] = float(row["top1"])
+        numbers[name] = float(row["top1"])
     spread = 100 * (reached["top1"].max() - reached["top1"].min())
     return Reply(
         f"Accuracies of the number formats lie within {number(spread, 2)} points. {'; '.join(listed)}. "

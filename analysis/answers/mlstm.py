@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.answers.reply import MS, Missing, Reply, measured, points, repeats, times
+from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, times
 from analysis.compare.scaling import WEAK
 from analysis.predict.forecast import PredictionError, forecast
 from analysis.predict.inputs import ReportInputs
@@ -29,7 +29,7 @@ def linear(inputs: ReportInputs) -> Reply | Missing:
     if rows.empty:
         return Missing("no model ran on one rank and on several", "--gpus 1,2")
     rows = rows[rows["order"] == rows["order"].min()]
-    least = rows.loc[rows["efficiency"].idxmin()]
+    least = lowest(rows, "efficiency")
     listed = [f"{row['model']} {measured(row, 'speed_up', 2, unit='x')}" for _, row in rows.iterrows()]
     verdict = "Yes" if least["efficiency"] >= NEAR_LINEAR else "No"
     return Reply(
@@ -46,9 +46,10 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
         return Missing("only one interconnect was measured on several ranks", "--interconnect auto,no_p2p,socket")
     rates = inputs.configurations["throughput_samples_per_s"]
     rows = rows.assign(rate=rows["configuration"].map(rates).astype(float))
-    texts, numbers = [], {}
+    texts: list[str] = []
+    numbers: dict[str, float] = {}
     for model, group in rows.groupby("model", sort=False):
-        best = group.loc[group["rate"].idxmax()]
+        best = highest(group, "rate")
         others = [
             f"{field_value('interconnect', row['interconnect'])} {times(row['rate'] / best['rate'])}"
             for _, row in group.iterrows()
@@ -59,7 +60,7 @@ def interconnects(inputs: ReportInputs) -> Reply | Missing:
             f"{_size(inputs, best)}; {join(others)}"
         )
         numbers |= {f"{model} {row['interconnect']}": row["rate"] / best["rate"] for _, row in group.iterrows()}
-    slowest = rows.loc[rows["efficiency"].idxmin()]
+    slowest = lowest(rows, "efficiency")
     return Reply(f"{'. '.join(texts)} ({repeats(rows['n'].min())}).{_lost(inputs, slowest)}", numbers, "communication")
 
 
@@ -72,7 +73,7 @@ def larger_model(inputs: ReportInputs) -> Reply | Missing:
         return Missing("only one model ran on several ranks", "--model mlstm4096,mlstm8192")
     texts, numbers = [], {}
     for name, group in rows.groupby("interconnect", sort=False):
-        small, large = group.loc[group["bytes"].idxmin()], group.loc[group["bytes"].idxmax()]
+        small, large = lowest(group, "bytes"), highest(group, "bytes")
         if small["model"] == large["model"]:
             continue
         difference = float(large["efficiency"] - small["efficiency"])
@@ -115,8 +116,8 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
     for _, row in rows.iterrows():
         series = fields[row["series"]]
         name = f"{series.get('model')} over {series.get('interconnect') or 'auto'}"
-        ends = (100 * row[f"efficiency{end}"] for end in ("", "_low", "_high"))
-        texts.append(f"{name} {with_interval(*ends, 1, 'no interval')}\u00a0%")
+        value, low, high = (100 * row[f"efficiency{end}"] for end in ("", "_low", "_high"))
+        texts.append(f"{name} {with_interval(value, low, high, 1, 'no interval')}\u00a0%")
         numbers[name] = float(row["efficiency"])
     caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
     return Reply(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates, trial_fields
@@ -123,3 +124,13 @@ def preferred(rows: pd.DataFrame, name: str, order: Sequence[object]) -> pd.Data
         if name in rows and (rows[name] == value).any():
             return rows[rows[name] == value]
     return rows
+
+
+def highest(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the first row with the largest value of a column; null values do not count."""
+    return rows.iloc[int(np.nanargmax(rows[name].to_numpy(dtype=float, na_value=np.nan)))]
+
+
+def lowest(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the first row with the smallest value of a column; null values do not count."""
+    return rows.iloc[int(np.nanargmin(rows[name].to_numpy(dtype=float, na_value=np.nan)))]

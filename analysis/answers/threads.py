@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, ms, span
+from analysis.answers.reply import Missing, Reply, highest, ms, span
 from analysis.compare.scaling import WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.study import study_ranks
@@ -33,7 +33,7 @@ def gil(inputs: ReportInputs) -> Reply | Missing:
             )
         return Missing("threads and processes were not both timed while launching", "--set parallel=dp,ddp", known)
     size = value_label("world_size", int(rows["world_size"].max()), study_ranks(inputs))
-    worst = threads.loc[threads["ratio"].idxmax()]
+    worst = highest(threads, "ratio")
     row = configurations.loc[worst["configuration"]]
     fields = [name for name in inputs.axes if name not in ("world_size", "parallel")]
     grows = threads["ratio"].median() > 1.1 * processes["ratio"].median()

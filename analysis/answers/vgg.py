@@ -1,8 +1,11 @@
 """Answers of vgg-case-study: accuracy, the best batch, when one GPU is better, and why memory ends on one GPU first."""
 
+from collections.abc import Hashable
+from typing import Any
+
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, measured, ms, preferred, repeats, times
+from analysis.answers.reply import Missing, Reply, highest, lowest, measured, ms, preferred, repeats, times
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import welch_difference
@@ -21,7 +24,7 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
         return Missing("these results contain no training", EPOCHS_ON_TWO)
     shown = [
         f"{number(row['global_batch'], 0)}: "
-        f"{with_interval(*(100 * row[f'top1{end}'] for end in ('', '_low', '_high')), 2, 'one seed')}\u00a0%"
+        f"{with_interval(100 * row['top1'], 100 * row['top1_low'], 100 * row['top1_high'], 2, 'one seed')}\u00a0%"
         for _, row in cells[cells["world_size"] == cells["world_size"].min()].sort_values("global_batch").iterrows()
     ]
     by_batch = f"Accuracy by batch on {int(cells['world_size'].min())}: {'; '.join(shown)}."
@@ -29,18 +32,18 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
         for _, group in cells.groupby(key):
             if group["world_size"].nunique() < 2:
                 continue
-            one, several = group.sort_values("world_size").iloc[[0, -1]].itertuples(index=False)
+            ordered = group.sort_values("world_size")
+            one, several = ordered.iloc[0], ordered.iloc[-1]
             runs = found.runs.set_index("trial_id")["validation_top1"]
-            difference = welch_difference(runs[list(several.trial_ids)], runs[list(one.trial_ids)])
+            difference = welch_difference(runs.loc[list(several["trial_ids"])], runs.loc[list(one["trial_ids"])])
             value, low, high = (100 * part for part in difference)
             same = low <= 0 <= high if pd.notna(low) else None
             verdict = {True: "No", False: "Yes", None: "One seed cannot decide it"}[same]
             return Reply(
-                f"{verdict}: at {key.replace('_', ' ')} {number(getattr(one, key), 0)} the accuracy on "
-                f"{several.world_size} ranks differs from that on {one.world_size} by "
+                f"{verdict}: at {key.replace('_', ' ')} {number(one[key], 0)} the accuracy on "
+                f"{several['world_size']} ranks differs from that on {one['world_size']} by "
                 f"{with_interval(value, low, high, 2, 'one seed')} points, because the averaged gradient is that of "
-                f"the "
-                f"global batch. {by_batch}",
+                f"the global batch. {by_batch}",
                 {"difference": value / 100},
                 "same gradient" if same else "",
             )
@@ -54,14 +57,17 @@ def best_batch(inputs: ReportInputs) -> Reply | Missing:
     if curve["batch_per_gpu"].nunique() < 2:
         return Missing("fewer than two batches ran on one rank", "--batch-per-gpu 32,64,100,128")
     curve = curve[curve["series"] == curve["series"].iloc[0]]
-    best = curve.loc[curve["relative"].idxmax()]
+    best = highest(curve, "relative")
     enough = curve[curve["relative"] >= 1 - NEAR].sort_values("batch_per_gpu").iloc[0]
     tried = join([str(batch) for batch in curve["batch_per_gpu"].sort_values()])
-    largest = curve.loc[curve["batch_per_gpu"].idxmax()]
+    largest = highest(curve, "batch_per_gpu")
     falls = ""
     if largest["batch_per_gpu"] > best["batch_per_gpu"] and largest["relative"] < 1 - NEAR:
         falls = f" Larger ones are slower: {times(largest['relative'])} at {largest['batch_per_gpu']}."
-    reason, small = "", inputs.configurations.loc[int(curve.loc[curve["batch_per_gpu"].idxmin(), "configuration"])]
+    reason = ""
+    small: dict[Hashable, Any] = inputs.configurations.loc[
+        int(lowest(curve, "batch_per_gpu")["configuration"])
+    ].to_dict()
     why = ""
     if small["host_bound"] is True:
         reason = "host"
@@ -91,7 +97,7 @@ def one_is_better(inputs: ReportInputs) -> Reply | Missing:
         return Missing("no batch ran on one rank and on several", "--gpus 1,2")
     rank = study_ranks(inputs)[0]
     slower = rows[rows["speed_up"] < 1]
-    worst = rows.loc[rows["speed_up"].idxmin()]
+    worst = lowest(rows, "speed_up")
     large, small = (inputs.configurations.loc[worst[name]] for name in ("configuration", "reference"))
     label = configuration_label(large, ("batch_per_gpu", "parallel"), study_ranks(inputs))
     size = value_label("world_size", int(worst["world_size"]), study_ranks(inputs))
@@ -128,7 +134,7 @@ def memory(inputs: ReportInputs) -> Reply | Missing:
             "no DataParallel step on several GPUs recorded memory per GPU", "--set parallel=dp --gpus 2", end.strip()
         )
     rows = rows.assign(ratio=rows["first_bytes"] / rows["others_bytes"])
-    row = rows.loc[rows["ratio"].astype(float).idxmax()]
+    row = highest(rows, "ratio")
     last = rows.sort_values("batch_per_gpu").iloc[-1]
     return Reply(
         f"Under DataParallel the first GPU gathers all outputs and reduces all gradients: at batch "
