@@ -1,6 +1,9 @@
 """The waterfall of `improve`: what each change that is kept adds to the throughput."""
 
+import math
+
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
@@ -26,11 +29,12 @@ def improvement(analysis: Analysis) -> Figure | None:
             GRID if kind == "baseline" else COLOURS[2] if kind == "step" else COLOURS[0] for kind in rows["kind"]
         ]
         axis.barh(range(len(rows)), rows["end"] - starts, left=starts, height=0.68, color=colours, linewidth=0)
-        for i, row in enumerate(rows.itertuples()):
-            if pd.notna(row.low):
-                axis.hlines(i, row.low, row.high, color=INK, linewidth=1.2)
-            end = max(value for value in (row.start, row.end, row.high) if pd.notna(value))
-            axis.annotate(f"{number(row.end, 2)}x", (end, i), xytext=(5, 0), textcoords="offset points", va="center")
+        for i, ends in enumerate(rows[["start", "end", "low", "high"]].to_numpy(dtype=float)):
+            _, end_of_bar, low, high = (float(value) for value in ends)
+            if not math.isnan(low):
+                axis.hlines(i, low, high, color=INK, linewidth=1.2)
+            end = float(np.nanmax(ends))
+            axis.annotate(f"{number(end_of_bar, 2)}x", (end, i), xytext=(5, 0), textcoords="offset points", va="center")
         axis.set_xlim(0, 1.12 * float(rows[["start", "end", "high"]].max().max()))
         axis.set_yticks(range(len(rows)), [wrapped(text, 4 if is_narrow() else 2) for text in rows["change"]])
         axis.invert_yaxis()

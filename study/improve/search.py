@@ -204,7 +204,7 @@ def _may_try(settings: Settings, found: Search, name: str, bottleneck: str | Non
 
 def _together(settings: Settings, best: Configuration, names: Sequence[str], most: int) -> list[str]:
     """Return the first levers that change different fields, since only one of several for the same field can win."""
-    before, chosen, taken = settings.trial(best), [], set[str]()
+    before, chosen, taken = settings.trial(best), list[str](), set[str]()
     for name in names:
         after = settings.trial((*best, name))
         fields = set(changed_fields(before, after)) if before and after else set()

@@ -164,7 +164,7 @@ def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[Nod
     if searched is not None and not searched.measured_in and searched.chosen is not None:
         trial_id = searched.chosen.trial_ids[0]
     else:
-        trial_id = found.configurations.loc[found.headline, "trial_ids"][0]
+        trial_id = str(found.configurations.loc[[found.headline], "trial_ids"].iloc[0][0])
     record = next(record for record in Store.at(directory).scan()[0] if record["trial_id"] == trial_id)
     fields = record["trial"] | {"repeat": 0, "profile_ranks": ""} | dict(overrides)
     for name, read in (("script", python_file), ("workload", workload_spec), ("train_function", workload_spec)):
