@@ -3,6 +3,7 @@
 from scripts.claims import (
     causes,
     evidence,
+    language_models,
     others,
     outlook,
     performance,
@@ -15,6 +16,18 @@ from scripts.claims import (
 
 ENTRIES = [
     entry
-    for module in (others, evidence, reliability, causes, outlook, resnet50, performance, storage, scaling_out, tools)
+    for module in (
+        language_models,
+        others,
+        evidence,
+        reliability,
+        causes,
+        outlook,
+        resnet50,
+        performance,
+        storage,
+        scaling_out,
+        tools,
+    )
     for entry in module.ENTRIES
 ]

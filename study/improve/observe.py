@@ -30,7 +30,7 @@ class Observer:
         measured = summaries(results.trials, results.windows) if len(results.trials) else pd.DataFrame()
         throughput: dict[str, float] = {}
         if len(measured):
-            throughput = measured.set_index("trial_id")["throughput_samples_per_s"].dropna().to_dict()
+            throughput = dict(measured.set_index("trial_id")["throughput_samples_per_s"].dropna().items())  # type: ignore[arg-type]
         runs, groups = {}, set()
         for _, row in results.trials.sort_values("started_at").iterrows():
             started_at, ended_at = float(row["started_at"]), float(row["started_at"]) + float(row["duration_s"])

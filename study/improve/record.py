@@ -60,7 +60,7 @@ def lever_rows(settings: Settings, found: Search) -> list[dict[str, Any]]:
     A lever that was tried twice has the numbers of its better attempt if it is kept, else of the last.
     """
     chosen = found.chosen if found.chosen is not None else found.best
-    rows = {}
+    rows: dict[str, Attempt] = {}
     for attempt in found.attempts:
         before = rows.get(attempt.lever)
         rows[attempt.lever] = attempt if before is None or not before.is_gain else before

@@ -24,7 +24,7 @@ from trainables.registry import MODELS
 from trainables.trial import Trial
 
 HEADER_BYTES = 1024
-TYPES_BY_MAGIC = {20_240_520: np.dtype("<u2"), 20_240_801: np.dtype("<u4")}
+TYPES_BY_MAGIC: dict[int, np.dtype[Any]] = {20_240_520: np.dtype("<u2"), 20_240_801: np.dtype("<u4")}
 """magic number of a file of llm.c -> type of its tokens"""
 
 SAMPLE = Path(__file__).with_name("token_sample.parquet")

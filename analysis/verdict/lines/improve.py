@@ -106,7 +106,7 @@ def _bottleneck(improvement: Improvement) -> CardLine | None:
 
 
 def _bound(side: Side | None) -> str | None:
-    if side is None or side.bottleneck not in WORDS:
+    if side is None or side.bottleneck is None or side.bottleneck not in WORDS:
         return None
     share = "" if side.share is None else f" ({percent(side.share)} of the step)"
     return f"{WORDS[side.bottleneck].label}{share}"

@@ -66,6 +66,10 @@ def test_trials_that_require_gpus_are_infeasible_on_cpus_with_a_reason() -> None
     assert {case: reason.partition(" requires GPUs")[0] for case, reason in reasons.items()} == {
         "model mlstm4096": "model 'mlstm4096' is too large to train on a CPU rank",
         "model mlstm8192": "model 'mlstm8192' is too large to train on a CPU rank",
+        "model gpt2": "model 'gpt2' is too large to train on a CPU rank",
+        "model gpt2_medium": "model 'gpt2_medium' is too large to train on a CPU rank",
+        "model llama_1b": "model 'llama_1b' is too large to train on a CPU rank",
+        "model llama_8b": "model 'llama_8b' is too large to train on a CPU rank",
         "precision tf32": "precision 'tf32'",
         "parallel dp": "parallel 'dp'",
         "decode nvjpeg": "decode 'nvjpeg'",
