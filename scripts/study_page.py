@@ -18,8 +18,11 @@ from analysis.verdict.answer import answer, limits
 from analysis.verdict.trust import trust
 
 
-def page(results_folder: str, names: list[str]) -> str:
-    """Return the page as Markdown. Raises ResultsError if the folder has no results, KeyError for an unknown table."""
+def page(results_folder: str, names: list[str], target: Path | None = None) -> str:
+    """Return the page as Markdown, with the command that writes it to `target`.
+
+    Raises ResultsError if the folder has no results, KeyError for an unknown table.
+    """
     results = load_reduced(results_folder)
     first = report_inputs(results)[0]
     device = first.environment.get("device") or ", ".join(map(str, results.trials["device_name"].dropna().unique()))
@@ -36,13 +39,15 @@ def page(results_folder: str, names: list[str]) -> str:
         ),
         f"    {_without_folder(results.study['command'])}",
         ", ".join(f"{count} {label}" for label, count in status_counts(results) if count) + " trials.",
-        "## Answer",
-        " ".join([*answer(first), *limits(first)]),
+        "## Summary",
+        "\n".join(f"- {sentence}" for sentence in [*answer(first), *limits(first)]),
+        "## Trust",
         "\n".join(f"- {line}" for line in trust(first)),
         "## Tables",
         *(table.to_markdown() for name in names if not (table := TABLES[name](first)).frame.empty),
         "## Environment",
         "\n".join(f"- {key}: {value}" for key, value in environment_rows(first)),
+        f"This page: `python -m scripts.study_page {results_folder} {target} {' '.join(names)}`" if target else "",
     ]
     return "\n\n".join(part.rstrip() for part in parts if part.strip()) + "\n"
 
@@ -59,4 +64,4 @@ if __name__ == "__main__":
     parser.add_argument("tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"one of {', '.join(TABLES)}")
     options = parser.parse_args()
     options.page.parent.mkdir(parents=True, exist_ok=True)
-    options.page.write_text(page(options.results, options.tables))
+    options.page.write_text(page(options.results, options.tables, options.page))

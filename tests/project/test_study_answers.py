@@ -37,7 +37,19 @@ def test_the_page_of_answers_has_each_question_with_an_answer_or_a_command(name:
             assert re.search(r"\d", text), "an answer has a number"
 
 
-@pytest.mark.parametrize("folder", sorted({name for names in FOLDERS.values() for name in names}))
+PACKED = sorted({name for names in FOLDERS.values() for name in names})
+
+
+@pytest.mark.parametrize("folder", PACKED)
+def test_the_page_of_packed_results_answers_each_question_of_their_study(folder: str) -> None:
+    study = json.loads((RESULTS / folder / "study.json").read_text())
+    found = sections((STUDIES / f"{folder}.md").read_text().partition("## Summary")[0])
+    assert list(found) == [entry["question"] for entry in study["configuration"]["questions"]]
+    for text in found.values():
+        assert re.search(r"\d|`python -m ", text), "a number, or the command that would answer"
+
+
+@pytest.mark.parametrize("folder", PACKED)
 def test_packed_results_ask_the_questions_of_their_study(folder: str) -> None:
     study = json.loads((RESULTS / folder / "study.json").read_text())
     asked = {entry["key"]: entry["question"] for entry in study["configuration"]["questions"]}
@@ -99,7 +111,7 @@ def test_a_generated_page_answers_each_question_first(tmp_path: Path) -> None:
     listed = {entry["key"]: entry for name in QUESTIONS for entry in asked(name)["questions"]}
     study["configuration"] |= {"questions": list(listed.values())}
     file.write_text(json.dumps(study))
-    found = sections(page(str(tmp_path / "results"), []).partition("## Answer")[0])
+    found = sections(page(str(tmp_path / "results"), []).partition("## Summary")[0])
     assert list(found) == [entry["question"] for entry in listed.values()]
     for text in found.values():
         assert re.search(r"`python -m \S+.*`" if UNANSWERED in text else r"\d", text)
