@@ -14,7 +14,6 @@ from rich.text import Text
 
 from study.errors import lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
-from study.orchestrate.cluster import Cluster
 from study.orchestrate.protocol import Event, cause
 from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
@@ -22,6 +21,7 @@ from trainables.scratch import log_folder
 from trainables.trial import Trial
 
 if TYPE_CHECKING:
+    from study.orchestrate.cluster import Cluster
     from study.store.store import Store
 
 STARTING, ENDING = "starting Ray Tune", "ending the worker group"
@@ -213,7 +213,7 @@ class Progress:
 
 
 def run_shown(
-    progress: Progress, blocks: Sequence[Sequence[Trial]], store: "Store", cluster: Cluster, **options: Any
+    progress: Progress, blocks: Sequence[Sequence[Trial]], store: "Store", cluster: "Cluster", **options: Any
 ) -> bool:
     """Run trials and show their progress. Return True if Ctrl-C or a signal interrupted them.
 

@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -771,7 +772,8 @@ def test_a_failed_trial_is_listed_with_its_log_and_sets_exit_code_1(
         store.save(result(trials[0], "failed", reason="rank 1 on node a died", log="Traceback"))
         return False
 
-    monkeypatch.setattr("study.cli.commands.connect", lambda address: contextlib.nullcontext())
+    cluster = SimpleNamespace(log_dir="")
+    monkeypatch.setattr("study.cli.commands.connect", lambda address: contextlib.nullcontext(cluster))
     monkeypatch.setattr(session, "_measure", measure)
     assert main(["run", "smoke", "--out", str(tmp_path)]) == 1
     log = tmp_path / "trials" / trials[0].trial_id / "error.log"
