@@ -46,8 +46,7 @@ def epoch_time(inputs: ReportInputs) -> Reply | Missing:
         reason = "host"
         because += (
             f": at batch {first['batch_per_gpu']} the host needs {ms(first['step_launch_s'])} to launch a step, "
-            f"whatever "
-            f"its batch, and the GPU computes only {ms(first['busy_s'])} of it"
+            f"whatever its batch, and the GPU computes only {ms(first['busy_s'])} of it"
         )
     rest = f" From batch {enough} on, a sample takes within 10\u00a0% of its least time, so larger batches gain little."
     return Reply(f"{text}, because {because}.{rest}{_end_of_memory(inputs)}", numbers, reason)
@@ -127,8 +126,7 @@ def separated(inputs: ReportInputs) -> Reply | Missing:
         numbers = {"exposed_s": exposed, "difference_s": float(row["difference_s"])}
     return Reply(
         "By a hook that times each bucket's all-reduce: what runs after the last gradient is exposed communication, "
-        "and "
-        "the rest of the step is compute. Steps under no_sync, interleaved on the same ranks, check it. "
+        "and the rest of the step is compute. Steps under no_sync, interleaved on the same ranks, check it. "
         f"{'; '.join(shown)}.",
         numbers,
     )

@@ -25,8 +25,7 @@ def set_epoch(inputs: ReportInputs) -> Reply | Missing:
         f"Without set_epoch, PyTorch's sampler repeats {points(found['repeated_batches'])} of the batches of the first "
         f"epoch, so a rank of {number(found['ranks'], 0)} sees {points(found['seen_without'])} of the data in "
         f"{number(found['epochs'], 0)} epochs; with it {points(found['seen_with'])}, because the epoch seeds the "
-        f"shuffle. "
-        "This is computed from the samplers, without noise.",
+        "shuffle. This is computed from the samplers, without noise.",
         {name: found[name] for name in ("repeated_batches", "seen_without", "seen_with")},
         "seed",
     )
@@ -40,8 +39,7 @@ def sent(inputs: ReportInputs) -> Reply | Missing:
     return Reply(
         f"Once, all parameters and buffers ({number(found['initial_bytes'] / MB, 2)} MB); in each step the gradients "
         f"({number(found['gradient_bytes'] / MB, 2)} MB, {number(found['gradient_bytes'] / found['model_bytes'], 3)} "
-        f"times "
-        f"the parameters) and the buffers of batch normalisation ({number(found['buffer_bytes'] / MB, 2)} MB). "
+        f"times the parameters) and the buffers of batch normalisation ({number(found['buffer_bytes'] / MB, 2)} MB). "
         "These are the bytes that rank 0 of 2 wrote, mean of the counted steps.",
         {name: found[name] for name in ("initial_bytes", "gradient_bytes", "buffer_bytes")},
         "bytes",

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.measure.configurations import RESULT_COLUMNS, throughput_estimates, trial_fields
 from analysis.statistics import ratios_to_reference
 from analysis.study import Analysis
-from analysis.text import further_repeats, number, percent
+from analysis.text import not_resolved, number, percent
 
 MS = 1e3
 
@@ -48,7 +48,7 @@ def measured(row: pd.Series, name: str, decimals: int, scale: float = 1.0, unit:
     """Return a value with its unit and 95 % interval; without an interval, the number of repeats is in brackets."""
     value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
     if row.get(f"{name}_more", 0.0) > 0:
-        return f"not resolved (needs {further_repeats(row[f'{name}_more'])})"
+        return not_resolved(row[f"{name}_more"])
     shown = f"{number(scale * value, decimals)}{unit}"
     if pd.isna(low) or pd.isna(high):
         return f"{shown} ({repeats(row['n'])})" if pd.notna(row.get("n")) else shown

@@ -44,8 +44,7 @@ def gil(inputs: ReportInputs) -> Reply | Missing:
     )
     return Reply(
         f"{verdict}: from 1 to {size}, the host time to launch a step grows {span(threads['ratio'])} times with "
-        f"threads of "
-        f"one process ({THREADS}), and {span(processes['ratio'])} times with one process per GPU "
+        f"threads of one process ({THREADS}), and {span(processes['ratio'])} times with one process per GPU "
         f"({', '.join(dict.fromkeys(processes['parallel']))}). Largest growth: from {ms(worst['reference_s'])} to "
         f"{ms(worst['configuration_s'])} ({configuration_label(row, fields, study_ranks(inputs))}).",
         {"threads": float(threads["ratio"].median()), "processes": float(processes["ratio"].median())},

@@ -78,8 +78,7 @@ def best_batch(inputs: ReportInputs) -> Reply | Missing:
     return Reply(
         f"Batch {best['batch_per_gpu']} is the fastest of {tried}, with "
         f"{measured(best, 'throughput_samples_per_s', 0, unit=' samples/s')}; from {enough['batch_per_gpu']} on the "
-        f"rate "
-        f"is within {number(100 * NEAR, 0)}\u00a0% of it.{falls}{why}",
+        f"rate is within {number(100 * NEAR, 0)}\u00a0% of it.{falls}{why}",
         {"best": float(best["batch_per_gpu"]), "enough": float(enough["batch_per_gpu"])},
         reason,
     )
@@ -114,8 +113,7 @@ def one_is_better(inputs: ReportInputs) -> Reply | Missing:
     is_host = large["host_bound"] is True and launch > 0.5 * growth
     why = (
         f", because launching a step takes {ms(large['step_launch_s'])} in place of {ms(small['step_launch_s'])}, "
-        f"more than "
-        f"the {ms(small['busy_s'])} that the GPU computes for such a batch"
+        f"more than the {ms(small['busy_s'])} that the GPU computes for such a batch"
         if is_host
         else f", because the step takes {ms(growth)} longer"
     )
@@ -138,11 +136,10 @@ def memory(inputs: ReportInputs) -> Reply | Missing:
     last = rows.sort_values("batch_per_gpu").iloc[-1]
     return Reply(
         f"Under DataParallel the first GPU gathers all outputs and reduces all gradients: at batch "
-        f"{row['batch_per_gpu']} it "
-        f"peaks at {number(row['first_bytes'] / GIB, 1)} GiB, {number(row['ratio'], 2)} times the others' "
-        f"({repeats(row['n'])}), so its memory ends first. The extra part does not grow with the batch as activations "
-        f"do: "
-        f"at batch {last['batch_per_gpu']} the ratio is {number(last['ratio'], 2)}.{end}",
+        f"{row['batch_per_gpu']} it peaks at {number(row['first_bytes'] / GIB, 1)} GiB, {number(row['ratio'], 2)} "
+        f"times the others' ({repeats(row['n'])}), so its memory ends first. The extra part does not "
+        f"grow with the batch as activations do: at batch {last['batch_per_gpu']} the ratio is "
+        f"{number(last['ratio'], 2)}.{end}",
         {"ratio": float(row["ratio"]), "ratio_at_largest": float(last["ratio"])},
         "gather",
     )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.compare.scaling import STRONG
+from analysis.compare.scaling import STRONG, alike
 from analysis.measure.configurations import throughput_estimates
 from analysis.read.fields import Fields
 from analysis.statistics import ratios_to_reference
@@ -104,10 +104,7 @@ def _order(headline: Headline) -> tuple[int, float]:
 
 def _members(configurations: pd.DataFrame, workload: Mapping[str, Any]) -> pd.DataFrame:
     """Return the configurations of a workload, without emulated interconnects if there are others."""
-    rows = configurations
-    for name, value in workload.items():
-        rows = rows[(rows[name] == value) | (rows[name].isna() & pd.isna(value))]
-    return without_emulated(rows)
+    return without_emulated(configurations[alike(configurations, workload, list(workload))])
 
 
 def without_emulated(rows: pd.DataFrame) -> pd.DataFrame:

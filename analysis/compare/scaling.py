@@ -113,26 +113,26 @@ def one_rank(rows: pd.DataFrame, configurations: pd.DataFrame, keys: Sequence[st
         return None
     first = rows.iloc[0]
     single_rank = configurations[configurations["world_size"] == 1]
-    exact = single_rank[_alike(single_rank, first, keys)]
+    exact = single_rank[alike(single_rank, first, keys)]
     if len(exact):
         return int(exact.index[0])
     similar = single_rank[
-        _alike(single_rank, first, [name for name in keys if name not in ("interconnect", *declared.timing)])
+        alike(single_rank, first, [name for name in keys if name not in ("interconnect", *declared.timing)])
     ]
     return None if similar.empty else int(similar["n"].sort_values(kind="stable").index[-1])
 
 
-def _alike(rows: pd.DataFrame, one: pd.Series, keys: Sequence[str]) -> pd.Series:
-    """Return which of `rows` equal `one` in all `keys`; null equals null."""
-    wanted = list(zip(one[list(keys)], one[list(keys)].isna(), strict=True))
+def alike(rows: pd.DataFrame, one: Mapping[str, Any] | pd.Series, names: Sequence[str]) -> "pd.Series[bool]":
+    """Return which of `rows` equal `one` in all of these columns; null equals null."""
+    wanted = [(one[name], pd.isna(one[name])) for name in names]
 
-    def equals(row: tuple[Any, ...]) -> bool:  # a hundred fields of few rows: faster than column by column
+    def equals(row: Iterable[Any]) -> bool:  # a hundred fields of few rows: faster than column by column
         return all(
             pd.isna(value) if is_null else not pd.isna(value) and value == wish
             for value, (wish, is_null) in zip(row, wanted, strict=True)
         )
 
-    return pd.Series([equals(row) for row in rows[list(keys)].itertuples(index=False, name=None)], rows.index, bool)
+    return pd.Series(list(map(equals, rows[list(names)].to_numpy(dtype=object))), rows.index, bool)
 
 
 def _against_reference(members: pd.DataFrame, configurations: pd.DataFrame, first: pd.Series) -> pd.DataFrame:

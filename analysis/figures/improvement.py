@@ -46,8 +46,8 @@ def improvement(analysis: Analysis) -> Figure | None:
 def improvement_rows(analysis: Analysis) -> pd.DataFrame:
     """Return the bars: change, kind (baseline, step or verified), start, end, low, high and goal."""
     columns = ["change", "kind", "start", "end", "low", "high", "goal"]
-    found = analysis.record.improvement
-    if found is None or found.measured_in or found.gain is None or not found.kept:
+    found = analysis.record.search
+    if found is None or found.gain is None or not found.kept:
         return pd.DataFrame(columns=columns)
     rows: list[dict[str, object]] = [{"change": "baseline", "kind": "baseline", "start": 0.0, "end": 1.0}]
     end = 1.0

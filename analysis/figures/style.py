@@ -3,7 +3,7 @@
 import io
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -63,17 +63,22 @@ MOST_LINES = 6
 
 MARKERS = "oDs^vPX*"
 
-_is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
-
 
 @contextmanager
-def narrow() -> Iterator[None]:
-    """Draw figures for a phone within this context: one column of panels."""
-    token = _is_narrow.set(True)
+def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
+    token = switch.set(True)
     try:
         yield
     finally:
-        _is_narrow.reset(token)
+        switch.reset(token)
+
+
+_is_narrow: ContextVar[bool] = ContextVar("is_narrow", default=False)
+
+
+def narrow() -> AbstractContextManager[None]:
+    """Draw figures for a phone within this context: one column of panels."""
+    return _switched_on(_is_narrow)
 
 
 def is_narrow() -> bool:
@@ -83,14 +88,9 @@ def is_narrow() -> bool:
 _is_brief: ContextVar[bool] = ContextVar("is_brief", default=False)
 
 
-@contextmanager
-def brief() -> Iterator[None]:
+def brief() -> AbstractContextManager[None]:
     """Draw figures that answer a question within this context: a few panels and bars."""
-    token = _is_brief.set(True)
-    try:
-        yield
-    finally:
-        _is_brief.reset(token)
+    return _switched_on(_is_brief)
 
 
 def is_brief() -> bool:

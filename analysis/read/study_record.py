@@ -139,6 +139,11 @@ class StudyRecord:
     evidence: Mapping[str, float] = field(default_factory=dict)
     improvement: Improvement | None = None
 
+    @property
+    def search(self) -> Improvement | None:
+        """Return the outcome of `improve` if this is the folder of its trials, not that of the study it improved."""
+        return None if self.improvement is None or self.improvement.measured_in else self.improvement
+
     @classmethod
     def of(cls, study: Mapping[str, Any]) -> Self:
         """Read the contents of study.json."""

@@ -179,7 +179,7 @@ def questions(inputs: ReportInputs) -> Iterator[Question]:
 
     The question whose text is answered point by point (see `analysis.answers`) comes first.
     """
-    if inputs.record.improvement is not None and not inputs.record.improvement.measured_in:
+    if inputs.record.search is not None:
         yield _IMPROVEMENT
     own = [_LADDER] if not inputs.ladder.empty else []
     if inputs.record.name in OWN and not inputs.configurations.empty:

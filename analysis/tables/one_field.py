@@ -177,7 +177,7 @@ def settings(analysis: Analysis) -> Table:
 
 def levers(analysis: Analysis) -> Table:
     """Tabulate the changes that `improve` tried: upper bound, measured gain, and whether they are kept and why."""
-    found = analysis.record.improvement
+    found = analysis.record.search
     rows = [
         {
             "lever": row.lever,
@@ -191,7 +191,7 @@ def levers(analysis: Analysis) -> Table:
             "why": row.why,
             "note": row.note,
         }
-        for row in (() if found is None or found.measured_in else found.levers)
+        for row in (() if found is None else found.levers)
     ]
     names = ["lever", "onto", "effect", "bound", *(f"{name}{end}" for name in ("gain", "on_one", "on_all")
              for end in ("", "_low", "_high")), "kept", "why", "note"]  # fmt: skip

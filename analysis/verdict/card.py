@@ -45,7 +45,7 @@ def card_of(analysis: ReportInputs, others: Sequence[Analysis] = ()) -> Card:
     """
     chosen = subjects(analysis)
     chosen = [subject for subject in chosen if subject.scaling is not None] or chosen
-    if (searched := analysis.record.improvement) and not searched.measured_in and searched.baseline:
+    if (searched := analysis.record.search) and searched.baseline:
         chosen = subject_of(analysis, searched.baseline.trial_ids) or chosen
     record = analysis.record
     recorded = {trial for part in (analysis, *others) for trial in part.results.trials["trial_id"]}
@@ -77,9 +77,8 @@ def _content(
         return NOTHING, _nothing(analysis), Trust(POOR, "no trial is done")
     if not chosen:
         return TRAINING, _with_failures(analysis, training_lines(analysis)), trust_in_accuracy(analysis, others)
-    if (improvement := analysis.record.improvement) is not None and not improvement.measured_in:
-        lines = improve_lines(improvement)
-        return IMPROVE, lines, trust_in_improvement(improvement)
+    if (searched := analysis.record.search) is not None:
+        return IMPROVE, improve_lines(searched), trust_in_improvement(searched)
     subject, accuracy = chosen[0], accuracy_line(analysis)
     step = [bound_by(analysis, subject), accuracy, do_next(analysis, subject)]
     if (analysis.ladder["machine"] == OURS).sum() > 1:

@@ -203,9 +203,8 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 process.move_to_session(ray_log, cluster.log_dir)
                 interrupted = _measure(prepared, store, cluster, quiet)
-                if interrupted and has_lost_servers(cluster):  # by a signal to every process of a job
-                    print_to_stderr(f"warning: interrupted; resume with: {command}")
-                    process.leave_report_to_parent(INTERRUPTED)
+                if interrupted:
+                    leave_if_servers_died(cluster, command)
         except KeyboardInterrupt:
             if prepared is None or store is None:
                 raise
@@ -213,13 +212,10 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
         except ClusterLost as error:
             assert prepared is not None and store is not None
             lost = error
-            print_to_stderr(f"error: {lost}; finished trials are saved; resume with: {command}")
-            if isinstance(lost, ServerDied):
-                process.leave_report_to_parent(lost.exit_code)
+            tell_cluster_lost(error, command)
         early = lost.exit_code if lost else INTERRUPTED if interrupted else None
-        exit_code = _report(prepared, store, early, quiet, command, table)
-        process.tell_parent(exit_code=exit_code)  # whatever happens while this process leaves the cluster
-        return exit_code
+        finish = functools.partial(_finish, prepared, store, early is not None, quiet, table)
+        return end_with_report(finish, store.address("trials"), early, command)
 
 
 def _prepare_to_run(
@@ -239,21 +235,42 @@ def _prepare_to_run(
     return prepare(configuration, cluster.nodes), target, cluster
 
 
-def _report(prepared: PreparedStudy, store: "Store", early: int | None, quiet: bool, command: str, table: bool) -> int:
-    """Write the report. After an interrupt or an error, print the command that resumes. Return the exit code.
+def leave_if_servers_died(cluster: Cluster, command: str) -> None:
+    """End this process after an interrupt that also ended Ray's servers. Its parent writes the report."""
+    if has_lost_servers(cluster):  # by a signal to every process of a job
+        print_to_stderr(f"warning: interrupted; resume with: {command}")
+        process.leave_report_to_parent(INTERRUPTED)
 
-    early: exit code of a run that ended early, None if it is complete.
+
+def tell_cluster_lost(lost: ClusterLost, command: str) -> None:
+    """Print that the cluster is lost. If Ray is about to abort this process, end it; its parent writes the report."""
+    print_to_stderr(f"error: {lost}; finished trials are saved; resume with: {command}")
+    if isinstance(lost, ServerDied):
+        process.leave_report_to_parent(lost.exit_code)
+
+
+def end_with_report(finish: Callable[[], int], trials_folder: str, early: int | None, command: str) -> int:
+    """Call `finish`, which writes the report and returns an exit code. Tell the parent the exit code and return it.
+
+    After an interrupt or an error, print the command that resumes. early: exit code of a run that ended early, None if
+    it is complete.
     """
+    exit_code = _written(finish, trials_folder, early, command)
+    process.tell_parent(exit_code=exit_code)  # whatever happens while this process leaves the cluster
+    return exit_code
+
+
+def _written(finish: Callable[[], int], trials_folder: str, early: int | None, command: str) -> int:
     from analysis.read.errors import ResultsError
     from study.store.store import StoreError
 
     message, exit_code = "interrupted", DONE
     try:
         with on_ending_signals(signal.SIG_IGN):  # they mean: end with a report, which is being written
-            exit_code = _finish(prepared, store, early is not None, quiet, table)
+            exit_code = finish()
     except (StoreError, ResultsError) as error:
         print_to_stderr(f"error: no report: {redacted(str(error))}")
-        message, exit_code = f"the trials in {store.address('trials')} are kept", NOT_WRITTEN
+        message, exit_code = f"the trials in {trials_folder} are kept", NOT_WRITTEN
     except KeyboardInterrupt:
         early, message = INTERRUPTED, "interrupted before the report was written"
     if early == INTERRUPTED:

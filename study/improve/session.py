@@ -5,11 +5,19 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from analysis.text import number
 from study.capacity import local_capacity
 from study.cli import process
-from study.cli.commands import existing_store, print_to_stderr, target_of
+from study.cli.commands import (
+    end_with_report,
+    existing_store,
+    leave_if_servers_died,
+    print_to_stderr,
+    target_of,
+    tell_cluster_lost,
+)
 from study.cli.host import cluster_lines, watched_host
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import Progress, run_shown, waiting
@@ -20,9 +28,9 @@ from study.improve.record import record_of
 from study.improve.rounds import Round, Settings
 from study.improve.search import Attempt, Search, replay
 from study.improve.start import Request, settings_for
-from study.orchestrate.cluster import Cluster, connect, has_lost_servers
+from study.orchestrate.cluster import Cluster, connect
 from study.orchestrate.discovery.address import Target
-from study.orchestrate.processes.watch import ClusterLost, ServerDied
+from study.orchestrate.processes.watch import ClusterLost
 from study.orchestrate.protocol import KnownTrials
 from study.store.environment import package_versions
 from study.store.lock import hold, hold_existing
@@ -94,25 +102,18 @@ def improve(asked: Request, command: str, *, quiet: bool, strict: bool, as_json:
             if cluster is not None:
                 process.move_to_session(ray_log, cluster.log_dir)
                 interrupted = _search(session, cluster, quiet)
-                if interrupted and has_lost_servers(cluster):  # by a signal to every process of a job
-                    print_to_stderr(f"warning: interrupted; resume with: {command}")
-                    process.leave_report_to_parent(INTERRUPTED)
+                if interrupted:
+                    leave_if_servers_died(cluster, command)
         except KeyboardInterrupt:
             if session is None:
                 raise
             interrupted = True
         except ClusterLost as error:
             lost = error
-            print_to_stderr(f"error: {lost}; finished trials are saved; resume with: {command}")
-            if isinstance(lost, ServerDied):
-                process.leave_report_to_parent(lost.exit_code)
+            tell_cluster_lost(error, command)
         assert session is not None
-        exit_code = _finish(session, quiet, as_json)
-        if interrupted:
-            print_to_stderr(f"warning: interrupted; resume with: {command}")
-        exit_code = lost.exit_code if lost else INTERRUPTED if interrupted else exit_code
-        process.tell_parent(exit_code=exit_code)  # whatever happens while this process leaves the cluster
-        return exit_code
+        early = lost.exit_code if lost else INTERRUPTED if interrupted else None
+        return end_with_report(partial(_finish, session, quiet, as_json), _trials_folder(out), early, command)
 
 
 def _connected(
@@ -220,14 +221,17 @@ def _finish(session: Session, quiet: bool, as_json: bool) -> int:
         print_card(report.card)
         print()
     if found.problem:
-        print_to_stderr(f"error: the baseline has no result: {found.problem}; fix: see its log in {_folder(session)}")
+        print_to_stderr(
+            f"error: the baseline has no result: {found.problem}; fix: see its log in "
+            f"{_trials_folder(session.asked.configuration.out)}"
+        )
     if not as_json:
         print(report.path)
     return SOME_FAILED if found.problem or found.pending else DONE
 
 
-def _folder(session: Session) -> str:
-    return os.path.join(session.asked.configuration.out, "trials")
+def _trials_folder(out: str) -> str:
+    return os.path.join(out, "trials")
 
 
 # ---------------------------------------------------------------------------------------------------------- messages

@@ -160,8 +160,8 @@ def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[Nod
     found = analyses(load_reduced(directory))[0]
     if found.headline is None:
         raise ConfigurationError(f"{directory}: nothing to improve: {nothing_timed(found.results.trials)}")
-    searched = found.record.improvement
-    if searched is not None and not searched.measured_in and searched.chosen is not None:
+    searched = found.record.search
+    if searched is not None and searched.chosen is not None:
         trial_id = searched.chosen.trial_ids[0]
     else:
         trial_id = str(found.configurations.loc[[found.headline], "trial_ids"].iloc[0][0])

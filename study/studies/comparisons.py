@@ -9,22 +9,26 @@ from study.studies.training import RECIPES, REFERENCE_BATCH, base_of_trainings, 
 _SMALL = {"warmup_steps": 2, "steps": 4, "account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
 
 
+def _photographs(on_gpus: bool) -> dict[str, Any]:
+    """Return the fields of ResNet-18 on photographs from files, on one rank."""
+    base: dict[str, Any] = {"parallel": "none", "world_size": 1, "model": "resnet18", "learning_rate": 0.01}
+    if not on_gpus:
+        base |= {"device": "cpu", "dataset": "image_folder_sample", "image_size": 32, "batch_per_gpu": 8}
+        return base | _SMALL
+    base |= {"device": "cuda", "dataset": "image_folder", "image_size": 224, "batch_per_gpu": 256}
+    return base | {"precision": "bf16", "augment": "cpu", "warmup_steps": 20, "steps": 50}
+
+
 def storage_order(capacity: Capacity) -> Study:
     """Read photographs in each storage format, shuffled and in order, from a cold and a warm page cache."""
     on_gpus = gpus(capacity) > 0
-    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "parallel": "none", "world_size": 1}
-    if on_gpus:
-        base |= {"dataset": "image_folder", "model": "resnet18", "image_size": 224, "batch_per_gpu": 256}
-        base |= {"loader_workers": 8, "precision": "bf16", "augment": "cpu", "warmup_steps": 20, "steps": 50}
-    else:
-        base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "batch_per_gpu": 8} | _SMALL
     return Study(
         name="storage-order",
         question=(
             "How fast does each storage format feed training, shuffled and in order, from a cold and a warm page "
             "cache, and from shared memory?"
         ),
-        base=base | {"learning_rate": 0.01},
+        base=_photographs(on_gpus) | ({"loader_workers": 8} if on_gpus else {}),
         axes={"storage": ("jpeg", "lmdb", "arrow_jpeg", "arrow_raw"), "order": ("shuffled", "in_order")},
         repeats=3,
         cases={
@@ -53,20 +57,16 @@ def number_formats(capacity: Capacity) -> Study:
 def loader_grid(capacity: Capacity) -> Study:
     """Vary CPU threads and loader workers until more of them slow training down."""
     on_gpus = gpus(capacity) > 0
-    base: dict[str, Any] = {"device": "cuda" if on_gpus else "cpu", "parallel": "none", "world_size": 1}
     if on_gpus:
         most = default_cpus_per_rank("cuda", capacity) * max(1, gpus(capacity))
         cores = tuple(2**power for power in range(most.bit_length()) if 2**power <= most)
         workers: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32)
-        base |= {"dataset": "image_folder", "model": "resnet18", "image_size": 224, "batch_per_gpu": 256}
-        base |= {"precision": "bf16", "augment": "cpu", "warmup_steps": 20, "steps": 50}
     else:
         cores, workers = (1,), (0, 1, 2)
-        base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "batch_per_gpu": 8} | _SMALL
     return Study(
         name="loader-grid",
         question="How many CPU threads and loader workers does a GPU need, and from which number on are they too many?",
-        base=base | {"learning_rate": 0.01},
+        base=_photographs(on_gpus),
         axes={"cpus_per_rank": cores, "loader_workers": workers},
         repeats=3,
         report=small_form(on_gpus),

@@ -57,17 +57,20 @@ class GPT2(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then a perceptron of four times the width, both with residual connections."""
+    """Causal attention, then a perceptron of four times the width, both with residual connections.
 
-    def __init__(self, width: int, heads: int) -> None:
+    bias: linear layers have biases. gelu: approximation of GELU, "tanh" or "none".
+    """
+
+    def __init__(self, width: int, heads: int, bias: bool = True, gelu: str = "tanh") -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.gelu = heads, gelu
         self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
+        self.attention_in = nn.Linear(width, 3 * width, bias=bias)
+        self.attention_out = nn.Linear(width, width, bias=bias)
         self.perceptron_norm = nn.LayerNorm(width)
-        self.perceptron_in = nn.Linear(width, 4 * width)
-        self.perceptron_out = nn.Linear(4 * width, width)
+        self.perceptron_in = nn.Linear(width, 4 * width, bias=bias)
+        self.perceptron_out = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [n, t, width] to the same shape."""
@@ -75,5 +78,5 @@ class Block(nn.Module):
         query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [n, heads, t, d]
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.attention_out(mixed.transpose(1, 2).flatten(2))
-        inner = functional.gelu(self.perceptron_in(self.perceptron_norm(hidden)), approximate="tanh")
+        inner = functional.gelu(self.perceptron_in(self.perceptron_norm(hidden)), approximate=self.gelu)
         return hidden + self.perceptron_out(inner)

@@ -6,8 +6,8 @@ logits [n, t, vocabulary]. Attention is causal.
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from trainables.models.gpt2 import Block
 from trainables.trial import Trial
 
 
@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(longest, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(width, heads, bias=False, gelu="none") for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         for module in self.modules():
@@ -41,26 +41,3 @@ class Decoder(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(self.norm(hidden))
-
-
-class Block(nn.Module):
-    """Causal attention, then a perceptron of four times the width, both with residual connections."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
-        self.perceptron_norm = nn.LayerNorm(width)
-        self.perceptron_in = nn.Linear(width, 4 * width, bias=False)
-        self.perceptron_out = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [n, t, width] to the same shape."""
-        projected = self.attention_in(self.attention_norm(hidden))
-        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [n, heads, t, d]
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.attention_out(mixed.transpose(1, 2).flatten(2))
-        inner = functional.gelu(self.perceptron_in(self.perceptron_norm(hidden)))
-        return hidden + self.perceptron_out(inner)

@@ -43,7 +43,8 @@ def trust_in_improvement(improvement: Improvement) -> Trust:
         return Trust(FAIR, "no change gained significantly")
     half_width = math.sqrt(gain.high / gain.low) - 1
     level = GOOD if half_width <= GOOD_INTERVAL else FAIR
-    return Trust(level, f"5 fresh groups each, ±{percent(half_width, 1)}", 5, half_width)
+    groups = min((len(side.trial_ids) for side in (improvement.baseline, improvement.chosen) if side), default=0)
+    return Trust(level, f"{groups} fresh groups each, ±{percent(half_width, 1)}", groups, half_width)
 
 
 def _gain(improvement: Improvement) -> CardLine | None:

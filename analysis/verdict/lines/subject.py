@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.scaling import STRONG, WEAK
+from analysis.compare.scaling import STRONG, WEAK, alike
 from analysis.measure.configurations import LAYOUT, trial_fields
 from analysis.study import Analysis, study_ranks
 from analysis.text import configuration_label
@@ -86,10 +86,7 @@ def _strong_alike(analysis: Analysis, weak: pd.Series) -> tuple[pd.Series | None
     fixed = [name for name in analysis.axes if name in trial_fields(configurations)]
     fixed = [name for name in fixed if name not in ("batch_per_gpu", *LAYOUT)]
     of_rows = configurations.loc[rows["configuration"].astype(int)]
-    alike = pd.Series(True, index=of_rows.index)
-    for name in fixed:
-        alike &= (of_rows[name] == subject[name]) | (of_rows[name].isna() & pd.isna(subject[name]))
-    rows = rows[alike.to_numpy()]
+    rows = rows[alike(of_rows, subject, fixed).to_numpy()]
     if rows.empty:
         return None, float("nan")
     batches = rows["configuration"].map(configurations["global_batch"]).astype(float)
