@@ -28,6 +28,7 @@ SMALL: dict[str, str] = {
     "cost.noise_scale_cost": "--device cpu --small --seconds 60",
     "cost.overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",
     "truth.doors": "--device cpu --batch 4 --image-size 32 --steps 5 --rounds 2",
+    "cost.imports": "--quadruples 2",
     "truth.improve": "null --simulated --runs 2",
     "truth.known_laws": "--small",
     "truth.others": "--device cpu --small",

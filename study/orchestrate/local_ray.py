@@ -1,9 +1,11 @@
 """Start a Ray on this host only, for one study: its folder, its token, and what Ray reads from the environment."""
 
+import importlib.util
 import logging
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,25 @@ def set_environment() -> None:
     root = str(Path(__file__).resolve().parent.parent.parent)
     if root not in sys.path:
         sys.path.insert(0, root)
+    keep_bytecode()
+
+
+def keep_bytecode(packages: Sequence[str] = ("ray", "torch")) -> None:
+    """Let the processes of Ray keep compiled modules if they would compile one of these packages at every start.
+
+    So it is after an installation without compilation, if Python may not write next to the modules. The imports of a
+    rank then take about twice as long (`benchmarks.cost.imports`). `study.scaling clean` removes the files.
+    """
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        cached = Path(importlib.util.cache_from_source(spec.origin))
+        if not cached.exists() and (sys.dont_write_bytecode or not os.access(Path(spec.origin).parent, os.W_OK)):
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+            with suppress(OSError):  # then each process compiles, as before
+                os.environ.setdefault("PYTHONPYCACHEPREFIX", str(private_folder(user_folder() / "bytecode")))
+            return
 
 
 def start_local() -> Any:

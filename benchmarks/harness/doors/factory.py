@@ -14,6 +14,11 @@ def resnet50(trial: Trial) -> Workload:
     return _workload(trial, "resnet50", bf16=True)
 
 
+def vit_b_16(trial: Trial) -> Workload:
+    """Return a vision transformer with one resident batch."""
+    return _workload(trial, "vit_b_16", bf16=True)
+
+
 def resnet18_fp32(trial: Trial) -> Workload:
     """Return ResNet-18 in fp32, the small form for CPU ranks."""
     return _workload(trial, "resnet18", bf16=False)

@@ -1,7 +1,11 @@
 """Joining a running Ray cluster of two nodes by its address, with exact layouts."""
 
 import json
+import os
+import py_compile
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +15,9 @@ from ray.cluster_utils import Cluster
 
 from study.orchestrate.cluster import connect
 from study.orchestrate.discovery.address import ClusterError
+from study.orchestrate.local_ray import keep_bytecode
 from study.scaling import main
+from trainables.scratch import VARIABLE
 
 pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
@@ -75,3 +81,26 @@ def test_an_invalid_address_is_an_error_with_its_source_and_the_allowed_values(
     monkeypatch.setenv("RAY_ADDRESS", "there")
     with pytest.raises(ClusterError, match="^RAY_ADDRESS 'there' .*auto, local or HOST:PORT"), connect():
         pass
+
+
+def test_modules_that_each_process_would_compile_are_kept_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("compiled", "uncompiled"):
+        (tmp_path / f"{name}_module.py").write_text("")
+    py_compile.compile(str(tmp_path / "compiled_module.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "scratch"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    keep_bytecode(["uncompiled_module"])
+    assert "PYTHONPYCACHEPREFIX" not in os.environ, "the first process that imports it writes it"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    keep_bytecode(["compiled_module", "absent_module"])
+    assert "PYTHONPYCACHEPREFIX" not in os.environ
+    keep_bytecode(["compiled_module", "uncompiled_module"])
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+    subprocess.run([sys.executable, "-c", "import uncompiled_module"], cwd=tmp_path, check=True)
+    assert list((tmp_path / "scratch" / "bytecode").rglob("uncompiled_module.*.pyc"))
