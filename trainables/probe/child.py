@@ -114,6 +114,7 @@ def main(job_path: Path) -> NoReturn:
         os._exit(code)
     if not probe.ended:
         with contextlib.suppress(Exception):  # a device that failed cannot be read
+            probe.remove()
             save()
     sys.stdout.flush()
     sys.stderr.flush()

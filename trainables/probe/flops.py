@@ -81,7 +81,7 @@ def why_not_countable(device: torch.device) -> str | None:
 
 
 def traced_operations(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the operations of a trace's host events with shapes; None if none are seen or some are hidden.
+    """Return the operations of a trace's host events; None if none are seen, or some are hidden or without shapes.
 
     The same operators as `OperationCounter`, also those that compiled code calls. Products that Triton compiled and
     CUDA graphs have no operators, so that the sum would be incomplete. Grouped convolutions are counted exactly, while
@@ -95,7 +95,9 @@ def traced_operations(events: Iterable[Mapping[str, Any]]) -> float | None:
         formula = _FORMULAS.get(name) if category == "cpu_op" else None
         if formula is not None:
             arguments = event.get("args", {})
-            total += 2.0 * formula(arguments.get("Input Dims", ()), arguments.get("Concrete Inputs", ()))
+            if "Input Dims" not in arguments:  # the trace was recorded without shapes
+                return None
+            total += 2.0 * formula(arguments["Input Dims"], arguments.get("Concrete Inputs", ()))
     return total or None
 
 

@@ -137,6 +137,9 @@ class Probe:
         """Remove everything that is installed. Not from within an optimizer's call."""
         self._stop_instruments()
         self._stop_operations()
+        if self._profiler is not None:  # a process that exits with a live profiler may crash
+            self._profiler.stop()
+            self._profiler = None
         self.counter.remove()
         while self._restore:
             self._restore.pop()()

@@ -10,15 +10,19 @@ import pytest
 from tests.trainables.probe.runs import SHORT, rows, run_on
 from trainables.probe.job import ScriptFailure, ScriptOutput
 
+TRACED = f"early {SHORT.needed_steps - 1}"
+"""ends within the window with a trace"""
+
 KINDS = {
     "exit": ("exit", 3, "code 3"),
     "hang": ("start_timeout", None, "no optimizer step within 8 s"),
-    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:25)"),
-    "imported spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:44)"),
+    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:26)"),
+    "imported spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:47)"),
     "import": ("import", 1, "a_module_that_does_not_exist"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),
-    "early": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
+    "early 4": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
+    TRACED: ("early", 0, f"steps, but {SHORT.needed_steps} are needed"),
     "nothing": ("no_step", 0, "without a step of a torch optimizer"),
 }
 
@@ -50,9 +54,13 @@ def test_a_failure_is_one_line_with_its_reason(outputs: dict[str, ScriptOutput],
 
 
 def test_steps_before_an_early_end_are_kept(outputs: dict[str, ScriptOutput]) -> None:
-    failure = failure_of(outputs["early"])
+    failure = failure_of(outputs["early 4"])
     assert (failure.steps_run, failure.steps_needed) == (4, SHORT.needed_steps)
-    assert len(rows(outputs["early"], "warmup")) == 4
+    assert len(rows(outputs["early 4"], "warmup")) == 4
+
+
+def test_no_profiler_is_live_when_a_script_exits(outputs: dict[str, ScriptOutput]) -> None:
+    assert "profiler at exit: False" in Path(failure_of(outputs[TRACED]).log).read_text()
 
 
 def test_a_script_that_swallows_all_exceptions_is_ended(outputs: dict[str, ScriptOutput]) -> None:

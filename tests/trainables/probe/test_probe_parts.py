@@ -277,3 +277,12 @@ def test_operations_in_a_cuda_graph_are_unknown() -> None:
     product = event("aten::mm", "cpu_op", 0.0, 1.0, **{"Input Dims": [[2, 3], [3, 4]], "Concrete Inputs": ["", ""]})
     assert traced_operations([product]) == 2 * 2 * 3 * 4
     assert traced_operations([product, event("cudaGraphLaunch", "cuda_runtime", 1.0, 1.0)]) is None
+
+
+def test_operations_of_a_trace_without_shapes_are_unknown(tmp_path: Path) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert "aten::mm" in {event.get("name") for event in events}
+    assert traced_operations(events) is None
