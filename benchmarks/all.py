@@ -24,6 +24,7 @@ SMALL: dict[str, str] = {
     "cost.clock": "--small",
     "truth.coverage": "--studies 200",
     "speed.cpu_ranks": "--small --seconds 60",
+    "speed.gpt2": "--device cpu --small --seconds 60",
     "cost.growth": "--small",
     "cost.noise_scale_cost": "--device cpu --small --seconds 60",
     "cost.overhead": "--device cpu --cases resnet18:2:fp32 --image-size 32 --steps 4 --warmup-steps 2 --quadruples 2",

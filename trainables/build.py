@@ -114,17 +114,25 @@ def _text(trial: Trial, device: torch.device) -> Workload:
     blueprint = partial(load(MODELS[trial.model]), data.vocabulary, trial)
     with device:
         model = blueprint()
+    loss = torch.compile(next_token_loss) if trial.compiled else next_token_loss
     return Workload(
         model=model,
         blueprint=blueprint,
         dataset=data.dataset,
-        loss=next_token_loss,
+        loss=None if trial.fused_loss else loss,
+        step=_loss_of_model if trial.fused_loss else None,
         optimizer=make_optimizer(trial),
         tokens_per_sample=trial.sequence_length if reads == "tokens" else None,
         collate=identity,
         resident=DATASETS[trial.dataset].on_device,
         batch_indices=partial(streams, trial, data.dataset),
     )
+
+
+def _loss_of_model(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the loss that a language model computes together with its output layer."""
+    loss: torch.Tensor = model(*batch)
+    return loss
 
 
 def _prepare(

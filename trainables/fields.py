@@ -128,6 +128,12 @@ class TrialFields(OwnCodeFields):
         "execution",
         "replace ResNet's first convolution and pooling by forms that can be faster on GPUs; requires compilation",
     )
+    fused_loss: bool = field(
+        False,
+        "execution",
+        "language models: compute output layer and loss together, some tokens at a time, without storing logits",
+        table="settings",
+    )
     optimizer: str = field("sgd", "recipe", "optimizer")
     learning_rate: float = field(
         0.01, "recipe", "learning rate for a global batch of `reference_batch`", gt=0, allow_inf_nan=False

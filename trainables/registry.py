@@ -129,6 +129,7 @@ PRECISIONS: Mapping[str, PrecisionFacts] = {
     "bf16": PrecisionFacts("trainables.step.precision:bf16"),
     "fp16": PrecisionFacts("trainables.step.precision:fp16"),
     "fp16_master": PrecisionFacts("trainables.step.precision:fp16_master", two_weight_types=True),
+    "bf16_master": PrecisionFacts("trainables.step.precision:bf16_master", two_weight_types=True),
     "fp16_pure": PrecisionFacts("trainables.step.precision:fp16_pure"),
 }
 

@@ -16,6 +16,7 @@ from trainables.registry import (
     PARALLEL,
     PRECISIONS,
     STORAGES,
+    TOKEN_MODELS,
     names_with,
 )
 from trainables.rule import (
@@ -125,6 +126,17 @@ _INVALID: tuple[Rule, ...] = (
         lambda trial: trial.rewritten_stem and not trial.compiled,
         "rewritten_stem requires a compiled step, but execution is {execution!r}; use execution 'compile' or "
         "'compile_graph'",
+    ),
+    Rule(
+        ("fused_loss", "model"),
+        lambda trial: trial.fused_loss and bool(trial.workload or trial.model not in TOKEN_MODELS),
+        f"fused_loss requires model {listed(tuple(TOKEN_MODELS))}, got {{what}}; omit fused_loss",
+    ),
+    Rule(
+        ("fused_loss", "parallel"),
+        lambda trial: trial.fused_loss and PARALLEL[trial.parallel].one_process,
+        "parallel {parallel!r} gathers outputs to compute the loss, which fused_loss computes in the model; use "
+        "parallel 'ddp'",
     ),
     Rule(
         ("loader_workers", "dataset"),

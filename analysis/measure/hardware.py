@@ -52,6 +52,7 @@ _ARITHMETIC: Mapping[str, str] = {
     "fp32": "fp32",
     "tf32": "tf32",
     "bf16": "bf16",
+    "bf16_master": "bf16",
     "fp16": "fp16",
     "fp16_master": "fp16",
     "fp16_pure": "fp16",

@@ -79,7 +79,7 @@ def training(job: dict[str, Any], device: torch.device, group: Any = None) -> Ca
     if "graph" not in job.get("execution", ""):
         return _eager(job, device, group)
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        return _captured(_eager(job, device, group))
+        return captured(_eager(job, device, group))
 
 
 def _eager(job: dict[str, Any], device: torch.device, group: Any) -> Callable[[], None]:
@@ -112,7 +112,7 @@ SETTLING_STEPS = 11
 """Steps before a capture, as PyTorch's "CUDA semantics" requires under DDP."""
 
 
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
+def captured(step: Callable[[], None]) -> Callable[[], None]:
     """Capture the step as a CUDA graph. The current stream must be the one of its model, and not the default stream."""
     for _ in range(SETTLING_STEPS):
         step()

@@ -1,15 +1,18 @@
-"""Optimizations to try alone or together: compiler options, the rewritten stem, uint8 images, DDP options."""
+"""Optimizations to try alone or together: options of the compiler and of attention, changes to the trial and to DDP."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import TensorDataset
 
 from trainables.build import build_workload
 from trainables.data.loader import device_of
+from trainables.models import fused_loss
 from trainables.trial import Trial
 from trainables.workload import Workload
 
@@ -27,6 +30,29 @@ autotune: the fastest back end for each matrix product and convolution. autotune
 products, with the following operations fused as epilogues. coordinate: search for block sizes of generated kernels.
 combo: several small kernels in one. pointwise: the fastest of a few block sizes for generated kernels. triton_conv:
 convolutions without cuDNN."""
+
+TOKEN_TRIALS: dict[str, dict[str, Any]] = {
+    "fused_loss": {"fused_loss": True},
+    "bf16_master": {"precision": "bf16_master"},
+    "ddp_bf16": {"parallel": "ddp_bf16"},
+    "delayed": {"parallel": "ddp_delayed"},
+    "buckets_100": {"bucket_mb": 100.0},
+    "buckets_250": {"bucket_mb": 250.0},
+    "static_graph": {"static_graph": True},
+    "no_views": {"gradient_as_bucket_view": False},
+}
+"""Levers of language models that change our trial."""
+
+DDP_GRAPHS: dict[str, Any] = {"one_graph": False, "python_reducer": "python_reducer"}
+"""Values of torch._dynamo.config.optimize_ddp: one graph instead of one per bucket; DDP's reducer in Python, traced."""
+
+ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+"""Members of torch.nn.attention.SDPBackend: the only kernel that attention may use."""
+
+CHUNKS = {"chunks_4096": 4096, "chunks_16384": 16384, "chunks_65536": 65536}
+"""Tokens per chunk of the fused loss."""
+
+TOKEN_LEVERS = {*LEVERS, *TOKEN_TRIALS, *DDP_GRAPHS, *ATTENTION, *CHUNKS}
 
 STEM = "stem"
 
@@ -57,6 +83,32 @@ def compiler(levers: str) -> Iterator[None]:
     from torch._inductor import config
 
     with config.patch({key: value for name in names for key, value in LEVERS[name].items()}):
+        yield
+
+
+def changes_of(levers: str) -> dict[str, Any]:
+    """Return the changes to a language model's trial by these levers, joined by +. Raises ValueError."""
+    names = [name for name in levers.split("+") if name]
+    if unknown := {*names} - TOKEN_LEVERS:
+        raise ValueError(f"no lever {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(TOKEN_LEVERS))}")
+    return {field: value for name in names for field, value in TOKEN_TRIALS.get(name, {}).items()}
+
+
+@contextlib.contextmanager
+def levered(levers: str) -> Iterator[None]:
+    """Set the options of these levers of language models, joined by +, within the context."""
+    names = levers.split("+")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(compiler("+".join(name for name in names if name in LEVERS)))
+        for name in names:
+            if name in DDP_GRAPHS:
+                from torch._dynamo import config
+
+                stack.enter_context(config.patch(optimize_ddp=DDP_GRAPHS[name]))
+            if name in ATTENTION:
+                stack.enter_context(sdpa_kernel(getattr(SDPBackend, ATTENTION[name])))
+            if name in CHUNKS:
+                stack.enter_context(patch.object(fused_loss, "CHUNK_TOKENS", CHUNKS[name]))
         yield
 
 

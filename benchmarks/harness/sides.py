@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness.bare_loop import timed_s, training
+from benchmarks.harness import bare_gpt2, bare_loop
+from benchmarks.harness.bare_loop import timed_s
 from benchmarks.harness.common import abba_ratio, ratio_interval
 from benchmarks.harness.ranks import Clock, Place
 from trainables.data.loader import endless_batches
 from trainables.measure.run import CAPTURED_WARMUP
 from trainables.measure.windows import plain_window
-from trainables.registry import PRECISIONS, load
+from trainables.registry import MODELS, PRECISIONS, load
 from trainables.step.context import RankSetup, build_context
 from trainables.step.cuda_graph import stream_for
 from trainables.step.process import drop_buckets, settings_for
@@ -53,13 +54,14 @@ class Ours:
     initial: list[torch.Tensor]
 
 
-def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
+def ours(trial: Trial, place: Place, meeting: int | None = None, *, alone: bool = False) -> Ours:
     """Return the product's step of this trial, as its plain window runs it. Call it within the trial's settings.
 
-    meeting: number of ranks that start together, if it differs from the trial's.
+    meeting: number of ranks that start together, if it differs from the trial's. alone: the trial has one rank, without
+    groups.
     """
-    group = place.groups[trial.processes][0]
-    control = place.groups[meeting or trial.processes][1]
+    group = None if alone else place.groups[trial.processes][0]
+    control = None if alone else place.groups[meeting or trial.processes][1]
     clock = clock_for(place.device)
     context = build_context(trial, RankSetup(place.rank, place.device, group))
     batches = endless_batches(trial, context.workload, place.rank)
@@ -74,7 +76,8 @@ def ours(trial: Trial, place: Place, meeting: int | None = None) -> Ours:
             step(next(batches), no_mark)
 
     def meet() -> None:
-        dist.barrier(control)
+        if not alone:
+            dist.barrier(control)
 
     def timed(steps: int) -> float:
         return plain_window(step, batches, steps, clock, meet)[0]
@@ -90,10 +93,12 @@ def bare(trial: Trial, place: Place) -> Timed:
         "batch": trial.batch_per_gpu,
         "precision": trial.precision,
         "image_size": trial.image_size,
+        "sequence_length": trial.sequence_length,
         "execution": trial.execution,
         "ddp": ddp_options(trial),
     }
-    step = training(job, place.device, group)
+    of_tokens = MODELS[trial.model].reads == "tokens"
+    step = (bare_gpt2 if of_tokens else bare_loop).training(job, place.device, group)
     for _ in repeat(None, trial.settling_steps):
         step()
     return lambda steps: timed_s(step, steps, place.device, control)

@@ -28,6 +28,18 @@ ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "l
 """by the names that torch's profiler gives types"""
 
 Event = dict[str, Any]
+Classes = tuple[tuple[str, tuple[str, ...]], ...]
+
+LANGUAGE_MODEL: Classes = (
+    ("attention", ("attention", "flash", "fmha", "sdpa")),
+    ("optimizer", ("adam",)),
+    ("embedding", ("embedding", "index")),
+    ("output layer and loss", ("50304", "log_softmax", "nll_loss", "_exp_", "_amax_")),
+    ("layer normalisation", ("layer_norm",)),
+    ("GELU", ("gelu", "tanh")),
+    ("matrix product", ("gemm", "nvjet", "aten::mm", "aten::addmm")),
+)
+"""classes of the kernels of GPT-2, also those of the compiler, whose names list what they compute"""
 
 
 def profiled(side: Ours) -> list[Event]:
@@ -45,11 +57,11 @@ def profiled(side: Ours) -> list[Event]:
         return list(json.loads(path.read_text())["traceEvents"])
 
 
-def roofline(events: list[Event], device: torch.device, trial: Trial) -> dict[str, Any]:
+def roofline(events: list[Event], device: torch.device, trial: Trial, first: Classes = ()) -> dict[str, Any]:
     """Return rows by kernel and by class of kernels: seconds per step, and the least time at the device's peaks.
 
-    A row: kernel, class, calls (per step), seconds, flops, bytes, floor_s, and of_floor = floor_s / seconds. Floors are
-    None if the device's peaks are unknown (`analysis.measure.hardware`).
+    first: classes to look for before `CLASSES`. A row: kernel, class, calls (per step), seconds, flops, bytes, floor_s,
+    and of_floor = floor_s / seconds. Floors are None if the device's peaks are unknown (`analysis.measure.hardware`).
     """
     peak = PEAKS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     flops_per_s = peak.flops_per_s(trial.precision) if peak else None
@@ -66,7 +78,8 @@ def roofline(events: list[Event], device: torch.device, trial: Trial) -> dict[st
         operator = operators.get(number)
         share = kernel["dur"] / took[number] if took[number] else 0.0
         flops, moved = needs(operator) if operator else (0.0, 0.0)
-        kind = class_of(kernel["name"], operator["name"] if operator else "")
+        launched_by = f"{operator['name']} {operator['args'].get('Input Dims', '')}" if operator else ""
+        kind = class_of(kernel["name"], launched_by, first)
         row = rows.setdefault(
             kernel["name"],
             {"kernel": kernel["name"], "class": kind, "operator": operator["name"] if operator else None}
@@ -112,6 +125,12 @@ def needs(operator: Event) -> tuple[float, float]:
         first, second = [dim for dim, _ in held if len(dim) > 1][-2:]
         out_elements = math.prod(first[:-1]) * second[-1]
         return 2.0 * out_elements * first[-1], sum(sizes) + out_elements * held[-1][1]
+    if "_attention" in name and not name.startswith("triton_"):  # the gradient is the first argument of a backward pass
+        backward = name.endswith("backward")
+        query, key = (dim for dim, _ in held[int(backward) : int(backward) + 2])
+        length = key[1] if name.startswith("aten::_flash") else key[2]
+        products = 5 if backward else 2
+        return products * math.prod(query) * length * 1.0, float(sum(sizes) + sizes[0] * (3 if backward else 1))
     flops = float(arguments.get("kernel_flop") or 0)  # the compiler notes those of its own products
     if name.startswith("triton_") or name.endswith("_"):
         return flops, float(sum(sizes))  # results are among the arguments
@@ -148,7 +167,7 @@ def _convolved(given: list[int], weight: list[int], concrete: list[str], order: 
     return [given[0], weight[0], *edges]
 
 
-CLASSES = (
+CLASSES: Classes = (
     ("convolution", ("conv", "fprop", "dgrad", "wgrad", "xmma", "implicit_gemm", "cutlass")),
     ("matrix product", ("gemm", "nvjet", "addmm", "aten::mm")),
     ("normalisation", ("batch_norm", "bn_", "native_batch_norm", "batchnorm")),
@@ -160,9 +179,11 @@ CLASSES = (
 )
 
 
-def class_of(kernel: str, operator: str) -> str:
-    """Return the class of a kernel, from its name and its operator's."""
+def class_of(kernel: str, operator: str, first: Classes = ()) -> str:
+    """Return the class of a kernel, from its name and its operator's. first: classes to look for before `CLASSES`."""
     text = f"{kernel} {operator}".lower()
+    if found := next((name for name, parts in first if any(part in text for part in parts)), None):
+        return found
     if kernel.startswith("triton") and "conv" not in kernel.partition("_fused")[0]:
         return "compiled, elementwise and reductions"
     return next((name for name, parts in CLASSES if any(part in text for part in parts)), "elementwise")

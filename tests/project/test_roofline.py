@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.speed.roofline import STEPS, as_markdown, class_of, needs, roofline
+from benchmarks.speed.roofline import LANGUAGE_MODEL, STEPS, as_markdown, class_of, needs, roofline
 from trainables.trial import Trial
 
 BF16 = "c10::BFloat16"
@@ -49,6 +49,17 @@ def test_flops_and_bytes_of_matrix_products_and_elementwise_operators() -> None:
     assert needs(operator("aten::empty", [[]], ["ScalarList"])) == (0, 0)
 
 
+def test_flops_and_bytes_of_causal_attention() -> None:
+    """Two products forward, five backward; the causal half is a product of half the size."""
+    shape, size = [4, 12, 1024, 64], 2 * 4 * 12 * 1024 * 64
+    forward = operator("aten::_scaled_dot_product_flash_attention", [shape] * 3, [BF16] * 3)
+    assert needs(forward) == (2 * 4 * 12 * 1024 * 1024 * 64, 4 * size)
+    backward = operator("aten::_scaled_dot_product_cudnn_attention_backward", [shape] * 5, [BF16] * 5)
+    assert needs(backward) == (5 * 4 * 12 * 1024 * 1024 * 64, 8 * size)
+    flash = operator("aten::_flash_attention_forward", [[4, 1024, 12, 64]] * 3, [BF16] * 3)
+    assert needs(flash) == needs(forward)
+
+
 def test_kernels_of_one_operator_share_its_flops_by_their_time() -> None:
     kernels = [
         {"name": name, "cat": "kernel", "dur": micros, "args": {"External id": 7}}
@@ -78,3 +89,19 @@ def test_kernels_of_one_operator_share_its_flops_by_their_time() -> None:
 )
 def test_kernels_are_classified_by_purpose(kernel: str, launched_by: str, expected: str) -> None:
     assert class_of(kernel, launched_by) == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "launched_by", "expected"),
+    [
+        ("nvjet_hsh_128x256", "aten::mm [[65536, 768], [768, 50304]]", "output layer and loss"),
+        ("sm90_xmma_gemm_bf16", "aten::mm [[65536, 768], [768, 2304]]", "matrix product"),
+        ("multi_tensor_apply_kernel", "aten::_fused_adamw_ [[[50304, 768]], []]", "optimizer"),
+        ("triton_red_fused__log_softmax_1", "triton_red_fused", "output layer and loss"),
+        ("triton_per_fused_add_native_layer_norm_2", "triton_per_fused", "layer normalisation"),
+        ("cudnn_generated_fort_native_sdpa_sm90", "aten::_cudnn_attention_forward", "attention"),
+        ("triton_poi_fused__to_copy_0", "triton_poi_fused", "compiled, elementwise and reductions"),
+    ],
+)
+def test_kernels_of_a_language_model_are_classified_by_layer(kernel: str, launched_by: str, expected: str) -> None:
+    assert class_of(kernel, launched_by, LANGUAGE_MODEL) == expected

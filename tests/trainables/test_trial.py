@@ -74,6 +74,7 @@ CHANGED: dict[str, Any] = {
     "execution": "compile",
     "memory_format": "channels_last",
     "rewritten_stem": True,
+    "fused_loss": True,
     "optimizer": "nesterov",
     "learning_rate": 0.1,
     "momentum": 0.0,
@@ -109,6 +110,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "nodes": {"world_size": 2},
     **{name: {"script": "/home/me/train.py"} for name in ("script_arguments", "script_flags", "script_env")},
     "rewritten_stem": {"model": "resnet18", "execution": "compile"},
+    "fused_loss": {"model": "gpt2_tiny", "dataset": "token_sample"},
     **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
     **{name: {"epochs": 1, "accumulation_steps": 2} for name, facts in FIELD_FACTS.items() if facts.needs_epochs},
 }
@@ -291,6 +293,11 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"dataset": "image_folder", "decode": "nvjpeg", "augment": "cpu"}, ("augment", "decode")),
         ({"rewritten_stem": True, "model": "mlp"}, ("rewritten_stem", "model", "image_size")),
         ({"rewritten_stem": True}, ("rewritten_stem", "execution")),
+        ({"fused_loss": True}, ("fused_loss", "model")),
+        (
+            {"fused_loss": True, "model": "gpt2_tiny", "dataset": "token_sample", "parallel": "dp"},
+            ("fused_loss", "parallel"),
+        ),
         (
             {"dataset": "image_folder", "storage_place": "shared_memory", "page_cache": "cold"},
             ("page_cache", "storage_place"),

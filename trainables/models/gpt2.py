@@ -1,13 +1,15 @@
 """GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 
 Pre-norm blocks with biases, learned positions, tanh GELU, and one matrix for token embedding and output. Without
-dropout. Input tokens [n, t] with t <= `trial.sequence_length`, output logits [n, t, vocabulary]. Attention is causal.
+dropout. Input tokens [n, t] with t <= `trial.sequence_length`, output logits [n, t, vocabulary], or the loss if
+following tokens are given. Attention is causal.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from trainables.models.fused_loss import fused_loss
 from trainables.trial import Trial
 
 CONTEXT = 1024
@@ -48,12 +50,13 @@ class GPT2(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map integer tokens [n, t] to logits [n, t, vocabulary]."""
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Map tokens [n, t] to logits [n, t, vocabulary]; with `targets` [n, t], to their mean cross entropy."""
         hidden = self.tokens(tokens.int()) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(self.norm(hidden))
+        hidden = self.norm(hidden)
+        return self.head(hidden) if targets is None else fused_loss(hidden, self.head.weight, targets)
 
 
 class Block(nn.Module):

@@ -2,13 +2,15 @@
 
 Pre-norm blocks without biases: RMS normalisation, rotary positions, grouped-query attention, SwiGLU. Rotary frequencies
 are those of Llama 3, without the scaling for contexts beyond 8,192 tokens. Input tokens [n, t] with t <=
-`trial.sequence_length`, output logits [n, t, vocabulary]. Attention is causal.
+`trial.sequence_length`, output logits [n, t, vocabulary], or the loss if following tokens are given. Attention is
+causal.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from trainables.models.fused_loss import fused_loss
 from trainables.trial import Trial
 
 NORM_EPSILON = 1e-5
@@ -48,14 +50,15 @@ class Llama(nn.Module):
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map integer tokens [n, t] to logits [n, t, vocabulary]."""
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Map tokens [n, t] to logits [n, t, vocabulary]; with `targets` [n, t], to their mean cross entropy."""
         length = tokens.shape[1]
         hidden = self.tokens(tokens.int())
         cosine, sine = (values[:length].to(hidden) for values in self.angles)
         for block in self.blocks:
             hidden = block(hidden, cosine, sine)
-        return self.head(self.norm(hidden))
+        hidden = self.norm(hidden)
+        return self.head(hidden) if targets is None else fused_loss(hidden, self.head.weight, targets)
 
 
 class Block(nn.Module):

@@ -155,7 +155,8 @@ class RankContext:
         None without a blueprint or a single input tensor, and on CPUs.
         """
         workload, trial = self.workload, self.trial
-        if self.device.type != "cuda" or workload.blueprint is None or workload.step is not None:
+        of_user_step = bool(trial.workload) and workload.step is not None
+        if self.device.type != "cuda" or workload.blueprint is None or of_user_step:
             return None
         inputs, _ = workload.select(part)
         if not isinstance(inputs, torch.Tensor):

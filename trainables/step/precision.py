@@ -46,6 +46,8 @@ fp16 = Precision(autocast=torch.float16, loss_scaling=True)
 """Apex's O1"""
 fp16_master = Precision(parameters=torch.float16, master_weights=True, loss_scaling=True)
 """Apex's O2"""
+bf16_master = Precision(parameters=torch.bfloat16, master_weights=True)
+"""as O2, in bf16, whose range needs no loss scaling"""
 fp16_pure = Precision(parameters=torch.float16)
 """Apex's O3: fast, but does not train every model"""
 

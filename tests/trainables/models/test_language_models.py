@@ -1,5 +1,7 @@
 """GPT-2 and Llama against other people's implementations, their published sizes and their operations."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from torch import nn
 
 from trainables.build import build_workload
+from trainables.data.text import next_token_loss
+from trainables.models import fused_loss
 from trainables.models.gpt2 import GPT2
 from trainables.models.llama import Llama
 from trainables.registry import MODELS, TOKEN_MODELS, load
@@ -125,6 +129,35 @@ def test_small_models_learn_the_sample(name: str) -> None:
         losses.append(loss.item())
     assert losses[0] == pytest.approx(torch.log(torch.tensor(8192.0)).item(), abs=0.3)
     assert losses[-1] < 0.6 * losses[0]
+
+
+def loss_and_gradients(
+    model: nn.Module, loss: Callable[[], torch.Tensor], autocast: torch.dtype | None = None
+) -> tuple[float, torch.Tensor]:
+    """Return the loss and all gradients, flattened."""
+    model.zero_grad()
+    with torch.autocast("cpu", autocast) if autocast else nullcontext():
+        value = loss()
+    value.backward()
+    return value.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny"])
+def test_the_fused_loss_has_the_gradients_of_the_plain_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 10)  # of 24 tokens, so that the last chunk is smaller
+    model = load(MODELS[name])(256, token_trial(model=name))
+    randomise(model)
+    targets = TOKENS.flip(1)
+    plain = lambda: next_token_loss(model(TOKENS), targets)  # noqa: E731
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    value, gradients = loss_and_gradients(model, plain)
+    for fused in (lambda: model(TOKENS, targets), lambda: compiled(TOKENS, targets)):
+        fused_value, fused_gradients = loss_and_gradients(model, fused)
+        assert fused_value == pytest.approx(value, rel=1e-5)
+        torch.testing.assert_close(fused_gradients, gradients, rtol=1e-3, atol=1e-5)
+        _, half = loss_and_gradients(model, plain, torch.bfloat16)
+        _, fused_half = loss_and_gradients(model, fused, torch.bfloat16)
+        assert (fused_half - gradients).norm() < 1.1 * (half - gradients).norm()
 
 
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny"])
