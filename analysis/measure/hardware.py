@@ -101,8 +101,9 @@ LEAST_SHARE = 0.9
 """Minimum share of a span with training at the plain pace, for its power to count as that of training."""
 
 USE_COLUMNS = (
-    "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "power_w", "wh_per_million_samples",
-    "gpu_hours_per_million_samples", "gpu_hours_per_epoch", "money_per_million_samples", "money_per_epoch",
+    "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "matmul_flops_per_s", "share_of_matmul", "power_w",
+    "wh_per_million_samples", "gpu_hours_per_million_samples", "gpu_hours_per_epoch", "money_per_million_samples",
+    "money_per_epoch",
 )  # fmt: skip
 """Columns of `use`."""
 
@@ -115,10 +116,12 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
 
     step_flops: floating-point operations per step on all GPUs, as counted by the ranks; null if a rank has no count.
     flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / dense peak of the device in this precision, the
-    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. power_w: see
-    `training_power_w`. gpu_hours_per_million_samples: GPUs / throughput, in hours, times 10⁶. wh_per_million_samples:
-    the product of both, the energy of all GPUs. gpu_hours_per_epoch: GPU-hours for the samples of the data set, if a
-    rank recorded their number (`dataset_samples`). money_*: GPU-hours times the price.
+    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. matmul_flops_per_s:
+    the measured rate of a large matrix product in this precision, mean over the ranks; null if a rank has none.
+    share_of_matmul: flops_per_s relative to it. power_w: see `training_power_w`. gpu_hours_per_million_samples: GPUs /
+    throughput, in hours, times 10⁶. wh_per_million_samples: the product of both, the energy of all GPUs.
+    gpu_hours_per_epoch: GPU-hours for the samples of the data set, if a rank recorded their number (`dataset_samples`).
+    money_*: GPU-hours times the price.
     """
     require(
         measured,
@@ -129,7 +132,9 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     result = pd.DataFrame(index=rows.index)
     gpus = rows["world_size"].astype(float)
     facts = pd.DataFrame(
-        [_evidence(environment) for environment in rows["environment"]], index=rows.index, columns=_FACTS
+        [_evidence(*each) for each in zip(rows["environment"], rows.get("precision", rows["device"]), strict=True)],
+        index=rows.index,
+        columns=_FACTS,
     )
     facts = facts.astype(float)
     result["step_flops"] = facts["step_flops"]
@@ -140,6 +145,8 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     ]
     result["peak_flops_per_s"] = pd.Series(known, index=rows.index, dtype=float)
     result["mfu"] = result["flops_per_s"] / result["peak_flops_per_s"]
+    result["matmul_flops_per_s"] = facts["matmul_flops_per_s"]
+    result["share_of_matmul"] = result["flops_per_s"] / result["matmul_flops_per_s"]
     result["power_w"] = training_power_w(measured, windows)
     hours_per_sample = gpus / rows["throughput_samples_per_s"].astype(float) / 3600
     result["gpu_hours_per_million_samples"] = 1e6 * hours_per_sample
@@ -161,7 +168,7 @@ def beyond_peak(measured: pd.DataFrame) -> pd.Series:
     rows = measured.set_index("trial_id")
     ratios: dict[Hashable, float] = {}
     for trial_id, row in rows.iterrows():
-        flops, step_s = _evidence(row["environment"])["step_flops"], row["step_s"]
+        flops, step_s = _evidence(row["environment"], row.get("precision"))["step_flops"], row["step_s"]
         peak = _peak_of_all(row)
         if flops and peak and pd.notna(step_s) and step_s > 0:
             ratios[trial_id] = flops / float(step_s) / peak
@@ -223,14 +230,20 @@ def _power_w(before: Mapping[str, Any], after: Mapping[str, Any], training_s: fl
     return joules / span_s if trained and joules >= 0 else None
 
 
-_FACTS = ["step_flops", "dataset_samples"]
+_FACTS = ["step_flops", "matmul_flops_per_s", "dataset_samples"]
 
 
-def _evidence(environment: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the operations of all ranks, None if a rank has no count, and the number of samples of the data set."""
+def _evidence(environment: Mapping[str, Any], precision: object) -> dict[str, float | None]:
+    """Return the operations of all ranks, their mean matmul limit, and the number of samples of the data set.
+
+    None if a rank has no count, or no limit for the precision.
+    """
     ranks = environment.get("ranks") or []
+    kind = _ARITHMETIC.get(str(precision), "")
+    limits = _sum([(rank.get("matmul_flops_per_s") or {}).get(kind) for rank in ranks])
     return {
         "step_flops": _sum([rank.get("step_flops") for rank in ranks]),
+        "matmul_flops_per_s": limits / len(ranks) if limits else None,
         "dataset_samples": ranks[0].get("dataset_samples") if ranks else None,
     }
 

@@ -44,6 +44,14 @@ def hardware(analysis: Analysis) -> Table:
                 1,
                 optional=True,
             ),
+            Column(
+                "share_of_matmul",
+                "of matmul limit (%)",
+                "TFLOP/s / that of a large matrix product in this precision, measured on the same ranks.",
+                1e2,
+                1,
+                optional=True,
+            ),
             Column("power_w", "power (W)", _POWER, decimals=0, optional=True),
             Column(
                 "wh_per_million_samples",

@@ -16,6 +16,7 @@ from trainables.clock import unix_s
 from trainables.data.loader import endless_batches, uses_prefetch
 from trainables.measure.allreduce_sweep import all_reduce_sweep, sweep_sizes
 from trainables.measure.communication import BucketRecorder, bucket_bytes, bucket_rows, record_buckets
+from trainables.measure.matmul_limit import matmul_limits
 from trainables.measure.profiler import kineto
 from trainables.measure.rows import LabelledStep, busy_row, communication_row, issue_row, phase_row, step_row, step_rows
 from trainables.measure.stopping import (
@@ -35,9 +36,11 @@ from trainables.measure.windows import (
     steady_blocks,
     step_window,
 )
+from trainables.registry import PRECISIONS, load
 from trainables.step.context import RankContext, RankOutput, RankSetup, rank_context
 from trainables.step.cuda_graph import GraphClock
-from trainables.step.process import drop_buckets, reset_peak_memory
+from trainables.step.precision import Precision
+from trainables.step.process import drop_buckets, reset_peak_memory, settings_for
 from trainables.step.step import forward_pass, training_step
 from trainables.step.timing import (
     Annotate,
@@ -128,7 +131,10 @@ def run(trial: Trial, setup: RankSetup) -> RankOutput:
             drop_buckets(setup.group, setup.device)
         if communicates:
             output.tables["sweep"] = _sweep(trial, setup, output.tables["buckets"])
-        return replace(output, span=(output.span[0], unix_s()))
+        output = replace(output, span=(output.span[0], unix_s()))
+    if setup.device.type == "cuda" and trial.account_steps > 0:
+        output.evidence["matmul_flops_per_s"] = _matmul_limits(trial, setup)
+    return output
 
 
 def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -> RankOutput:
@@ -166,6 +172,13 @@ def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -
         (started_at, unix_s()),
         trace,
     )
+
+
+def _matmul_limits(trial: Trial, setup: RankSetup) -> dict[str, float]:
+    """Return the matmul limit of this rank's device, after the trial has freed its memory."""
+    precision: Precision = load(PRECISIONS[trial.precision])
+    with settings_for(trial, precision), without_garbage_collection():
+        return matmul_limits(setup.device, precision)
 
 
 def _sweep(trial: Trial, setup: RankSetup, buckets: list[Row]) -> list[Row]:

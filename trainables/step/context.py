@@ -74,6 +74,7 @@ class RankOutput:
     - `dataset_samples`: samples of all ranks per epoch. None for endless data.
     - `tokens_per_sample`: tokens per sample. None unless the workload states them.
     - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
+    - `matmul_flops_per_s` (timed windows on CUDA only): see `trainables.measure.matmul_limit`.
     - `plain_window` (timed windows only): results of `read_energy` before and after the plain window.
     """
 

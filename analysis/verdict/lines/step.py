@@ -34,17 +34,20 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
         text += f" ({percent(share)} of the step"
         text += ", including unmeasured communication)" if kind == "compute" and math.isnan(shares["wire"]) else ")"
         quantities.append(Quantity("share_of_step", share, "1"))
-    utilisation = _utilisation(analysis, subject)
+    trials = use(analysis.measured, analysis.results.windows).reindex(list(row["trial_ids"]))
+    utilisation, share_of_matmul = (_possible(trials[name]) for name in ("mfu", "share_of_matmul"))
     if utilisation is not None:
         text += f"; GPU at {percent(utilisation)} of its peak in {row['precision']}"
         quantities.append(Quantity("model_flops_utilisation", utilisation, "1"))
+    if utilisation is not None and share_of_matmul is not None:
+        text += f", {percent(share_of_matmul)} of what a matrix product reaches here"
+        quantities.append(Quantity("share_of_matmul", share_of_matmul, "1"))
     return CardLine("bound_by", "bound by", text, tuple(quantities))
 
 
-def _utilisation(analysis: Analysis, subject: Subject) -> float | None:
-    """Return the model FLOPs utilisation, median over repeats; None if unknown or impossible."""
-    trials = use(analysis.measured, analysis.results.windows)
-    values = trials["mfu"].reindex(list(subject.row["trial_ids"])).astype(float)
+def _possible(shares: pd.Series) -> float | None:
+    """Return the median over repeats; None if unknown or impossible."""
+    values = shares.astype(float)
     value = float(values.median()) if values.notna().any() else math.nan
     return value if 0 < value <= 1 else None
 

@@ -12,6 +12,7 @@ from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load
 from analysis.report.sections import TABLES
 from analysis.study import analyse
+from analysis.verdict.card import card_of
 from tests.support.frames import FIELDS, environment, grid, record, steps, write_study, write_trial
 
 GPU = FIELDS | {"device": "cuda", "precision": "bf16", "batch_per_gpu": 100, "steps": 40, "warmup_steps": 4}
@@ -105,6 +106,23 @@ def test_the_table_has_formatted_cells(tmp_path: Path) -> None:
     }
     assert "Peak of NVIDIA H200: 989.5 bf16" in table.note
     assert dict(table.definitions())["cost per million samples"] == "at 3 per GPU-hour."
+
+
+def test_the_share_of_the_matmul_limit_is_that_of_the_trials_number_format(tmp_path: Path) -> None:
+    limits = {"bf16": 80e12, "fp8": 150e12}
+    found = analysis_of(tmp_path / "results", grid(GPU, world_size=[1, 2]), matmul_flops_per_s=limits)
+    table = TABLES["hardware"](found)
+    assert table.frame["share_of_matmul"].tolist() == pytest.approx([40 / 80] * 2)
+    assert table.cells()["of matmul limit (%)"].tolist() == ["50.0"] * 2
+    line = next(line for line in card_of(found).lines if line.key == "bound_by")
+    shares = {quantity.name: quantity.value for quantity in line.quantities}
+    assert shares["share_of_matmul"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("limits", [{"fp16": 80e12}, None])
+def test_without_a_limit_in_its_number_format_a_trial_has_no_share_of_it(tmp_path: Path, limits: Any) -> None:
+    found = analysis_of(tmp_path / "results", [GPU], matmul_flops_per_s=limits)
+    assert "of matmul limit (%)" not in TABLES["hardware"](found).cells()
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090"])

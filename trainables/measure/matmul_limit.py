@@ -1,0 +1,85 @@
+"""Measure the matmul limit: the rate of a large matrix product, when the device does nothing else.
+
+No model can be faster than its products. A GPU reaches less than its data sheet states, because it lowers its clock at
+full power. The limit therefore lasts some seconds, and is measured on the ranks of the trial.
+"""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from trainables.step.precision import Precision
+from trainables.step.timing import clock_for
+
+EDGE = 8192
+"""edge of the square matrices, large enough to occupy every core of a GPU"""
+LIMIT_S = 5.0
+"""seconds per number format, half of which are warm-up"""
+ROUND_S = 0.1
+
+_MEASURED: dict[tuple[torch.device, str], float | None] = {}
+
+
+def matmul_limits(device: torch.device, precision: Precision) -> dict[str, float]:
+    """Return FLOP/s by number format: that of the precision's products, and fp8 if the device supports it.
+
+    Call within the settings of the trial. A process measures a format once.
+    """
+    kind = _kind(precision)
+    limits = {kind: _limit(device, kind), "fp8": _limit(device, "fp8") if _has_fp8(device) else None}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def matmul_rate(product: Callable[[], object], flops: float, device: torch.device, seconds: float) -> float:
+    """Return the median FLOP/s of rounds of back-to-back products in the second half of `seconds`."""
+    clock = clock_for(device)
+
+    def round_s(count: int) -> float:
+        start = clock.mark()
+        for _ in range(count):
+            product()
+        end = clock.mark()
+        clock.synchronize()
+        return clock.seconds(start, end)
+
+    round_s(1)
+    count = max(1, round(min(seconds / 4, ROUND_S) / max(round_s(1), 1e-6)))
+    rounds: list[float] = []
+    while sum(rounds) < seconds:
+        rounds.append(round_s(count))
+    return count * flops / statistics.median(rounds[len(rounds) // 2 :])
+
+
+def _kind(precision: Precision) -> str:
+    dtype = precision.autocast or precision.parameters
+    if dtype is None:
+        return "tf32" if precision.fp32_arithmetic == "tf32" else "fp32"
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
+def _has_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _limit(device: torch.device, kind: str) -> float | None:
+    """Return the FLOP/s of products in a number format. None if they fail, which must not cost the trial."""
+    if (device, kind) not in _MEASURED:
+        try:
+            _MEASURED[device, kind] = matmul_rate(product_in(kind, EDGE, device), 2.0 * EDGE**3, device, LIMIT_S)
+        except RuntimeError:  # not supported, or out of memory
+            _MEASURED[device, kind] = None
+    return _MEASURED[device, kind]
+
+
+def product_in(kind: str, edge: int, device: torch.device) -> Callable[[], object]:
+    """Return a function that multiplies two random square matrices in a number format."""
+    left, right = (torch.randn(edge, edge, device=device) for _ in range(2))
+    if kind == "fp8":
+        scale = torch.ones((), device=device)
+        halves = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(*halves, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind, torch.float32)
+    left, right = left.to(dtype), right.to(dtype)
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
