@@ -294,6 +294,8 @@ BROKEN = {
     "make(loss=lambda outputs, targets: 1.0)": "must return a scalar tensor, got float",
     "make(loss=lambda outputs, targets: outputs - targets)": "got shape [8, 1]; average it",
     "make(loss=lambda outputs, targets: outputs.detach().mean())": "without gradient",
+    "make(model=nn.ReLU())": "model has no parameters to train",
+    "make(model=nn.Linear(3, 1).requires_grad_(False))": "model has no parameters to train",
     "make(loss=None, step=lambda model, batch: nn.Linear(3, 1)(batch[0]).sum())": "no parameter of model gets a grad",
     "make(model=nn.Linear(4, 1))": "fails in its first step, at ",
     "make(scheduler=lambda optimizer: 3)": "AttributeError",

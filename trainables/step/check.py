@@ -52,6 +52,8 @@ def _first_step(context: RankContext, trial: Trial) -> None:
     """Run one step. Raises WorkloadError if its loss or its gradients cannot be used."""
     batch = next(endless_batches(context.trial, context.workload, rank=0))
     model = context.workload.model
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise WorkloadError("model has no parameters to train; return one whose parameters require gradients")
     _check_loss(forward_pass(context, model)(batch, no_mark), context)
     _check_gradients(model, trial)
     model.zero_grad(set_to_none=True)
@@ -72,7 +74,7 @@ def _check_loss(result: ForwardResult, context: RankContext) -> None:
 def _check_gradients(model: nn.Module, trial: Trial) -> None:
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     unused = [name for name, parameter in trainable if parameter.grad is None]
-    if not trainable or len(unused) == len(trainable):
+    if len(unused) == len(trainable):
         raise WorkloadError("no parameter of model gets a gradient; compute the loss from the outputs of model")
     waits = PARALLEL[trial.parallel].ddp_wrapped and not (trial.find_unused_parameters or trial.static_graph)
     if unused and waits:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.export import main as export
 from study.orchestrate.failures import describe_failure, first_line
 from study.scaling import main
 from study.store.redaction import (
@@ -17,6 +18,7 @@ from study.store.redaction import (
     secret_in,
 )
 from tests.study.store.test_store import open_store, result_of
+from tests.support.frames import FIELDS, grid, record, write_results, write_trial
 from trainables.trial import Trial
 
 HIDDEN = "hunter2hunter2"
@@ -80,7 +82,7 @@ def test_a_text_that_is_not_utf_8_is_escaped_where_it_becomes_a_message() -> Non
     failure.traceback.encode()
 
 
-def test_a_trial_whose_reason_is_not_utf_8_can_be_read_and_reported(tmp_path: Path) -> None:
+def test_a_trial_whose_reason_is_not_utf_8_can_be_saved_and_read(tmp_path: Path) -> None:
     store, good, bad = open_store(tmp_path), Trial(), Trial(repeat=1)
     store.save(result_of(good))
     environment = {"nodes": [{"node_id": "a", "gpus": [], "host": UNENCODABLE}]}
@@ -89,6 +91,20 @@ def test_a_trial_whose_reason_is_not_utf_8_can_be_read_and_reported(tmp_path: Pa
     assert records[bad.trial_id]["reason"] == r"bad\udcff.JPEG \ud800"
     json.dumps(records, ensure_ascii=False).encode()
     assert Path(store.trial_folder(bad.trial_id), "error.log").read_text() == r"bad\udcff.JPEG \ud800"
+
+
+def test_every_command_reads_a_folder_that_holds_a_reason_that_is_not_utf_8(
+    tmp_path: Path, no_figures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = grid({}, world_size=[1, 2, 4], repeat=[0, 1])
+    folder = str(write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1}))
+    write_trial(Path(folder), record(FIELDS | {"repeat": 7}, "failed", UNENCODABLE))
+    commands = ["report"], ["compare", folder], ["predict", "--gpus", "8"]
+    codes = {command: main([command, folder, *more]) for command, *more in commands}
+    shown = capsys.readouterr()
+    assert codes == {"report": 0, "compare": 0, "predict": 0}, shown.err
+    assert export([folder, "--tensorboard", str(tmp_path / "export")]) == 0
+    assert r"bad\udcff.JPEG \ud800" in Path(folder, "report", "index.html").read_text()
 
 
 def test_a_record_keeps_what_identifies_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
