@@ -1,4 +1,4 @@
-"""Write the pictures of README.md to docs/images, from committed results of a study on GPUs.
+"""Write the pictures of README.md to docs/images, from committed results of studies on GPUs.
 
 python -m scripts.readme_pictures
 """
@@ -16,8 +16,12 @@ from analysis.verdict.card import card_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "images"
-STUDY = ROOT / "benchmarks" / "results" / "account"
-FIGURE = "lost_ranks"
+RESULTS = ROOT / "benchmarks" / "results"
+CARD_OF = RESULTS / "default-2gpu"
+"""the default study, with five worker groups"""
+
+FIGURE_OF, FIGURE = RESULTS / "account", "lost_ranks"
+"""four GPUs, which lose more than two"""
 
 _THEME = f"""<style>
 .page {{ fill: #ffffff; }}
@@ -34,11 +38,11 @@ _THEME = f"""<style>
 
 def pictures() -> Mapping[str, str]:
     """Return the pictures as SVG, by file name."""
-    inputs, *others = report_inputs(load_reduced(str(STUDY)))
-    figure = PLOTS[FIGURE](inputs)
-    assert figure is not None, f"{STUDY.name} has nothing to draw for {FIGURE}"
+    figure = PLOTS[FIGURE](report_inputs(load_reduced(str(FIGURE_OF)))[0])
+    assert figure is not None, f"{FIGURE_OF.name} has nothing to draw for {FIGURE}"
     svg, _ = render(figure)
     drawn = re.sub(r"(<svg[^>]*>)", lambda match: match[1] + _THEME, svg, count=1)
+    inputs, *others = report_inputs(load_reduced(str(CARD_OF)))
     return {"card.svg": as_svg(card_of(inputs, others)), "causes.svg": drawn}
 
 

@@ -55,6 +55,7 @@ class Reference:
 _SYNTHETIC = "--set dataset=synthetic --set image_size=224"
 _LAYOUT = "--set memory_format=channels_last --set gradient_as_bucket_view=false --set sequence_length=128"
 REFERENCES: Mapping[str, Reference] = {
+    "resnet50-transformer_2xh100_2026-11": Reference("default-2gpu", "run default --gpus 1,2"),
     "resnet50-vgg19_4xh200_2026-11": Reference(
         "account",
         "run weak --gpus 1,2,4 --batch-per-gpu 32,256 --model resnet50,vgg19 --precision bf16 --loader-workers 0 "

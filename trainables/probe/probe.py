@@ -334,6 +334,13 @@ class Probe:
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         return computed if loaded is None or (computed is not None and loaded == ranks * computed) else loaded
 
+    def _micro_batches(self, observed: list[StepSpans], batch: int | None) -> int | None:
+        """Return the batches per step. Loops with several models, as of a GAN, have more forward passes than batches."""
+        loaded = usual([len(step.loader_samples) for step in observed])
+        if loaded and usual(per_step(observed, "forward_samples")) != batch:
+            return loaded
+        return usual([len(step.forward_samples) for step in observed])
+
     def evaluated(self) -> set[int]:
         """Return the steps of this rank that contain an evaluation pass."""
         windows = self._labels[: self.number + 1]
@@ -360,7 +367,7 @@ class Probe:
             "steps_needed": self.needed_steps,
             "samples_per_step": batch,
             "tokens_per_step": tokens,
-            "micro_batches": usual([len(step.forward_samples) for step in observed]),
+            "micro_batches": self._micro_batches(observed, batch),
             "optimizers": self.counter.names,
             "optimizer_calls_per_step": None if self.uses_loop else self.counter.period,
             "modules": [outermost.name for outermost in self._modules],

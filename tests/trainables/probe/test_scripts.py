@@ -91,7 +91,7 @@ def test_a_gan_has_one_step_per_cycle_of_its_optimizers(logs: Path) -> None:
         assert output.failure is None
         assert output.evidence["optimizer_calls_per_step"] == 3
         assert output.evidence["optimizers"] == ["Adam", "Adam"]
-        assert output.evidence["samples_per_step"] == 2 * 6
+        assert (output.evidence["samples_per_step"], output.evidence["micro_batches"]) == (2 * 6, 2)
         assert all(row["backward_s"] > 0 and row["load_wait_s"] > 0 for row in rows(output, "phases"))
 
 
