@@ -45,6 +45,22 @@ def hardware(analysis: Analysis) -> Table:
                 optional=True,
             ),
             Column(
+                "mfu_unmasked",
+                "without masked attention (%)",
+                "the same without the masked half of causal attention, which MFU counts.",
+                1e2,
+                1,
+                optional=True,
+            ),
+            Column(
+                "attention_share",
+                "attention (%)",
+                "share of causal attention in the operations.",
+                1e2,
+                1,
+                optional=True,
+            ),
+            Column(
                 "share_of_matmul",
                 "of matmul limit (%)",
                 "TFLOP/s / that of a large matrix product in this precision, measured on the same ranks.",

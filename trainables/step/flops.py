@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 Blueprint = Callable[[], nn.Module]
@@ -29,6 +30,30 @@ def step_flops(blueprint: Blueprint, inputs: torch.Tensor, model: str, image_siz
             network = blueprint()
             _CACHE[key] = counted_flops(lambda: network(torch.empty(shape, dtype=dtype)).sum()) or 0.0
     return _CACHE[key]
+
+
+class _CausalAttention(TorchFunctionMode):
+    """Sums the operations of the forward pass of causal attention, masked ones included."""
+
+    flops = 0.0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is nn.functional.scaled_dot_product_attention and kwargs.get("is_causal"):
+            query, key = args[:2]
+            self.flops += 4.0 * query.numel() * key.shape[-2]
+        return function(*args, **kwargs)
+
+
+def causal_attention_flops(blueprint: Blueprint, inputs: torch.Tensor) -> float:
+    """Return the operations of causal attention in a forward and a backward pass over `inputs`.
+
+    They are a part of `step_flops`, in which half of them are masked (Dao 2023, "FlashAttention-2", section 4.1, counts
+    the other half only). The backward pass has twice as many products as the forward pass.
+    """
+    with torch.device("meta"), _CausalAttention() as counted:
+        blueprint()(torch.empty(inputs.shape, dtype=inputs.dtype))
+    return 3 * counted.flops
 
 
 def counted_flops(loss: Callable[[], torch.Tensor]) -> float | None:

@@ -14,7 +14,7 @@ from trainables.models import fused_loss
 from trainables.models.gpt2 import GPT2
 from trainables.models.llama import Llama
 from trainables.registry import MODELS, TOKEN_MODELS, load
-from trainables.step.flops import counted_flops
+from trainables.step.flops import causal_attention_flops, counted_flops
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
@@ -110,7 +110,9 @@ def test_counted_operations_are_those_of_palms_formula(name: str) -> None:
         counted = counted_flops(lambda: model(tokens).sum())
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
     weights -= model.positions.weight.numel() if name == "gpt2" else 0
-    assert counted == pytest.approx(length * (6 * weights + 12 * layers * width * length), rel=0.001)
+    attention = length * 12 * layers * width * length
+    assert counted == pytest.approx(length * 6 * weights + attention, rel=0.001)
+    assert causal_attention_flops(lambda: model, tokens) == attention
 
 
 @pytest.mark.parametrize("name", [name for name, facts in TOKEN_MODELS.items() if facts.fits_cpu])
