@@ -45,6 +45,14 @@ def hardware(analysis: Analysis) -> Table:
                 optional=True,
             ),
             Column(
+                "hfu",
+                "HFU (%)",
+                "hardware FLOPs utilisation: MFU with the operations that activation checkpointing repeats.",
+                1e2,
+                1,
+                optional=True,
+            ),
+            Column(
                 "mfu_unmasked",
                 "without masked attention (%)",
                 "the same without the masked half of causal attention, which MFU counts.",

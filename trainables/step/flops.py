@@ -8,6 +8,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainables.models.checkpointing import checkpoint_blocks
+
 Blueprint = Callable[[], nn.Module]
 """creates a workload's model on the current device"""
 
@@ -54,6 +56,16 @@ def causal_attention_flops(blueprint: Blueprint, inputs: torch.Tensor) -> float:
     with torch.device("meta"), _CausalAttention() as counted:
         blueprint()(torch.empty(inputs.shape, dtype=inputs.dtype))
     return 3 * counted.flops
+
+
+def recomputed_flops(blueprint: Blueprint, inputs: torch.Tensor, *, selective: bool) -> float:
+    """Return the operations that activation checkpointing repeats in a backward pass over `inputs`."""
+    with torch.device("meta"):
+        network = blueprint()
+        tokens = torch.empty(inputs.shape, dtype=inputs.dtype)
+        once = counted_flops(lambda: network(tokens).sum()) or 0.0
+        checkpoint_blocks(network, selective=selective)
+        return (counted_flops(lambda: network(tokens).sum()) or 0.0) - once
 
 
 def counted_flops(loss: Callable[[], torch.Tensor]) -> float | None:

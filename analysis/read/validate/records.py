@@ -179,6 +179,7 @@ class _Rank(_Part):
     probe: _Probe | None = None
     step_flops: Amount | None = None
     causal_attention_flops: Amount | None = None
+    recomputed_flops: Amount | None = None
     matmul_flops_per_s: dict[Text, Amount] | None = None
     dataset_samples: Count | None = None
     tokens_per_sample: Amount | None = None
