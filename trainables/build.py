@@ -14,6 +14,7 @@ from trainables.data.images.augment import padded_crop_and_flip
 from trainables.data.loader import all_on_device
 from trainables.data.text import next_token_loss, streams
 from trainables.fields import TrialFields
+from trainables.models.checkpointing import checkpoint_blocks
 from trainables.models.optimizers import make_optimizer
 from trainables.models.resnet import zero_last_gammas
 from trainables.models.rewritten_stem.stem import rewrite_stem
@@ -114,6 +115,8 @@ def _text(trial: Trial, device: torch.device) -> Workload:
     blueprint = partial(load(MODELS[trial.model]), data.vocabulary, trial)
     with device:
         model = blueprint()
+    if trial.activation_checkpointing != "none":
+        checkpoint_blocks(model, selective=trial.activation_checkpointing == "selective")
     loss = torch.compile(next_token_loss) if trial.compiled else next_token_loss
     return Workload(
         model=model,

@@ -134,6 +134,13 @@ class TrialFields(OwnCodeFields):
         "language models: compute output layer and loss together, some tokens at a time, without storing logits",
         table="settings",
     )
+    activation_checkpointing: Literal["none", "selective", "full"] = field(
+        "none",
+        "execution",
+        "language models: activations of a block that the backward pass computes again instead of storing them: none, "
+        "all but matrix products and attention (selective), or all (full)",
+        table="settings",
+    )
     optimizer: str = field("sgd", "recipe", "optimizer")
     learning_rate: float = field(
         0.01, "recipe", "learning rate for a global batch of `reference_batch`", gt=0, allow_inf_nan=False

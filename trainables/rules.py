@@ -139,6 +139,13 @@ _INVALID: tuple[Rule, ...] = (
         "parallel 'ddp'",
     ),
     Rule(
+        ("activation_checkpointing", "model"),
+        lambda trial: (
+            trial.activation_checkpointing != "none" and bool(trial.workload or trial.model not in TOKEN_MODELS)
+        ),
+        f"activation_checkpointing requires model {listed(tuple(TOKEN_MODELS))}, got {{what}}; omit it",
+    ),
+    Rule(
         ("loader_workers", "dataset"),
         lambda trial: data(trial, "on_device") and trial.loader_workers > 0,
         "loader_workers {loader_workers} would be idle, because dataset {dataset!r} stays on the device; use 0",

@@ -41,7 +41,11 @@ class Trial(TrialFields):
     def trial_id(self) -> str:
         """A readable slug followed by eight hex digits of a hash over all fields. Do not parse it."""
         fields = self.model_dump()
-        for name in (*OwnCodeFields.model_fields, "fused_loss"):  # they are newer than many stored trials
+        for name in (
+            *OwnCodeFields.model_fields,
+            "fused_loss",
+            "activation_checkpointing",
+        ):  # they are newer than many stored trials
             if fields[name] == type(self).model_fields[name].default:
                 del fields[name]
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]

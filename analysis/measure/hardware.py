@@ -101,9 +101,9 @@ LEAST_SHARE = 0.9
 """Minimum share of a span with training at the plain pace, for its power to count as that of training."""
 
 USE_COLUMNS = (
-    "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "matmul_flops_per_s", "share_of_matmul", "power_w",
-    "wh_per_million_samples", "gpu_hours_per_million_samples", "gpu_hours_per_epoch", "money_per_million_samples",
-    "money_per_epoch",
+    "step_flops", "flops_per_s", "peak_flops_per_s", "mfu", "hfu", "mfu_unmasked", "attention_share",
+    "matmul_flops_per_s", "share_of_matmul", "power_w", "wh_per_million_samples", "gpu_hours_per_million_samples",
+    "gpu_hours_per_epoch", "money_per_million_samples", "money_per_epoch",
 )  # fmt: skip
 """Columns of `use`."""
 
@@ -116,12 +116,13 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
 
     step_flops: floating-point operations per step on all GPUs, as counted by the ranks; null if a rank has no count.
     flops_per_s: step_flops / plain step time / GPUs. mfu: flops_per_s / dense peak of the device in this precision, the
-    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. matmul_flops_per_s:
-    the measured rate of a large matrix product in this precision, mean over the ranks; null if a rank has none.
-    share_of_matmul: flops_per_s relative to it. power_w: see `training_power_w`. gpu_hours_per_million_samples: GPUs /
-    throughput, in hours, times 10⁶. wh_per_million_samples: the product of both, the energy of all GPUs.
-    gpu_hours_per_epoch: GPU-hours for the samples of the data set, if a rank recorded their number (`dataset_samples`).
-    money_*: GPU-hours times the price.
+    model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B); null without a known peak. hfu: hardware FLOPs
+    utilisation, with the operations that activation checkpointing repeats; null if there are none. attention_share: of
+    causal attention in step_flops. mfu_unmasked: mfu without its masked half. matmul_flops_per_s: the measured rate of
+    a large matrix product in this precision, mean over the ranks; null if a rank has none. share_of_matmul: flops_per_s
+    relative to it. power_w: see `training_power_w`. gpu_hours_per_million_samples: GPUs / throughput, in hours, times
+    10⁶. wh_per_million_samples: the product of both, the energy of all GPUs. gpu_hours_per_epoch: GPU-hours for the
+    samples of the data set, if a rank recorded their number (`dataset_samples`). money_*: GPU-hours times the price.
     """
     require(
         measured,
@@ -145,6 +146,9 @@ def use(measured: pd.DataFrame, windows: pd.DataFrame, price_per_gpu_hour: float
     ]
     result["peak_flops_per_s"] = pd.Series(known, index=rows.index, dtype=float)
     result["mfu"] = result["flops_per_s"] / result["peak_flops_per_s"]
+    result["hfu"] = result["mfu"] * (1 + facts["recomputed_flops"] / facts["step_flops"])
+    result["attention_share"] = facts["causal_attention_flops"] / facts["step_flops"]
+    result["mfu_unmasked"] = result["mfu"] * (1 - result["attention_share"] / 2)
     result["matmul_flops_per_s"] = facts["matmul_flops_per_s"]
     result["share_of_matmul"] = result["flops_per_s"] / result["matmul_flops_per_s"]
     result["power_w"] = training_power_w(measured, windows)
@@ -230,11 +234,11 @@ def _power_w(before: Mapping[str, Any], after: Mapping[str, Any], training_s: fl
     return joules / span_s if trained and joules >= 0 else None
 
 
-_FACTS = ["step_flops", "matmul_flops_per_s", "dataset_samples"]
+_FACTS = ["step_flops", "causal_attention_flops", "recomputed_flops", "matmul_flops_per_s", "dataset_samples"]
 
 
 def _evidence(environment: Mapping[str, Any], precision: object) -> dict[str, float | None]:
-    """Return the operations of all ranks, their mean matmul limit, and the number of samples of the data set.
+    """Return the operations of all ranks, the mean matmul limit, and the number of samples of the data set.
 
     None if a rank has no count, or no limit for the precision.
     """
@@ -243,6 +247,8 @@ def _evidence(environment: Mapping[str, Any], precision: object) -> dict[str, fl
     limits = _sum([(rank.get("matmul_flops_per_s") or {}).get(kind) for rank in ranks])
     return {
         "step_flops": _sum([rank.get("step_flops") for rank in ranks]),
+        "causal_attention_flops": _sum([rank.get("causal_attention_flops") for rank in ranks]),
+        "recomputed_flops": _sum([rank.get("recomputed_flops") for rank in ranks]),
         "matmul_flops_per_s": limits / len(ranks) if limits else None,
         "dataset_samples": ranks[0].get("dataset_samples") if ranks else None,
     }

@@ -43,7 +43,15 @@ class Job:
     """Only run a step of a user's workload on rank 0, without measuring it."""
 
 
-_OPTIONAL = ("plain_window", "matmul_flops_per_s", "tokens_per_sample", "unread_fields", "probe")
+_OPTIONAL = (
+    "plain_window",
+    "causal_attention_flops",
+    "recomputed_flops",
+    "matmul_flops_per_s",
+    "tokens_per_sample",
+    "unread_fields",
+    "probe",
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,10 @@ class Evidence:
     dataset_samples: int | None
     plain_window: JSON | None = None
     """Energy readings before and after the plain window; None for training trials, which have no windows."""
+    causal_attention_flops: float | None = None
+    """The part of `step_flops` of which half is masked; None if unknown."""
+    recomputed_flops: float | None = None
+    """What activation checkpointing computes again, not in `step_flops`; None if nothing or unknown."""
     matmul_flops_per_s: dict[str, float] | None = None
     """Measured rate of a large matrix product by number format; None on CPUs and for training trials."""
     tokens_per_sample: float | None = None

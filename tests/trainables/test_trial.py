@@ -75,6 +75,7 @@ CHANGED: dict[str, Any] = {
     "memory_format": "channels_last",
     "rewritten_stem": True,
     "fused_loss": True,
+    "activation_checkpointing": "full",
     "optimizer": "nesterov",
     "learning_rate": 0.1,
     "momentum": 0.0,
@@ -111,6 +112,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"script": "/home/me/train.py"} for name in ("script_arguments", "script_flags", "script_env")},
     "rewritten_stem": {"model": "resnet18", "execution": "compile"},
     "fused_loss": {"model": "gpt2_tiny", "dataset": "token_sample"},
+    "activation_checkpointing": {"model": "gpt2_tiny", "dataset": "token_sample"},
     **{name: {"dataset": "image_folder"} for name, facts in FIELD_FACTS.items() if facts.image_folders_only},
     **{name: {"epochs": 1, "accumulation_steps": 2} for name, facts in FIELD_FACTS.items() if facts.needs_epochs},
 }
@@ -294,6 +296,7 @@ def test_an_invalid_value_gives_one_line(fields: dict[str, Any], expected: str) 
         ({"rewritten_stem": True, "model": "mlp"}, ("rewritten_stem", "model", "image_size")),
         ({"rewritten_stem": True}, ("rewritten_stem", "execution")),
         ({"fused_loss": True}, ("fused_loss", "model")),
+        ({"activation_checkpointing": "full"}, ("activation_checkpointing", "model")),
         (
             {"fused_loss": True, "model": "gpt2_tiny", "dataset": "token_sample", "parallel": "dp"},
             ("fused_loss", "parallel"),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainables.build import build_workload
 from trainables.registry import PARALLEL, PRECISIONS, SEQUENCE_MODELS, load
 from trainables.step.cuda_graph import capture, stream_for
-from trainables.step.flops import counted_flops, step_flops
+from trainables.step.flops import causal_attention_flops, counted_flops, recomputed_flops, step_flops
 from trainables.step.parallel import Strategy
 from trainables.step.precision import Precision, cast_model
 from trainables.step.process import settings_for
@@ -71,6 +71,8 @@ class RankOutput:
     - `before`, `after`: results of `observe`.
     - `peak_memory_by_device_bytes`: per GPU of this rank, its own first. None on CPUs.
     - `step_flops`: operations of a complete step, see `trainables.step.flops`. Counted on CUDA only.
+    - `causal_attention_flops`: the part of `step_flops` of which half is masked. None if unknown.
+    - `recomputed_flops`: what activation checkpointing computes again, not in `step_flops`. None if nothing or unknown.
     - `dataset_samples`: samples of all ranks per epoch. None for endless data.
     - `tokens_per_sample`: tokens per sample. None unless the workload states them.
     - `unread_fields`: fields that a user's workload ignores, see `RecordedTrial`. None for models of the registry.
@@ -182,6 +184,22 @@ class RankContext:
             self.workload.model.zero_grad(set_to_none=True)
         return None if flops is None else flops * self.trial.accumulation_steps
 
+    def parts_of_flops(self) -> dict[str, float | None]:
+        """Return `causal_attention_flops` and `recomputed_flops` of a step of this rank, see `RankOutput`.
+
+        None if unknown, and on CPUs.
+        """
+        trial, blueprint = self.trial, self.workload.blueprint
+        if self.device.type != "cuda" or blueprint is None or trial.workload or trial.model not in SEQUENCE_MODELS:
+            return {"causal_attention_flops": None, "recomputed_flops": None}
+        tokens = torch.empty(trial.batch_per_gpu, trial.sequence_length, dtype=torch.int32, device="meta")
+        parts, kind = trial.accumulation_steps, trial.activation_checkpointing
+        repeated = 0.0 if kind == "none" else recomputed_flops(blueprint, tokens, selective=kind == "selective")
+        return {
+            "causal_attention_flops": parts * causal_attention_flops(blueprint, tokens) or None,
+            "recomputed_flops": parts * repeated or None,
+        }
+
     def dataset_samples(self) -> int | None:
         """Return the samples of all ranks per epoch. None for endless data."""
         samples = self.workload.samples
@@ -198,6 +216,7 @@ class RankContext:
             "threads": torch.get_num_threads(),  # a user's workload may have changed them
             "peak_memory_by_device_bytes": peaks,
             "step_flops": flops,
+            **self.parts_of_flops(),
             "dataset_samples": self.dataset_samples(),
             "tokens_per_sample": self.workload.tokens_per_sample,
             "unread_fields": self.recorded_trial.unread_fields() if self.recorded_trial else None,

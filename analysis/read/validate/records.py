@@ -178,6 +178,8 @@ class _Rank(_Part):
     plain_window: _PlainWindow | None = None
     probe: _Probe | None = None
     step_flops: Amount | None = None
+    causal_attention_flops: Amount | None = None
+    recomputed_flops: Amount | None = None
     matmul_flops_per_s: dict[Text, Amount] | None = None
     dataset_samples: Count | None = None
     tokens_per_sample: Amount | None = None

@@ -119,6 +119,20 @@ def test_the_share_of_the_matmul_limit_is_that_of_the_trials_number_format(tmp_p
     assert shares["share_of_matmul"] == pytest.approx(0.5)
 
 
+def test_the_masked_half_of_attention_is_shown_next_to_utilisation(tmp_path: Path) -> None:
+    found = analysis_of(tmp_path / "results", grid(GPU, world_size=[2]), causal_attention_flops=0.5e12)
+    frame = TABLES["hardware"](found).frame
+    assert frame["attention_share"].tolist() == pytest.approx([0.25])
+    assert frame["hfu"].isna().all()
+    assert frame["mfu_unmasked"].tolist() == pytest.approx([35e12 / 989.5e12])
+
+
+def test_repeated_operations_count_as_use_of_the_hardware_only(tmp_path: Path) -> None:
+    frame = TABLES["hardware"](analysis_of(tmp_path / "results", [GPU], recomputed_flops=0.5e12)).frame
+    assert frame["mfu"].tolist() == pytest.approx([40e12 / 989.5e12])
+    assert frame["hfu"].tolist() == pytest.approx([50e12 / 989.5e12])
+
+
 @pytest.mark.parametrize("limits", [{"fp16": 80e12}, None])
 def test_without_a_limit_in_its_number_format_a_trial_has_no_share_of_it(tmp_path: Path, limits: Any) -> None:
     found = analysis_of(tmp_path / "results", [GPU], matmul_flops_per_s=limits)

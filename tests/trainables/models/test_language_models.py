@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch import nn
 from trainables.build import build_workload
 from trainables.data.text import next_token_loss
 from trainables.models import fused_loss
+from trainables.models.checkpointing import checkpoint_blocks
 from trainables.models.gpt2 import GPT2
 from trainables.models.llama import Llama
 from trainables.registry import MODELS, TOKEN_MODELS, load
-from trainables.step.flops import counted_flops
+from trainables.step.flops import causal_attention_flops, counted_flops, recomputed_flops
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
@@ -110,7 +112,9 @@ def test_counted_operations_are_those_of_palms_formula(name: str) -> None:
         counted = counted_flops(lambda: model(tokens).sum())
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
     weights -= model.positions.weight.numel() if name == "gpt2" else 0
-    assert counted == pytest.approx(length * (6 * weights + 12 * layers * width * length), rel=0.001)
+    attention = length * 12 * layers * width * length
+    assert counted == pytest.approx(length * 6 * weights + attention, rel=0.001)
+    assert causal_attention_flops(lambda: model, tokens) == attention
 
 
 @pytest.mark.parametrize("name", [name for name, facts in TOKEN_MODELS.items() if facts.fits_cpu])
@@ -158,6 +162,28 @@ def test_the_fused_loss_has_the_gradients_of_the_plain_one(name: str, monkeypatc
         _, half = loss_and_gradients(model, plain, torch.bfloat16)
         _, fused_half = loss_and_gradients(model, fused, torch.bfloat16)
         assert (fused_half - gradients).norm() < 1.1 * (half - gradients).norm()
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny"])
+def test_activation_checkpointing_repeats_the_forward_pass_of_blocks_with_equal_gradients(name: str) -> None:
+    blueprint = partial(load(MODELS[name]), 256, token_trial(model=name))
+    model = blueprint()
+    randomise(model)
+    expected = loss_and_gradients(model, lambda: model(TOKENS).square().mean())
+    weights = sum(parameter.numel() for parameter in model.blocks.parameters() if parameter.dim() == 2)
+    # the result of a block's last product is an input of the next block, which is stored
+    weights -= sum(
+        (block.perceptron_out if name == "gpt2_tiny" else block.down).weight.numel() for block in model.blocks
+    )
+    forward = TOKENS.numel() * 2 * weights + causal_attention_flops(blueprint, TOKENS) / 3
+    assert recomputed_flops(blueprint, TOKENS, selective=False) == forward
+    assert recomputed_flops(blueprint, TOKENS, selective=True) == 0
+    for selective in (True, False):
+        model = checkpoint_blocks(blueprint(), selective=selective)
+        randomise(model)
+        value, gradients = loss_and_gradients(model, lambda: model(TOKENS).square().mean())  # noqa: B023
+        assert value == pytest.approx(expected[0])
+        torch.testing.assert_close(gradients, expected[1])
 
 
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny"])
