@@ -164,8 +164,8 @@ COVERED = figures("coverage", r"coverage of .*, (1\+1\+1|1x5) repeats, .*")
 FAULTS = figures("faults", ".*: survived")
 SURVIVED = [value for name, value in zip(summary("faults"), FAULTS, strict=True) if name != COMPLETED]
 OVERHEAD = "plain/bare, resnet50 batch {} bf16 on {} cuda"
-DOORS = figures("doors", r"(factory|script|loop) / .*")
-FOUND = [figures("doors", f"{cause}: share .*")[0] for cause in ("slow loader", "late rank", "no P2P")]
+DOORS = [value for run in ("doors", "doors-vit") for value in figures(run, r"(factory|script|loop) / .*")]
+FOUND = [figures("doors-vit", f"{cause}: share .*")[0] for cause in ("slow loader", "late rank", "no P2P")]
 PROFILER = figures("others", ".*: exposed, ours / profiler")
 
 
