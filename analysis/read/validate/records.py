@@ -193,6 +193,11 @@ class _Git(_Part):
     dirty: bool | None = None
 
 
+class _Group(_Part):
+    asked_at: Amount
+    opened_at: Amount
+
+
 class Environment(_Part):
     """What a trial ran on."""
 
@@ -204,10 +209,11 @@ class Environment(_Part):
     measuring_code: Text | None = None
     git: _Git | None = None
     other_studies: list[Text] | None = None
+    group: _Group | None = None
 
 
-class TrialFile(BaseModel):
-    """The part of trial.json that the analysis reads."""
+class TrialRecord(BaseModel):
+    """The part of trial.json that is read, as single values."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -234,6 +240,10 @@ class TrialFile(BaseModel):
     def _positive(cls, value: float | None) -> float | None:
         """Return None for a negative duration: the clock was set back during the trial."""
         return value if value is not None and 0 <= value <= 1e11 else None
+
+
+class TrialFile(TrialRecord):
+    """A record that the analysis reads. Its ranks are those of its trial."""
 
     @model_validator(mode="after")
     def _ranks(self) -> "TrialFile":
