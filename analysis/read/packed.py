@@ -22,6 +22,7 @@ import pyarrow.fs as pafs
 
 from analysis.read.errors import RESTORE, ResultsError, line
 from analysis.read.schema import SCHEMAS
+from analysis.read.validate.json_file import parsed
 
 TRIALS = "trials.parquet"
 
@@ -195,7 +196,7 @@ def _is_utf8(text: str) -> bool:
 def _values(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
     if (field.metadata or {}).get(b"encoding") != b"json":
         return _plain_values(column)
-    return _plain_values(column, lambda value: _MISSING if value is None else json.loads(value))
+    return _plain_values(column, lambda value: _MISSING if value is None else parsed(value))
 
 
 def _plain_values(column: pa.ChunkedArray, convert: Callable[[Any], Any] = lambda value: value) -> list[Any]:

@@ -75,11 +75,14 @@ def exposed(analysis: Analysis) -> str | None:
     row = rows.assign(share=rows["exposed_s"] / rows["communication_step_s"]).sort_values("share").iloc[-1]
     label = _label(analysis, row.name)
     most = "at most " if len(rows) > 1 else ""
-    return (
+    text = (
         f"Exposed communication takes {most}{percent(row['share'])} of a step of the ranks that wait, "
-        f"{_ms(row['exposed_s'])}{f' ({label})' if label else ''}; the backward pass hides "
-        f"{percent(row['hidden_s'] / row['communication_s'])} of the all-reduce time."
+        f"{_ms(row['exposed_s'])}{f' ({label})' if label else ''}"
     )
+    if row["communication_s"] <= 0:  # shorter than a clock can tell
+        return f"{text}."
+    hidden = percent(row["hidden_s"] / row["communication_s"])
+    return f"{text}; the backward pass hides {hidden} of the all-reduce time."
 
 
 def utilisation(analysis: Analysis) -> str | None:

@@ -50,6 +50,12 @@ TESTED = (
         "test_a_killed_keeper_fails_only_the_running_trial",
     ),
     (
+        "Tune's process of a trial killed",
+        "the trial is measured again",
+        f"{ORCHESTRATE}/test_tuning.py",
+        "test_a_trial_is_measured_although_tunes_process_for_it_was_killed",
+    ),
+    (
         "memory of a host full",
         "one retry, then one line with the largest process",
         f"{ORCHESTRATE}/test_tuning.py",
@@ -78,6 +84,12 @@ TESTED = (
         "it gets no token",
         f"{ORCHESTRATE}/test_discovery.py",
         "test_a_listener_of_another_user_gets_no_token",
+    ),
+    (
+        "cluster without authentication",
+        "refused by every command, with the two ways out",
+        f"{ORCHESTRATE}/test_discovery.py",
+        "test_every_command_says_the_same_of_a_cluster_without_authentication",
     ),
     (
         "results folder away during a save",
@@ -134,6 +146,12 @@ TESTED = (
         "test_a_workload_that_replaces_the_clock_changes_no_measurement",
     ),
     (
+        "rate that the device cannot reach",
+        "stated with the results, by trial",
+        "tests/analysis/verdict/test_trust.py",
+        "test_a_rate_beyond_the_cores_of_the_host_is_a_caveat",
+    ),
+    (
         "losses that are NaN",
         "stated with the results",
         f"{ORCHESTRATE}/test_in_process.py",
@@ -143,7 +161,13 @@ TESTED = (
         "process of the workload that exits",
         "only its trial fails",
         f"{ORCHESTRATE}/test_in_process.py",
-        "test_a_process_that_dies_fails_only_its_trial",
+        "test_a_process_that_dies_or_starts_others_without_end_fails_only_its_trial",
+    ),
+    (
+        "workload that starts processes without end",
+        "beyond 1,000, rank and processes are killed; none outlives its rank",
+        f"{ORCHESTRATE}/test_guard.py",
+        "test_a_rank_that_starts_processes_without_end_is_killed_with_all_of_them",
     ),
     (
         "temporary files of killed studies",

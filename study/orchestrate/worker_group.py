@@ -17,6 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from study.orchestrate.failures import RankDeathError
+from study.orchestrate.processes.guard import guard_this_process
 from study.orchestrate.protocol import KeeperProxy
 from study.orchestrate.stuck import Calls, calls
 from study.plan.placement import Layout
@@ -45,6 +46,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
     from study.orchestrate.rank import serve
 
+    guard_this_process()
     layout: Layout = config["layout"]
     os.environ.pop(
         "ACCELERATE_TORCH_DEVICE", None

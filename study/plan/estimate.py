@@ -69,7 +69,8 @@ def estimate(
     pending = [row.trial for row in rows if row.status == "pending" and row.trial is not None]
     if not pending:
         return Estimate(0.0, 0.0, None if price_per_gpu_hour is None else 0.0, "nothing is left to run")
-    done = [record for record in records if record.get("status") == "done" and record.get("duration_s")]
+    # a duration is negative if the host's clock was set back
+    done = [record for record in records if record.get("status") == "done" and (record.get("duration_s") or 0) > 0]
     exact, similar = _median_durations(done, _REPEAT_FIELDS), _median_durations(done, _SIMILAR_FIELDS)
     scale = _model_scale(done)
     start_s = _median_start_s(done) or START_S[pending[0].device]
@@ -126,7 +127,8 @@ def _median_start_s(done: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the median time of recorded starts of worker groups; None without records."""
     times = [record.get("environment", {}).get("group") or {} for record in done]
     starts = {facts["opened_at"] - facts["asked_at"] for facts in times if facts}
-    return statistics.median(starts) if starts else None
+    positive = [start_s for start_s in starts if start_s > 0]
+    return statistics.median(positive) if positive else None
 
 
 _REPEAT_FIELDS = frozenset({"repeat", "seed"})

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 
 def count_statuses(statuses: Iterable[str]) -> dict[str, int]:
     """Count each status. The order of the keys is the same everywhere."""
@@ -19,13 +21,12 @@ def statuses_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def is_complete_record(record: Any, tables: Container[str]) -> bool:
-    """Return True if a trial's record is valid and its required tables are among `tables` (names)."""
-    from analysis.read.schema import SCHEMA_VERSION, STATUSES
+    """Return True if the values of a trial's record are valid and its required tables are among `tables` (names)."""
+    from analysis.read.schema import SCHEMA_VERSION
+    from analysis.read.validate.records import TrialRecord
 
-    return bool(
-        isinstance(record, dict)
-        and record.get("schema_version") == SCHEMA_VERSION
-        and record.get("status") in STATUSES
-        and isinstance(record.get("trial"), dict)
-        and (record["status"] != "done" or "steps" in tables)
-    )
+    try:
+        status = TrialRecord.model_validate(record).status
+    except ValidationError:
+        return False
+    return bool(record["schema_version"] == SCHEMA_VERSION and (status != "done" or "steps" in tables))

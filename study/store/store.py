@@ -17,7 +17,6 @@
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from analysis.read.links import below, symlink_outside, trial_files
 from analysis.read.packed import PackedTrial, is_packed, read_trials
 from analysis.read.schema import SCHEMA_VERSION, SCHEMAS
 from analysis.read.validate.json_file import MAX_BYTES as MAX_JSON_BYTES
+from analysis.read.validate.json_file import parsed
 from study.errors import USAGE, one_line
 from study.options import recorded_fields
 from study.store.durable import clear_partial, create_file, is_plain_name, replace_file, replace_folder
@@ -244,7 +244,7 @@ class Store:
         if self.filesystem.get_file_info(f"{self.root}/study.json").type != fs.FileType.File:
             return None
         try:
-            study = json.loads(self.read_file("study.json"))
+            study = parsed(self.read_file("study.json"))
             if not (isinstance(study["name"], str) and isinstance(study["schema_version"], int)):
                 raise TypeError("its name or schema_version has the wrong type")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -303,7 +303,7 @@ class Store:
             name = f"{trial_id}/trial.json"
             if (files.get(name) or 0) > MAX_JSON_BYTES:
                 return None
-            record = json.loads(self.read_file(f"trials/{name}"))
+            record = parsed(self.read_file(f"trials/{name}"))
             present = [name for name in SCHEMAS if f"{trial_id}/{name}.parquet" in files]
             is_complete = (
                 is_complete_record(record, present)

@@ -149,12 +149,20 @@ class Run:
                 raise FaultError(f"no message matches {pattern!r}:\n{self.output[since:]}")
             time.sleep(0.2)
 
-    def end(self, timeout_s: float = 420) -> int:
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise FaultError(f"the study did not end within {timeout_s:.0f} s:\n{self.output}") from None
+    def end(self, silence_s: float = 420, timeout_s: float = 3600) -> int:
+        """Return the exit code when the command ends. Raises FaultError if it prints nothing for `silence_s`.
+
+        How long all its trials take depends on what else runs on this machine.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            before = len(self.output)
+            try:
+                return self.process.wait(silence_s)
+            except subprocess.TimeoutExpired:
+                if len(self.output) == before or time.monotonic() > deadline_s:
+                    self.process.kill()
+                    raise FaultError(f"the study does not end or says nothing:\n{self.output}") from None
 
 
 @contextlib.contextmanager

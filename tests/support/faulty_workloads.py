@@ -1,5 +1,6 @@
 """User workloads that work or fail, for tests of studies. Failures happen on the last rank only."""
 
+import errno
 import itertools
 import os
 import signal
@@ -19,7 +20,8 @@ from trainables.trial import Trial
 from trainables.workload import HeldOutSet, Workload
 
 TOO_LARGE_BATCH = 16
-HANGS = "hangs"
+HANGS, FORKS = "hangs", "forks"
+FORKED = 10
 STOPPED_S = 2.0
 STARVED = Path("/tmp/scaling-study-tests-starved")
 """if this file exists on a host, `slow` runs out of memory there"""
@@ -45,11 +47,15 @@ def needs_too_much_memory(trial: Trial) -> Workload:
 
 
 def hangs(trial: Trial) -> Workload:
-    """Hang, so that the other ranks wait in their all-reduce. Creates the file HANGS in `data_dir`, if that is set."""
+    """Hang, so that the other ranks wait in their all-reduce.
+
+    If `data_dir` is set, first start a process that outlives the one that started it. Its id is in the file HANGS.
+    """
 
     def hang() -> None:
         if trial.data_dir:
-            Path(trial.data_dir, HANGS).touch()
+            path = Path(trial.data_dir, HANGS)
+            subprocess.run(["sh", "-c", f"sleep 600 & echo $! > {path}.part; mv {path}.part {path}"], check=True)
         time.sleep(3600)
 
     return _workload(lambda: _on_last_rank(hang))
@@ -58,6 +64,23 @@ def hangs(trial: Trial) -> Workload:
 def dies(trial: Trial) -> Workload:
     """Die by SIGKILL, without an exception."""
     return _workload(lambda: _on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def forks(trial: Trial) -> Workload:
+    """Start processes that start processes, until the system refuses. Their ids are in the file FORKS in `data_dir`."""
+
+    def fork() -> None:
+        for _ in range(FORKED):
+            if not os.fork():
+                os.fork()
+                with Path(trial.data_dir, FORKS).open("a") as file:
+                    file.write(f"{os.getpid()}\n")
+                time.sleep(600)
+                os._exit(0)
+        time.sleep(0.5)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    return _workload(lambda: _on_last_rank(fork))
 
 
 def exits(trial: Trial) -> Workload:

@@ -1,5 +1,6 @@
 """Shared by tests of the orchestration: the store of a results folder, and quick trials on CPU ranks."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ def new_store(folder: Path) -> Store:
     return Store.open(
         str(folder), name="test", question="Does it work?", configuration={}, versions={}, command="pytest"
     )
+
+
+def assert_ended(file: Path) -> None:
+    """Assert that all processes whose ids a workload wrote into this file have ended, or end within seconds."""
+    processes = []
+    for pid in map(int, file.read_text().split()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive
 
 
 def processes_of(marker: str) -> list[psutil.Process]:

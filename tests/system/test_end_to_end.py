@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.orchestration import WORKLOADS, processes_of
+from trainables.scratch import user_folder
 
 pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600)]
 
@@ -104,7 +105,8 @@ def test_killed_and_interrupted_studies_lose_nothing_and_the_same_command_comple
     first = Command(command, folder, "killed")
     first.wait_for(1, out)
     orphans = first.family()
-    assert any("raylet" in command_line(process) for process in orphans)
+    [raylet] = [process for process in orphans if process.name() == "raylet"]
+    assert f"{user_folder()}/ray/session_" in command_line(raylet), "Ray's own folder is open to every user"
     kept = finished(out)
     os.kill(first.process.pid, signal.SIGKILL)
     first.wait()

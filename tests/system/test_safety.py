@@ -93,18 +93,17 @@ def test_the_oldest_allowed_ray_reads_parquet_without_pickle() -> None:
     assert (int(floor[1]), int(floor[2])) >= (2, 55)
 
 
-@pytest.mark.parametrize("command", ["status", "report"])
 def test_no_command_runs_the_workload_file_that_a_results_folder_names(
-    command: str, tmp_path: Path, no_figures: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, no_figures: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = tmp_path / "ran"
     trap = tmp_path / "trap.py"
     trap.write_text(f"open({str(ran)!r}, 'w')\n")
-    trials = [fields | {"workload": f"{trap}:make"} for fields in grid({}, world_size=[1, 2], repeat=[0, 1])]
+    trials = [fields | {"workload": f"{trap}:make"} for fields in grid({}, world_size=[1, 2, 4], repeat=[0, 1])]
     directory = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1})
     write_study(directory, configuration={"workload": f"{trap}:make", "config": "!!python/object/apply:os.system [id]"})
-    assert main([command, str(directory)]) == 0
-    capsys.readouterr()
+    for command, *more in (["status"], ["report"], ["compare", str(directory)], ["predict", "--gpus", "8"]):
+        assert main([command, str(directory), *more]) == 0, capsys.readouterr().err
     assert not ran.exists()
 
 

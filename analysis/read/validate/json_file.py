@@ -12,6 +12,8 @@ MAX_BYTES = 16 * 2**20
 """Largest study.json or trial.json. The record of a trial takes about 1 kB per rank."""
 
 MAX_DEPTH = 32
+MAX_VALUES = 1_000_000
+"""Most values of such a file. Small ones take a hundred times as much memory as text."""
 
 
 def read_json(system: pafs.FileSystem, path: str, fix: str) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def read_json(system: pafs.FileSystem, path: str, fix: str) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise ResultsError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, the limit for such a file; {fix}")
     try:
-        value = plain_json(json.loads(content))
+        value = plain_json(parsed(content))
     except RecursionError:
         raise ResultsError(f"{path}: not valid JSON (nested too deeply); {fix}") from None
     except ValueError as error:
@@ -32,6 +34,15 @@ def read_json(system: pafs.FileSystem, path: str, fix: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ResultsError(f"{path}: must be a mapping, got {type(value).__name__}; {fix}")
     return value
+
+
+def parsed(text: bytes | str) -> Any:
+    """Return the value of JSON. Raises ValueError if the text is too large or holds too many values to be read."""
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
+    if (text.count(b",") if isinstance(text, bytes) else text.count(",")) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES} values")
+    return json.loads(text)
 
 
 def plain_json(value: Any, depth: int = 0) -> Any:

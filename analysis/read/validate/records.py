@@ -14,7 +14,8 @@ from analysis.read.schema import SCHEMA_VERSION, STATUSES
 MAX_RANKS = 2**16
 MAX_STEPS = 2**24
 MAX_ROWS = 10_000_000
-"""Largest accepted counts: ranks of a trial, steps of a window, and rows of one table of a trial."""
+MAX_FIELDS = 1000
+"""Largest accepted counts: ranks of a trial, steps of a window, rows of one table of a trial, and fields of a trial."""
 
 _RESERVED = re.compile(
     r".*_(s|s_\d+|low|high|more|bytes|ratio|share|percent|per_s|sd|samples|target|rank|bound)"
@@ -34,7 +35,10 @@ Positive = Annotated[int, Field(ge=1, le=2**40)]
 Amount = Annotated[int | float, Field(ge=0, le=1e30)]
 Text = Annotated[str, Field(max_length=4096)]
 Arguments = Annotated[str, Field(max_length=2**17)]
+Names = Annotated[list[Text], Field(max_length=1000)]
 Scalar = Text | Annotated[int, Field(ge=-(2**53), le=2**53)] | float | bool | None
+
+Values = Annotated[dict[str, Scalar], Field(max_length=10_000)]
 
 
 def is_reserved(name: str) -> bool:
@@ -106,6 +110,8 @@ class Fields(_Part):
 
     @model_validator(mode="after")
     def _layout(self) -> "Fields":
+        if len(self.model_extra or ()) > MAX_FIELDS:
+            raise ValueError(f"has {len(self.model_extra or ())} unknown fields")
         if self.nodes > self.world_size:
             raise ValueError(f"{self.nodes} nodes for {self.world_size} ranks")
         return self
@@ -131,8 +137,8 @@ class _Node(_Part):
     cpu_model: Text | None = None
     cpu_count: Annotated[int | float, Field(ge=0, le=1e6)] | None = None
     memory_bytes: Count | None = None
-    gpus: list[_Gpu] | None = None
-    versions: dict[str, Scalar] | None = None
+    gpus: Annotated[list[_Gpu], Field(max_length=1000)] | None = None
+    versions: Values | None = None
 
 
 class _Reading(_Part):
@@ -143,12 +149,12 @@ class _Reading(_Part):
     temperature_c: Annotated[int | float, Field(ge=-300, le=1e4)] | None = None
     energy_j: Amount | None = None
     at: Amount | None = None
-    throttle_reasons: list[Text] | None = None
+    throttle_reasons: Names | None = None
 
 
 class _PlainWindow(_Part):
-    before: list[_Reading]
-    after: list[_Reading]
+    before: Annotated[list[_Reading], Field(max_length=10_000)]
+    after: Annotated[list[_Reading], Field(max_length=10_000)]
     steps: Positive | None = None
 
     @model_validator(mode="after")
@@ -171,7 +177,7 @@ class _Rank(_Part):
     device: Text | None = None
     gpu_uuid: Text | None = None
     threads: Count | None = None
-    affinity: list[Count] | None = None
+    affinity: Annotated[list[Count], Field(max_length=MAX_RANKS)] | None = None
     niceness: Annotated[int, Field(ge=-100, le=100)] | None = None
     before: _Reading | None = None
     after: _Reading | None = None
@@ -184,8 +190,8 @@ class _Rank(_Part):
     dataset_samples: Count | None = None
     tokens_per_sample: Amount | None = None
     side_by_side: Count | None = None
-    unread_fields: list[Text] | None = None
-    peak_memory_by_device_bytes: list[Count] | None = None
+    unread_fields: Names | None = None
+    peak_memory_by_device_bytes: Annotated[list[Count], Field(max_length=1000)] | None = None
 
 
 class _Git(_Part):
@@ -193,21 +199,27 @@ class _Git(_Part):
     dirty: bool | None = None
 
 
+class _Group(_Part):
+    asked_at: Amount
+    opened_at: Amount
+
+
 class Environment(_Part):
     """What a trial ran on."""
 
-    nodes: list[_Node] = []
-    ranks: list[_Rank] = []
-    versions: dict[str, Scalar] | None = None
-    variables: dict[str, Scalar] | None = None
-    set_by_study: list[Text] | None = None
+    nodes: Annotated[list[_Node], Field(max_length=MAX_RANKS)] = []
+    ranks: Annotated[list[_Rank], Field(max_length=MAX_RANKS)] = []
+    versions: Values | None = None
+    variables: Values | None = None
+    set_by_study: Names | None = None
     measuring_code: Text | None = None
     git: _Git | None = None
-    other_studies: list[Text] | None = None
+    other_studies: Names | None = None
+    group: _Group | None = None
 
 
-class TrialFile(BaseModel):
-    """The part of trial.json that the analysis reads."""
+class TrialRecord(BaseModel):
+    """The part of trial.json that is read, as single values."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -234,6 +246,10 @@ class TrialFile(BaseModel):
     def _positive(cls, value: float | None) -> float | None:
         """Return None for a negative duration: the clock was set back during the trial."""
         return value if value is not None and 0 <= value <= 1e11 else None
+
+
+class TrialFile(TrialRecord):
+    """A record that the analysis reads. Its ranks are those of its trial."""
 
     @model_validator(mode="after")
     def _ranks(self) -> "TrialFile":
@@ -280,7 +296,7 @@ class StudyFile(_Part):
     name: Text | None = None
     question: Text | None = None
     command: str | None = None
-    fields: dict[str, _FieldRecord] | None = None
+    fields: Annotated[dict[str, _FieldRecord], Field(max_length=MAX_FIELDS)] | None = None
 
     @field_validator("fields")
     @classmethod

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from study.orchestrate.processes.guard import guard_this_process
 from study.orchestrate.protocol import KeeperProxy, Payload
 from study.orchestrate.stuck import Calls
 from study.orchestrate.twin.in_process import CallInLoop, RankDied
@@ -102,6 +103,7 @@ def _serve_rank(
     layout: Layout, group_name: str, rank: int, port: int, pipe: Connection, measure: Callable[..., Payload] | None
 ) -> None:
     """Run one rank's process."""
+    guard_this_process()
     os.environ.update(layout.kind.environment() | {"GLOO_SOCKET_IFNAME": "lo"})
     import torch
     import torch.distributed as dist

@@ -97,6 +97,9 @@ def change(content: Any, name: str, value: Any) -> None:
         ("environment.ranks.0.step_flops", -5.0),
         ("environment.versions", ["torch"]),
         ("environment.git", "0123"),
+        ("environment.variables", {f"NCCL_{number}": "" for number in range(10_001)}),
+        ("environment.nodes", [{}] * 70_000),
+        ("trial", ONE | {f"field_{number}": 1 for number in range(1_001)}),
     ],
 )
 def test_a_record_with_a_wrong_value_is_left_out(folder: Path, name: str, value: Any) -> None:
@@ -132,6 +135,19 @@ def test_a_record_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(json_file, "MAX_BYTES", 100_000)
     path.write_text(json.dumps(content | {"environment": content["environment"] | {"x": "a" * 100_000}}))
     assert "larger than" in damaged(folder)
+
+
+def test_a_record_of_too_many_values_is_not_read(folder: Path) -> None:
+    """Three megabytes of empty mappings would take a gigabyte and many seconds."""
+    path = path_of(folder, "trial.json")
+    content = json.loads(path.read_text())
+    text = json.dumps(content | {"environment": content["environment"] | {"x": []}})
+    path.write_text(text.replace('"x": []', f'"x": [{"{}," * 1_000_000}{{}}]'))
+    tracemalloc.start()
+    line = damaged(folder)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+    assert "more than 1000000 values" in line
 
 
 def test_numbers_that_are_not_finite_are_unknown_in_an_environment(folder: Path) -> None:

@@ -56,6 +56,14 @@ def test_sentences_report_slowdown_late_rank_exposed_time_and_bandwidth(tmp_path
     assert not any("grows most" in line for line in limits(found)), "the communication breakdown explains it better"
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_all_reduce_without_duration_has_no_hidden_share(tmp_path: Path) -> None:
+    found = with_models(analyse(load(late(tmp_path / "results"))))
+    found.communication.exposed.loc[:, ["exposed_s", "communication_s", "hidden_s"]] = 0.0
+    [line] = [line for line in sentences(found) if line.startswith("Exposed communication")]
+    assert "0 %" in line.replace("\u00a0", " ") and "hides" not in line
+
+
 def test_slowdown_without_communication_breakdown_is_explained_by_phases(tmp_path: Path) -> None:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         if fields["world_size"] == 1:

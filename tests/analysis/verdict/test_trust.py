@@ -92,10 +92,14 @@ def test_a_rank_that_stopped_is_named_with_its_step_and_time(tmp_path: Path, pha
 
 
 def test_a_pause_of_the_plain_window_names_the_trial(tmp_path: Path) -> None:
+    """The median of three repeats would hide it."""
+    third = ONE | {"repeat": 2}
+    write_trial(tmp_path, record(third), steps(third, 0.1))
     frame = steps(ONE, 0.1)
     frame.loc[frame["window"] == "plain", "window_s"] += 20.0
     analysis = analysed(tmp_path, frame)
     [line] = [line for line in trust(analysis) if "seems to have stopped" in line]
+    assert "In 1 trial " in line
     assert f"{trial_id(ONE)}: its plain window took 21.2 s instead of 1.2 s" in line
 
 

@@ -30,8 +30,8 @@ from study.orchestrate.twin.local_ranks import LocalProcesses
 from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload_of, simulated_payloads
 from study.plan.placement import Layout
 from study.store import checkpoints
-from tests.support.faulty_workloads import TOO_LARGE_BATCH
-from tests.support.orchestration import new_store, quick_trial, workload_trial
+from tests.support.faulty_workloads import FORKED, FORKS, TOO_LARGE_BATCH
+from tests.support.orchestration import assert_ended, new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0), NodeCapacity("node-b", "10.0.0.2", cpus=4, gpus=0)]
@@ -407,11 +407,14 @@ def test_a_rank_that_dies_at_the_start_is_reported_and_not_blamed_on_the_workloa
     assert ran.of(trial, "reason") == reason
 
 
-def test_a_process_that_dies_fails_only_its_trial(tmp_path: Path) -> None:
-    dying, after = workload_trial("dies"), quick_trial()
-    ran = Run(tmp_path, [[dying, after]], ranks=LocalProcesses())
-    assert ran.statuses([dying, after]) == ["failed", "done"]
+def test_a_process_that_dies_or_starts_others_without_end_fails_only_its_trial(tmp_path: Path) -> None:
+    dying, forking, after = workload_trial("dies"), workload_trial("forks", data_dir=str(tmp_path)), quick_trial()
+    ran = Run(tmp_path / "results", [[dying, forking, after]], ranks=LocalProcesses())
+    assert ran.statuses([dying, forking, after]) == ["failed", "failed", "done"]
     assert ran.of(dying, "reason").startswith("rank ")
+    assert "rank 1 on node " in ran.of(forking, "reason") and "BlockingIOError" in ran.of(forking, "reason")
+    assert len((tmp_path / FORKS).read_text().split()) == 2 * FORKED
+    assert_ended(tmp_path / FORKS)
 
 
 def test_the_report_states_a_rank_that_stopped_and_losses_that_are_not_finite(tmp_path: Path) -> None:

@@ -16,14 +16,17 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
+from study.cli.host import HostBusy, watched_host
 from study.orchestrate.cluster import Cluster, connect, held_resources
+from study.orchestrate.discovery.address import Target
+from study.orchestrate.discovery.neighbours import other_rays
 from study.orchestrate.driver import Grid, grid_of
 from study.orchestrate.processes.watch import ClusterLost
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import OutOfHostMemory, memory_line, run_trials, tune_grid
 from study.store.store import Store
 from tests.support.faulty_workloads import HANGS
-from tests.support.orchestration import new_store, quick_trial, workload_trial
+from tests.support.orchestration import assert_ended, new_store, quick_trial, workload_trial
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(600)
@@ -186,7 +189,8 @@ def _run(store: Store, cluster: Cluster, trials: list[Trial], timeout_s: float =
 
 def test_failures_are_recorded_with_a_reason_and_the_study_continues(cluster: Cluster, tmp_path: Path) -> None:
     store = new_store(tmp_path / "results")
-    raising, dying, hanging = (workload_trial(name) for name in ("raises", "dies", "hangs"))
+    raising, dying = (workload_trial(name) for name in ("raises", "dies"))
+    hanging = workload_trial("hangs", data_dir=str(tmp_path))
     after = [workload_trial("sound", repeat=repeat) for repeat in range(3)]
     records = _run(store, cluster, [raising, after[0], dying, after[1], hanging, after[2]], timeout_s=15.0)
 
@@ -202,6 +206,7 @@ def test_failures_are_recorded_with_a_reason_and_the_study_continues(cluster: Cl
     assert records[hanging.trial_id]["status"] == "timeout"
     pattern = r"no result within 15 s \(--trial-timeout\); rank 1 on node .* is in hang \(faulty_workloads.py:\d+\)"
     assert re.fullmatch(pattern, records[hanging.trial_id]["reason"])
+    assert_ended(tmp_path / HANGS)  # a process that a rank started ends with it
 
 
 def test_a_killed_keeper_fails_only_the_running_trial(cluster: Cluster, tmp_path: Path) -> None:
@@ -223,6 +228,26 @@ def test_a_killed_keeper_fails_only_the_running_trial(cluster: Cluster, tmp_path
     assert records[lost.trial_id]["status"] == "failed"
     assert "was killed" in records[lost.trial_id]["reason"]
     assert {records[trial.trial_id]["reason"] or "done" for trial in after} == {"done"}
+
+
+def test_a_trial_is_measured_although_tunes_process_for_it_was_killed(cluster: Cluster, tmp_path: Path) -> None:
+    store, trial = new_store(tmp_path / "results"), workload_trial("slow")
+    killed: list[int] = []
+
+    def kill() -> None:
+        address = ray.get_runtime_context().gcs_address
+        while not killed:
+            filters = [("class_name", "=", "ImplicitFunc"), ("state", "=", "ALIVE")]
+            killed.extend(actor.pid for actor in list_actors(address, filters=filters) if actor.pid)
+            time.sleep(0.05)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    records = _run(store, cluster, [trial])
+    killer.join(timeout=1)
+    assert killed
+    assert records[trial.trial_id]["reason"] == "" and records[trial.trial_id]["status"] == "done"
 
 
 def test_a_rank_killed_while_its_group_starts_is_reported_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -249,7 +274,15 @@ def test_a_rank_killed_while_its_group_starts_is_reported_with_its_node(cluster:
     assert records[after.trial_id]["status"] == "done"
 
 
-def test_a_trial_fails_if_others_hold_its_resources(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_ray_with_a_temporary_folder_of_its_own_is_found_and_named(cluster: Cluster) -> None:
+    address = ray.get_runtime_context().gcs_address
+    assert [line for line in other_rays(0) if f"cluster {address}, " in line]
+    assert not [line for line in other_rays(0, address) if f"cluster {address}, " in line]
+
+
+def test_a_trial_fails_if_others_hold_its_resources(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     @ray.remote(num_cpus=2)
     class Neighbour:
         def is_ready(self) -> bool:
@@ -263,10 +296,16 @@ def test_a_trial_fails_if_others_hold_its_resources(cluster: Cluster, tmp_path: 
     assert held.startswith("2 of ") and held.endswith(" CPUs")
     started_s = time.monotonic()
     trial = quick_trial()
+    warning = f"other jobs hold {held} of the cluster; trials wait for them; fix: see ray status"
+    with watched_host([trial], Target(), cluster, quiet=False, strict=False):
+        assert f"warning: {warning}\n" in capsys.readouterr().err
+    with pytest.raises(HostBusy, match=warning), watched_host([trial], Target(), cluster, quiet=True, strict=True):
+        pass
     records = _run(new_store(tmp_path / "results"), cluster, [trial])
     ray.kill(neighbour)
     assert records[trial.trial_id]["status"] == "failed"
-    assert "worker group of 1 ranks did not start" in records[trial.trial_id]["reason"]
+    reason = records[trial.trial_id]["reason"]
+    assert reason.startswith("worker group of 1 ranks did not start: ") and "\n" not in reason
     assert time.monotonic() - started_s < 240
 
 

@@ -346,8 +346,11 @@ def test_an_estimate_from_another_batch_says_so() -> None:
     assert estimated.basis.startswith("1 recorded trial;")
 
 
-def test_failed_trials_are_not_used_for_estimates() -> None:
+def test_failed_trials_and_negative_durations_are_not_used_for_estimates() -> None:
     rows = plan_trials(study(2, world_size=(1,)), HOST)
     assert rows[0].trial
+    clock_set_back = record(rows[0].trial, 5.0) | {"environment": {"group": {"asked_at": 7200.0, "opened_at": 1.0}}}
+    assert estimate(rows, [clock_set_back], None) == estimate(rows, [record(rows[0].trial, 5.0)], None)
+    assert estimate(rows, [record(rows[0].trial, -7198.0)], None) == estimate(rows, [], None)
     failed = estimate(rows, [record(rows[0].trial, 1000.0, "failed")], None)
     assert failed.duration_s == estimate(rows, [], None).duration_s

@@ -20,6 +20,7 @@ from pyarrow import fs
 
 from analysis.read.schema import BUCKETS_SCHEMA, SCHEMA_VERSION, STATUSES, STEPS_SCHEMA, SWEEP_SCHEMA
 from study.options import recorded_fields
+from study.scaling import main
 from study.store.result import TrialResult, files_of
 from study.store.store import Store, StoreError
 from study.store.tables import packed, unpacked
@@ -289,6 +290,29 @@ def test_a_trial_copied_under_another_name_is_corrupt(tmp_path: Path) -> None:
     store.save(result_of(trial))
     Path(store.trial_folder(trial.trial_id)).rename(tmp_path / "trials/elsewhere")
     assert store.statuses() == {} and store.corrupt() == ["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trial", {"world_size": 1, "nodes": 1, "batch_per_gpu": 1, "device": "cpu", "model": [1]}),
+        ("trial", {"world_size": "many"}),
+        ("duration_s", "long"),
+        ("reason", {"a": 1}),
+        ("environment", {"group": {"asked_at": "early", "opened_at": 1.0}}),
+    ],
+)
+def test_a_trial_with_a_value_of_a_wrong_type_is_corrupt_and_planned_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: Any
+) -> None:
+    store, trial = open_store(tmp_path, name="smoke"), Trial()
+    store.save(result_of(trial))
+    path = Path(store.trial_folder(trial.trial_id), "trial.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert (store.records(), store.corrupt()) == ([], [trial.trial_id])
+    assert main(["plan", "smoke", "--out", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: damaged trials") and trial.trial_id in line
 
 
 def test_reopening_keeps_trials_and_replaces_the_configuration(tmp_path: Path) -> None:
