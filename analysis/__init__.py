@@ -69,10 +69,15 @@ def figure(directory: str | os.PathLike[str], name: str) -> "Figure | None":
     Raises ValueError that lists all names if there is none like it, and results.ResultsError if the folder cannot be
     read.
     """
+    import matplotlib.pyplot as plt
+
     from analysis.predict.inputs import report_inputs
     from analysis.read.results import load_reduced
     from analysis.report.sections import PLOTS
 
     if name not in PLOTS:
         raise ValueError(f"figure must be one of {', '.join(sorted(PLOTS))}, got {name!r}")
-    return PLOTS[name](report_inputs(load_reduced(directory))[0])
+    drawn = PLOTS[name](report_inputs(load_reduced(directory))[0])
+    if drawn is not None:
+        plt.close(drawn)  # pyplot would keep every figure, and a notebook would show it twice
+    return drawn

@@ -110,8 +110,13 @@ class Analysis:
 
     @cached_property
     def lost_ranks(self) -> dict[str, float]:
-        """Return the ranks lost by the headline configuration, see `compare.causes.lost_ranks`."""
+        """Return the ranks lost by the headline configuration, see `compare.causes.lost_ranks`.
+
+        Empty if its efficiency is not resolved.
+        """
         row = self.headlines[0].scaling if self.headlines else None
+        if row is not None and row["efficiency_more"] > 0:
+            return {}
         return lost_ranks(row, self.communication.exposed, self.configurations)
 
     @cached_property

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup, escape
 
 MISSING = "–"
+
+_MOST_EXACT = 1e6
+"""Whole numbers below are shown without decimals, since columns with gaps hold integers as floats."""
 
 
 MOST_FIELDS = 8
@@ -55,9 +59,9 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
     if field == "world_size":
         return f"{value} {ranks[0] if value == 1 else ranks[1]}"
     if field == "batch_per_gpu":
-        return f"batch {value} per {ranks[0]}"
+        return f"batch {_count(value)} per {ranks[0]}"
     if field == "global_batch":
-        return f"global batch {value}"
+        return f"global batch {_count(value)}"
     if field in _UNITS_AFTER:
         one, several = _UNITS_AFTER[field]
         return f"{value} {one if value == 1 else several}"
@@ -65,9 +69,16 @@ def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
         return field_value(field, value)
     if field in _PATHS:
         return text(value).rpartition("/")[2]
-    if field in _BARE:
+    if field in (*_BARE, "script_arguments"):
         return text(value)
+    if field.isupper():  # a variable of the environment
+        return f"{field}={text(value)}"
     return f"{_plain_label(field)} {text(value)}"
+
+
+def _count(value: Any) -> str:
+    """Return an integer with thousands separators, anything else as it is."""
+    return f"{value:,}" if isinstance(value, int | np.integer) else text(value)
 
 
 def _plain_label(field: str) -> str:
@@ -83,14 +94,14 @@ def configuration_label(row: Mapping[str, Any] | pd.Series, fields: Iterable[str
 def telling_fields(configurations: pd.DataFrame, row: pd.Series, fields: Sequence[str]) -> list[str]:
     """Return the fields that identify a configuration among `configurations`.
 
-    These are all `fields`; if there are more than `MOST_FIELDS`, those whose value differs from the most common one. If
-    these are too many as well, a user's file alone identifies the configuration.
+    These are all `fields`; if there are more than `MOST_FIELDS`, a user's file and those whose value differs from the
+    most common one. If these are too many as well, the user's file alone identifies the configuration.
     """
     if len(fields) <= MOST_FIELDS:
         return list(fields)
     usual = {name: configurations[name].map(text).mode().iloc[0] for name in fields}
-    telling = [name for name in fields if name == "world_size" or text(row[name]) != usual[name]]
-    own = [name for name in _PATHS if name in telling and text(row[name]) != MISSING]
+    own = [name for name in _PATHS if name in fields and text(row[name]) != MISSING]
+    telling = [name for name in fields if name in own or name == "world_size" or text(row[name]) != usual[name]]
     return (
         telling
         if len(telling) <= MOST_FIELDS or not own
@@ -116,6 +127,8 @@ def text(value: Any) -> str:
     """Return a value as a cell; missing values are a dash."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MOST_EXACT:
+        return str(int(value))
     return MISSING if value == "" or pd.isna(value) else str(value)
 
 
@@ -194,14 +207,24 @@ def as_prose(text: str) -> str:
     return re.sub(r"^(\s*)(?=[#>*+|=~`-])", r"\1\\", re.sub(r"^(\s*\d+)(?=[.)](\s|$))", r"\1\\", line))
 
 
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?:=[^\s.,;:()]+)?")
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def as_html(text: str) -> Markup:
+    """Return a text as HTML: escaped, `code` as such, and options and percentages that no line break divides."""
+    escaped = str(escape(text.replace(" %", "\u00a0%")))
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', _CODE.sub(r"<code>\1</code>", escaped)))
+
+
 SLOWDOWN_LABELS = {
-    "transfer_s": "transfer",
+    "transfer_s": "exposed transfer",
     "queueing_s": "queueing",
     "wait_s": "wait for slowest rank",
     "host_s": "host",
     "load_s": "load",
     "slower_compute_s": "slower compute",
-    "remainder_s": "remainder",
+    "remainder_s": "unexplained",
 }
 
 

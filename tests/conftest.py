@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -112,6 +113,14 @@ def local_ray() -> Iterator[str]:
 def results_folder(tmp_path: Any) -> str:
     """A results folder that does not exist yet."""
     return str(tmp_path / "results")
+
+
+@pytest.fixture(autouse=True)
+def closed_figures() -> Iterator[None]:
+    """Figures that a test has drawn are closed after it; pyplot would keep them all."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def _layout(inputs: ReportInputs, row: pd.Series) -> str:
     return configuration_label(row, ("world_size", "batch_per_gpu", "parallel"), study_ranks(inputs))
 
 
-_NO_TRAININGS = "these results contain no training of five epochs"
+_NO_TRAININGS = "they contain no training of five epochs"
 
 
 def _epoch_rows(inputs: ReportInputs) -> pd.DataFrame:

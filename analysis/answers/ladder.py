@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, highest, measured, repeats, times
+from analysis.answers.reply import Missing, Reply, highest, measured, repeats, share, times
 from analysis.compare.accuracy import by_precision
 from analysis.compare.ladder import OURS
 from analysis.measure.configurations import trial_fields
 from analysis.predict.inputs import ReportInputs
-from analysis.text import MISSING, join, number, text, with_interval
+from analysis.text import MISSING, join, number, text
 
 _NOT_SETTINGS = ("repeat", "seed", "nodes")
 _STRATEGY_ONLY = ("batch_per_gpu",)
@@ -20,17 +20,18 @@ def steps(inputs: ReportInputs) -> Reply | Missing:
     if len(rows) < 2:
         return Missing("fewer than two steps of the ladder are done", "--data-dir DIR")
     fields = _fields(inputs)
-    sentences, numbers = [], {}
+    lines, numbers = [], {}
     for _, row in rows.iloc[1:].iterrows():
         against = rows[rows["rung"] == row["against"]].iloc[0]
         changed = _changes(fields.loc[against["trial_ids"][0]], fields.loc[row["trial_ids"][0]])
-        sentences.append(
-            f"{row['rung']} ({join(changed)}): {measured(row, 'step_ratio', 2, unit='x')} against {row['against']}, "
-            f"{times(row['cumulative_ratio'])} in all"
+        gain = measured(row.drop("n"), "step_ratio", 2, unit="x")
+        lines.append(
+            f"“{row['rung']}” ({join(changed)}): {gain} of “{row['against']}”, {times(row['cumulative_ratio'])} in all."
         )
         numbers[str(row["rung"])] = float(row["step_ratio"])
     largest = highest(rows, "step_ratio")
-    return Reply(f"Largest gain: {largest['rung']}, {times(largest['step_ratio'])}. {'; '.join(sentences)}.", numbers)
+    first = f"Largest gain: “{largest['rung']}”, {times(largest['step_ratio'])} ({repeats(rows['n'].min())} per step)."
+    return Reply("\n".join([first, *lines]), numbers)
 
 
 def total(inputs: ReportInputs) -> Reply | Missing:
@@ -45,14 +46,14 @@ def total(inputs: ReportInputs) -> Reply | Missing:
     for machine, ladder in published.groupby("machine", sort=False):
         end = ladder.iloc[-1]
         listed.append(
-            f"{machine} has {times(end['cumulative_ratio'])} after {len(ladder)} steps "
+            f"{machine} gains {times(end['cumulative_ratio'])} after {len(ladder) - 1} changes "
             f"({number(ladder['batches_s'].iloc[0], 1)} s to {number(end['batches_s'], 1)} s per 300 batches)"
         )
     next_to_it = f" Published: {'; '.join(listed)}, on other hardware, so compare gains only." if listed else ""
     windows = _shortest_window(inputs, rows)
     return Reply(
-        f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at {best['rung']}: 300 batches of "
-        f"{number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
+        f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at “{best['rung']}”: "
+        f"300 batches of {number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
         f"{number(first['batches_s'], 1)} s{windows}.{next_to_it}{_without_result(inputs)}",
         {"gain": float(best["cumulative_ratio"])},
     )
@@ -74,9 +75,8 @@ def precision(inputs: ReportInputs) -> Reply | Missing:
         speeds["fp32"] = base
     for index, row in reached.iterrows():
         name = str(index)
-        top1 = with_interval(100 * row["top1"], 100 * row["top1_low"], 100 * row["top1_high"], 2, "one seed")
         speed = f"{times(speeds[name] / base)} as fast" if base and name in speeds else "speed not measured"
-        listed.append(f"{name}: {speed}, accuracy {top1}\u00a0%")
+        listed.append(f"{name}: {speed}, accuracy {share(row, 'top1', 2, 'one seed')}")
         numbers[name] = float(row["top1"])
     spread = 100 * (reached["top1"].max() - reached["top1"].min())
     return Reply(
@@ -131,5 +131,5 @@ def _without_result(inputs: ReportInputs) -> str:
     for name, ids in inputs.record.rungs:
         there = trials[trials.index.isin(ids)]
         if len(there) and not (there["status"] == "done").any():
-            texts.append(f"{name} has no result: {there['reason'].iloc[0]}")
+            texts.append(f"“{name}” has no result: {there['reason'].iloc[0]}")
     return f" {'. '.join(texts)}." if texts else ""

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, times
+from analysis.answers.reply import MS, Missing, Reply, highest, lowest, measured, points, repeats, share, times
 from analysis.compare.scaling import WEAK
 from analysis.predict.forecast import PredictionError, forecast
 from analysis.predict.inputs import ReportInputs
 from analysis.study import study_ranks
-from analysis.text import SLOWDOWN_LABELS, field_value, join, number, value_label, with_interval
+from analysis.text import SLOWDOWN_LABELS, field_value, join, number, value_label
 
 NEAR_LINEAR = 0.95
 
@@ -116,8 +116,7 @@ def predicted(inputs: ReportInputs) -> Reply | Missing:
     for _, row in rows.iterrows():
         series = fields[row["series"]]
         name = f"{series.get('model')} over {series.get('interconnect') or 'auto'}"
-        value, low, high = (100 * row[f"efficiency{end}"] for end in ("", "_low", "_high"))
-        texts.append(f"{name} {with_interval(value, low, high, 1, 'no interval')}\u00a0%")
+        texts.append(f"{name} {share(row, 'efficiency', 1, 'no interval')}")
         numbers[name] = float(row["efficiency"])
     caveats = "; ".join(dict.fromkeys(text for text in rows["caveat"].dropna() if text))
     return Reply(

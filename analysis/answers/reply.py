@@ -55,6 +55,14 @@ def measured(row: pd.Series, name: str, decimals: int, scale: float = 1.0, unit:
     return f"{shown} [{number(scale * low, decimals)}, {number(scale * high, decimals)}]"
 
 
+def share(row: pd.Series, name: str, decimals: int, instead: str) -> str:
+    """Return a share as `78.2 % [77.9, 78.5]`, or `78.2 % (reason)` without an interval."""
+    low, high = (row[f"{name}_{end}"] for end in ("low", "high"))
+    ends = instead if pd.isna(low) or pd.isna(high) else ""
+    shown = f"({ends})" if ends else f"[{number(100 * low, decimals)}, {number(100 * high, decimals)}]"
+    return f"{percent(row[name], decimals)} {shown}"
+
+
 def ms(seconds: float, decimals: int = 1) -> str:
     """Return seconds as milliseconds; a positive time that rounds to 0 is "less than 0.1 ms"."""
     least = 10**-decimals

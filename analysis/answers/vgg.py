@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answers.reply import Missing, Reply, highest, lowest, measured, ms, preferred, repeats, times
+from analysis.answers.reply import Missing, Reply, highest, lowest, measured, ms, preferred, repeats, share, times
 from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.inputs import ReportInputs
 from analysis.statistics import welch_difference
@@ -21,13 +21,13 @@ def accuracy(inputs: ReportInputs) -> Reply | Missing:
     found = inputs.accuracy
     cells = pd.DataFrame() if found is None else found.cells.dropna(subset="top1").drop_duplicates("trial_ids")
     if found is None or cells.empty:
-        return Missing("these results contain no training", EPOCHS_ON_TWO)
+        return Missing("they contain no training", EPOCHS_ON_TWO)
     shown = [
-        f"{number(row['global_batch'], 0)}: "
-        f"{with_interval(100 * row['top1'], 100 * row['top1_low'], 100 * row['top1_high'], 2, 'one seed')}\u00a0%"
+        f"{share(row, 'top1', 2, 'one seed')} at batch {number(row['global_batch'], 0)}"
         for _, row in cells[cells["world_size"] == cells["world_size"].min()].sort_values("global_batch").iterrows()
     ]
-    by_batch = f"Accuracy by batch on {int(cells['world_size'].min())}: {'; '.join(shown)}."
+    fewest = value_label("world_size", int(cells["world_size"].min()), study_ranks(inputs))
+    by_batch = f"Accuracy on {fewest}: {join(shown)}."
     for key in ("global_batch", "batch_per_gpu"):
         for _, group in cells.groupby(key):
             if group["world_size"].nunique() < 2:

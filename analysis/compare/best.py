@@ -62,12 +62,14 @@ def best_configurations(
 class Headline:
     """The configuration that stands for a workload (index of `configurations.configurations`).
 
-    workload: values of the workload fields that vary in the study. scaling: its row of `scaling.scaling_rows` against
-    fewer ranks with the same batch per rank, else with the same global batch; None if no fewer ranks were measured.
+    workload: values of the workload fields that vary in the study. shown: those that have an effect, for labels.
+    scaling: its row of `scaling.scaling_rows` against fewer ranks with the same batch per rank, else with the same
+    global batch; None if no fewer ranks were measured.
     """
 
     configuration: int
     workload: Mapping[str, Any]
+    shown: Mapping[str, Any]
     scaling: pd.Series | None
 
 
@@ -87,11 +89,13 @@ def headlines(
     for best in best_configurations(configurations, axes, fields):
         members = _members(configurations, best.workload)
         rows = scaling[(scaling["ideal"] > 1) & scaling["configuration"].isin(members.index)]
+        trial = members.iloc[0].to_dict()
+        shown = {name: best.workload[name] for name in fields.with_effect(best.workload, trial)}
         if rows.empty:
-            found.append(Headline(best.best, best.workload, None))
+            found.append(Headline(best.best, best.workload, shown, None))
             continue
         row = _largest(rows, configurations)
-        found.append(Headline(int(row["configuration"]), best.workload, row))
+        found.append(Headline(int(row["configuration"]), best.workload, shown, row))
     return sorted(found, key=_order)
 
 

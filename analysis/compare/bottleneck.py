@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.compare.communication import Communication
 from analysis.read.schema import PHASES
 from analysis.read.study_record import Improvement
-from analysis.text import join, number, value_label
+from analysis.text import field_value, join, number, value_label
 
 _ENTIRE_STEP = 0.99
 """Share of a step from which on the rest of the step is too small to be known."""
@@ -186,7 +186,7 @@ def gain_rows(
     rows: list[dict[str, object]] = [
         {
             "change": value_label(row["field"], row["value"], ranks),
-            "how": f"instead of {value_label(row['field'], row['against'], ranks)}",
+            "how": f"instead of {field_value(row['field'], row['against'])}",
             "gain": row["ratio"],
             "gain_low": row["ratio_low"],
             "gain_high": row["ratio_high"],

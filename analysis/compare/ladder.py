@@ -106,8 +106,8 @@ def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
             rows.append(
                 {
                     "machine": ladder.machine,
-                    "rung": f"published step {number + 1}",
-                    "against": f"published step {number}" if number else None,
+                    "rung": _published(number),
+                    "against": _published(number - 1) if number else None,
                     "samples": ladder.samples,
                     "batches_s": seconds,
                     "throughput_samples_per_s": BATCHES * ladder.samples / seconds,
@@ -117,3 +117,8 @@ def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows).reindex(columns=COLUMNS)
+
+
+def _published(changes: int) -> str:
+    """Return the name of a published step, whose changes are not recorded."""
+    return f"after {changes} change{'' if changes == 1 else 's'}" if changes else "start"

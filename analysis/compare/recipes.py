@@ -9,7 +9,7 @@ from analysis.read.fields import Fields
 from analysis.read.results import OUTCOME_COLUMNS
 from analysis.text import value_label
 
-NOTHING = "nothing"
+NOTHING = "no recipe"
 
 LAYOUT = ("world_size", "batch_per_gpu", "accumulation_steps")
 """Fields that make up a global batch."""

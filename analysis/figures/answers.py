@@ -20,6 +20,7 @@ from analysis.figures.style import (
     TEXT,
     LineEnd,
     filled,
+    hollow,
     is_narrow,
     label_ends,
     legend,
@@ -36,7 +37,7 @@ _MOST_BARS = 8
 
 
 def work(analysis: ReportInputs) -> Figure | None:
-    """Work of N ranks, in ranks: measured (band: 95 % interval), predicted (dashed), and ideal."""
+    """Work of all ranks as a number of ideal ranks: measured (band: 95 % interval), predicted (dashed), and ideal."""
     if analysis.headline is None:
         return None
     rows = work_rows(analysis)
@@ -57,7 +58,10 @@ def work(analysis: ReportInputs) -> Figure | None:
             known = pd.concat([part.head(1), known]).drop_duplicates("world_size")
             low, high = (known[f"work_{end}"].fillna(known["work"]) for end in ("low", "high"))
             axis.fill_between(known["world_size"], low, high, color=colour, alpha=0.18, linewidth=0)
-        axis.plot(measured["world_size"], measured["work"], "o", color=colour, markersize=6)
+        is_open = measured["is_open"].astype(bool)
+        known = measured[~is_open]
+        axis.plot(known["world_size"], known["work"], "o", color=colour, markersize=6)
+        hollow(axis, measured["world_size"][is_open], measured["work"][is_open], colour, "o")
         for scale in (axis.set_xscale, axis.set_yscale):
             scale("log", base=2)
         for side in (axis.xaxis, axis.yaxis):
@@ -66,9 +70,10 @@ def work(analysis: ReportInputs) -> Figure | None:
             side.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_ylim(min(sizes[0], float(rows["work"].min())) / 1.15, sizes[-1] * 1.2)
         for _, point in measured.iloc[1:].iterrows():
+            shown = "not resolved" if point["is_open"] else number(point["work"], 2 if point["work"] < 10 else 1)
             axis.annotate(
-                number(point["work"], 2 if point["work"] < 10 else 1), (point["world_size"], point["work"]),
-                xytext=(4, -11), textcoords="offset points", fontweight="bold",
+                shown, (point["world_size"], point["work"]), xytext=(4, -11), textcoords="offset points",
+                fontweight="bold",
             )  # fmt: skip
         labels = [LineEnd(sizes[-1], sizes[-1], "ideal")]
         if len(predicted) > 1:
@@ -94,8 +99,11 @@ def _is_real(row: pd.Series) -> bool:
 
 
 def work_rows(analysis: ReportInputs) -> pd.DataFrame:
-    """Return what `work` draws: kind, world_size, work with interval; the measured sizes, then predicted ones."""
-    columns = ["kind", "world_size", "work", "work_low", "work_high"]
+    """Return what `work` draws: kind, world_size, work with interval; the measured sizes, then predicted ones.
+
+    is_open: the interval is too wide, so the value is not shown.
+    """
+    columns = ["kind", "world_size", "work", "work_low", "work_high", "is_open"]
     scaling = analysis.scaling[analysis.scaling["ideal"].notna()]
     own = scaling[scaling["configuration"] == analysis.headline]
     if own.empty:
@@ -108,7 +116,7 @@ def work_rows(analysis: ReportInputs) -> pd.DataFrame:
     model = next((m for m in analysis.models if analysis.headline in set(m.series.points["configuration"])), None)
     parts = [series, *([] if model is None or model.series.host_bound else [_predicted(analysis, model)])]
     rows = pd.concat(parts, ignore_index=True)
-    is_wide = rows["efficiency_more"].fillna(0.0) > 0
+    is_wide = rows["is_open"] = rows["efficiency_more"].fillna(0.0) > 0
     for end in ("", "_low", "_high"):
         value = rows[f"efficiency{end}"].astype(float) * rows["world_size"].astype(float)
         rows[f"work{end}"] = value.mask(is_wide) if end else value

@@ -8,8 +8,10 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from analysis.figures.style import (
+    GRID,
     INK,
     MARKERS,
     MOST_DIRECT_LABELS,
@@ -92,13 +94,10 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             for label in labels
             if with_legend
         ]
-        handles.append(
-            Line2D(
-                [], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="predicted, not measured (shaded: 95 %)"
-            )
-        )
+        dashed: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.2}
+        handles.append(Patch(facecolor=GRID, edgecolor=INK, **dashed, label="predicted, not measured (shaded: 95 %)"))
         if ends_early:
-            handles.append(Line2D([], [], linestyle="none", label="not shaded: no interval"))
+            handles.append(Line2D([], [], color=INK, **dashed, label="not shaded: no interval"))
         legend(figure, handles)
     return figure
 

@@ -1,6 +1,6 @@
 """The fields of a study's trials as study.json describes them: kind, default, and how to compare their values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,15 @@ class Fields:
     def of_kind(self, *kinds: str) -> tuple[str, ...]:
         """Return the names of all fields of these kinds."""
         return tuple(name for name, facts in self.facts.items() if facts.kind in kinds)
+
+    def with_effect(self, names: Iterable[str], trial: Mapping[Any, Any]) -> list[str]:
+        """Return the fields that have an effect in a trial with these fields.
+
+        A user's workload brings its own model and data, and texts have no image size.
+        """
+        replaced = ("model", "dataset", "sequence_length") if trial.get("workload") else ()
+        replaced = ("image_size",) if trial.get("model") in self.sequence_models and not replaced else replaced
+        return [name for name in names if name not in replaced and self[name].has_effect(trial, self.facts)]
 
     @property
     def timing(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 The complete tables are in `analysis.tables`.
 """
 
+import math
 from dataclasses import replace
 
 import pandas as pd
@@ -15,10 +16,11 @@ from analysis.compare.scaling import STRONG, WEAK
 from analysis.predict.forecast import FORECAST_FACTORS, forecast
 from analysis.predict.inputs import ReportInputs
 from analysis.study import Analysis, study_ranks
+from analysis.tables.communication import exposed_cost
 from analysis.tables.phases import phases
 from analysis.tables.predictions import series_label
 from analysis.tables.table import RATIO_ESTIMATE, Column, Table, axis_columns
-from analysis.text import SLOWDOWN_LABELS, configuration_label, field_label, value_label
+from analysis.text import SLOWDOWN_LABELS, configuration_label, field_label, join, telling_fields, value_label
 
 MOST_ROWS = 8
 
@@ -45,6 +47,17 @@ def shortened(table: Table, rows: int = MOST_ROWS) -> Table:
     return replace(table, frame=table.frame.head(rows), note=note).telling()
 
 
+def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
+    """Return the steps of a ladder, without those that change least if they are many. The first and best ones stay."""
+    size = rows["step_ratio"].astype(float).map(lambda ratio: abs(math.log(ratio)))
+    size = size.mask(rows["cumulative_ratio"] == rows["cumulative_ratio"].max(), math.inf)
+    size.iloc[:1] = math.inf
+    kept = rows.loc[size.sort_values(ascending=False, kind="stable").index[:MOST_ROWS].sort_values()]
+    left_out = [f"“{name}”" for name in rows["rung"] if name not in set(kept["rung"])]
+    note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} least." if left_out else ""
+    return replace(ladder, frame=kept.reset_index(drop=True), note=note).telling()
+
+
 def phases_of_headline(analysis: Analysis) -> Table:
     """Tabulate the phases of the card's configuration and of those that differ from it in one field.
 
@@ -69,7 +82,7 @@ def phases_of_headline(analysis: Analysis) -> Table:
 
 
 def scales(analysis: Analysis) -> Table:
-    """Tabulate the work of the most ranks of each series; of many series, those that scale best and worst."""
+    """Tabulate the work on the most ranks of each series; of many series, those that scale best and worst."""
     ranks = study_ranks(analysis)
     rows = analysis.scaling[analysis.scaling["ideal"] > 1].copy()
     rows = rows[rows["world_size"] == rows.groupby("series")["world_size"].transform("max")]
@@ -96,7 +109,7 @@ def scales(analysis: Analysis) -> Table:
         note = f"The card's configuration, then of {count} series those that scale best and worst."
     axes = axis_columns(analysis)
     return Table(
-        "Work of the most " + ranks[1],
+        f"Work on the largest number of {ranks[1]}",
         (
             Column("scaling_kind", "scaling", "what is held constant as ranks are added."),
             *axes,
@@ -107,6 +120,52 @@ def scales(analysis: Analysis) -> Table:
         frame,
         note,
     ).telling()
+
+
+def network_cost(analysis: Analysis) -> Table:
+    """Tabulate the step and its exposed communication, without the other methods of `tables.communication`."""
+    table = exposed_cost(analysis)
+    names = {"step_s": "step (ms)", "exposed_s": "exposed communication (ms)"}
+    kept = (*(column.name for column in axis_columns(analysis)), *names)
+    columns = tuple(
+        replace(column, header=names.get(column.name, column.header)) for column in table.columns if column.name in kept
+    )
+    return shortened(replace(table, title="Step and exposed communication", columns=columns, note=""))
+
+
+def workloads(analysis: Analysis) -> Table:
+    """Tabulate how fast each configuration is, or of many, the one that stands for each workload."""
+    configurations, ranks = analysis.configurations, study_ranks(analysis)
+    many = len(configurations) > MOST_ROWS
+    if many:
+        labels = {each.configuration: configuration_label(each.shown, each.shown, ranks) for each in analysis.headlines}
+    else:
+        labels = {int(str(index)): _full_label(analysis, row) for index, row in configurations.iterrows()}
+    rows = configurations.loc[list(labels)]
+    bounds = analysis.regions["bound"].loc[list(labels)]
+    frame = rows.assign(
+        label=list(labels.values()), bound=[WORDS[name].label if isinstance(name, str) else None for name in bounds]
+    ).sort_values("throughput_samples_per_s", ascending=False, ignore_index=True)
+    return shortened(
+        Table(
+            f"Throughput of each {'workload' if many else 'configuration'}",
+            (
+                Column("label", "configuration", is_main=True),
+                Column("world_size", field_label("world_size", ranks), decimals=0),
+                Column("throughput_samples_per_s", "samples/s", "of all ranks together.", interval=True, is_main=True),
+                Column("step_s", "step (ms)", "of the slowest rank.", 1e3),
+                Column("bound", "bound by", "what limits the step.", optional=True),
+            ),
+            frame,
+        )
+    )
+
+
+def _full_label(analysis: Analysis, row: pd.Series) -> str:
+    configurations = analysis.configurations
+    names = [name for name in analysis.axes if name != "world_size"]
+    shown = analysis.fields.with_effect(telling_fields(configurations, row, names), row.to_dict())
+    return configuration_label(row, shown, study_ranks(analysis)) or "all defaults"
 
 
 def holds_back(analysis: Analysis) -> Table:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from analysis.predict.inputs import report_inputs
 from analysis.read.results import load_reduced
 from analysis.tables.table import markdown_escaped
+from analysis.text import as_html as prose
 from analysis.verdict.card import Card, Quantity, card_of
 
 SCHEMA_VERSION = 1
@@ -115,10 +116,11 @@ def as_html(card: Card) -> Markup:
     Its elements have the classes card, card-title, card-lines and card-trust, the latter also the level of trust.
     """
     lines = Markup("").join(
-        Markup('<dt data-key="{}">{}</dt><dd>{}</dd>').format(line.key, line.label, line.text) for line in card.lines
+        Markup('<dt data-key="{}">{}</dt><dd>{}</dd>').format(line.key, line.label, prose(line.text))
+        for line in card.lines
     )
     trust = Markup('<dt>trust</dt><dd class="card-trust {0}"><b>{0}</b>: {1}</dd>').format(
-        card.trust.level, card.trust.reason
+        card.trust.level, prose(card.trust.reason)
     )
     return Markup(
         '<section class="card {form}" aria-label="Summary"><p class="card-title">{title}</p>'

@@ -10,7 +10,7 @@ from analysis.read.environment import done_environments, used_nodes
 from analysis.statistics import CONFIDENCE
 from analysis.study import Analysis, study_ranks
 from analysis.text import GIB, join, number, percent
-from analysis.verdict.facts import dates, facts_line
+from analysis.verdict.facts import dates, trained
 
 CITATION = Path(__file__).resolve().parent.parent.parent / "CITATION.cff"
 
@@ -35,9 +35,10 @@ def methods(analysis: ReportInputs) -> str:
 
 def _what(analysis: Analysis) -> str:
     count = int((analysis.results.trials["status"] == "done").sum())
-    listed = facts_line(analysis)
+    models, data, devices = trained(analysis)
+    subject = f"{models or 'a program'}{f' on {data}' if data else ''}"
     name = f"scaling-study {version()} [scaling-study]" if CITATION.exists() else "scaling-study"
-    return f"We measured {', '.join(listed[:3])} in {count} trials with {name}."
+    return f"We trained {subject}, with {devices}, in {count} trials of {name}."
 
 
 def _repeats(analysis: Analysis) -> list[str]:

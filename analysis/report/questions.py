@@ -22,13 +22,13 @@ from analysis.report import sentences
 from analysis.report.sections import ANSWERS, Figure, curves
 from analysis.tables.accuracy import accuracy_table, elbow
 from analysis.tables.batch_size import batch_size, ladder
-from analysis.tables.communication import exposed_cost
 from analysis.tables.one_field import levers
 from analysis.tables.phases import unmeasured
 from analysis.tables.scaling import speed_up_weak_table, throughput
 from analysis.tables.table import Table
 from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict import study as study_verdict
+from analysis.verdict.lines.subject import MOST_WORKLOADS
 from analysis.verdict.next_steps import best
 
 
@@ -97,7 +97,7 @@ def _accuracy_table(inputs: ReportInputs) -> Table:
     """Return the largest lossless batches without the estimates of critical batches, or the accuracies."""
     table = elbow(inputs)
     measured = tuple(column for column in table.columns if not column.name.startswith("critical"))
-    table = dataclasses.replace(table, columns=measured)
+    table = dataclasses.replace(table, columns=measured, note="")
     return tables.shortened(table if len(table.frame) else accuracy_table(inputs))
 
 
@@ -107,8 +107,7 @@ def _best(inputs: ReportInputs) -> list[str]:
 
 def _ladder_table(inputs: ReportInputs) -> Table:
     table = ladder(inputs)
-    ours = table.frame[table.frame["machine"] == OURS]
-    return tables.shortened(Table(table.title, table.columns, ours.reset_index(drop=True)))
+    return tables.largest_steps(table, table.frame[table.frame["machine"] == OURS])
 
 
 def _said(*functions: Callable[[ReportInputs], str | None]) -> Callable[[ReportInputs], list[str]]:
@@ -143,7 +142,7 @@ OWN: Mapping[str, Question] = {
     ),
     "mlstm-scaling": Question("own", "How many characters per second?", _best, _short(throughput), ()),
     "interconnect": Question(
-        "own", "What does the network cost?", sentences.holds_back, _short(exposed_cost), (Figure(phases_figure),)
+        "own", "What does the network cost?", sentences.holds_back, tables.network_cost, (Figure(phases_figure),)
     ),
 }
 """By name of the study. Ladders, trainings and users' code are recognised by their data."""
@@ -165,6 +164,7 @@ _ACCURACY = Question(
     _accuracy_table,
     (Figure(accuracy_batch),),
 )
+_WORKLOADS = Question("workloads", "What ran, and how fast?", sentences.what_ran, tables.workloads, ())
 _OWN_CODE = Question(
     "own_code",
     "What could not be measured in your code?",
@@ -186,6 +186,8 @@ def questions(inputs: ReportInputs) -> Iterator[Question]:
         own.append(OWN[inputs.record.name])
     if inputs.accuracy is not None:
         own.insert(min(1, len(own)) if inputs.record.questions or not inputs.ladder.empty else 0, _ACCURACY)
+    if not own and len(inputs.headlines) > MOST_WORKLOADS and all(each.scaling is None for each in inputs.headlines):
+        own = [_WORKLOADS]
     if inputs.record.questions and own:
         own[0] = dataclasses.replace(own[0], sentences=lambda inputs: [], replies=answers)
     yield from own

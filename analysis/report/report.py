@@ -27,7 +27,8 @@ from analysis.read.errors import ReportNotWritten, line
 from analysis.read.links import below
 from analysis.read.results import Results, filesystem, load_reduced
 from analysis.read.study_record import StudyRecord
-from analysis.report.card import as_html, as_json_text, as_markdown
+from analysis.report.card import as_html as card_as_html
+from analysis.report.card import as_json_text, as_markdown
 from analysis.report.card_svg import as_svg
 from analysis.report.methods import methods
 from analysis.report.page import embedded, glossary, security_policy, static
@@ -38,7 +39,7 @@ from analysis.report.sentences import actions
 from analysis.report.summary import Summary, left_out, summary
 from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Table
-from analysis.text import as_prose, join
+from analysis.text import as_html, as_prose, join
 from analysis.verdict import communication
 from analysis.verdict.answer import answer, limits
 from analysis.verdict.card import Card, card_of
@@ -85,7 +86,7 @@ class _Answer:
     def html(self) -> Markup | None:
         if self.table is None or self.table.frame.empty:
             return None
-        return Markup(self.table.to_html(f"answer-{self.key}"))
+        return Markup(self.table.to_html(f"answer-{self.key}", is_prose=True))
 
 
 def write_report(
@@ -107,7 +108,7 @@ def write_report(
     visible = [picture for picture in (overview, *(shown.picture for shown in answers)) if picture]
     figures = _figures(first, parts[0]["tables"], without={picture.name for picture in visible})
     context = _context(results, first, others, partial) | {
-        "card": as_html(card),
+        "card": card_as_html(card),
         "card_markdown": Markup(as_markdown(card)),
         "overview": overview,
         "answers": answers,
@@ -284,6 +285,8 @@ def _as_prose(value: Any) -> Any:
     """Escape texts for Markdown, except what is Markdown already (`Markup`)."""
     return as_prose(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
+
+_TEMPLATES.filters["prose"] = as_html
 
 _MARKDOWN = _TEMPLATES.overlay(finalize=_as_prose)
 

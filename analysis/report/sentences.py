@@ -13,6 +13,7 @@ from analysis.predict.next_trial import next_trial
 from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
 from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats, join, number, percent, value_label
+from analysis.verdict.answer import unmeasured
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
@@ -58,6 +59,11 @@ def _range(analysis: Analysis, rows: pd.DataFrame, kind: str) -> str | None:
     return f"{start} {shown} over {len(resolved)} series." if len(resolved) > 1 else f"{start} {shown}."
 
 
+def what_ran(analysis: Analysis) -> list[str]:
+    """State how many trials have no result, and why; or that all are done."""
+    return [unmeasured(analysis) or f"All {len(analysis.results.trials)} trials are done."]
+
+
 def holds_back(analysis: Analysis) -> list[str]:
     """State what bounds the headline configuration, the largest cause of lost ranks, and which rank is late."""
     if analysis.headline is None:
@@ -68,9 +74,11 @@ def holds_back(analysis: Analysis) -> list[str]:
     if isinstance(bound, str):
         share = float(shares[bound])
         takes = f": {WORDS[bound].takes}, {percent(share)} of the step" if share > 0 else ""
-        label = configuration_label(
-            analysis.headlines[0].workload, analysis.headlines[0].workload, study_ranks(analysis)
-        )
+        if bound == "host" and not takes:
+            launch, step = (number(1e3 * float(analysis.headline_row[name]), 1) for name in ("step_launch_s", "step_s"))
+            takes = f": launching it takes {launch} ms, all of it {step} ms"
+        workload = analysis.headlines[0].shown
+        label = configuration_label(workload, workload, study_ranks(analysis))
         of_workload = f" of {label}" if label else ""
         sentences.append(f"The step{of_workload} is bound by {WORDS[bound].label}{takes}.")
     if analysis.lost_ranks:
@@ -81,7 +89,11 @@ def holds_back(analysis: Analysis) -> list[str]:
             most = f"most to {SLOWDOWN_LABELS[largest]} ({number(causes[largest], 2)})"
             if causes[largest] < max(LEAST_LOST, lost / 10):
                 most = "without a measured cause that matters"
-            sentences.append(f"{number(lost, 2)} {study_ranks(analysis)[1]} are lost, {most}.")
+            elif analysis.lost_ranks["remainder_s"] >= LEAST_LOST:
+                most += f"; {number(analysis.lost_ranks['remainder_s'], 2)} are unexplained"
+            one, several = study_ranks(analysis)
+            shown = f"{number(lost, 2)} {one} is" if lost <= 1 else f"{number(lost, 2)} {several} are"
+            sentences.append(f"{shown} lost, {most}.")
     elif (analysis.configurations["world_size"] > 1).any() and pd.isna(shares["wire"]):
         sentences.append("Communication was not measured separately: rerun with --set account_steps=10.")
     if len(sentences) < 2 and (late := late_ranks(analysis)):

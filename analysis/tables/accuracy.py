@@ -92,7 +92,7 @@ def accuracy_table(analysis: Analysis) -> Table:
             _CONCURRENT,
         ),
         frame,
-        "Measured. With this many intervals, expect one in twenty to exclude 0 by chance.",
+        "With this many intervals, expect one in twenty to exclude 0 by chance.",
         blocks=("remedy",),
     )
 
@@ -146,11 +146,12 @@ def elbow(analysis: Analysis) -> Table:
                 "elbow_text",
                 "largest lossless batch",
                 "largest batch before accuracy first drops significantly below the reference; ≥: it never did.",
+                is_main=True,
             ),
             Column("failing_batch", "first lossy batch", "the next larger measured batch.", decimals=0, optional=True),
             Column(
                 "failing_difference_percent",
-                "its difference (points)",
+                "difference there (points)",
                 "from the reference [95 % interval, Welch's t].",
                 1,
                 2,

@@ -1,5 +1,7 @@
 """The tables of throughput by batch size on one rank, and of the acceleration ladder."""
 
+import pandas as pd
+
 from analysis.compare.accuracy import by_precision
 from analysis.compare.ladder import BATCHES
 from analysis.study import Analysis, study_ranks
@@ -70,7 +72,11 @@ def ladder(analysis: Analysis) -> Table:
                 decimals=2,
                 interval=True,
             ),
-            Column("against", "compared with", "the earlier step from which it differs in the fewest settings."),
+            Column(
+                "against",
+                "compared with",
+                "the earlier step from which it differs in the fewest settings; the first step with itself.",
+            ),
             Column(
                 "cumulative_ratio",
                 "cumulative speed-up",
@@ -83,9 +89,18 @@ def ladder(analysis: Analysis) -> Table:
             ),
             N_COLUMN,
         ),
-        analysis.ladder,
+        _with_first_step(analysis.ladder),
         _source_note(analysis),
         blocks=("machine",),
+    )
+
+
+def _with_first_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `compare.ladder.ladder_rows`, with the first step of each ladder compared with itself."""
+    is_first = rows["against"].isna()
+    return rows.assign(
+        against=rows["against"].where(~is_first, rows["rung"]),
+        step_ratio=rows["step_ratio"].astype(float).where(~is_first, 1.0),
     )
 
 

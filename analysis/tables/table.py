@@ -11,6 +11,7 @@ from markupsafe import escape
 from analysis.study import Analysis, study_ranks
 from analysis.text import (
     MISSING,
+    as_html,
     decimals_for,
     field_label,
     field_value,
@@ -72,6 +73,7 @@ class Column:
     paired_with: name of a column of the same unit, shown in the same cell as "1.2 / 3.4".
     up_to: the same for the upper end of a range, "1.2–3.4", or one number if both ends look equal.
     decimals: fixed; None derives them from the values. optional: omit the column if the frame has no value for it.
+    is_main: what the table is about; `Table.telling` always keeps it.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Column:
     paired_with: str | None = None
     up_to: str | None = None
     optional: bool = False
+    is_main: bool = False
 
     def cells(self, frame: pd.DataFrame) -> list[str]:
         """Return the column's cells, all rounded to the same decimals."""
@@ -181,7 +184,7 @@ class Table:
     def telling(self) -> "Table":
         """Return the table without columns that say nothing: empty, or the same in all of several rows.
 
-        Columns with intervals are results, and only omitted if they are empty.
+        Columns with intervals are results, and only omitted if they are empty. Main columns always stay.
         """
         shown = self.shown()
         if shown.frame.empty:
@@ -189,13 +192,18 @@ class Table:
         columns = []
         for column in shown.columns:
             values = set(column.cells(shown.frame))
-            if values <= {MISSING, ""} or (len(values) == 1 and len(shown.frame) > 1 and not column.interval):
+            is_constant = len(values) == 1 and len(shown.frame) > 1 and not column.interval
+            if not column.is_main and (is_constant or values <= {MISSING, ""}):
                 continue
             columns.append(column)
         return replace(shown, columns=tuple(columns))
 
-    def to_html(self, key: str) -> str:
-        """Return an HTML table with all text escaped; `key` is its id. A header's title is the column's meaning."""
+    def to_html(self, key: str, *, is_prose: bool = False) -> str:
+        """Return an HTML table with all text escaped; `key` is its id. A header's title is the column's meaning.
+
+        is_prose: options and percentages in cells are not divided at the end of a line, see `text.as_html`.
+        """
+        shown = as_html if is_prose else escape
         columns, cells, starts = self.shown().columns, self.cells(), self._block_starts()
         numeric = [_is_number(self.frame[column.name]) for column in columns]
         head = "".join(
@@ -207,7 +215,7 @@ class Table:
             block = ("block",) if row in starts else ()
             rows.append(
                 "".join(
-                    _element("td", text, class_=" ".join((*_classes(text, right), *block)))
+                    _element("td", shown(text), class_=" ".join((*_classes(text, right), *block)))
                     for text, right in zip(texts, numeric, strict=True)
                 )
             )

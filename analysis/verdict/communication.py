@@ -7,7 +7,15 @@ import pandas as pd
 from analysis.compare.causes import CAUSES
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.study import Analysis, study_ranks
-from analysis.text import SLOWDOWN_LABELS, configuration_label, join, number, percent, value_label
+from analysis.text import (
+    SLOWDOWN_LABELS,
+    configuration_label,
+    join,
+    number,
+    percent,
+    telling_fields,
+    value_label,
+)
 
 _WORTH_A_WORD = 0.02
 """Share of a step, and part of a slowdown, below which it is not mentioned."""
@@ -121,7 +129,8 @@ def _label(analysis: Analysis, configuration: Hashable, without: tuple[str, ...]
     row = dict(analysis.configurations.iterrows())[configuration]
     fields = [name for name in analysis.axes if name not in (*without, "world_size")]
     fields += [] if "world_size" in without else ["world_size"]
-    return configuration_label(row, fields, study_ranks(analysis))
+    shown = telling_fields(analysis.configurations, pd.Series(row), fields)
+    return configuration_label(row, shown, study_ranks(analysis))
 
 
 def _world_size(analysis: Analysis, configuration: Hashable) -> int:

@@ -46,14 +46,21 @@ MOST_NAMES = 3
 
 def facts_line(analysis: Analysis) -> list[str]:
     """Return model, data, devices, torch version and date of the done trials, without what is unknown."""
+    torch = analysis.environment.get("torch")
+    return [part for part in (*trained(analysis), f"torch {torch}" if torch else "", *dates(analysis)) if part]
+
+
+def trained(analysis: Analysis) -> tuple[str, str, str]:
+    """Return models, data and devices of the done trials, each empty if unknown or if no trial is done."""
     trials = analysis.results.trials
     done = trials[trials["status"] == "done"]
     if done.empty:
-        return []
+        return "", "", ""
     own = done["workload"].fillna("") if "workload" in done else pd.Series("", index=done.index)
     models = own.str.rpartition(":")[2].where(own != "", done.get("model", ""))
     names = [_several(models), _several(done["dataset"][own == ""]) if "dataset" in done else ""]
-    if "image_size" in done and (sizes := sorted(done["image_size"].dropna().unique())) and names[1]:
+    images = done[~done.get("model", models).isin(analysis.fields.sequence_models)]
+    if "image_size" in done and (sizes := sorted(images["image_size"].dropna().unique())) and names[1]:
         names[1] += f" ({', '.join(text(int(size)) for size in sizes[:MOST_NAMES])} px)"
     ranks = sorted(done["world_size"].astype(int).unique())
     count = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
@@ -62,8 +69,7 @@ def facts_line(analysis: Analysis) -> list[str]:
     if not devices:
         one, several = study_ranks(analysis)
         devices = f"{count} {one if ranks == [1] else several}"
-    torch = analysis.environment.get("torch")
-    return [part for part in (*names, devices, f"torch {torch}" if torch else "", *dates(analysis)) if part]
+    return names[0], names[1], devices
 
 
 def dates(analysis: Analysis) -> list[str]:

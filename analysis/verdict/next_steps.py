@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare.best import MAX_LISTED_WORKLOADS, BestConfiguration, best_configurations
+from analysis.duration import duration
 from analysis.measure.configurations import units_per_s
 from analysis.predict.forecast import cores_per_node, ranks_per_node
 from analysis.predict.inputs import ReportInputs
@@ -25,7 +26,9 @@ def sentence(analysis: ReportInputs, trial: NextTrial | None) -> str:
     fields = model.series.fields | {"batch_per_gpu": trial.batch_per_gpu, "world_size": trial.world_size}
     label = configuration_label(fields, _distinguishing_fields(analysis, fields), ranks)
     hours = number(trial.gpu_hours, 4) if trial.gpu_hours < 0.01 else number(trial.gpu_hours, 2)
-    text = f"Next trial: one more run with {label} ({hours} {ranks[0]}-hours): {trial.why}"
+    is_paid = ranks[0] == "GPU"
+    cost = f"{hours} GPU-hours" if is_paid else duration(3600 * trial.gpu_hours / trial.world_size)
+    text = f"Next trial: one more run with {label} ({cost}): {trial.why}"
     if trial.why == NARROWER:
         text += (
             f"; for {value_label('world_size', trial.target, ranks)} the interval is expected to shrink from "

@@ -5,9 +5,9 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.duration import duration
 from study.capacity import Capacity
 from study.cli.configuration import Configuration, to_yaml
-from study.cli.progress import duration
 from study.errors import ConfigurationError, counted
 from study.options import OPTION_OF_FIELD
 from study.orchestrate.discovery.address import is_local

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from analysis.duration import duration
 from study.errors import lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
 from study.orchestrate.protocol import Event, cause
@@ -267,11 +268,3 @@ def describe(trial: Trial, varying: Sequence[str]) -> str:
 def _epoch_and_accuracy(trial: Trial, row: Mapping[str, Any]) -> str:
     accuracy = row.get("validation_top1")
     return f"epoch {row['epoch']}/{trial.epochs}" + ("" if accuracy is None else f", accuracy {accuracy:.1%}")
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for people: 42 s, 3 min, 1 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

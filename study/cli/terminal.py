@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from study.cli.progress import duration
+from analysis.duration import duration
 from study.cli.status import failure_lines
 from study.errors import counted
 

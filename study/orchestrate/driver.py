@@ -59,7 +59,7 @@ class KeeperClient(Protocol):
     def trials_out_of_memory(self) -> Sequence[Trial]:
         """Return every trial so far that ran out of memory."""
 
-    def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
+    def ended(self, trial: Trial, status: str, values: Mapping[str, float]) -> None:
         """Publish the end of a trial and its measures."""
 
 
@@ -177,7 +177,7 @@ class TrialDriver:
         if result.status in FINAL_STATUSES:
             checkpoints.drop(self.store, [trial.trial_id])
         summary = numbers(result)
-        self.keeper.ended(trial.trial_id, result.status, {name: float(value) for name, value in summary.items()})
+        self.keeper.ended(trial, result.status, {name: float(value) for name, value in summary.items()})
         log = self.store.address(f"trials/{trial.trial_id}/error.log") if result.log else ""
         final = {"study_trial_id": trial.trial_id, "status": result.status, "reason": result.reason, "log": log}
         report(final | ({} if is_saved else {"not_saved": True}) | summary)

@@ -15,7 +15,7 @@ from typing import Any
 from study.orchestrate.activity import BUILDING, GROUP_STARTING, OWN_CODE, Activity
 from study.orchestrate.activity import REPEAT_S as ACTIVITY_REPEAT_S
 from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_of
-from study.orchestrate.metrics import REPEAT_S, MakeGauge, Metrics
+from study.orchestrate.metrics import REPEAT_S, Efficiencies, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload
 from study.plan.placement import Layout, members
 from study.store import checkpoints
@@ -90,6 +90,7 @@ class Keeper:
         self.closing = False
         self.changed = asyncio.Event()
         self.metrics = Metrics(study_name, counts, make_gauge)
+        self.efficiencies = Efficiencies()
         self.repeating: asyncio.Task[None] | None = None
 
     async def measure(self, job: Job, layout: Layout, block: Any, timeout_s: float) -> Outcome:
@@ -171,7 +172,8 @@ class Keeper:
         return {job_id: running.activity for job_id, running in self.running.items()}
 
     def _notify(self) -> None:
-        """Wake up those who wait for another activity."""
+        """Publish the current windows, and wake up those who wait for another activity."""
+        self.metrics.running(self._activity().values())
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -192,9 +194,11 @@ class Keeper:
             await asyncio.sleep(REPEAT_S)
             self.metrics.repeat()
 
-    async def ended(self, trial_id: str, status: str, values: dict[str, float]) -> None:
+    async def ended(self, trial: Trial, status: str, values: dict[str, float]) -> None:
         """Publish the end of a trial and its measures on this node's metrics port."""
-        self.metrics.ended(trial_id, status, values)
+        efficiency = self.efficiencies.of(trial, values.get("throughput_samples_per_s"))
+        known = {} if efficiency is None else {"efficiency": efficiency}
+        self.metrics.ended(trial.trial_id, status, values | known)
 
     # called by ranks
 

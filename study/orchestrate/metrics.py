@@ -1,4 +1,4 @@
-"""Prometheus metrics of a running study: its progress and the measures of its latest trial.
+"""Prometheus metrics of a running study: its progress, current windows, and the measures of its latest trial.
 
 Ray exports them through its metrics ports and adds `ray_` to each name. Every series has the label `study`; series of a
 trial also have `trial`. Ray drops a value about 20 s after it was set, so `repeat` sets current values again every
@@ -6,8 +6,10 @@ REPEAT_S. Values of earlier trials are not repeated and disappear. Until then `s
 to show: 1 for the latest, 0 for the one before.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -25,6 +27,7 @@ REPEAT_S = 5.0
 """Half of Ray's reporting interval. Ray keeps a value for two intervals."""
 TRIAL_METRICS: Mapping[str, str] = {
     "throughput_samples_per_s": "samples of all ranks per second of the slowest rank",
+    "efficiency": "throughput per rank / that of the same configuration on one rank, median so far in this run",
     "step_s": "time per plain step on the slowest rank (s)",
     "rank_window_ratio": "time of the slowest rank / time of the fastest rank",
     **{name: f"median time of the phase {name.removesuffix('_s')} per step (s)" for name in PHASES},
@@ -85,6 +88,15 @@ class Metrics:
             if (value := row.get(name)) is not None:
                 self._publish(name, description, "trial", trial_id, float(value))
 
+    def running(self, windows: Iterable[str]) -> None:
+        """Publish how many running trials are in each window. Windows without one become 0 and disappear."""
+        found = Counter(windows)
+        earlier = {key for key in self.values if key[:2] == ("window", "window")}
+        for window in {window for _, _, window in earlier} | found.keys():
+            self._publish("window", "running trials by their current window", "window", window, found[window])
+            if not found[window]:
+                del self.values["window", "window", window]
+
     def repeat(self) -> None:
         """Set every current value again."""
         for (name, tag, tag_value), value in self.values.items():
@@ -103,6 +115,27 @@ class Metrics:
             self.gauges[name] = self.make_gauge(f"{PREFIX}_{name}", description=description, tag_keys=("study", tag))
         self.values[name, tag, tag_value] = value
         self.gauges[name].set(value, tags={"study": self.study_name, tag: tag_value})
+
+
+class Efficiencies:
+    """Efficiency of the trials of one run, relative to the trials on one rank that ended before."""
+
+    def __init__(self) -> None:
+        self._on_one_rank: dict[str, list[float]] = {}
+
+    def of(self, trial: Trial, throughput_samples_per_s: float | None) -> float | None:
+        """Return the throughput per rank over that of the same configuration on one rank; None if it is unknown."""
+        if throughput_samples_per_s is None or trial.epochs:
+            return None
+        rates = self._on_one_rank.setdefault(_configuration(trial), [])
+        if trial.processes == 1:
+            rates.append(throughput_samples_per_s)
+        return throughput_samples_per_s / trial.processes / median(rates) if rates else None
+
+
+def _configuration(trial: Trial) -> str:
+    """Return the fields that trials of one weak-scaling series share."""
+    return json.dumps(trial.model_dump(exclude={"world_size", "nodes", "repeat"}), sort_keys=True)
 
 
 def numbers(result: TrialResult) -> dict[str, float]:

@@ -258,8 +258,8 @@ class RayKeeper:
     def trials_out_of_memory(self) -> Sequence[Trial]:
         return self._call_with_retries(self.actor.trials_out_of_memory)
 
-    def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
-        self._call_with_retries(self.actor.ended, trial_id, status, values)
+    def ended(self, trial: Trial, status: str, values: Mapping[str, float]) -> None:
+        self._call_with_retries(self.actor.ended, trial, status, values)
 
     def _report_epochs(self, job_id: str, pending: Any, on_epoch: Report) -> None:
         """Report each epoch of a training trial until it ends."""

@@ -23,7 +23,7 @@ FILES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room
 
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "analysis": (
-        ("analysis.two_way",),
+        ("analysis.two_way", "analysis.duration"),
         ("analysis.text", "analysis.statistics"),
         ("analysis.read",),
         ("analysis.measure",),

@@ -3,6 +3,7 @@
 import math
 
 from analysis.compare.bottleneck import WORDS
+from analysis.duration import duration
 from analysis.read.study_record import Improvement, LeverRow, MeasuredGain, Side
 from analysis.text import join, number, percent
 from analysis.verdict.lines.trust import FAIR, GOOD, POOR
@@ -53,7 +54,7 @@ def _gain(improvement: Improvement) -> CardLine | None:
     if before is None:
         return None
     trials = improvement.trials
-    cost = f"{trials} trial{'' if trials == 1 else 's'}, {_minutes(improvement.elapsed_s)}"
+    cost = f"{trials} trial{'' if trials == 1 else 's'}, {duration(improvement.elapsed_s)}"
     if improvement.gpu_hours is not None:
         cost += f", {number(improvement.gpu_hours, 1 if improvement.gpu_hours >= 0.1 else 2)} GPU-hours"
     unit = "tokens" if before.tokens_per_sample else "samples"
@@ -150,10 +151,6 @@ def _percent(gain: MeasuredGain) -> str:
     if gain.low is None or gain.high is None:
         return text
     return f"{text} [{number(100 * (gain.low - 1), decimals)}, {number(100 * (gain.high - 1), decimals)}]"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{number(seconds / 60, 0)} min" if seconds >= 90 else f"{number(seconds, 0)} s"
 
 
 def _quantity(name: str, gain: MeasuredGain) -> Quantity:

@@ -27,7 +27,7 @@ _CAUSE_WORDS = {
     "load_s": ("loading", "less loading"),
     "slower_compute_s": ("slower compute", "faster compute"),
     "remainder_s": ("unexplained", "unexplained"),
-    "other": ("other", "other"),
+    "other": ("smaller causes", "smaller causes"),
 }
 """A cause as a loss, and as a gain."""
 
@@ -46,7 +46,11 @@ def scales(analysis: Analysis, chosen: Sequence[Subject]) -> CardLine | None:
     if not resolved:
         needed = max((work.equivalent for work in works), key=lambda quantity: quantity.further_repeats or 0)
         return CardLine("scales", "scales", f"the scaling to {works[0].sizes} is {needed.unresolved}", quantities)
-    notes = [f"{len(works) - len(resolved)} not resolved"] if len(resolved) < len(works) else []
+    open_works = [work for work in works if work.equivalent.value is None]
+    notes = []
+    if open_works:
+        names = [work.equivalent.part for work in open_works]
+        notes = [f"{join(names) if len(names) <= MOST_WORKLOADS else len(names)} not resolved"]
     if len(resolved) > MOST_WORKLOADS:
         listed = [f"from {resolved[0].text}", f"to {resolved[-1].text}"]
         return CardLine(

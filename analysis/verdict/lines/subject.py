@@ -44,7 +44,7 @@ def subjects(analysis: Analysis) -> list[Subject]:
     """Return one subject per workload, the one that scales worst first; see `compare.best.headlines` for the rule."""
     configurations, found = analysis.configurations, []
     for headline in analysis.headlines:
-        label = _short(configuration_label(headline.workload, headline.workload, study_ranks(analysis)))
+        label = _short(configuration_label(headline.shown, headline.shown, study_ranks(analysis)))
         row = headline.scaling
         strong, strong_batch = (None, float("nan"))
         if row is not None and row["scaling"] == WEAK:

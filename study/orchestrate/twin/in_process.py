@@ -159,8 +159,8 @@ class LocalKeeper:
     def trials_out_of_memory(self) -> Sequence[Trial]:
         return self.call("trials_out_of_memory")
 
-    def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
-        self.call("ended", trial_id, status, values)
+    def ended(self, trial: Trial, status: str, values: Mapping[str, float]) -> None:
+        self.call("ended", trial, status, values)
 
     def close(self) -> None:
         self.call("close")

@@ -88,9 +88,9 @@ def test_the_largest_lossless_batch_of_every_recipe_is_found(known: ReportInputs
     assert known.accuracy is not None
     rows = known.accuracy.lossless_batches.set_index("remedy")
     lars = "square root + gradual warm-up + LARS"
-    assert rows["elbow"].to_dict() == {"nothing": 512, "linear": 2048, "linear + gradual warm-up": 8192, lars: 32768}
+    assert rows["elbow"].to_dict() == {"no recipe": 512, "linear": 2048, "linear + gradual warm-up": 8192, lars: 32768}
     assert rows["is_open"].to_dict() == {
-        "nothing": False,
+        "no recipe": False,
         "linear": False,
         "linear + gradual warm-up": False,
         lars: True,
@@ -152,7 +152,7 @@ def test_recipes_are_named_by_the_fields_that_differ(tmp_path: Path) -> None:
     analysis = trained_study(tmp_path / "results", *((run, [0.9]) for run in [*runs, large | WARMED | regularised]))
     assert analysis.accuracy is not None
     assert list(dict.fromkeys(analysis.accuracy.cells.sort_values("remedy_number", kind="stable")["remedy"])) == [
-        "nothing",
+        "no recipe",
         "linear",
         "linear + constant warm-up",
         "linear + gradual warm-up",
@@ -171,7 +171,7 @@ def test_recipes_with_a_rule_share_the_plain_runs_at_the_reference_batch(tmp_pat
     assert analysis.accuracy is not None
     rows = analysis.accuracy.cells
     assert rows[["remedy", "global_batch", "n", "is_reference"]].to_numpy().tolist() == [
-        ["nothing", 128, 2, True],
+        ["no recipe", 128, 2, True],
         ["linear", 128, 2, True],
         ["linear", 512, 2, False],
     ]
@@ -201,8 +201,8 @@ def test_the_report_epoch_is_compared_with_the_largest_batch_per_rank_on_all_ran
     cells = table.cells()
     assert table.title.startswith("Epoch 5: ") and "all GPUs" in table.title
     assert cells[["recipe", "global batch", "composition", "n"]].to_numpy().tolist() == [
-        ["nothing", "128", "1 × 128", "2"],
-        ["nothing", "1,024", "2 × 512", "2"],
+        ["no recipe", "128", "1 × 128", "2"],
+        ["no recipe", "1,024", "2 × 512", "2"],
         ["linear + gradual warm-up", "1,024", "2 × 512", "2"],
         ["square root + gradual warm-up + LARS", "1,024", "2 × 512", "2"],
     ]

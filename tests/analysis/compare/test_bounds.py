@@ -242,3 +242,5 @@ def test_a_configuration_is_labelled_by_the_fields_that_distinguish_it() -> None
     result.loc[2, "c"] = 1
     assert telling_fields(result, result.iloc[2], list("abcdefghij")) == ["c"]
     assert telling_fields(result, result.iloc[2], list("abc")) == ["a", "b", "c"]
+    own = result.assign(script="/home/me/train.py")
+    assert telling_fields(own, own.iloc[0], [*"abcdefghij", "script"]) == ["script"], "its file always names it"

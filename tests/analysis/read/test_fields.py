@@ -29,6 +29,13 @@ def test_the_analysis_reads_kinds_and_orders() -> None:
     assert "mlstm64" in DECLARED.sequence_models and "mlp" not in DECLARED.sequence_models
 
 
+def test_a_label_has_only_fields_with_an_effect() -> None:
+    names = ["model", "dataset", "image_size", "sequence_length"]
+    assert DECLARED.with_effect(names, {"model": "mlp"}) == ["model", "dataset", "image_size"]
+    assert DECLARED.with_effect(names, {"model": "mlstm64"}) == ["model", "dataset", "sequence_length"]
+    assert DECLARED.with_effect(names, {"model": "mlp", "workload": "w.py:f"}) == ["image_size"]
+
+
 @pytest.mark.parametrize(
     ("field", "option"),
     [

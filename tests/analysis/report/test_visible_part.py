@@ -5,20 +5,24 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
 import analysis
+from analysis.figures.answers import work_rows
 from analysis.predict.inputs import report_inputs, with_models
 from analysis.read.results import load, load_reduced
-from analysis.report.answer_tables import MOST_ROWS, outlook, phases_of_headline, scales
+from analysis.report.answer_tables import MOST_ROWS, largest_steps, outlook, phases_of_headline, scales
 from analysis.report.methods import CITATION, bibtex, methods
 from analysis.report.picture import first_drawn
 from analysis.report.questions import questions
 from analysis.report.report import write_report
-from analysis.report.sentences import MOST_ACTIONS, actions
+from analysis.report.sentences import MOST_ACTIONS, actions, holds_back
 from analysis.study import analyse
+from analysis.tables.batch_size import ladder
 from analysis.tables.table import Column, Table
+from analysis.text import as_html
 from tests.support.frames import cpu_study, grid, write_results
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -135,7 +139,7 @@ def test_the_figures_are_about_the_configuration_of_the_card(default: Path) -> N
         ("large-batch", "Which accuracy does it reach?"),
         ("acceleration-ladder", "Which step gains most?"),
         ("forum-phases", "How long does each part of a step take?"),
-        ("doors/study", "Does it scale?"),
+        ("doors/study", "What ran, and how fast?"),
     ],
 )
 @pytest.mark.usefixtures("no_figures")
@@ -144,6 +148,42 @@ def test_a_study_answers_its_own_question_first(name: str, first: str, tmp_path:
     assert seen.headings[0] == first
     assert max(seen.rows) <= 1 + MOST_ROWS
     assert len(seen.rows) <= MOST_TABLES
+
+
+def test_a_long_ladder_shows_its_first_and_best_steps_and_leaves_out_those_that_change_least() -> None:
+    ratios = [1.0, 0.87, 1.38, 1.86, 1.12, 0.92, 1.46, 1.13, 1.01, 3.26]
+    steps = pd.DataFrame({"rung": [f"step {i}" for i in range(10)], "step_ratio": ratios})
+    steps["cumulative_ratio"] = steps["step_ratio"].cumprod()
+    table = largest_steps(Table("Ladder", (Column("rung", "step"), Column("step_ratio", "speed-up")), steps), steps)
+    assert table.frame["rung"].tolist() == [f"step {i}" for i in (0, 1, 2, 3, 4, 6, 7, 9)]
+    assert table.note == "Without “step 5” and “step 8”, which change least."
+
+
+def test_the_table_of_a_ladder_has_no_empty_cell_and_names_what_is_compared() -> None:
+    inputs = report_inputs(load_reduced(RESULTS / "acceleration-ladder"))[0]
+    table = ladder(inputs)
+    first = table.frame.groupby("machine", sort=False).head(1)
+    assert (first["step_ratio"] == 1).all()
+    assert (first["against"] == first["rung"]).all()
+    assert table.frame[["step_ratio", "against"]].notna().all(axis=None)
+    published = table.frame[table.frame["machine"].str.startswith("another")]
+    assert published["rung"].tolist()[:3] == ["start", "after 1 change", "after 2 changes"]
+
+
+def test_what_is_not_resolved_is_not_explained_either() -> None:
+    inputs = report_inputs(load_reduced(RESULTS / "interconnect" / "unlimited"))[0]
+    assert inputs.headlines[0].scaling is not None and inputs.headlines[0].scaling["efficiency_more"] > 0
+    assert inputs.lost_ranks == {}
+    assert not [text for text in holds_back(inputs) if "lost" in text]
+    assert work_rows(inputs)["is_open"].tolist()[:2] == [False, True]
+
+
+def test_options_and_percentages_stay_on_one_line() -> None:
+    shown = as_html("run `a <b>` with (--gpus 1,2) --set pin_memory=false, 2 %")
+    assert "<code>a &lt;b&gt;</code>" in shown
+    assert '(<span class="option">--gpus</span> 1,2)' in shown
+    assert "2\u00a0%" in shown
+    assert " ".join(shown.striptags().split()) == "run a <b> with (--gpus 1,2) --set pin_memory=false, 2 %"
 
 
 def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path) -> None:
@@ -165,13 +205,13 @@ def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path)
 
 
 def test_constant_and_empty_columns_say_nothing() -> None:
-    import pandas as pd
-
     frame = pd.DataFrame({"a": [1, 2], "same": [3, 3], "empty": [None, None], "x": [5.0, 5.0]})
     frame = frame.assign(x_low=[4.0, 4.0], x_high=[6.0, 6.0])
     columns = (Column("a", "a"), Column("same", "same"), Column("empty", "empty"), Column("x", "x", interval=True))
     assert [column.name for column in Table("t", columns, frame).telling().columns] == ["a", "x"]
     assert [column.name for column in Table("t", columns, frame.head(1)).telling().columns] == ["a", "same", "x"]
+    main = (*columns[:1], Column("same", "same", is_main=True))
+    assert [column.name for column in Table("t", main, frame).telling().columns] == ["a", "same"]
 
 
 def test_the_best_and_the_worst_series_are_listed_if_there_are_many() -> None:

@@ -100,6 +100,9 @@ def test_forced_interconnects_are_marked_as_emulated_everywhere(tmp_path: Path) 
     table = TABLES["ceiling"](with_models(analyse(load(directory))))
     assert table.cells()["interconnect"].tolist() == ["socket (emulated)"]
     assert value_label("interconnect", "no_p2p", RANKS) == "no_p2p (emulated)"
+    assert value_label("batch_per_gpu", 32768, RANKS) == f"batch 32,768 per {RANKS[0]}"
+    assert value_label("image_size", 224.0, RANKS) == "image size 224"
+    assert value_label("NCCL_P2P_DISABLE", "1", RANKS) == "NCCL_P2P_DISABLE=1"
     page = Path(write_report(directory).path).read_text()
     texts = [
         page,

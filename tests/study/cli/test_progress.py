@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from analysis.duration import duration
 from study.cli import progress
-from study.cli.progress import Progress, describe, duration, waiting
+from study.cli.progress import Progress, describe, waiting
 from study.orchestrate.protocol import Event
 from study.plan.trials import varying_fields
 from trainables.trial import Trial

@@ -37,7 +37,7 @@ class InstantKeeper:
     def trials_out_of_memory(self) -> Sequence[Trial]:
         return ()
 
-    def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
+    def ended(self, trial: Trial, status: str, values: Mapping[str, float]) -> None:
         self.statuses.append(status)
 
 

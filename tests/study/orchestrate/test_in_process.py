@@ -225,6 +225,12 @@ def test_progress_and_metrics_count_the_trials(tmp_path: Path) -> None:
     assert [trials["test", status] for status in ("done", "failed", "left")] == [3, 1, 0]
     assert gauges["scaling_study_current"].values["test", SIZES[-1].trial_id] == 1
     assert gauges["scaling_study_step_s"].values["test", SIZES[-1].trial_id] == pytest.approx(0.1)
+    efficiencies = gauges["scaling_study_efficiency"].values
+    assert efficiencies["test", SIZES[0].trial_id] == 1
+    assert efficiencies["test", SIZES[-1].trial_id] == pytest.approx(1), "the simulated step does not grow"
+    windows = gauges["scaling_study_window"].values
+    assert {window for _, window in windows} >= {"starting a worker group", "building model and data"}
+    assert set(windows.values()) == {0}, "no trial is left"
 
 
 # ---------------------------------------------------------------------------------------------------------- trainings
