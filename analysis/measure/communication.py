@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.measure.measures import total_busy_s
 from analysis.read.reduce import LAUNCHED, require
 
 WINDOW = "communication"
@@ -164,7 +165,8 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
     result["communication_step_s"] = of_waiting(window, ["step_s"])
     result["synchronised_step_s"] = of_waiting("synchronised", ["step_s"])
     result["no_sync_step_s"] = of_waiting("no_sync", ["step_s"])
-    result["kernel_s"] = of_waiting("busy", LAUNCHED)
+    busy, phases = (_of_ranks(window_rows, name, LAUNCHED) for name in ("busy", "phases"))
+    result["kernel_s"] = _others(total_busy_s(busy, phases.reindex(busy.index)), usual_last)
     result["lateness_s"] = _others(exposed, usual_last) - exposed.loc[usual_last].droplevel("rank")
     load_wait_s = _rank_medians(window_rows, "phases", ["load_wait_s"]).reindex(exposed.index)
     result["late_by_load_s"] = load_wait_s.loc[usual_last].droplevel("rank") - _others(load_wait_s, usual_last)
@@ -200,8 +202,13 @@ def _after(start_s: pd.Series, end_s: pd.Series, stamp_s: pd.Series) -> pd.Serie
 
 def _rank_medians(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.Series:
     """Return the sum of the medians of these columns over a rank's steps in a window, by trial_id and rank."""
+    return _of_ranks(window_rows, window, columns).sum(axis=1, min_count=len(columns))
+
+
+def _of_ranks(window_rows: pd.DataFrame, window: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the medians of these columns over a rank's steps in a window, by trial_id and rank."""
     rows = window_rows[window_rows["window"] == window].set_index(["trial_id", "rank"])
-    return rows[list(columns)].astype(float).sum(axis=1, min_count=len(columns))
+    return rows[list(columns)].astype(float)
 
 
 def _least(values: pd.Series) -> pd.MultiIndex:

@@ -129,8 +129,9 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     launches = over_ranks("issue", [*LAUNCHES, "step_launch_s", "step_s", "launch_ratio"])
     result[[*LAUNCHES, "step_launch_s"]] = launches[[*LAUNCHES, "step_launch_s"]]
     result["issue_step_s"] = launches["step_s"]
-    result[list(BUSY)] = over_ranks("busy", LAUNCHED)[list(LAUNCHED)]
-    result["busy_s"] = _busy_s(result)
+    busy = over_ranks("busy", LAUNCHED)[list(LAUNCHED)]
+    result[list(BUSY)] = busy
+    result["busy_s"] = total_busy_s(busy.reindex(result.index), result)
     result["busy_fraction"] = (result["busy_s"] + result["host_to_device_s"].fillna(0.0)) / result["step_s"]
     previous = phases.groupby(level="trial_id")[["previous_steps_done", "previous_steps_seen"]].sum()
     observed = previous["previous_steps_seen"]
@@ -141,13 +142,17 @@ def _measure(window_rows: pd.DataFrame) -> pd.DataFrame:
     return result[list(MEASURES)]
 
 
-def _busy_s(measures: pd.DataFrame) -> pd.Series:
-    """Return the sum of the busy times of all phases that a step has. NaN if one of them is unknown."""
-    busy = measures[list(BUSY)].astype(float)
-    for name in ("loss", "after_backward"):
-        has_no_such_phase = measures[f"{name}_s"].isna() & measures["forward_s"].notna()
-        busy[f"{name}_busy_s"] = busy[f"{name}_busy_s"].mask(has_no_such_phase, 0.0)
-    return busy.sum(axis=1, min_count=len(BUSY))
+def total_busy_s(busy: pd.DataFrame, phases: pd.DataFrame) -> pd.Series:
+    """Return the sum of the busy times of all phases that a step has. NaN if one of them is unknown.
+
+    busy, phases: columns `LAUNCHED` of the window of that name, with one index. A step has no loss, or no function
+    after the backward pass, if the phases do not have it either.
+    """
+    known = busy[list(LAUNCHED)].astype(float)
+    for name in ("loss_s", "after_backward_s"):
+        has_no_such_phase = phases[name].isna() & phases["forward_s"].notna()
+        known[name] = known[name].mask(has_no_such_phase, 0.0)
+    return known.sum(axis=1, min_count=len(LAUNCHED))
 
 
 def _host_bound(measures: pd.DataFrame, launch_ratio: pd.Series) -> pd.Series:

@@ -23,9 +23,9 @@ PRIOR_DEGREES = 8.0
 OTHER_STUDIES = {False: Spread(0.0081**2, PRIOR_DEGREES), True: Spread(0.111**2, PRIOR_DEGREES)}
 """Spread of the log step of one run in the committed GPU studies; True: of steps that the host bounds.
 
-The second is also used for CPU ranks, which share their cores. Source: benchmarks/results/prediction, "spread of a
-run": equal trials on two hosts (account and account-first, without socket), and repeats of default-1gpu and, if
-host-bound, of default-4gpu.
+The second is also used if the host computes the step (CPU ranks, which share their cores), and if it moves the
+gradients (over sockets), where equal trials spread as much. Source: benchmarks/results/prediction, "spread of a run":
+equal trials on two hosts (account and account-first), and repeats of default-1gpu and, if host-bound, of default-4gpu.
 """
 
 LAW_ERROR = Spread(0.0101**2, PRIOR_DEGREES)
@@ -41,14 +41,15 @@ It is measured in the same processes as the step, by instruments that make a ste
 """
 
 
-def run_spread(repeats: Spread, is_host_bound: bool) -> Spread:
+def run_spread(repeats: Spread, with_host: bool) -> Spread:
     """Return the spread of the log step of one run.
 
-    repeats: of all configurations of the study that the host bounds, or all others; 0 degrees of freedom without
-    repeats. They are pooled with `OTHER_STUDIES`, so that a second repeat adds to what is known instead of replacing
-    it. If they spread significantly more than other studies (F test), they count alone.
+    repeats: of all configurations of the study that spread as the host does (`with_host`, see `series.run_spreads`), or
+    of all others; 0 degrees of freedom without repeats. They are pooled with `OTHER_STUDIES`, so that a second repeat
+    adds to what is known instead of replacing it. If they spread significantly more than other studies (F test), they
+    count alone.
     """
-    others = OTHER_STUDIES[is_host_bound]
+    others = OTHER_STUDIES[with_host]
     return repeats if has_lack_of_fit(repeats, others) else pool(repeats, others)
 
 

@@ -156,8 +156,7 @@ def models_of(series: Sequence[ScalingSeries], repeats: Spreads = NO_REPEATS) ->
     """Return a model of each series, see `models`. repeats: see `series.run_spreads`."""
     result: list[ScalingModel] = []
     for i, one_series in enumerate(series):
-        is_host_like = one_series.host_bound or one_series.fields.get("device") == "cpu"
-        spread = run_spread(repeats[one_series.host_bound], is_host_like)
+        spread = run_spread(repeats[one_series.spreads_with_host], one_series.spreads_with_host)
         fits = {name: _fit(name, one_series, spread) for name in LAWS}
         weights = akaike_weights(one_series, fits, spread)
         if weights:

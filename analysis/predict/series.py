@@ -30,6 +30,9 @@ _POINTS = [
     "variance", "degrees", "host_bound",
 ]  # fmt: skip
 
+SOCKET = "socket"
+"""Interconnect on which the host moves the gradients."""
+
 
 @dataclass(frozen=True)
 class Interconnects:
@@ -107,6 +110,11 @@ class ScalingSeries:
         """Return True if the host bounds the step on 1 or 2 ranks, so that the step tells little about the ranks."""
         few = self.points["world_size"] <= 2
         return any(value is True for value in self.points.loc[few, "host_bound"])
+
+    @property
+    def spreads_with_host(self) -> bool:
+        """Return True if runs spread as the host does, see `run_spreads`."""
+        return self.host_bound or self.fields.get("device") == "cpu" or self.interconnect == SOCKET
 
     @property
     def knows_network(self) -> bool:
@@ -315,10 +323,16 @@ def _points(analysis: Analysis) -> pd.DataFrame:
 
 
 def run_spreads(analysis: Analysis) -> dict[bool, Spread]:
-    """Return the spread of one run's log step, pooled over all configurations that the host bounds, and the others."""
+    """Return the spread of one run's log step, pooled over the configurations that spread as the host does, and others.
+
+    True: the host bounds the step, computes it (CPU ranks), or moves its gradients (`SOCKET`).
+    """
     points = _points(analysis)
-    is_bound = points["host_bound"].map(lambda value: value is True).astype(bool)
-    return {bound: pooled(points[is_bound == bound]) for bound in (False, True)}
+    of_host = points["host_bound"].map(lambda value: value is True).astype(bool)
+    for name, value in (("device", "cpu"), ("interconnect", SOCKET)):
+        if name in points:
+            of_host |= points[name] == value
+    return {is_of_host: pooled(points[of_host == is_of_host]) for is_of_host in (False, True)}
 
 
 def _gradients(analysis: Analysis, rows: pd.DataFrame) -> tuple[float, float]:

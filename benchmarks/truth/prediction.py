@@ -26,7 +26,7 @@ import numpy as np
 from analysis.measure.configurations import trial_fields
 from analysis.predict.fit import Spread, pool
 from analysis.predict.model import ScalingModel, interval, models_of, predict
-from analysis.predict.series import ScalingSeries, run_spreads, series_of
+from analysis.predict.series import SOCKET, ScalingSeries, run_spreads, series_of
 from analysis.read.results import load
 from analysis.study import Analysis, analyses
 from benchmarks.harness.common import figure, write_summary
@@ -35,9 +35,6 @@ SEEN, ASKED = [1, 2], 4
 MEAN_GOALS = {"": 0.046, " (not host-bound on 1 and 2)": 0.022, " (interconnect auto)": 0.03}
 WORST_GOAL, NAIVE_RATIO_GOAL, COVERAGE_GOAL = 0.08, 0.5, 0.93
 LOW_EFFICIENCY = 0.9
-EMULATED = "socket"
-"""The interconnect whose equal trials differ by 12 %, so that one run says little."""
-
 HOST_BOUND_REPEATS, OTHER_REPEATS = ("default-1gpu", "default-4gpu"), ("default-1gpu",)
 
 
@@ -130,10 +127,11 @@ def figures(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def law_errors(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the error of the laws at twice the ranks beyond what runs spread.
 
-    Of series that are not host-bound, with a communication breakdown, on all interconnects but `EMULATED`.
+    Of series that are not host-bound, with a communication breakdown, on all interconnects but `SOCKET`, whose equal
+    trials differ too much.
     """
     chosen = [s for s in samples if not s["host_bound"] and "breakdown" in s["weights"]]
-    chosen = [s for s in chosen if _interconnect(s) != EMULATED]
+    chosen = [s for s in chosen if _interconnect(s) != SOCKET]
     if not chosen:
         return []
     squares = float(np.mean([np.log1p(s["error"]) ** 2 for s in chosen]))
@@ -143,10 +141,18 @@ def law_errors(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run_figures(studies: Sequence[tuple[str, Analysis]]) -> list[dict[str, Any]]:
-    """Return the spread of a run, host-bound or not, from equal trials in several folders and from repeats."""
+    """Return the spread of a run, host-bound or not, from equal trials in several folders and from repeats.
+
+    Of trials over `SOCKET` that are not host-bound it is a figure of its own.
+    """
     found = []
-    for bound, folders, label in ((False, OTHER_REPEATS, "not host-bound"), (True, HOST_BOUND_REPEATS, "host-bound")):
-        parts = [_equal_trials(studies, bound)]
+    kinds: list[tuple[bool, bool, tuple[str, ...], str]] = [
+        (False, False, OTHER_REPEATS, "not host-bound"),
+        (True, False, HOST_BOUND_REPEATS, "host-bound"),
+        (False, True, (), "not host-bound, over socket"),
+    ]
+    for bound, over_socket, folders, label in kinds:
+        parts = [_equal_trials(studies, bound, over_socket)]
         parts += [run_spreads(analysis)[bound] for folder, analysis in studies if folder in folders]
         spread = pool(*parts)
         if spread.degrees:
@@ -155,8 +161,8 @@ def run_figures(studies: Sequence[tuple[str, Analysis]]) -> list[dict[str, Any]]
     return found
 
 
-def _equal_trials(studies: Sequence[tuple[str, Analysis]], host_bound: bool) -> Spread:
-    """Return the spread of configurations without repeats that are equal in two folders, except over `EMULATED`.
+def _equal_trials(studies: Sequence[tuple[str, Analysis]], host_bound: bool, over_socket: bool) -> Spread:
+    """Return the spread of configurations without repeats that are equal in two folders, over `SOCKET` or not.
 
     A pair is host-bound if it is in one of the folders.
     """
@@ -165,7 +171,7 @@ def _equal_trials(studies: Sequence[tuple[str, Analysis]], host_bound: bool) -> 
         table = analysis.configurations
         names = [name for name in trial_fields(analysis.results.trials) if name in table and name != "repeat"]
         for _, row in table[table["n"] == 1].iterrows():
-            if row.get("interconnect") != EMULATED:
+            if (row.get("interconnect") == SOCKET) == over_socket:
                 key = repr([(name, _plain(row[name])) for name in names])
                 runs.setdefault(key, []).append((float(row["throughput_log_mean"]), row["host_bound"] is True))
     pairs = [pair for pair in runs.values() if len(pair) > 1 and any(bound for _, bound in pair) == host_bound]

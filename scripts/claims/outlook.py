@@ -102,10 +102,13 @@ def _socket_difference() -> Value:
 
 
 def _spread(name: str) -> Value:
-    [value] = figures("prediction", rf"{name}.*")
+    [value] = figures("prediction", rf"{name}, \d+ .*")
     return 100 * value
 
 
+HOST_SPREAD, SOCKET_SPREAD = (
+    _spread(f"spread of a run, {kind}") for kind in ("host-bound", "not host-bound, over socket")
+)
 GENERATED = {
     "a rank that is 6 ms late": "slow rank",
     "no slow rank": "no slow rank",
@@ -143,7 +146,7 @@ PREDICTION: Entries = [
         "docs/prediction.md",
         "(a run {} % not host-bound, {} % host-bound; laws {} % per doubling)",
         _spread("spread of a run, not host-bound"),
-        _spread("spread of a run, host-bound"),
+        HOST_SPREAD,
         _spread("error of the laws beyond the spread of runs"),
     ),
     says("Its {} series:", number(len(samples("prediction")))),
@@ -165,9 +168,10 @@ PREDICTION: Entries = [
     ),
     says("Of the {} goals, {} are missed.", count(GOALS), count(missed(GOALS))),
     says(
-        "The {} host-bound series have a mean error of {} %",
+        "The {} host-bound series have a mean error of {} %. One run of such a step spreads by {} %",
         number(len(HOST_BOUND)),
         number(fmean(_errors(HOST_BOUND))),
+        HOST_SPREAD,
     ),
     says(
         "the {} series there that are not host-bound have a mean error of {} %, at most {} %",
@@ -175,11 +179,9 @@ PREDICTION: Entries = [
         number(fmean(_errors(REAL_LINK))),
         number(_errors(REAL_LINK)[-1]),
     ),
-    says("The {} series that are outside of theirs", number(len(OUTSIDE))),
-    says("differ by up to {} %, which", _socket_difference()),
-    says(
-        "{} % for VGG-19 at batch 256 over `socket`", number(_errors(_series(folder="account", fields=VGG_SOCKET))[-1])
-    ),
+    says("The {} series that are outside of their intervals", number(len(OUTSIDE))),
+    says("spread by {} % there, up to {} % between the two hosts", SOCKET_SPREAD, _socket_difference()),
+    says("{} % for VGG-19 at batch 256.", number(_errors(_series(folder="account", fields=VGG_SOCKET))[-1])),
     shows(
         "prediction-laws",
         ("case", "mean error", "high / low", "true step, new run within"),
@@ -190,7 +192,7 @@ PREDICTION: Entries = [
         100 * figure("prediction-laws", IN_NEW_RUN),
         *(100 * goal("prediction-laws", IN_NEW_RUN, end) for end in (0, 1)),
     ),
-    says("in {} % of them: that goal is missed", 100 * figure("prediction-laws", IN_LAW)),
+    says("The true step is within it in {} % of them: that goal is missed", 100 * figure("prediction-laws", IN_LAW)),
     says("It is underestimated by {} %", 100 * _law("mean absolute error", UNSEEN)),
     stated("of 240 studies", "setting"),
 ]

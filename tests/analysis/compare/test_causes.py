@@ -122,6 +122,13 @@ def test_a_difference_between_windows_is_a_remainder_only_in_its_compute(tmp_pat
     assert row["remainder_s"] == pytest.approx(0.1 * (step.step_s - exposed_s))
 
 
+def test_kernel_time_is_known_of_a_step_without_a_function_after_the_backward_pass(tmp_path: Path) -> None:
+    results = load(write_known_law(tmp_path / "r", KnownLaw(host_s=0.034), (1, 2), repeats_per_group=(1,)))
+    assert results.steps["after_backward_s"].isna().all()
+    [kernel_s] = analyse(results).communication.exposed["kernel_s"]
+    assert kernel_s == pytest.approx(KnownLaw().step(1).step_s)
+
+
 def test_committed_series_that_are_not_host_bound_have_small_remainders() -> None:
     rows = list(committed(("captured",), ROOT / "benchmarks" / "results"))
     shares = [abs(row["remainder_s"]) / row["growth_s"] for row in rows]

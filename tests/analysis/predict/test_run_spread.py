@@ -55,6 +55,18 @@ def test_repeats_are_pooled_over_host_bound_configurations_and_the_others(tmp_pa
     assert by_batch[32].run_spread == run_spread(spreads[True], True)
 
 
+def test_runs_over_sockets_spread_as_the_host_does_and_leave_other_links_alone(tmp_path: Path) -> None:
+    def law(fields: dict[str, object]) -> dict[str, object]:
+        is_slower = fields["interconnect"] == "socket" and fields["repeat"] == 1
+        return {"step_s": ring_law(fields)["step_s"] * (1.1 if is_slower else 1.0)}
+
+    analysis = study(tmp_path, law, interconnect=["auto", "socket"], batch_per_gpu=[32], repeat=range(2))
+    spreads = run_spreads(analysis)
+    assert spreads[True].variance > 10 * spreads[False].variance
+    by_link = {model.series.interconnect: model.run_spread for model in analysis.models}
+    assert by_link == {"auto": run_spread(spreads[False], False), "socket": run_spread(spreads[True], True)}
+
+
 @pytest.mark.statistics
 @pytest.mark.parametrize("degrees", [0, 1, 3, 12])
 def test_run_spread_has_the_stated_coverage(degrees: int) -> None:
