@@ -335,7 +335,7 @@ class Probe:
         return computed if loaded is None or (computed is not None and loaded == ranks * computed) else loaded
 
     def _micro_batches(self, observed: list[StepSpans], batch: int | None) -> int | None:
-        """Return the batches per step. Loops with several models, as of a GAN, have more forward passes than batches."""
+        """Return the batches per step. With several models, as of a GAN, there are more forward passes than batches."""
         loaded = usual([len(step.loader_samples) for step in observed])
         if loaded and usual(per_step(observed, "forward_samples")) != batch:
             return loaded
