@@ -201,7 +201,7 @@ PREDICTION: Entries = [
 # --------------------------------------------------------------------------------------------------------- large batch
 
 RECIPES = {
-    "nothing": "plain",
+    "no recipe": "plain",
     "linear": "linear",
     "linear + gradual warm-up": "linear + gradual warm-up",
     "square root + gradual warm-up + LARS": "square root + gradual warm-up + LARS",
@@ -245,7 +245,7 @@ LARGE_BATCH: Entries = [
         ("recipe", *(f"{batch:,}" for batch in BATCHES)),
         [(label, *(_accuracy_cell(recipe, batch) for batch in BATCHES)) for recipe, label in RECIPES.items()],
     ),
-    says("plain training loses {} points, and", -1 * accuracy("nothing", 512, "difference")),
+    says("plain training loses {} points, and", -1 * accuracy("no recipe", 512, "difference")),
     says("not significantly different from the reference ({})", accuracy(WARM_UP, 512, "difference")),
     says("{} points below the plain reference at", -1 * accuracy(LARS, 2_048, "plain_difference")),
     stated("2,048. The gradient noise scale", "setting"),
@@ -253,8 +253,8 @@ LARGE_BATCH: Entries = [
         "the critical batch at {} samples in the first third of the epochs, {} in the middle and {} in the last",
         *CRITICAL_BATCHES,
     ),
-    says("a training loss of {} and {} % training accuracy", *_fifth_epoch("nothing", 128)),
-    says("two steps per epoch, has {} and {} %", *_fifth_epoch("nothing", 32_768)),
+    says("a training loss of {} and {} % training accuracy", *_fifth_epoch("no recipe", 128)),
+    says("two steps per epoch, has {} and {} %", *_fifth_epoch("no recipe", 32_768)),
     says("with LARS {} and {} %", *_fifth_epoch(LARS, 32_768)),
     says("it diverges ({} and {} %)", *_fifth_epoch(WARM_UP, 32_768)),
 ]

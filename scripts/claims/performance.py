@@ -7,6 +7,7 @@ from scripts.claims.sources import (
     cell,
     figure,
     figures,
+    frames,
     goal,
     number,
     on_page,
@@ -161,7 +162,19 @@ STARTS = (
     ("the first trial's model and data", ("start: to the first trial's warm-up: workload, model",)),
 )
 
+
+def _starts() -> list[float]:
+    """Return the seconds from the request to the first trial, per worker group of the default study on two GPUs."""
+    groups = [row["group"] for row in frames("default-2gpu").trials.drop_duplicates("worker_group")["environment"]]
+    return [group["opened_at"] - group["asked_at"] for group in groups]
+
+
 STUDY: Entries = [
+    says(
+        "the five worker groups of `default-2gpu` took {} to {} s each",
+        number(min(_starts())),
+        number(max(_starts())),
+    ),
     stated("`benchmarks/results/clock-1gpu`): ResNet-50 at 64 px, 12 trials from 3", "setting"),
     shows(
         "clock",
