@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.compare.best import without_emulated
-from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches
+from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
 from analysis.compare.causes import CAUSES, LEAST_LOST
 from analysis.compare.communication_cost import AUDIT_BUDGET, flagged_trials
 from analysis.compare.scaling import STRONG, WEAK
@@ -14,6 +14,7 @@ from analysis.read.environment import done_environments
 from analysis.study import Analysis, study_ranks
 from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats, join, number, percent, value_label
 from analysis.verdict.answer import unmeasured
+from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
@@ -108,6 +109,7 @@ def change(analysis: Analysis) -> list[str]:
     gains = analysis.gains
     measured = gains[gains["is_measured"] & (gains["gain"] > 1)]
     bounds = gains[~gains["is_measured"].astype(bool)]
+    bounds = bounds[~(bounds["gain"].astype(float) < largest_gain(NOISE))]
     sentences = []
     if len(measured):
         best = measured.iloc[0]
@@ -121,7 +123,7 @@ def change(analysis: Analysis) -> list[str]:
     if bound == "host":
         return [f"The host bounds the step: try {fewer_launches(row)}.", *sentences]
     if bound == "compute" and bounds.empty:
-        sentences.append(f"Nothing but compute is left to shorten: {faster_compute(row)}.")
+        sentences.append(f"All but compute takes less than {percent(NOISE)} of the step: try {faster_compute(row)}.")
     return sentences
 
 
