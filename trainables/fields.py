@@ -134,6 +134,12 @@ class TrialFields(OwnCodeFields):
         "language models: compute output layer and loss together, some tokens at a time, without storing logits",
         table="settings",
     )
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = field(
+        "auto", "execution", "kernels of attention; auto: torch chooses", table="settings"
+    )
+    split_graph: bool = field(
+        True, "execution", "DDP: compile a graph per bucket, sent during the backward pass, or one", table="settings"
+    )
     activation_checkpointing: Literal["none", "selective", "full"] = field(
         "none",
         "execution",

@@ -134,7 +134,7 @@ PRECISIONS: Mapping[str, PrecisionFacts] = {
 }
 
 _BUCKETS = ("broadcast_buffers", "bucket_mb")
-_DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+_DDP = (*_BUCKETS, "gradient_as_bucket_view", "static_graph", "find_unused_parameters", "split_graph")
 
 PARALLEL: Mapping[str, StrategyFacts] = {
     "none": StrategyFacts("trainables.step.parallel:none", one_rank=True),

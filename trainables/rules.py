@@ -15,6 +15,7 @@ from trainables.registry import (
     OPTIMIZERS,
     PARALLEL,
     PRECISIONS,
+    SEQUENCE_MODELS,
     STORAGES,
     TOKEN_MODELS,
     names_with,
@@ -48,6 +49,7 @@ def unmet_requirement(trial: TrialFields) -> str | None:
 
 
 _STEMS = names_with(MODELS, "imagenet_stem")
+_ATTEND = tuple(name for name, facts in SEQUENCE_MODELS.items() if not facts.carries_state)
 
 _INVALID: tuple[Rule, ...] = (
     Rule(
@@ -137,6 +139,17 @@ _INVALID: tuple[Rule, ...] = (
         lambda trial: trial.fused_loss and PARALLEL[trial.parallel].one_process,
         "parallel {parallel!r} gathers outputs to compute the loss, which fused_loss computes in the model; use "
         "parallel 'ddp'",
+    ),
+    Rule(
+        ("attention", "model"),
+        lambda trial: trial.attention != "auto" and not trial.workload and trial.model not in _ATTEND,
+        "attention {attention!r} has no effect on {what}; omit attention, or use model " + listed(_ATTEND),
+    ),
+    Rule(
+        ("split_graph", "execution"),
+        lambda trial: not trial.split_graph and not trial.compiled,
+        "split_graph False has no effect with execution {execution!r}, which compiles nothing; use execution 'compile' "
+        "or 'compile_graph'",
     ),
     Rule(
         ("activation_checkpointing", "model"),
@@ -254,6 +267,7 @@ _INVALID: tuple[Rule, ...] = (
 
 _INFEASIBLE: tuple[Rule, ...] = (
     Rule(("decode", "device"), on_cpu("decode", *names_with(DECODERS, "on_device")), "decode {decode!r} requires GPUs"),
+    Rule(("attention", "device"), on_cpu("attention", "cudnn", "efficient"), "attention {attention!r} requires GPUs"),
     Rule(("copy_ahead", "device"), on_cpu("copy_ahead", True), "copy_ahead requires GPUs; CPU batches are not copied"),
     Rule(
         ("copy_ahead", "dataset"),

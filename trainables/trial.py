@@ -16,6 +16,7 @@ from trainables.rules import refuse_invalid
 MAX_SLUG = 100
 """Maximum length of the readable part of a trial's id with a user's own arguments."""
 
+_OF_LANGUAGE_MODELS = ("fused_loss", "attention", "split_graph", "activation_checkpointing")
 
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
@@ -41,11 +42,7 @@ class Trial(TrialFields):
     def trial_id(self) -> str:
         """A readable slug followed by eight hex digits of a hash over all fields. Do not parse it."""
         fields = self.model_dump()
-        for name in (
-            *OwnCodeFields.model_fields,
-            "fused_loss",
-            "activation_checkpointing",
-        ):  # they are newer than many stored trials
+        for name in (*OwnCodeFields.model_fields, *_OF_LANGUAGE_MODELS):  # they are newer than many stored trials
             if fields[name] == type(self).model_fields[name].default:
                 del fields[name]
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]

@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import TensorDataset
 
 from trainables.build import build_workload
@@ -33,6 +32,9 @@ convolutions without cuDNN."""
 
 TOKEN_TRIALS: dict[str, dict[str, Any]] = {
     "fused_loss": {"fused_loss": True},
+    **{kernels: {"attention": kernels} for kernels in ("cudnn", "flash", "efficient")},
+    "one_graph": {"split_graph": False},
+    "selective": {"activation_checkpointing": "selective"},
     "bf16_master": {"precision": "bf16_master"},
     "ddp_bf16": {"parallel": "ddp_bf16"},
     "delayed": {"parallel": "ddp_delayed"},
@@ -41,18 +43,12 @@ TOKEN_TRIALS: dict[str, dict[str, Any]] = {
     "static_graph": {"static_graph": True},
     "no_views": {"gradient_as_bucket_view": False},
 }
-"""Levers of language models that change our trial."""
-
-DDP_GRAPHS: dict[str, Any] = {"one_graph": False, "python_reducer": "python_reducer"}
-"""Values of torch._dynamo.config.optimize_ddp: one graph instead of one per bucket; DDP's reducer in Python, traced."""
-
-ATTENTION = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
-"""Members of torch.nn.attention.SDPBackend: the only kernel that attention may use."""
+"""Levers of language models that change our trial. Those of attention and graphs apply to the bare loop, too."""
 
 CHUNKS = {"chunks_4096": 4096, "chunks_16384": 16384, "chunks_65536": 65536}
 """Tokens per chunk of the fused loss."""
 
-TOKEN_LEVERS = {*LEVERS, *TOKEN_TRIALS, *DDP_GRAPHS, *ATTENTION, *CHUNKS}
+TOKEN_LEVERS = {*LEVERS, *TOKEN_TRIALS, *CHUNKS}
 
 STEM = "stem"
 
@@ -101,12 +97,6 @@ def levered(levers: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(compiler("+".join(name for name in names if name in LEVERS)))
         for name in names:
-            if name in DDP_GRAPHS:
-                from torch._dynamo import config
-
-                stack.enter_context(config.patch(optimize_ddp=DDP_GRAPHS[name]))
-            if name in ATTENTION:
-                stack.enter_context(sdpa_kernel(getattr(SDPBackend, ATTENTION[name])))
             if name in CHUNKS:
                 stack.enter_context(patch.object(fused_loss, "CHUNK_TOKENS", CHUNKS[name]))
         yield

@@ -10,7 +10,7 @@ alternate: ours, the bare loop, and on several GPUs our step on the first of the
 efficiency.
 
 A case is gpus:mode:sequences or gpus:mode:sequences:lever+lever, with the sequences per GPU. A lever changes our trial,
-or an option of the compiler or of attention, which then applies to all sides. `--sides ours` compares levers with one
+or an option of the compiler, which then applies to all sides. `--sides ours` compares levers with one
 another, one after the other. Utilisation divides the operations that `trainables.step.flops` counts (Chowdhery et al.
 2022, appendix B; causal attention counts in full) by the data sheet's peak.
 
@@ -161,7 +161,7 @@ def built(trial: Trial, place: Place, names: list[str], mine: list[Ours]) -> dic
         sides["bare"] = Side(bare(trial, place), trial.global_batch)
     if "one" in names and trial.world_size > 1:
         defaults = {name: Trial.model_fields[name].default for name in ("bucket_mb", "gradient_as_bucket_view")}
-        one = trial.but(world_size=1, parallel="none", static_graph=False, **defaults)
+        one = trial.but(world_size=1, parallel="none", static_graph=False, split_graph=True, **defaults)
         sides["one"] = Side(ours(one, place, alone=True).timed if place.rank == 0 else None, one.global_batch)
     return sides
 

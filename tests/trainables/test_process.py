@@ -163,3 +163,15 @@ def _rehearses(rank: int) -> None:
 
 def test_a_rehearsal_changes_no_setting() -> None:
     on_ranks(2, _rehearses)
+
+
+def test_kernels_of_attention_and_graphs_per_bucket_are_chosen_only_during_a_trial() -> None:
+    def chosen() -> tuple[bool, bool, Any]:
+        cuda: Any = torch.backends.cuda
+        return cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), torch._dynamo.config.optimize_ddp
+
+    before = chosen()
+    trial = Trial(model="gpt2_tiny", dataset="token_sample", attention="math", execution="compile", split_graph=False)
+    with settings_for(trial, load(PRECISIONS[trial.precision])):
+        assert chosen() == (False, True, False)
+    assert chosen() == before == (True, True, before[2]) and before[2]

@@ -11,17 +11,25 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from trainables.scratch import open_regular, user_folder
 from trainables.step.precision import Precision
 from trainables.trial import Trial
+
+_ATTENTION = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 @contextmanager
@@ -37,7 +45,13 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
     torch.use_deterministic_algorithms(trial.deterministic)
     _set_fp32_arithmetic(precision.fp32_arithmetic)
     try:
-        with exclusive_cores(trial.cpus_per_rank) if trial.pin_cores else nullcontext():
+        with ExitStack() as stack:
+            if trial.pin_cores:
+                stack.enter_context(exclusive_cores(trial.cpus_per_rank))
+            if trial.attention != "auto":
+                stack.enter_context(sdpa_kernel(_ATTENTION[trial.attention]))
+            if not trial.split_graph:
+                stack.enter_context(torch._dynamo.config.patch(optimize_ddp=False))
             yield
     finally:
         _reset()
