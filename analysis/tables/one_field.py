@@ -145,7 +145,7 @@ def settings(analysis: Analysis) -> Table:
     parts = []
     configurations = analysis.configurations
     compared = analysis.fields.compared_in("settings")
-    for field in compared:
+    for field in compared or ("",):  # no field gives no rows, but their columns
         rows = against_reference(configurations, field, analysis.fields[field].order)
         shown = (
             configurations[field].reindex(rows["configuration"]) if field in configurations else pd.Series(dtype=object)

@@ -12,7 +12,7 @@ from analysis.report.sections import TABLES
 from analysis.study import analyse
 from analysis.tables.table import Column, Table, as_csv
 from analysis.text import as_prose
-from tests.support.frames import grid, write_results
+from tests.support.frames import RECORDED, grid, write_results, write_study
 
 RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
 STUDIES = ("account", "hpml-lab4", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
@@ -36,6 +36,15 @@ def test_every_column_is_an_axis_or_has_a_definition(study: str) -> None:
     analysis = committed(study)
     missing = {name: undefined(make(analysis), analysis) for name, make in TABLES.items()}
     assert not {name: columns for name, columns in missing.items() if columns}
+
+
+def test_a_study_that_describes_hardly_any_field_has_all_tables(tmp_path: Path) -> None:
+    trials = grid({}, world_size=[1, 2], repeat=range(2))
+    folder = write_results(tmp_path / "results", trials, lambda fields: {"step_s": 0.1})
+    write_study(folder, fields={"steps": RECORDED["steps"]})
+    analysis = with_models(analyse(load_reduced(folder)))
+    assert [len(make(analysis).frame) for name, make in TABLES.items() if name == "settings"] == [0]
+    assert all(make(analysis).title for make in TABLES.values())
 
 
 def test_these_studies_fill_all_tables_with_variable_columns() -> None:
