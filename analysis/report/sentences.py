@@ -16,6 +16,7 @@ from analysis.text import SLOWDOWN_LABELS, configuration_label, further_repeats,
 from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
+from analysis.verdict.lines.step import launching
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
 
@@ -76,8 +77,7 @@ def holds_back(analysis: Analysis) -> list[str]:
         share = float(shares[bound])
         takes = f": {WORDS[bound].takes}, {percent(share)} of the step" if share > 0 else ""
         if bound == "host" and not takes:
-            launch, step = (number(1e3 * float(analysis.headline_row[name]), 1) for name in ("step_launch_s", "step_s"))
-            takes = f": launching it takes {launch} ms, all of it {step} ms"
+            takes = f": {launching(analysis.headline_row)}"
         workload = analysis.headlines[0].shown
         label = configuration_label(workload, workload, study_ranks(analysis))
         of_workload = f" of {label}" if label else ""

@@ -29,7 +29,7 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
     text = f"{label_before(subject)}{WORDS[kind].label}"
     quantities = []
     if kind == "host" and (math.isnan(share) or share <= 0):
-        text += f" ({number(1e3 * row['step_launch_s'], 1)} ms to launch a step of {number(1e3 * row['step_s'], 1)} ms)"
+        text += f" ({launching(row)})"
     else:
         text += f" ({percent(share)} of the step"
         text += ", including unmeasured communication)" if kind == "compute" and math.isnan(shares["wire"]) else ")"
@@ -43,6 +43,14 @@ def bound_by(analysis: Analysis, subject: Subject) -> CardLine | None:
         text += f", {percent(share_of_matmul)} of what a matrix product reaches here"
         quantities.append(Quantity("share_of_matmul", share_of_matmul, "1"))
     return CardLine("bound_by", "bound by", text, tuple(quantities))
+
+
+def launching(row: pd.Series) -> str:
+    """Return how long a host-bound step takes to launch. In its own window, that may exceed the plain step."""
+    launch, step = (number(1e3 * float(row[name]), 1) for name in ("step_launch_s", "step_s"))
+    if row["step_launch_s"] >= row["step_s"]:
+        return f"launching a step takes all of its {step} ms"
+    return f"{launch} ms to launch a step of {step} ms"
 
 
 def _possible(shares: pd.Series) -> float | None:

@@ -141,7 +141,7 @@ def _do_next(accuracy: Accuracy) -> CardLine | None:
     if best is None:
         return None
     value = Quantity("goodput", float(best["goodput_samples_per_s"]), "samples/s")
-    text = f"use {label(best)}: the highest predicted goodput that keeps the accuracy"
+    text = f"use {label(best)}: the fastest predicted training that keeps the accuracy"
     return CardLine("do_next", "do next", text, (value,))
 
 
