@@ -31,5 +31,5 @@ def checkpoint_blocks(model: nn.Module, *, selective: bool) -> nn.Module:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, STORED)
     assert isinstance(model.blocks, nn.ModuleList)
     for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, **options)
     return model

@@ -42,7 +42,7 @@ class _FusedLoss(torch.autograd.Function):
         return torch.stack(losses).sum() / len(targets)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         of_hidden, of_weight = ctx.saved_tensors
         scale = gradient / len(of_hidden)  # here rather than in `forward`, where fp16 would lose small gradients
         return (of_hidden * scale).to(of_hidden.dtype), (of_weight * scale).to(ctx.dtype), None
