@@ -89,7 +89,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             title = configuration_label(fields, fields, ranks)
             axis.set_title(wrapped(title, column_count(len(panels))))
         outer_labels(axes, field_label("world_size", ranks), "efficiency (%)")
-        handles = [
+        handles: list[Any] = [
             Line2D([], [], color=colours[label], marker=markers[label], markersize=5, label=label)
             for label in labels
             if with_legend

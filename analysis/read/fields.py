@@ -52,7 +52,7 @@ class Fields:
 
         A user's workload brings its own model and data, and texts have no image size.
         """
-        replaced = ("model", "dataset", "sequence_length") if trial.get("workload") else ()
+        replaced: tuple[str, ...] = ("model", "dataset", "sequence_length") if trial.get("workload") else ()
         replaced = ("image_size",) if trial.get("model") in self.sequence_models and not replaced else replaced
         return [name for name in names if name not in replaced and self[name].has_effect(trial, self.facts)]
 

@@ -144,7 +144,7 @@ def workloads(analysis: Analysis) -> Table:
     rows = configurations.loc[list(labels)]
     bounds = analysis.regions["bound"].loc[list(labels)]
     frame = rows.assign(
-        label=list(labels.values()), bound=[WORDS[name].label if isinstance(name, str) else None for name in bounds]
+        label=list(labels.values()), bound=[WORDS[name].label if isinstance(name, str) else "" for name in bounds]
     ).sort_values("throughput_samples_per_s", ascending=False, ignore_index=True)
     return shortened(
         Table(

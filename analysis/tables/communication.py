@@ -209,7 +209,7 @@ _SLOWDOWN_MEANINGS = {
     "load_s": "growth of the wait for a batch and of its copy to the device.",
     "slower_compute_s": "growth of all else in a step with communication: kernels that share cores, memory or clocks "
     "with other ranks, or multiprocessors and memory with an all-reduce.",
-    "remainder_s": "what no cause explains, such as noise between windows. Above 10 % of the growth it deserves a look.",
+    "remainder_s": "what no cause explains, such as noise between windows. Above 10 % of the growth, look into it.",
 }
 
 

@@ -50,5 +50,5 @@ class InstantKeeper:
     def trials_out_of_memory(self) -> Sequence[Trial]:
         return ()
 
-    def ended(self, trial_id: str, status: str, values: Mapping[str, float]) -> None:
+    def ended(self, trial: Trial, status: str, values: Mapping[str, float]) -> None:
         """Do nothing."""
