@@ -169,14 +169,14 @@ def _delayed_runs(
     """Run the script with each delay, and without, until the time is over."""
     plain_s = next(run["step_s"] for run in reversed(runs) if run["door"] == "script" and run["size"] == size)
     load_ms = LOAD_FACTOR * plain_s * 1e3
-    cases = {
+    cases: dict[str, tuple[tuple[str, ...], str]] = {
         "none": ((), "DELAY=none"),
         "late rank": (("--late-ms", str(LATE_MS)), ""),
         "slow loader": (("--load-ms", f"{load_ms:.1f}"), ""),
     }
     if options.device == "cuda":  # a training whose step depends on the link
-        more = ("--model", "vgg19", "--batch-size", "32")
-        cases |= {"fast link": (more, "DELAY=none"), "no P2P": (more, "NCCL_P2P_DISABLE=1")}
+        vgg19 = ("--model", "vgg19", "--batch-size", "32")
+        cases |= {"fast link": (vgg19, "DELAY=none"), "no P2P": (vgg19, "NCCL_P2P_DISABLE=1")}
     result = []
     for case, (more, environment) in cases.items():
         if time.monotonic() > ends_s:
