@@ -28,6 +28,7 @@ from analysis.measure.communication import (
     communication_breakdown,
 )
 from analysis.measure.measures import configuration_of
+from analysis.read.own_code import COMMAND_COLUMN
 from analysis.read.results import Results
 from analysis.statistics import intervals, log_estimates
 
@@ -83,13 +84,18 @@ def exposed_costs(breakdown: pd.DataFrame, configurations: pd.DataFrame, scaling
     return result[columns]
 
 
+MOST_SLOWED = 1.1
+"""Traced step / plain step up to which a trace shows how ranks wait for each other."""
+
+
 @dataclass(frozen=True)
 class Communication:
     """Communication results of a study; frames are empty if it measured none.
 
-    breakdown: see `communication_breakdown`. exposed: see `exposed_costs`. slowdown: see `causes.slowdown`. buckets,
-    placed_buckets: see `bucket_utilisation`, over all places and per place (see `allreduce.KEYS`; null for a trial
-    without a sweep). sweep: see `allreduce.measured_limits`. fits: see `allreduce.fits`.
+    breakdown: see `communication_breakdown`; without the trials of `slowed_by_trace`. exposed: see `exposed_costs`.
+    slowdown: see `causes.slowdown`. buckets, placed_buckets: see `bucket_utilisation`, over all places and per place
+    (see `allreduce.KEYS`; null for a trial without a sweep). sweep: see `allreduce.measured_limits`. fits: see
+    `allreduce.fits`.
     """
 
     breakdown: pd.DataFrame
@@ -107,7 +113,8 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
     configurations, scaling: as in `Analysis`.
     """
     rows = bucket_rows(results.buckets, results.steps, results.trials)
-    breakdown = communication_breakdown(rows, results.windows)
+    slowed = slowed_by_trace(results.trials, results.windows)
+    breakdown = communication_breakdown(rows[~rows["trial_id"].isin(slowed.index)], results.windows)
     exposed = exposed_costs(
         breakdown.join(results.trials.set_index("trial_id")["worker_group"]), configurations, scaling
     )
@@ -123,6 +130,23 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
         sweep,
         fits(sweep),
     )
+
+
+def slowed_by_trace(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.Series:
+    """Return traced step / plain step of a user's own trials above `MOST_SLOWED`, indexed by trial_id.
+
+    Their communication is taken from a trace. A profiler that slows the host this much also decides which rank waits
+    for which: on two H100 without a late rank, it made steps 1.8 times as long, a quarter of which was waiting
+    (`benchmarks/results/doors-vit`).
+
+    trials, window_rows: frames of `results.Results`.
+    """
+    own = trials.loc[trials[COMMAND_COLUMN].notna(), "trial_id"]
+    steps = window_rows[window_rows["trial_id"].isin(own)]
+    medians = steps.groupby(["trial_id", "window"], observed=True)["step_s"].median().unstack()
+    ratios = medians.reindex(columns=[WINDOW, "plain"]).dropna()
+    ratio = ratios[WINDOW] / ratios["plain"]
+    return ratio[ratio > MOST_SLOWED]
 
 
 def trial_buckets(rows: pd.DataFrame, sweep: pd.DataFrame, configurations: pd.DataFrame) -> pd.DataFrame:

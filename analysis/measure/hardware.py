@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.read.own_code import COMMAND_COLUMN
 from analysis.read.reduce import require
 
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet, https://www.nvidia.com/en-us/data-center/h100/"
@@ -181,15 +182,21 @@ def beyond_peak(measured: pd.DataFrame) -> pd.Series:
 
 
 def _peak_of_all(row: pd.Series) -> float | None:
-    """Return the peak FLOP/s of all devices of a trial; None if unknown."""
+    """Return the peak FLOP/s of all devices of a trial, in its precision; None if unknown.
+
+    A user's own code may compute in another precision than the trial's, so its peak is that of the fastest.
+    """
     precision = str(row.get("precision"))
+    workload = row.get("workload")
+    chooses_itself = (isinstance(workload, str) and workload != "") or isinstance(row.get(COMMAND_COLUMN), dict)
     if row["device"] == "cuda":
         peak = PEAKS.get(str(row["device_name"]))
-        each = peak.flops_per_s(precision) if peak else None
-        return None if each is None else each * float(row["world_size"])
+        kinds = _ARITHMETIC if chooses_itself else [precision]
+        known = [] if peak is None else [flops for kind in kinds if (flops := peak.flops_per_s(kind))]
+        return max(known) * float(row["world_size"]) if known else None
     cores = sum(node.get("cpu_count") or 0 for node in row["environment"].get("nodes") or ())
-    per_cycle = _CORE_FP32_PER_CYCLE if precision in ("fp32", "tf32") else _CORE_PER_CYCLE
-    return cores * _FASTEST_CORE_HZ * per_cycle
+    is_fp32 = precision in ("fp32", "tf32") and not chooses_itself
+    return cores * _FASTEST_CORE_HZ * (_CORE_FP32_PER_CYCLE if is_fp32 else _CORE_PER_CYCLE)
 
 
 def training_power_w(measured: pd.DataFrame, windows: pd.DataFrame) -> pd.Series:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.compare.communication import slowed_by_trace
 from analysis.compare.scaling import NEITHER, WEAK
 from analysis.measure.hardware import beyond_peak
 from analysis.read.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
@@ -226,6 +227,18 @@ def impossible_rates(analysis: Analysis) -> str | None:
     )
 
 
+def slowed_traces(analysis: Analysis) -> str | None:
+    """Warn about trials whose communication is unknown, because the profiler slowed them."""
+    ratios = slowed_by_trace(analysis.results.trials, analysis.results.windows)
+    if ratios.empty:
+        return None
+    return (
+        f"In {len(ratios)} of {len(analysis.measured)} trials the profiler made a step up to "
+        f"{number(float(ratios.max()), 1)} times as long. How ranks wait for each other is not stated for them, as "
+        f"the profiler changes it. Trials: {named([str(trial_id) for trial_id in ratios.index])}."
+    )
+
+
 def non_finite_losses(analysis: Analysis) -> str | None:
     """Warn about timed trials whose loss is not finite, throughout or in some steps.
 
@@ -271,7 +284,9 @@ def trust(analysis: Analysis) -> list[str]:
     configurations = analysis.configurations
     lines = [*left_out(analysis), *analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
     lines += [
-        line for line in (without_throughput(analysis), non_finite_losses(analysis), impossible_rates(analysis)) if line
+        line
+        for caveat in (without_throughput, non_finite_losses, impossible_rates, slowed_traces)
+        if (line := caveat(analysis))
     ]
     if configurations.empty:
         return [*lines, *caveats(analysis)]

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.read.results import load_reduced
 from analysis.study import Analysis, analyse
-from analysis.verdict.trust import impossible_rates, non_finite_losses, trust
+from analysis.verdict.trust import impossible_rates, non_finite_losses, slowed_traces, trust
 from tests.support.frames import FIELDS, record, steps, trial_id, write_study, write_trial
 
 ONE = FIELDS | {"steps": 12}
@@ -41,11 +41,48 @@ def test_finite_losses_are_no_caveat(tmp_path: Path) -> None:
     assert non_finite_losses(analysed(tmp_path, steps(ONE, 0.1))) is None
 
 
+@pytest.mark.parametrize(("traced_s", "is_stated"), [(0.105, False), (0.15, True)])
+def test_a_profiler_that_slows_a_script_hides_how_its_ranks_wait(
+    tmp_path: Path, traced_s: float, is_stated: bool
+) -> None:
+    fields = ONE | {"script": "/home/me/train.py", "world_size": 2}
+    plain = steps(fields, 0.1).query("window == 'plain'").assign(step_s=0.1)
+    traced = plain.assign(window="communication", step_s=traced_s, last_gradient_s=0.08)
+    frame = pd.concat([plain, traced.assign(step=traced["step"] + len(plain))], ignore_index=True)
+    write_study(tmp_path)
+    buckets = [
+        {"rank": row.rank, "window": "communication", "step": row.step, "bucket": 0, "bytes": 4000}
+        | {"ready_s": 0.08, "end_s": 0.09}
+        for row in frame[frame["window"] == "communication"].itertuples()
+    ]
+    write_trial(tmp_path, record(fields), frame, buckets=pd.DataFrame(buckets))
+    analysis = analyse(load_reduced(tmp_path))
+    line = slowed_traces(analysis)
+    assert (line is not None) == is_stated
+    assert analysis.communication.breakdown.empty == is_stated
+    if line:
+        assert "up to 1.5 times as long" in line and line in trust(analysis)
+
+
 def test_a_script_without_losses_has_no_caveat_about_them(tmp_path: Path) -> None:
     frame = steps(ONE, 0.1).assign(loss=np.nan)
     write_study(tmp_path)
     write_trial(tmp_path, record(ONE | {"script": "/home/me/train.py"}), frame)
     assert non_finite_losses(analyse(load_reduced(tmp_path))) is None
+
+
+def test_a_users_model_may_compute_in_a_narrower_precision_than_its_trial(tmp_path: Path) -> None:
+    """1.1 times the peak in fp32, which the trial's precision would be, but not that of bf16."""
+    own = ONE | {"workload": "/home/me/mine.py:build"}
+    for fields in (ONE, own):
+        directory = tmp_path / ("own" if fields is own else "built-in")
+        write_study(directory)
+        trial = record(fields)
+        for rank in trial["environment"]["ranks"]:
+            rank["step_flops"] = 6e12
+        write_trial(directory, trial, steps(fields, 0.1))
+        line = impossible_rates(analyse(load_reduced(directory)))
+        assert (line is None) == (fields is own)
 
 
 @pytest.mark.parametrize(("flops", "is_possible"), [(1e9, True), (1e15, False)])
