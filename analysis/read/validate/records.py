@@ -217,6 +217,12 @@ class Environment(_Part):
     other_studies: Names | None = None
     group: _Group | None = None
 
+    @field_validator("group", mode="before")
+    @classmethod
+    def _opened(cls, value: Any) -> Any:
+        """Return None for the empty record of a group that never opened."""
+        return value or None
+
 
 class TrialRecord(BaseModel):
     """The part of trial.json that is read, as single values."""
