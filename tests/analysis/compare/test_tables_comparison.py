@@ -193,7 +193,7 @@ def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: 
     analysis = ladder_study(tmp_path / "results", rungs)
     cells = TABLES["ladder"](analysis).cells()
     assert cells.head(3).to_numpy().tolist() == [
-        ["this study", "plain", "32", "60.0", "160", "–", "–", "1.00", "2"],
+        ["this study", "plain", "32", "60.0", "160", "1.00", "plain", "1.00", "2"],
         ["this study", "TF32", "32", "30.0", "320", "2.00 [2.00, 2.00]", "plain", "2.00 [2.00, 2.00]", "2"],
         ["this study", "bf16", "32", "12.0", "800", "2.50 [2.50, 2.50]", "TF32", "5.00 [5.00, 5.00]", "2"],
     ]
