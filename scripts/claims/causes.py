@@ -62,9 +62,7 @@ ENTRIES: Entries = [
         *remainders_met(),
         *remainders_met(", two CPU ranks"),
     ),
-    shows(
-        "remainders", ("series", "remainder / growth", "range of steps / growth", "goal met"), _missed_remainders()
-    ),
+    shows("remainders", ("series", "remainder / growth", "range of steps / growth", "goal met"), _missed_remainders()),
     stated("grows by more than 5 %, the remainder is at most 10 % of the growth in", "goal"),
     stated("with a spread of 3 % per step", "setting"),
     says(
