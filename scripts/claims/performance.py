@@ -170,6 +170,7 @@ def _starts() -> list[float]:
 
 
 STUDY: Entries = [
+    says("imports then take {} times as long", figure("imports", "not compiled / compiled")),
     says(
         "the five worker groups of `default-2gpu` took {} to {} s each",
         number(min(_starts())),
