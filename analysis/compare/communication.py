@@ -92,10 +92,10 @@ MOST_SLOWED = 1.1
 class Communication:
     """Communication results of a study; frames are empty if it measured none.
 
-    breakdown: see `communication_breakdown`; without the trials of `slowed_by_trace`. exposed: see `exposed_costs`.
+    breakdown: see `communication_breakdown`; without the trials in `slowed`. exposed: see `exposed_costs`.
     slowdown: see `causes.slowdown`. buckets, placed_buckets: see `bucket_utilisation`, over all places and per place
     (see `allreduce.KEYS`; null for a trial without a sweep). sweep: see `allreduce.measured_limits`. fits: see
-    `allreduce.fits`.
+    `allreduce.fits`. slowed: see `slowed_by_trace`.
     """
 
     breakdown: pd.DataFrame
@@ -105,6 +105,7 @@ class Communication:
     placed_buckets: pd.DataFrame
     sweep: pd.DataFrame
     fits: pd.DataFrame
+    slowed: pd.Series
 
 
 def communication(results: Results, configurations: pd.DataFrame, scaling: pd.DataFrame) -> Communication:
@@ -129,6 +130,7 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
         bucket_utilisation(trial_rows.join(places, on="trial_id"), ["configuration", "place"]),
         sweep,
         fits(sweep),
+        slowed,
     )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.compare.communication import slowed_by_trace
 from analysis.compare.scaling import NEITHER, WEAK
 from analysis.measure.hardware import beyond_peak
 from analysis.read.environment import WHEN, commit, done_environments, reading, slowed_by, used_nodes
@@ -229,7 +228,7 @@ def impossible_rates(analysis: Analysis) -> str | None:
 
 def slowed_traces(analysis: Analysis) -> str | None:
     """Warn about trials whose communication is unknown, because the profiler slowed them."""
-    ratios = slowed_by_trace(analysis.results.trials, analysis.results.windows)
+    ratios = analysis.communication.slowed
     if ratios.empty:
         return None
     return (

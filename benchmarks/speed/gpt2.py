@@ -20,7 +20,6 @@ tokens/s on one H100 at 64 sequences; at least 0.995 of the bare loop in every m
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from typing import Any
 import torch
 
 from analysis.measure.hardware import PEAKS
-from benchmarks.harness.common import RESULTS, abba_ratio, figure, write_summary
+from benchmarks.harness.common import abba_ratio, figure, write_summary
 from benchmarks.harness.levers import TOKEN_LEVERS, changes_of, levered
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
 from benchmarks.harness.sides import Legs, Ours, Side, abba, bare, ours
-from benchmarks.speed.roofline import LANGUAGE_MODEL, as_markdown, profiled, roofline
+from benchmarks.speed.roofline import LANGUAGE_MODEL, profiled, roofline, write_kernels
 from study.capacity import count_gpus
 from trainables.registry import MODELS, PRECISIONS, load
 from trainables.step.cuda_graph import stream_for
@@ -240,10 +239,7 @@ def write(options: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
             samples.append({"case": case, "seconds_with_compilation": outcome.seconds})
     folder = write_summary(options["name"], figures, samples)
     tables = {case: outcome.table for case, outcome in outcomes.items() if outcome.table}
-    if tables:
-        (RESULTS / options["name"] / "kernels.json").write_text(json.dumps(tables, indent=1) + "\n")
-        text = "\n".join(as_markdown(case, table) for case, table in tables.items())
-        (folder / "kernels.md").write_text(text)
+    write_kernels(folder, tables)
 
 
 if __name__ == "__main__":

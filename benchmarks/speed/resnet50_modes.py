@@ -20,18 +20,17 @@ have no operator: profile `eager` or `compile` instead of `graph` and `compile_g
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from benchmarks.harness.common import RESULTS, figure, write_summary
+from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.levers import LEVERS, STEM, UINT8, UINT8_WORKLOAD, compiler
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
 from benchmarks.harness.sides import GRADIENT_TOLERANCE, Legs, Side, abba, bare, distance, gradient, ours
-from benchmarks.speed.roofline import as_markdown, profiled, roofline
+from benchmarks.speed.roofline import profiled, roofline, write_kernels
 from trainables.registry import PRECISIONS, load
 from trainables.step.cuda_graph import stream_for
 from trainables.step.process import release_memory, settings_for
@@ -218,10 +217,7 @@ def write(
     for case, reason in reasons.items():
         print(f"{case}: {reason}", flush=True)
     folder = write_summary(options["name"], figures, samples)
-    if tables:
-        (RESULTS / options["name"] / "kernels.json").write_text(json.dumps(tables, indent=1) + "\n")
-        text = "\n".join(as_markdown(case, table) for case, table in tables.items())
-        (folder / "kernels.md").write_text(text)
+    write_kernels(folder, tables)
 
 
 if __name__ == "__main__":

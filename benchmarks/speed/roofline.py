@@ -11,6 +11,7 @@ import json
 import math
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,13 @@ def _rated(row: dict[str, Any], known: bool) -> dict[str, Any]:
     if not known:
         return row | {"floor_s": None, "of_floor": None}
     return row | {"of_floor": row["floor_s"] / row["seconds"] if row["seconds"] else None}
+
+
+def write_kernels(folder: Path, tables: Mapping[str, dict[str, Any]]) -> None:
+    """Write the rooflines by case to kernels.json and kernels.md, if there are any."""
+    if tables:
+        (folder / "kernels.json").write_text(json.dumps(tables, indent=1) + "\n")
+        (folder / "kernels.md").write_text("\n".join(as_markdown(case, table) for case, table in tables.items()))
 
 
 def as_markdown(case: str, table: dict[str, Any], most: int = 25) -> str:

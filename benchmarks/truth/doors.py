@@ -263,8 +263,8 @@ def _attributed(by_case: dict[tuple[str, str, int], dict[int, Run]], size: int) 
             continue
         grown_s = statistics.fmean(delayed[key]["step_s"] - plain[key]["step_s"] for key in rounds)
         found_s = statistics.fmean(
-            (delayed[key][name] or 0.0) - (plain[key][name] or 0.0) for key in rounds for name in measures
-        ) * len(measures)
+            sum((delayed[key][name] or 0.0) - (plain[key][name] or 0.0) for name in measures) for key in rounds
+        )
         if grown_s > 0:
             share = found_s / grown_s
             parts = " + ".join(measure.removesuffix("_s") for measure in measures)

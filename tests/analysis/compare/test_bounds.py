@@ -35,7 +35,7 @@ def configuration(**changes: Any) -> tuple[pd.DataFrame, Communication]:
     result = pd.DataFrame([row])
     exposed = result.reindex(columns=list(BREAKDOWN_COLUMNS))
     return result.drop(columns=["exposed_wire_s", "exposed_wait_s", "communication_step_s"]), Communication(
-        EMPTY, exposed, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY
+        EMPTY, exposed, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, pd.Series(dtype=float)
     )
 
 
