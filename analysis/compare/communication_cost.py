@@ -38,6 +38,7 @@ def bandwidth_rows(configurations: pd.DataFrame, traffic: Communication) -> pd.D
     sums = buckets.groupby("configuration")[["wire_s", "ceiling_s"]].sum(min_count=1).astype(float)
     complete = ~buckets["ceiling_s"].isna().groupby(buckets["configuration"]).any()
     sums["ceiling_s"] = sums["ceiling_s"].where(complete)
+    sums = sums.reindex(frame.index)  # a column set on a frame without rows would add them
     frame["ceiling_s"] = sums["ceiling_s"]
     frame["utilisation"] = sums["ceiling_s"] / sums["wire_s"]
     bus_bytes = frame["gradient_bytes"] * bus_factor(frame["world_size"].astype(float))

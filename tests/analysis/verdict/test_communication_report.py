@@ -1,5 +1,6 @@
 """Communication in the report: labels, sentences, and no sections if nothing was measured."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -241,3 +242,11 @@ def test_a_late_rank_of_own_code_whose_load_wait_is_unknown_has_a_sentence() -> 
     assert pd.isna(latest["late_by_load_s"])
     (text,) = [text for text in sentences(analysis) if "usually arrives last" in text]
     assert "longer for its batch" not in text
+
+
+def test_a_study_whose_traces_slow_its_steps_has_no_bandwidth_in_training(tmp_path: Path) -> None:
+    """As one of a script: the trace shows its buckets, but not how long ranks wait for each other."""
+    found = with_models(analyse(load(late(tmp_path / "results"))))
+    traffic = dataclasses.replace(found.communication, exposed=found.communication.exposed.iloc[:0])
+    assert len(traffic.buckets)
+    assert TABLES["bandwidth"](dataclasses.replace(found, communication=traffic)).frame.empty

@@ -1,5 +1,6 @@
 """A grid on CPU ranks under real Ray Tune and Ray Train."""
 
+import contextlib
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import ray
 from ray.util.state import list_actors
@@ -21,7 +23,7 @@ from study.orchestrate.cluster import Cluster, connect, held_resources
 from study.orchestrate.discovery.address import Target
 from study.orchestrate.discovery.neighbours import other_rays
 from study.orchestrate.driver import Grid, grid_of
-from study.orchestrate.processes.watch import ClusterLost
+from study.orchestrate.processes.watch import ClusterLost, servers_of
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import OutOfHostMemory, memory_line, run_trials, tune_grid
 from study.store.store import Store
@@ -235,10 +237,11 @@ def test_a_trial_is_measured_although_tunes_process_for_it_was_killed(cluster: C
     killed: list[int] = []
 
     def kill() -> None:
-        address = ray.get_runtime_context().gcs_address
+        raylet = next(process for process in servers_of(cluster.log_dir) if process.name() == "raylet")
         while not killed:
-            filters = [("class_name", "=", "ImplicitFunc"), ("state", "=", "ALIVE")]
-            killed.extend(actor.pid for actor in list_actors(address, filters=filters) if actor.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = raylet.children(recursive=True)
+                killed.extend(child.pid for child in children if "ray::ImplicitFunc" in " ".join(child.cmdline()))
             time.sleep(0.05)
         os.kill(killed[0], signal.SIGKILL)
 
