@@ -16,6 +16,7 @@ its last gradient is than the others'. The exposed transfer is the late rank's o
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from analysis.compare.causes import slowdown
@@ -88,11 +89,17 @@ MOST_SLOWED = 1.1
 """Traced step / plain step up to which a trace shows how ranks wait for each other."""
 
 
+ONLY_TRACED = [
+    "queueing_s", "wire_s", "communication_s", "first_ready_s", "wait_s", "hidden_s", "exposed_queueing_s",
+]  # fmt: skip
+"""columns of the breakdown that the times of single buckets show"""
+
+
 @dataclass(frozen=True)
 class Communication:
     """Communication results of a study; frames are empty if it measured none.
 
-    breakdown: see `communication_breakdown`; without the trials in `slowed`. exposed: see `exposed_costs`.
+    breakdown: see `trial_breakdown`. exposed: see `exposed_costs`.
     slowdown: see `causes.slowdown`. buckets, placed_buckets: see `bucket_utilisation`, over all places and per place
     (see `allreduce.KEYS`; null for a trial without a sweep). sweep: see `allreduce.measured_limits`. fits: see
     `allreduce.fits`. slowed: see `slowed_by_trace`.
@@ -115,7 +122,7 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
     """
     rows = bucket_rows(results.buckets, results.steps, results.trials)
     slowed = slowed_by_trace(results.trials, results.windows)
-    breakdown = communication_breakdown(rows[~rows["trial_id"].isin(slowed.index)], results.windows)
+    breakdown = trial_breakdown(rows, results.trials, results.windows)
     exposed = exposed_costs(
         breakdown.join(results.trials.set_index("trial_id")["worker_group"]), configurations, scaling
     )
@@ -132,6 +139,23 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
         fits(sweep),
         slowed,
     )
+
+
+def trial_breakdown(rows: pd.DataFrame, trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `communication_breakdown` of all trials, without the times of traces that slow the steps.
+
+    rows: see `bucket_rows`. trials, window_rows: frames of `results.Results`.
+
+    The trials in `slowed_by_trace` have their exposed times from the window "phases", in which a probe notes a step's
+    last gradient and the end of its reductions without a profiler. Their `ONLY_TRACED` columns are null.
+    """
+    is_slowed = rows["trial_id"].isin(slowed_by_trace(trials, window_rows).index)
+    traced = communication_breakdown(rows, window_rows)
+    untraced = communication_breakdown(rows[is_slowed], window_rows, "phases")
+    untraced[["gradient_bytes", "buckets"]] = traced[["gradient_bytes", "buckets"]].reindex(untraced.index)
+    untraced[ONLY_TRACED] = np.nan
+    exact = traced[~traced.index.isin(rows.loc[is_slowed, "trial_id"])]
+    return pd.concat([frame for frame in (exact, untraced) if not frame.empty] or [exact])
 
 
 def slowed_by_trace(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.Series:

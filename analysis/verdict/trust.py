@@ -227,14 +227,18 @@ def impossible_rates(analysis: Analysis) -> str | None:
 
 
 def slowed_traces(analysis: Analysis) -> str | None:
-    """Warn about trials whose communication is unknown, because the profiler slowed them."""
+    """Warn about trials whose hidden communication is unknown, because the profiler slowed them."""
     ratios = analysis.communication.slowed
     if ratios.empty:
         return None
+    shown = named([str(trial_id) for trial_id in ratios.index])
+    if ratios.index.isin(analysis.communication.breakdown.index).all():
+        missing = "Their exposed communication was timed without it; how much is hidden is unknown."
+    else:
+        missing = "How ranks wait for each other is not stated for them, as the profiler changes it."
     return (
         f"In {len(ratios)} of {len(analysis.measured)} trials the profiler made a step up to "
-        f"{number(float(ratios.max()), 1)} times as long. How ranks wait for each other is not stated for them, as "
-        f"the profiler changes it. Trials: {named([str(trial_id) for trial_id in ratios.index])}."
+        f"{number(float(ratios.max()), 1)} times as long. {missing} Trials: {shown}."
     )
 
 

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.measure.communication import bucket_rows, communication_breakdown
+from analysis.compare.communication import trial_breakdown
+from analysis.measure.communication import bucket_rows
 from analysis.measure.measures import summarise
 from analysis.read.results import load
 from benchmarks.harness.common import RESULTS, command, figure, ratio_interval, write_summary
@@ -184,7 +185,8 @@ def _delayed_runs(
         run = measure(trial_of(options, "script", size, round_, *more, environment=environment), f"round {round_}")
         result.append({"round": round_, "door": "script", "size": size, "case": case} | run)
     results = load(RESULTS / options.name / STUDY)
-    breakdown = communication_breakdown(bucket_rows(results.buckets, results.steps, results.trials), results.windows)
+    rows = bucket_rows(results.buckets, results.steps, results.trials)
+    breakdown = trial_breakdown(rows, results.trials, results.windows)
     for run in result:
         parts = breakdown.loc[[str(run["trial_id"])]].iloc[0]
         run |= {name: float(parts[name]) for name in ("exposed_wire_s", "exposed_wait_s")}

@@ -47,9 +47,12 @@ def rank_tables(
         found = trace_rows(trace_file, rank, numbers)
         trace = trace_file.read_bytes() if keep_trace else None
     last = found.last_gradients_s
+    gradient_bytes = result.get("evidence", {}).get("gradient_bytes")
+    reductions = [_all_gradients(row, rank, gradient_bytes) for row in rows if "reduced_s" in row]
+    steps = [{"rank": rank, "last_gradient_s": last.get(row["step"])} | row for row in rows]
     tables = {
-        "steps": [{"rank": rank} | row | {"last_gradient_s": last.get(row["step"])} for row in rows],
-        "buckets": [row for row in found.buckets if row["step"] not in evaluated],
+        "steps": [{name: value for name, value in row.items() if name != "reduced_s"} for row in steps],
+        "buckets": [row for row in (*reductions, *found.buckets) if row["step"] not in evaluated],
         "collectives": [row for row in found.collectives if row["step"] not in evaluated],
     }
     evidence = dict(result.get("evidence", {}))
@@ -57,3 +60,13 @@ def rank_tables(
         nulls = {name: reason for name, reason in evidence["nulls"].items() if name != "step_flops"}
         evidence |= {"step_flops": found.step_flops, "nulls": nulls}
     return RankTables(tables, evidence, trace)
+
+
+def _all_gradients(row: Mapping[str, Any], rank: int, gradient_bytes: int) -> Row:
+    """Return a row of the buckets table for all gradients of a step of the phases window.
+
+    It is ready with the last gradient: what was hidden before is unknown without a trace.
+    """
+    step = {name: row[name] for name in ("window", "step")}
+    times = {"ready_s": row["last_gradient_s"], "end_s": row["reduced_s"]}
+    return {"rank": rank} | step | {"bucket": 0, "bytes": gradient_bytes} | times

@@ -14,15 +14,9 @@ from trainables.clock import unix_s
 from trainables.measure.profiler import activities_of
 from trainables.probe.counter import StepCounter, clock_of, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
+from trainables.probe.gradients import LastGradient, reduction_times
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
-from trainables.probe.rows import (
-    evaluation_steps,
-    launch_times,
-    part_times,
-    per_step,
-    unusual_inference,
-    usual,
-)
+from trainables.probe.rows import evaluation_steps, launch_times, part_times, per_step, unusual_inference, usual
 from trainables.probe.spans import Instruments, Outermost, StepSpans
 from trainables.step.timing import Clock, Mark
 
@@ -71,6 +65,7 @@ class Probe:
         self._spans: dict[int, StepSpans] = {}
         self._previous_done: dict[int, bool | None] = {}
         self._modules: list[Outermost] = []
+        self._last_gradient = LastGradient()
         self._instruments: Instruments | None = None
         self._operations: OperationCounter | None = None
         self._flops: float | None = None
@@ -127,11 +122,14 @@ class Probe:
 
     def _watch_overridden_evaluation(self) -> None:
         """Watch the `eval` of modules with one of their own, such as Hugging Face's, which does not call torch's."""
-        roots = [module for outermost in self._modules if (module := outermost.module()) is not None]
-        classes = {cls for root in roots for module in root.modules() for cls in type(module).__mro__}
+        classes = {cls for root in self._called_modules() for module in root.modules() for cls in type(module).__mro__}
         for cls in classes - {nn.Module}:
             if "eval" in vars(cls):
                 self._watch_evaluation(cls, "eval")
+
+    def _called_modules(self) -> list[nn.Module]:
+        """Return the modules that the loop calls itself, and that still exist."""
+        return [module for outermost in self._modules if (module := outermost.module()) is not None]
 
     def remove(self) -> None:
         """Remove everything that is installed. Not from within an optimizer's call."""
@@ -226,12 +224,14 @@ class Probe:
             self._record_step(mark)
             self._stop_instruments()
             self._watch_overridden_evaluation()
+            self._last_gradient.search(self._called_modules())
             if problem := why_not_countable(self.device):
                 self.nulls["step_flops"] = problem
             else:
                 self._operations = OperationCounter().start()
         elif phase == 2:
             self._stop_operations()
+            self._last_gradient.remove()
 
     def _enter(self, label: str, window: str) -> None:
         """Install what a window needs, in its lead-in step."""
@@ -246,6 +246,7 @@ class Probe:
         elif window in ("phases", "issue"):
             self._instruments = Instruments(self.clock)
             self._instruments.install(self._modules)
+            self._last_gradient.watch(self._instruments.on_last_gradient)
             self.counter.observer = self._instruments.optimizer_ended
         elif window == "communication":
             self._read_peaks()
@@ -266,6 +267,7 @@ class Probe:
     def _stop_instruments(self) -> None:
         if self._instruments is not None:
             self._instruments.remove()
+            self._last_gradient.remove()
             self._instruments = None
             self.counter.observer = None
 
@@ -315,7 +317,7 @@ class Probe:
             spans = self._spans.get(number)
             if spans is not None and start is not None and window in ("phases", "issue"):
                 row = part_times(spans, start, end, self.clock) | {"previous_step_done": self._previous_done[number]}
-                row |= launch_times(spans) if window == "issue" else {}
+                row |= launch_times(spans) if window == "issue" else reduction_times(spans, start, self.clock)
             rows.append({"window": window, "step": number, "samples": size, **row, **peaks})
         return rows
 
@@ -371,6 +373,7 @@ class Probe:
             "optimizers": self.counter.names,
             "optimizer_calls_per_step": None if self.uses_loop else self.counter.period,
             "modules": [outermost.name for outermost in self._modules],
+            "gradient_bytes": self._last_gradient.gradient_bytes or None,
             "step_flops": self._flops,
             "peak_memory_by_device_bytes": None if peak is None else [peak],
             "evaluation_steps": sorted(self.evaluated()),

@@ -52,6 +52,7 @@ class StepSpans:
     forward_tokens: list[int | None] = field(default_factory=list)
     inference_passes: int = 0
     """forward passes without gradients"""
+    last_gradient: Mark = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,10 @@ class Instruments:
         """Remove all wrappers."""
         while self._restore:
             self._restore.pop()()
+
+    def on_last_gradient(self) -> None:
+        """Note that the last gradient is ready; again for each backward pass. Called in autograd's thread."""
+        self._current.last_gradient = self.clock.mark()
 
     # -- spans
 

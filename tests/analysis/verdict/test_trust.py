@@ -41,27 +41,57 @@ def test_finite_losses_are_no_caveat(tmp_path: Path) -> None:
     assert non_finite_losses(analysed(tmp_path, steps(ONE, 0.1))) is None
 
 
-@pytest.mark.parametrize(("traced_s", "is_stated"), [(0.105, False), (0.15, True)])
-def test_a_profiler_that_slows_a_script_hides_how_its_ranks_wait(
-    tmp_path: Path, traced_s: float, is_stated: bool
-) -> None:
+LATE_S = 0.02
+
+
+def script_on_two_ranks(directory: Path, traced_s: float, *, stamped: bool) -> Analysis:
+    """Analyse a script whose rank 1 is late by `LATE_S`, of which the trace shows nothing.
+
+    traced_s: duration of a traced step, of 0.1 s without the profiler. stamped: the phases window has the last gradient
+    and the end of the reductions.
+    """
     fields = ONE | {"script": "/home/me/train.py", "world_size": 2}
     plain = steps(fields, 0.1).query("window == 'plain'").assign(step_s=0.1)
+    last_s = np.where(plain["rank"] == 1, 0.07 + LATE_S, 0.07)
+    phases = plain.assign(window="phases", last_gradient_s=last_s if stamped else None)
     traced = plain.assign(window="communication", step_s=traced_s, last_gradient_s=0.08)
-    frame = pd.concat([plain, traced.assign(step=traced["step"] + len(plain))], ignore_index=True)
-    write_study(tmp_path)
+    windows = [frame.assign(step=frame["step"] + n * len(plain)) for n, frame in enumerate((plain, phases, traced))]
+    reduced_s = {"phases": 0.07 + LATE_S + 0.005, "communication": 0.09}
     buckets = [
-        {"rank": row.rank, "window": "communication", "step": row.step, "bucket": 0, "bytes": 4000}
-        | {"ready_s": 0.08, "end_s": 0.09}
-        for row in frame[frame["window"] == "communication"].itertuples()
+        {"rank": row.rank, "window": row.window, "step": row.step, "bucket": 0, "bytes": 4000}
+        | {"ready_s": row.last_gradient_s, "end_s": reduced_s[row.window]}
+        for frame in windows[1 if stamped else 2 :]
+        for row in frame.itertuples()
     ]
-    write_trial(tmp_path, record(fields), frame, buckets=pd.DataFrame(buckets))
-    analysis = analyse(load_reduced(tmp_path))
+    write_study(directory)
+    write_trial(directory, record(fields), pd.concat(windows, ignore_index=True), buckets=pd.DataFrame(buckets))
+    return analyse(load_reduced(directory))
+
+
+def test_a_profiler_that_hardly_slows_a_script_shows_its_communication(tmp_path: Path) -> None:
+    analysis = script_on_two_ranks(tmp_path, 0.105, stamped=True)
+    assert slowed_traces(analysis) is None
+    [row] = analysis.communication.breakdown.to_dict("records")
+    assert (row["exposed_wait_s"], row["hidden_s"]) == pytest.approx((0, 0)), "of the trace"
+    assert row["exposed_wire_s"] == pytest.approx(0.01)
+
+
+def test_a_profiler_that_slows_a_script_hides_how_its_ranks_wait(tmp_path: Path) -> None:
+    analysis = script_on_two_ranks(tmp_path, 0.15, stamped=False)
     line = slowed_traces(analysis)
-    assert (line is not None) == is_stated
-    assert analysis.communication.breakdown.empty == is_stated
-    if line:
-        assert "up to 1.5 times as long" in line and line in trust(analysis)
+    assert analysis.communication.breakdown.empty
+    assert line is not None and "up to 1.5 times as long" in line and line in trust(analysis)
+
+
+def test_steps_without_a_profiler_show_the_late_rank_of_a_script(tmp_path: Path) -> None:
+    analysis = script_on_two_ranks(tmp_path, 0.15, stamped=True)
+    [row] = analysis.communication.breakdown.to_dict("records")
+    assert (row["exposed_wait_s"], row["exposed_wire_s"]) == pytest.approx((LATE_S, 0.005))
+    assert (row["waited_for_rank"], row["gradient_bytes"], row["buckets"]) == (1, 4000, 1)
+    assert np.isnan([row["hidden_s"], row["communication_s"]]).all(), "unknown without the trace's times"
+    assert analysis.communication.exposed["exposed_wait_s"].tolist() == pytest.approx([LATE_S])
+    line = slowed_traces(analysis)
+    assert line is not None and "without it" in line and line in trust(analysis)
 
 
 def test_a_script_without_losses_has_no_caveat_about_them(tmp_path: Path) -> None:

@@ -67,12 +67,26 @@ def test_the_parts_of_a_step_add_up_to_it(accumulating: list[ScriptOutput]) -> N
         assert output.evidence["nulls"]["load_wait_s"] == "no torch DataLoader was used"
 
 
-def test_a_delay_on_one_rank_is_the_wait_of_the_other(accumulating: list[ScriptOutput]) -> None:
-    first, second = ([row["end_s"] - row["ready_s"] for row in output.tables["buckets"]] for output in accumulating)
+@pytest.mark.parametrize("window", ["phases", "communication"])
+def test_a_delay_on_one_rank_is_the_wait_of_the_other(accumulating: list[ScriptOutput], window: str) -> None:
+    """Without a profiler in the phases window, and from the trace."""
+    first, second = (
+        [row["end_s"] - row["ready_s"] for row in rows(output, window, "buckets")] for output in accumulating
+    )
     assert len(first) == len(second) >= 2
     waits = [one - min(one, two) for one, two in zip(first, second, strict=True)]
     assert DELAY_S / 2 < median(waits) < 2 * DELAY_S
     assert median([row["other_s"] for row in rows(accumulating[1], "phases")]) >= DELAY_S
+
+
+def test_the_last_gradient_is_ready_within_the_backward_pass(accumulating: list[ScriptOutput]) -> None:
+    for output in accumulating:
+        stamps = [(row["last_gradient_s"], row["step_s"]) for row in rows(output, "phases")]
+        assert all(0 < last_s < step_s for last_s, step_s in stamps)
+        reductions = rows(output, "phases", "buckets")
+        assert {row["step"] for row in reductions} == {row["step"] for row in rows(output, "phases")}
+        assert [row["ready_s"] for row in reductions] == [last_s for last_s, _ in stamps]
+        assert {row["bytes"] for row in reductions} == {output.evidence["gradient_bytes"]}
 
 
 def test_collectives_match_across_ranks(accumulating: list[ScriptOutput]) -> None:
@@ -96,6 +110,7 @@ def test_a_gan_has_one_step_per_cycle_of_its_optimizers(logs: Path) -> None:
 
 
 def test_fsdp2_has_collectives_but_no_buckets(logs: Path) -> None:
+    """Sharded parameters have no operation that accumulates their gradient, so the phases window shows none either."""
     for output in run_on(2, "fsdp2.py", logs=logs):
         assert output.failure is None
         assert output.tables["buckets"] == []
