@@ -89,10 +89,14 @@ MOST_SLOWED = 1.1
 """Traced step / plain step up to which a trace shows how ranks wait for each other."""
 
 
-ONLY_TRACED = [
-    "queueing_s", "wire_s", "communication_s", "first_ready_s", "wait_s", "hidden_s", "exposed_queueing_s",
+EXPOSED = [
+    "exposed_s", "exposed_wire_s", "exposed_wait_s", "waited_for_rank", "lateness_s", "late_by_load_s",
+    "communication_step_s", "last_gradient_s",
 ]  # fmt: skip
-"""columns of the breakdown that the times of single buckets show"""
+"""columns of the breakdown that need only a step's last gradient and the end of its reductions"""
+
+TRACED = ["queueing_s", "wire_s", "communication_s", "first_ready_s", "wait_s", "hidden_s", "exposed_queueing_s"]
+"""columns of the breakdown that need the times of each bucket"""
 
 
 @dataclass(frozen=True)
@@ -142,20 +146,25 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
 
 
 def trial_breakdown(rows: pd.DataFrame, trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
-    """Return `communication_breakdown` of all trials, without the times of traces that slow the steps.
+    """Return `communication_breakdown` of all trials, with what a profiler changes taken from steps without one.
 
     rows: see `bucket_rows`. trials, window_rows: frames of `results.Results`.
 
-    The trials in `slowed_by_trace` have their exposed times from the window "phases", in which a probe notes a step's
-    last gradient and the end of its reductions without a profiler. Their `ONLY_TRACED` columns are null.
+    The buckets of a user's own trials come from a trace. A probe also notes a step's last gradient and the end of its
+    reductions in the window "phases", without a profiler: `EXPOSED` columns of these trials are of that window. For the
+    trials in `slowed_by_trace`, the `TRACED` columns are null.
     """
-    is_slowed = rows["trial_id"].isin(slowed_by_trace(trials, window_rows).index)
-    traced = communication_breakdown(rows, window_rows)
-    untraced = communication_breakdown(rows[is_slowed], window_rows, "phases")
-    untraced[["gradient_bytes", "buckets"]] = traced[["gradient_bytes", "buckets"]].reindex(untraced.index)
-    untraced[ONLY_TRACED] = np.nan
-    exact = traced[~traced.index.isin(rows.loc[is_slowed, "trial_id"])]
-    return pd.concat([frame for frame in (exact, untraced) if not frame.empty] or [exact])
+    result = communication_breakdown(rows, window_rows)
+    exposed = communication_breakdown(rows, window_rows, "phases")
+    slowed = slowed_by_trace(trials, window_rows).index
+    unknown = result.index.intersection(slowed).difference(exposed.index)
+    result = result.drop(index=unknown).reindex(result.index.difference(unknown).union(exposed.index))
+    result.loc[result.index.isin(slowed), TRACED] = np.nan
+    result.loc[exposed.index, EXPOSED] = exposed[EXPOSED]
+    total_s = result["communication_s"]
+    result["communication_s"] = total_s.where(total_s.isna(), result[["communication_s", "exposed_s"]].max(axis=1))
+    result["hidden_s"] = result["communication_s"] - result["exposed_s"]
+    return result
 
 
 def slowed_by_trace(trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.Series:
