@@ -18,7 +18,8 @@ from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.step import launching
 from analysis.verdict.next_steps import sentence as next_trial_sentence
-from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, slowed_traces, superlinear, without_throughput
+from analysis.verdict.own_code import separate_trials, slowed_traces
+from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
 
 MOST_ACTIONS = 6
 
@@ -165,6 +166,8 @@ def actions(analysis: Analysis) -> list[str]:
         lines.append("Find out why scaling is better than ideal before using it: the reference was probably slow.")
     if without_throughput(analysis):
         lines.append("Check the trials without throughput, which are excluded.")
+    if separate_trials(analysis):
+        lines.append("Wrap the model in DistributedDataParallel: the ranks exchange nothing in some trials.")
     if slowed_traces(analysis):
         lines.append("Use a larger batch to see communication: the profiler slows the host too much in some trials.")
     lines += [f"{finding.name.replace('_', ' ').capitalize()}: {finding.what_to_do}" for finding in analysis.findings]

@@ -18,6 +18,7 @@ from analysis.verdict import accuracy as accuracy_verdict
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import audit
 from analysis.verdict.efficiency import compared_series, efficiency_text, series_label
+from analysis.verdict.own_code import slowed_traces, without_exchange
 
 CLOCK_FALL = 0.05
 """Relative drop of a GPU's clock from before a trial's windows to after them, above which the trial is listed."""
@@ -226,22 +227,6 @@ def impossible_rates(analysis: Analysis) -> str | None:
     )
 
 
-def slowed_traces(analysis: Analysis) -> str | None:
-    """Warn about trials whose hidden communication is unknown, because the profiler slowed them."""
-    ratios = analysis.communication.slowed
-    if ratios.empty:
-        return None
-    shown = named([str(trial_id) for trial_id in ratios.index])
-    if ratios.index.isin(analysis.communication.breakdown.index).all():
-        missing = "Their exposed communication was timed without it; how much is hidden is unknown."
-    else:
-        missing = "How ranks wait for each other is not stated for them, as the profiler changes it."
-    return (
-        f"In {len(ratios)} of {len(analysis.measured)} trials the profiler made a step up to "
-        f"{number(float(ratios.max()), 1)} times as long. {missing} Trials: {shown}."
-    )
-
-
 def non_finite_losses(analysis: Analysis) -> str | None:
     """Warn about timed trials whose loss is not finite, throughout or in some steps.
 
@@ -288,7 +273,7 @@ def trust(analysis: Analysis) -> list[str]:
     lines = [*left_out(analysis), *analysis.record.notes, *unread_fields(analysis), *accuracy_verdict.trust(analysis)]
     lines += [
         line
-        for caveat in (without_throughput, non_finite_losses, impossible_rates, slowed_traces)
+        for caveat in (without_throughput, non_finite_losses, impossible_rates, without_exchange, slowed_traces)
         if (line := caveat(analysis))
     ]
     if configurations.empty:

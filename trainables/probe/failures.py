@@ -11,6 +11,9 @@ from trainables.probe.job import FailureKind
 TAIL_BYTES = 64 * 1024
 """part of the log that is searched for a reason"""
 
+MOST_QUOTED = 160
+"""characters of a script's output in a line"""
+
 ARGUMENT_EXIT_CODE = 2
 """argparse, click and most other parsers exit with this code"""
 
@@ -57,17 +60,29 @@ def last_error(log: str) -> str | None:
     return None
 
 
-def too_few_steps(run: int, needed: int, starts_processes: bool) -> tuple[FailureKind, str]:
-    """Return kind and line of a script that ended by itself before its last window."""
+def alone(ranks: int, group_size: int) -> tuple[FailureKind, str]:
+    """Return kind and line of a script of which each rank trains without the others."""
+    found = f"a process group of {group_size} ranks" if group_size > 1 else "no process group"
+    return "alone", (
+        f"{found} at the end of the measurement, but {ranks} ranks: each trains alone, so this is no data-parallel "
+        "training; call torch.distributed.init_process_group with init_method env://, or pass the script's option "
+        "for it"
+    )
+
+
+def too_few_steps(run: int, needed: int, starts_processes: bool, log: str = "") -> tuple[FailureKind, str]:
+    """Return kind and line of a script that ended by itself before its last window. log: the end of its output."""
     if run:
         return "early", (
             f"the script ended after {run} optimizer steps, but {needed} are needed; let it run longer, or lower the "
             "steps per window"
         )
     hint = "; it starts processes, in which the steps cannot be seen" if starts_processes else ""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    said = f', and its last output was "{lines[-1][:MOST_QUOTED]}"' if lines else ""
     return "no_step", (
-        f"the script ended without a step of a torch optimizer{hint}; if it has its own optimizer, mark the steps with "
-        "`for batch in steps(loader):`"
+        f"the script ended without a step of a torch optimizer{said}{hint}; if it has its own optimizer, mark the "
+        "steps with `for batch in steps(loader):`"
     )
 
 

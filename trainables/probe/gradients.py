@@ -65,13 +65,14 @@ def reduction_times(step: StepSpans, start: Mark, clock: Clock) -> Row:
     script issues asynchronously count up to their issue.
     """
     ends = [span.end for span in step.spans if span.name in REDUCING]
-    if step.last_gradient is None or not ends or _ranks() == 1:
+    if step.last_gradient is None or not ends or group_size() == 1:
         return {}
     times = {"last_gradient_s": step.last_gradient, "reduced_s": ends[-1]}
     return {name: clock.seconds(start, mark) for name, mark in times.items()}
 
 
-def _ranks() -> int:
+def group_size() -> int:
+    """Return the ranks of the default process group; 1 without one."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -112,6 +112,7 @@ FailureKind = Literal[
     "killed",  # it was ended by a signal
     "starts_processes",  # mp.spawn, torchrun or accelerate launch inside
     "no_step",  # it ended without an optimizer step
+    "alone",  # its ranks have no common process group
     "early",  # it ended before the last window
     "start_timeout",  # no optimizer step in time
     "step_timeout",  # no further optimizer step in time

@@ -187,8 +187,10 @@ def _until_end(
             measured_s = now_s
         if measured_s is not None:
             if ranks.all_have("measured"):
+                size = _read(folder / RESULT_FILE).get("evidence", {}).get("group_size")
                 _finish(job, folder, process)
-                return None
+                is_alone = size is not None and size != ranks.place.world_size
+                return failure(*failures.alone(ranks.place.world_size, size)) if is_alone else None
         elif code is not None:
             return failure(*_reason(job, folder, code, starts_processes), code)
         if measured_s is not None and code is not None and not _read(folder / RESULT_FILE).get("loop_ended"):
@@ -232,7 +234,7 @@ def _reason(job: ScriptJob, folder: Path, code: int, starts_processes: bool) -> 
     if code:
         return failures.exit_code(code, _tail(job.log))
     needed = _read(folder / RESULT_FILE).get("evidence", {}).get("steps_needed", job.probe.needed_steps)
-    return failures.too_few_steps(_steps(folder), needed, starts_processes)
+    return failures.too_few_steps(_steps(folder), needed, starts_processes, _tail(job.log))
 
 
 def _agree(ranks: _Ranks, result: dict[str, Any], failure: ScriptFailure | None) -> set[int]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.profiler import profile, record_function
 
@@ -14,7 +13,7 @@ from trainables.clock import unix_s
 from trainables.measure.profiler import activities_of
 from trainables.probe.counter import StepCounter, clock_of, device_of
 from trainables.probe.flops import OperationCounter, why_not_countable
-from trainables.probe.gradients import LastGradient, reduction_times
+from trainables.probe.gradients import LastGradient, group_size, reduction_times
 from trainables.probe.job import MIN_WARMUP_STEPS, ProbeJob, Row
 from trainables.probe.rows import evaluation_steps, launch_times, part_times, per_step, unusual_inference, usual
 from trainables.probe.spans import Instruments, Outermost, StepSpans
@@ -333,8 +332,7 @@ class Probe:
         """
         observed = self._observed()
         loaded, computed = (usual(per_step(observed, name)) for name in ("loader_samples", "forward_samples"))
-        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        return computed if loaded is None or (computed is not None and loaded == ranks * computed) else loaded
+        return computed if loaded is None or (computed is not None and loaded == group_size() * computed) else loaded
 
     def _micro_batches(self, observed: list[StepSpans], batch: int | None) -> int | None:
         """Return the batches per step. With several models, as of a GAN, there are more forward passes than batches."""
@@ -367,6 +365,7 @@ class Probe:
             "threads": torch.get_num_threads(),
             "steps_run": self.number,
             "steps_needed": self.needed_steps,
+            "group_size": group_size(),
             "samples_per_step": batch,
             "tokens_per_step": tokens,
             "micro_batches": self._micro_batches(observed, batch),

@@ -10,6 +10,7 @@ from analysis.read.environment import done_environments
 from analysis.study import Analysis
 from analysis.text import MISSING, number, percent
 from analysis.verdict.lines.value import Quantity, Trust
+from analysis.verdict.own_code import separate_trials
 from analysis.verdict.trust import TOO_GOOD, WIDE_INTERVAL, HostCaveats, commits
 
 GOOD, FAIR, POOR = "good", "fair", "poor"
@@ -110,6 +111,8 @@ def _caveats(analysis: Analysis, trial_ids: Sequence[str], others: Sequence[Anal
         if trial_id in chosen:
             hosts.add(trial_id, environment)
     lines = [*hosts.labels(), *(["several commits"] if commits(analysis) else [])]
+    if chosen & set(separate_trials(analysis)):
+        lines.insert(0, "ranks exchange nothing: not data-parallel")
     lines += [f"unread field {name}" for name in analysis.unread]
     found = dict.fromkeys(finding.name for finding in analysis.findings if chosen & set(finding.trial_ids))
     lines += [_FINDINGS[name] for name in found if name in _FINDINGS]

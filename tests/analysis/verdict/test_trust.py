@@ -1,5 +1,6 @@
 """Caveats that a report must state for every study: losses, impossible rates, and steps of a paused rank."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from analysis.read.results import load_reduced
 from analysis.study import Analysis, analyse
-from analysis.verdict.trust import impossible_rates, non_finite_losses, slowed_traces, trust
+from analysis.verdict.own_code import separate_trials, slowed_traces, without_exchange
+from analysis.verdict.trust import impossible_rates, non_finite_losses, trust
 from tests.support.frames import FIELDS, record, steps, trial_id, write_study, write_trial
 
 ONE = FIELDS | {"steps": 12}
@@ -95,6 +97,18 @@ def test_steps_without_a_profiler_show_the_late_rank_of_a_script(tmp_path: Path)
     assert analysis.communication.exposed["exposed_wait_s"].tolist() == pytest.approx([LATE_S])
     line = slowed_traces(analysis)
     assert line is not None and "without it" in line and line in trust(analysis)
+
+
+def test_ranks_of_a_script_that_exchange_nothing_are_stated(tmp_path: Path) -> None:
+    alone = script_on_two_ranks(tmp_path / "alone", 0.1, stamped=False)
+    line = without_exchange(alone)
+    assert line is not None and line in trust(alone)
+    [trial] = alone.measured["trial_id"]
+    assert separate_trials(alone) == [trial]
+    reduced = {"rank": 0, "window": "communication", "step": 40, "operation": "allreduce", "collective": 0}
+    times = {"group_size": 2, "bytes": 4000, "start_s": 0.0, "end_s": 0.1, "hidden_s": 0.0, "trial_id": trial}
+    exchanged = dataclasses.replace(alone.results, collectives=pd.DataFrame([reduced | times]))
+    assert without_exchange(dataclasses.replace(alone, results=exchanged)) is None
 
 
 def test_a_script_without_losses_has_no_caveat_about_them(tmp_path: Path) -> None:

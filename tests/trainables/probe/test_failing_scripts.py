@@ -23,7 +23,8 @@ KINDS = {
     "memory": ("out_of_memory", 1, "2.00 GiB"),
     "early 4": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
     TRACED: ("early", 0, f"steps, but {SHORT.needed_steps} are needed"),
-    "nothing": ("no_step", 0, "without a step of a torch optimizer"),
+    "nothing": ("no_step", 0, "without a step of a torch optimizer; if"),
+    "early exit": ("no_step", 0, 'its last output was "2 GPUs are needed"'),
 }
 
 
@@ -73,6 +74,14 @@ def test_missing_arguments_are_reported_in_the_words_of_the_script(tmp_path: Pat
     for failure in failures:
         assert (failure.kind, failure.exit_code) == ("arguments", 2)
         assert "the following arguments are required: --data" in failure.line
+
+
+def test_ranks_without_a_common_process_group_are_no_training(tmp_path: Path) -> None:
+    """As of PyTorch's ImageNet example without `--dist-url env://`."""
+    for output in run_on(2, "broken.py", "swallow", logs=tmp_path):
+        assert failure_of(output).kind == "alone"
+        assert "no process group at the end of the measurement, but 2 ranks" in failure_of(output).line
+        assert len(rows(output, "plain")) == SHORT.plain_steps
 
 
 def test_a_script_that_does_not_exist_is_reported(tmp_path: Path) -> None:
