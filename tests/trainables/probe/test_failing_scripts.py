@@ -24,7 +24,7 @@ KINDS = {
     "early 4": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
     TRACED: ("early", 0, f"steps, but {SHORT.needed_steps} are needed"),
     "nothing": ("no_step", 0, "without a step of a torch optimizer; if"),
-    "early exit": ("no_step", 0, 'its last output was "2 GPUs are needed"'),
+    "one GPU": ("no_step", 0, 'its last output was "2 GPUs are needed"'),
 }
 
 

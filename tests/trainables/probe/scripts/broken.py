@@ -45,5 +45,5 @@ elif kind == "imported spawn":
     from torch.multiprocessing.spawn import spawn
 
     spawn(train, nprocs=2)
-elif kind == "early exit":
+elif kind == "one GPU":
     print("2 GPUs are needed")
