@@ -142,7 +142,8 @@ def communication_breakdown(rows: pd.DataFrame, window_rows: pd.DataFrame, windo
     """
     per_step = step_rows(rows[rows["window"] == window])
     if per_step.empty:
-        return pd.DataFrame(columns=BREAKDOWN_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
+        empty = pd.DataFrame(columns=BREAKDOWN_COLUMNS, index=pd.Index([], name="trial_id"), dtype=float)
+        return empty.astype({"waited_for_rank": "Int64"})
     step = ["trial_id", "step"]
     order = per_step.groupby(step)["exposed_s"].rank(method="first", na_option="bottom")
     last, waiting = per_step[order == 1].set_index(step), per_step[order > 1].groupby(step)

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.compare.communication import trial_breakdown
+from analysis.measure.communication import bucket_rows
 from analysis.read.results import load_reduced
 from analysis.study import Analysis, analyse
 from analysis.verdict.own_code import separate_trials, slowed_traces, without_exchange
@@ -190,3 +192,11 @@ def test_a_pause_of_the_plain_window_names_the_trial(tmp_path: Path) -> None:
 def test_noise_is_no_pause(tmp_path: Path) -> None:
     analysis = analysed(tmp_path, steps(ONE, 0.1, noise=0.5))
     assert "paused_rank" not in {finding.name for finding in analysis.findings}
+
+
+def test_a_script_without_buckets_in_its_trace_has_exposed_communication(tmp_path: Path) -> None:
+    found = script_on_two_ranks(tmp_path, 0.1, stamped=True).results
+    rows = bucket_rows(found.buckets[found.buckets["window"] == "phases"], found.steps, found.trials)
+    [row] = trial_breakdown(rows, found.trials, found.windows).to_dict("records")
+    assert (row["exposed_wait_s"], row["waited_for_rank"]) == (pytest.approx(LATE_S), 1)
+    assert np.isnan(row["communication_s"])
