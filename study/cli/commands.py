@@ -296,7 +296,7 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
         prepared.pending,
         quiet=quiet,
         planned=prepared.planned,
-        estimate_s=prepared.estimate.duration_s,
+        expected=prepared.estimate.expected,
     )
     return run_shown(
         progress,
