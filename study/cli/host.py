@@ -1,10 +1,12 @@
-"""The state of this host before a run: its load, its GPUs, and what else measures or runs on it."""
+"""This host before a run: its load, its GPUs, what else measures or runs on it, and a local Ray."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
+from study.cli.progress import waiting
 from study.errors import DOES_NOT_FIT
 from study.orchestrate.cluster import Cluster, held_resources
 from study.orchestrate.discovery.address import Target, is_this_host
@@ -61,6 +63,22 @@ def watched_host(
         for line in lines if not quiet else ():
             print(f"warning: {line}", file=sys.stderr, flush=True)
         yield
+
+
+@contextlib.contextmanager
+def started_ray(connection: AbstractContextManager[Cluster], quiet: bool) -> Iterator[Cluster]:
+    """Enter a connection, and leave it at the end. Show that both are waited for: a local Ray takes seconds."""
+    with contextlib.ExitStack() as to_stop:
+        connected = contextlib.ExitStack()
+        with waiting("starting Ray", quiet):
+            cluster = connected.enter_context(connection)
+
+        def stop() -> None:
+            with waiting("stopping Ray", quiet):
+                connected.close()
+
+        to_stop.callback(stop)
+        yield cluster
 
 
 def cluster_lines(cluster: Cluster, address: str | None, gpus: int) -> list[str]:
