@@ -88,8 +88,8 @@ def cluster_lines(cluster: Cluster, address: str | None, gpus: int) -> list[str]
     lines = [f"cluster: {cluster.description}"]
     if cluster.is_local and not address:
         lines.append(
-            "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray on this host)"
+            "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray that answers here)"
         )
     if cluster.dashboard_url:
-        lines.append(f"dashboard: {cluster.dashboard_url}")
+        lines.append(f"{'dashboard of this study' if cluster.is_local else 'dashboard'}: {cluster.dashboard_url}")
     return lines if gpus else [*lines, f"warning: {NO_GPU}"]
