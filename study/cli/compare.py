@@ -19,6 +19,7 @@ from analysis.compare.folders import (
     UNDECIDED,
     UNKNOWN,
     Comparison,
+    NothingInCommon,
     compare,
 )
 from analysis.read.schema import PHASES
@@ -101,10 +102,17 @@ def gate(fail_above: str | None, of_scaling: bool, allow_missing: bool, form: st
 def compared(before: str, after: str) -> tuple[str, str, Comparison]:
     """Return the names of baseline and other side, and their comparison. `after` may be a reference.
 
-    Raises ConfigurationError for an unknown reference or a missing folder, and ResultsError.
+    Raises ConfigurationError for an unknown reference, a missing folder, or a reference of other configurations, and
+    ResultsError.
     """
     baseline, other, may_differ = folders(before, after)
-    comparison = compare(existing_results(baseline), existing_results(other), may_differ)
+    try:
+        comparison = compare(existing_results(baseline), existing_results(other), may_differ)
+    except NothingInCommon as error:
+        if not may_differ:
+            raise
+        fix = f"fix: measure those of the reference: python -m study.scaling {REFERENCES[after[1:]].command}"
+        raise ConfigurationError(f"{error}; {fix}") from None
     return (after, before, without_missing(comparison)) if may_differ else (before, after, comparison)
 
 

@@ -91,6 +91,17 @@ def test_an_unknown_reference_is_one_line_with_the_known_ones(capsys: pytest.Cap
     assert error.startswith("error: unknown reference '@tpu'; allowed: @") and len(error.splitlines()) == 1
 
 
+def test_results_without_a_configuration_of_the_reference_get_the_command_that_measures_them(
+    slower: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "resnet18-small_4xh200_2026-11"
+    assert main(["compare", str(slower[0]), f"@{name}"]) == USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and line.endswith(
+        f"; fix: measure those of the reference: python -m study.scaling {REFERENCES[name].command}"
+    )
+
+
 def test_the_documentation_shows_the_command_of_every_reference() -> None:
     page = (RESULTS.parent.parent / "docs" / "compare.md").read_text()
     for name, reference in REFERENCES.items():
