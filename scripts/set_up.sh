@@ -52,6 +52,9 @@ else
     install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
 fi
 
+if [[ $torch == cuda ]] && ! compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
+    echo "set-up: no GPU found here; make study TORCH=cpu would install a much smaller build of torch" >&2
+fi
 echo "set-up: installing $lock into .venv ($torch build of torch)" >&2
 if [[ $torch == cuda ]]; then
     "${install[@]}" --require-hashes -r "$lock"

@@ -4,6 +4,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from study.options import flag
+
 Directory = Annotated[str, Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
 LatestDirectory = Annotated[
     str | None,
@@ -27,8 +29,8 @@ Goal = Annotated[
     str | None,
     Option(metavar="GOAL", help="Criterion for the best configuration: throughput, time-to-accuracy or cost."),
 ]
-Laws = Annotated[bool, Option("--laws", help="Show the candidate laws, their weights and errors too.")]
-Details = Annotated[bool, Option("--details", help="Show every column and note too.")]
+Laws = Annotated[bool, flag("--laws", help="Show the candidate laws, their weights and errors too.")]
+Details = Annotated[bool, flag("--details", help="Show every column and note too.")]
 
 Baseline = Annotated[str, Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")]
 Compared = Annotated[
@@ -48,13 +50,13 @@ FailAbove = Annotated[
     ),
 ]
 OfScaling = Annotated[
-    bool, Option("--scaling", help="With --fail-above: judge the scaling efficiency instead of the throughput.")
+    bool, flag("--scaling", help="With --fail-above: judge the scaling efficiency instead of the throughput.")
 ]
 AllowMissing = Annotated[
-    bool, Option("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
+    bool, flag("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
 ]
 CompleteTable = Annotated[
-    bool, Option("--table", help="Show every configuration, the throughputs and the parts of a step too.")
+    bool, flag("--table", help="Show every configuration, the throughputs and the parts of a step too.")
 ]
 Format = Annotated[str, Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")]
 
@@ -76,11 +78,11 @@ MostTrials = Annotated[
     int | None, Option("--trials", metavar="N", min=1, help="Most trials of the search. Default without --budget: 40.")
 ]
 KeepArithmetic = Annotated[
-    bool, Option("--keep-arithmetic", help="Leave out levers that change how numbers are computed.")
+    bool, flag("--keep-arithmetic", help="Leave out levers that change how numbers are computed.")
 ]
 OutDirectory = Annotated[str | None, Option(metavar="DIR2", help="Output folder. Default: DIR/report.")]
 DropTraces = Annotated[
-    bool, Option("--drop-traces", help="In place: remove profiler traces, which a packed folder cannot hold.")
+    bool, flag("--drop-traces", help="In place: remove profiler traces, which a packed folder cannot hold.")
 ]
 
 ConvertedFrom = Annotated[str, Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted data set.")]

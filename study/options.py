@@ -15,9 +15,15 @@ _FIRST, _AXES = "What to measure (comma lists)", "What else to vary (comma lists
 _RUN, _OUTPUT = "How to run it", "Output"
 _OWN = "Your own training code"
 
-Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only results and errors.", rich_help_panel=_OUTPUT)]
-Debug = Annotated[bool, Option("--debug", help="Show the traceback of an internal error.", rich_help_panel=_OUTPUT)]
+
+def flag(*names: str, help: str, panel: str | None = None, **settings: Any) -> Any:
+    """Return the declaration of an option without a value. Typer's help would show it as `--quiet <bool>`."""
+    return Option(*names, help=help, rich_help_panel=panel, metavar="", **settings)
+
+
+Json = Annotated[bool, flag("--json", help="Print JSON.", panel=_OUTPUT)]
+Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only results and errors.", panel=_OUTPUT)]
+Debug = Annotated[bool, flag("--debug", help="Show the traceback of an internal error.", panel=_OUTPUT)]
 Address = Annotated[
     str | None,
     Option(
@@ -70,7 +76,8 @@ class StudyOption:
         else:
             names = ("--set",) if self.name == "set" else (f"--{self.name}",) if self.type is bool else ()
             declared = Option(
-                *names, metavar=self.metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden,
+                *names, metavar="" if self.type is bool else self.metavar, help=self.help,
+                rich_help_panel=self.panel, hidden=self.hidden,
                 autocompletion=self._completions if self.type is str else None,
             )  # fmt: skip
         kind = bool if self.type is bool else self.type | None

@@ -41,9 +41,9 @@ from study.arguments import (
     StoredSize,
 )
 from study.cli.process import OutputClosed, report_error, standard_streams, supervised
-from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE, ConfigurationError, shown
+from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
-from study.options import Address, Debug, Json, Quiet, refused_argument, with_script_arguments, with_study_options
+from study.options import Address, Debug, Json, Quiet, flag, refused_argument, with_script_arguments, with_study_options
 
 app = typer.Typer(
     help=__doc__,
@@ -94,9 +94,7 @@ def _answer(text: Callable[[Any], str]) -> Callable[[Any], None]:
 def program(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Show version and commit.", callback=_answer(lambda _: version_line()), is_eager=True
-        ),
+        flag("--version", help="Show version and commit.", callback=_answer(lambda _: version_line()), is_eager=True),
     ] = False,
     completion: Annotated[
         str | None,
@@ -187,9 +185,13 @@ def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug 
     """Show the state of a results folder: trial counts, failures with reason and log, remaining trials."""
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
-    from study.cli.status import status_of
+    from study.cli.progress import waiting
 
-    found = status_of(results_folder(directory))
+    folder = results_folder(directory)
+    with waiting("reading results"):
+        from study.cli.status import status_of
+
+        found = status_of(folder)
     if json_:
         return _print_json(found)
     display.print_status(found)
@@ -198,32 +200,32 @@ def status(directory: LatestDirectory = None, json_: Json = False, debug: Debug 
 @_subcommand("show", _READ)
 def show(directory: LatestDirectory = None, json_: Json = False, debug: Debug = False) -> None:
     """Show the answer: does it scale, what is lost, what limits it, what to change, what would more GPUs bring."""
-    from analysis.report.card import as_json, card_at
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
     from study.cli.progress import waiting
 
+    folder = results_folder(directory)
     with waiting("reading results"):
-        card = card_at(results_folder(directory))
+        from analysis.report.card import as_json, card_at
+
+        card = card_at(folder)
     if json_:
         return _print_json(as_json(card))
     display.print_card(card)
 
 
 @_subcommand("report", _READ)
-def report(
-    directory: LatestDirectory = None,
-    out: OutDirectory = None,
-    debug: Debug = False,
-) -> None:
+def report(directory: LatestDirectory = None, out: OutDirectory = None, debug: Debug = False) -> None:
     """Rewrite tables, figures and report from stored results."""
-    from analysis.report.report import write_report
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
     from study.cli.progress import waiting
 
+    folder = results_folder(directory)
     with waiting("writing the report"):
-        written = write_report(results_folder(directory), out)
+        from analysis.report.report import write_report
+
+        written = write_report(folder, out)
     display.print_card(written.card)
     print(f"\n{written.path}")
 
@@ -264,11 +266,13 @@ def predict(
     """Predict step time, efficiency and cost for more GPUs than measured, with intervals and held-out error."""
     from study.cli import terminal as display
     from study.cli.inputs import results_folder
-    from study.cli.predict import outlook
     from study.cli.progress import waiting
 
+    folder = results_folder(directory)
     with waiting("fitting the laws"):
-        found = outlook(results_folder(directory), gpus, interconnect, price_per_gpu_hour, goal)
+        from study.cli.predict import outlook
+
+        found = outlook(folder, gpus, interconnect, price_per_gpu_hour, goal)
     if json_:
         return _print_json(found.as_json)
     display.print_outlook(found, details, laws)
@@ -287,19 +291,13 @@ def compare(
     debug: Debug = False,
 ) -> int:
     """Compare the trials of two results folders: ratios with intervals, regressions first."""
-    from analysis.compare.folders import compare as compare_folders
-    from study.cli import compare as comparison
     from study.cli.progress import waiting
 
-    if format_ not in ("text", "markdown"):
-        raise ConfigurationError(f"--format: unknown format {shown(format_)}; allowed: text, markdown")
-    threshold = comparison.share(fail_above) if fail_above is not None else None
-    baseline, other, may_differ = comparison.folders(before, after)
-    gate = comparison.Gate(threshold, scaling, allow_missing)
     with waiting("reading results"):
-        found = compare_folders(baseline, other, may_differ)
-    if may_differ:
-        before, after, found = after, before, comparison.without_missing(found)
+        from study.cli import compare as comparison
+
+        gate = comparison.gate(fail_above, scaling, allow_missing, format_)
+        before, after, found = comparison.compared(before, after)
     comparison.show_as("json" if json_ else format_, found, before, after, gate, table)
     return comparison.exit_code(found, gate)
 
@@ -312,9 +310,10 @@ def pack(
     debug: Debug = False,
 ) -> None:
     """Pack a results folder into at most seven files. All commands except run read them; unpack restores the folder."""
+    from study.cli.inputs import existing_results
     from study.store.packing import pack as pack_folder
 
-    packed = pack_folder(directory, out, drop_traces=drop_traces)
+    packed = pack_folder(existing_results(directory), out, drop_traces=drop_traces)
     if packed.left_out_line:
         print(f"warning: {packed.left_out_line}", file=sys.stderr)
     print(f"{packed.out}: {packed.trials} trials packed and verified")
@@ -323,9 +322,10 @@ def pack(
 @_subcommand("unpack", _FILES)
 def unpack(directory: Directory, out: PackedInto = None, debug: Debug = False) -> None:
     """Restore the results folder, with a folder per trial, of which pack made a few files."""
+    from study.cli.inputs import existing_results
     from study.store.packing import unpack as unpack_folder
 
-    unpacked = unpack_folder(directory, out)
+    unpacked = unpack_folder(existing_results(directory), out)
     print(f"{unpacked.out}: {unpacked.trials} trials unpacked and verified")
 
 
@@ -375,7 +375,7 @@ def main(arguments: Sequence[str]) -> int:
         except OutputClosed as error:
             return error.exit_code
         except Exception as error:  # noqa: BLE001 - users see one line, not a traceback
-            return report_error(error, debug="--debug" in arguments)
+            return report_error(error, arguments)
 
 
 def _names_command(arguments: Sequence[str]) -> bool:

@@ -27,6 +27,12 @@ BROKEN = ("failed", "timeout", "out_of_memory", "pruned")
 """Statuses of trials that ran without a result. Pruned ones would run out of memory."""
 
 
+class NothingInCommon(ResultsError):
+    """Two results folders have no configuration in common."""
+
+    exit_code = ResultsError.exit_code
+
+
 @dataclass(frozen=True)
 class Failure:
     """A configuration that a has done and that failed in b. trials: number of failed ones; the first one's reason."""
@@ -131,7 +137,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignor
         index for index in {*done["a"]} & {*broken["b"]} if index not in {*broken["a"]} or index not in {*done["b"]}
     }
     if not common and not failed:
-        raise ResultsError(f"{before} and {after} have no configuration in common{_why(frames, keys)}")
+        raise NothingInCommon(f"{before} and {after} have no configuration in common{_why(frames, keys)}")
     axes = tuple(name for name in keys if found.loc[common, name].nunique(dropna=False) > 1)
     varying = tuple(name for name in keys if found[name].nunique(dropna=False) > 1)
     ranks = rank_noun(found["device"])

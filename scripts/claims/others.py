@@ -96,7 +96,10 @@ STATED = {
         ("more than 5 % below `A` |", "example of an option"),
         ("| 0 | neither |", "exit code"),
         ("contains a loss of 5 %", "example of an option"),
-        ("is 0.83 times A's, and the scaling to 4 ranks is 0.97 times A's", "example of an answer"),
+        (
+            "rate on 1 rank is 0.83 times the reference's, and your scaling to 4 ranks is 0.97 times",
+            "example of an answer",
+        ),
     ),
     "docs/index.md": (("(10,000 images, MIT", "size of the shipped sample"),),
     "docs/measuring.md": (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from study.capacity import NodeCapacity, local_capacity
 from study.cli import process
 from study.cli.configuration import Configuration, resolve
-from study.cli.host import cluster_lines, watched_host
+from study.cli.host import cluster_lines, started_ray, watched_host
 from study.cli.prepared import (
     PreparedStudy,
     concurrent_trainings,
@@ -198,8 +198,7 @@ def run(configuration: Configuration, command: str, quiet: bool, strict: bool = 
             process.tell_parent(out=configuration.out, command=command)
             if prepared.pending:
                 until_reported.enter_context(watched_host(prepared.pending, target, cluster, quiet, strict))
-                with waiting("starting Ray", quiet) if target.address is None else contextlib.nullcontext():
-                    cluster = cluster or until_reported.enter_context(connect(target))
+                cluster = cluster or until_reported.enter_context(started_ray(connect(target), quiet))
                 until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
                 process.move_to_session(ray_log, cluster.log_dir)
                 interrupted = _measure(prepared, store, cluster, quiet)
@@ -296,7 +295,7 @@ def _measure(prepared: PreparedStudy, store: "Store", cluster: Cluster, quiet: b
         prepared.pending,
         quiet=quiet,
         planned=prepared.planned,
-        estimate_s=prepared.estimate.duration_s,
+        expected=prepared.estimate.expected,
     )
     return run_shown(
         progress,
@@ -352,7 +351,6 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
 
 def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: bool, table: bool) -> int:
     """Write the report, print the summary card and the path of the report. Return the exit code."""
-    from analysis.report.report import write_report
     from study.cli.terminal import print_card, print_summary
     from study.store.spool import flush
     from study.store.store import StoreError
@@ -366,6 +364,8 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
         statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None
     )
     with waiting("writing the report", quiet):
+        from analysis.report.report import write_report  # takes seconds
+
         report = write_report(out, partial=interrupted and "missing" in counts)
     if table:
         print_summary(report.summary.columns, report.summary.rows)

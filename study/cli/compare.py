@@ -19,9 +19,12 @@ from analysis.compare.folders import (
     UNDECIDED,
     UNKNOWN,
     Comparison,
+    NothingInCommon,
+    compare,
 )
 from analysis.read.schema import PHASES
 from analysis.text import number, percent, with_interval
+from study.cli.inputs import existing_results
 from study.cli.terminal import print_summary, print_table, print_wrapped
 from study.errors import DOES_NOT_FIT, DONE, SOME_FAILED, ConfigurationError, counted, shown
 
@@ -87,6 +90,30 @@ class Gate:
     @property
     def measure(self) -> str:
         return "scaling efficiency" if self.of_scaling else "throughput"
+
+
+def gate(fail_above: str | None, of_scaling: bool, allow_missing: bool, form: str) -> Gate:
+    """Return the gate that the options describe. Raises ConfigurationError, also for an unknown form of output."""
+    if form not in ("text", "markdown"):
+        raise ConfigurationError(f"--format: unknown format {shown(form)}; allowed: text, markdown")
+    return Gate(None if fail_above is None else share(fail_above), of_scaling, allow_missing)
+
+
+def compared(before: str, after: str) -> tuple[str, str, Comparison]:
+    """Return the names of baseline and other side, and their comparison. `after` may be a reference.
+
+    Raises ConfigurationError for an unknown reference, a missing folder, or a reference of other configurations, and
+    ResultsError.
+    """
+    baseline, other, may_differ = folders(before, after)
+    try:
+        comparison = compare(existing_results(baseline), existing_results(other), may_differ)
+    except NothingInCommon as error:
+        if not may_differ:
+            raise
+        fix = f"fix: measure those of the reference: python -m study.scaling {REFERENCES[after[1:]].command}"
+        raise ConfigurationError(f"{error}; {fix}") from None
+    return (after, before, without_missing(comparison)) if may_differ else (before, after, comparison)
 
 
 def folders(before: str, after: str) -> tuple[str, str, tuple[str, ...]]:
@@ -197,8 +224,8 @@ def show_as(form: str, comparison: Comparison, before: str, after: str, gate: Ga
 
 def show(comparison: Comparison, before: str, after: str, gate: Gate, table: bool) -> None:
     """Print the answer, the largest losses and the findings. table: all rows, and the parts of a step."""
-    scaling = scaling_answer(comparison)
     is_reference = before.startswith("@")
+    scaling = scaling_answer(comparison, is_reference)
     print_wrapped(scaling if scaling and is_reference else answer(comparison, gate))
     print(f"A: {before}\nB: {after}\n")
     cells = _throughput_cells(comparison)
@@ -224,8 +251,11 @@ def more_rows(count: int) -> str:
     return f"{counted(count, 'more row')}: " if count > 0 else ""
 
 
-def scaling_answer(comparison: Comparison) -> str:
-    """Return how B's rate on the fewest ranks and its scaling to the most compare with A's; empty without scaling."""
+def scaling_answer(comparison: Comparison, is_reference: bool = False) -> str:
+    """Return how B's rate on the fewest ranks and its scaling to the most compare with A's; empty without scaling.
+
+    is_reference: A is a reference, and B is the user's.
+    """
     rows = comparison.scaling
     if rows.empty:
         return ""
@@ -238,9 +268,10 @@ def scaling_answer(comparison: Comparison) -> str:
         ends = (float(row[f"efficiency_{end}"]) for end in ("ratio", "low", "high", "more"))
         value, low, high, more = ends
         scaling = with_interval(value, low, high, 2, more=more)
+    of_b, of_a = ("Your", "the reference's") if is_reference else ("B's", "A's")
     return (
-        f"The rate on {counted(fewest, 'rank')} is {_range(rows['rate_ratio'])} times A's, "
-        f"and the scaling to {counted(most, 'rank')} is {scaling} times A's."
+        f"{of_b} rate on {counted(fewest, 'rank')} is {_range(rows['rate_ratio'])} times {of_a}, "
+        f"and {of_b.replace('Y', 'y')} scaling to {counted(most, 'rank')} is {scaling} times {of_a}."
     )
 
 
@@ -280,7 +311,7 @@ def answer(comparison: Comparison, gate: Gate) -> str:
 def markdown(comparison: Comparison, before: str, after: str, gate: Gate) -> str:
     """Return a comparison as Markdown, for a comment on a pull request: findings first, then the throughputs."""
     lines = [f"**Throughput of `{after}` (B) compared with `{before}` (A)**", ""]
-    scaling = [scaling_answer(comparison)] if len(comparison.scaling) else []
+    scaling = [scaling_answer(comparison, before.startswith("@"))] if len(comparison.scaling) else []
     lines += [f"- {_escaped(line)}" for line in (*scaling, *findings(comparison, gate), *_context(comparison))]
     if len(comparison.rows):
         lines += ["", "| configuration | A samples/s | B samples/s | B / A [95 %] | |", "|---|---:|---:|---:|---|"]

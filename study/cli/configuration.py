@@ -217,7 +217,7 @@ def _read_options(
             plain[PLAIN_OPTIONS[option]] = _parse_single(option, value, source)
     for one, other in (("global_batch", "batch_per_gpu"), ("tokens_per_step", "global_batch")):
         if {one, other} <= set(axes):
-            names = (source_of(one.replace("_", "-")), other.replace("_", "-"))
+            names = (source_of(one.replace("_", "-")), f"--{other.replace('_', '-')}")
             raise ConfigurationError("{}: cannot be combined with {}; give only one of them".format(*names))
     if {"tokens_per_step", "accumulation_steps"} <= set(axes):
         raise ConfigurationError(
@@ -234,8 +234,9 @@ def _parse_single(option: str, value: Any, source: str) -> Any:
         if not isinstance(value, str) or value not in STUDIES:
             hint = "; separate the values of a list by commas, without spaces" if _is_list_value(value) else ""
             file = "" if source.startswith("--") else f"{source}: "
+            names = ", ".join(STUDIES)
             raise ConfigurationError(
-                f"{file}unknown study {shown(value)}; studies: {', '.join(STUDIES)}{near(value, STUDIES) or hint}"
+                f"{file}unknown study {shown(value)}{near(value, STUDIES) or f'; studies: {names}{hint}'}"
             )
         return value
     if option == "out" and isinstance(value, str) and not value.strip():
@@ -281,9 +282,8 @@ def _settings(value: Any, source: str) -> Iterable[tuple[str, Any]]:
         if field in OTHER_OPTION_OF_FIELD:
             raise ConfigurationError(f"{source}: {field} cannot be set here; use {OTHER_OPTION_OF_FIELD[field]}")
         if field not in TYPE_OF_PLAN_FIELD and field not in TrialFields.model_fields:
-            fields = ", ".join(name for name in TrialFields.model_fields if name not in OTHER_OPTION_OF_FIELD)
-            hint = near(field, TrialFields.model_fields)
-            raise ConfigurationError(f"{source}: {shown(field)} is not a field of a trial{hint}; fields: {fields}")
+            hint = near(field, TrialFields.model_fields) or "; docs/fields.md lists all"
+            raise ConfigurationError(f"{source}: {shown(field)} is not a field of a trial{hint}")
         yield field, values
 
 
@@ -291,7 +291,7 @@ def _values(field: str, value: Any, source: str) -> tuple[Any, ...]:
     """Parse a comma list, a YAML list or one value by the trial's rules, without duplicates."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
     if not parts:
-        raise ConfigurationError(f"{source}: {field} has no values")
+        raise ConfigurationError(f"{_where(field, source)} has no values")
     return tuple(
         dict.fromkeys(_typed(field, part.strip() if isinstance(part, str) else part, source) for part in parts)
     )
@@ -299,22 +299,28 @@ def _values(field: str, value: Any, source: str) -> tuple[Any, ...]:
 
 def _typed(field: str, value: Any, source: str) -> Any:
     if value == "":
-        raise ConfigurationError(f"{source}: {field} has an empty value")
+        raise ConfigurationError(f"{_where(field, source)} has an empty value")
     known = TYPE_OF_PLAN_FIELD.get(field, field)
     if isinstance(value, bool) and TrialFields.model_fields[known].annotation is not bool:
-        raise ConfigurationError(f"{source}: {field} {value}: input should not be true or false")
+        raise ConfigurationError(f"{_where(field, source)} {value}: input should not be true or false")
     if _is_too_large(value):
-        raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
+        raise ConfigurationError(f"{_where(field, source)} is larger than any 64-bit number")
     try:  # only the value by itself; the plan validates combinations
         typed = getattr(TrialFields.model_validate({known: value}), known)
     except ValidationError as error:
-        line = explain(error)[0].replace(known, field, 1)
-        raise ConfigurationError(f"{source}: {clipped(line)}") from None
+        line = explain(error)[0].removeprefix(f"{known} ")
+        raise ConfigurationError(f"{_where(field, source)} {clipped(line)}") from None
     if _is_too_large(typed):
-        raise ConfigurationError(f"{source}: {field} is larger than any 64-bit number")
+        raise ConfigurationError(f"{_where(field, source)} is larger than any 64-bit number")
     if isinstance(typed, float) and not math.isfinite(typed):
-        raise ConfigurationError(f"{source}: {field} {value!r}: input should be a finite number")
+        raise ConfigurationError(f"{_where(field, source)} {value!r}: input should be a finite number")
     return typed
+
+
+def _where(field: str, source: str) -> str:
+    """Return the option that sets a field, or where else it is set and its name."""
+    option = OPTION_OF_FIELD.get(field)
+    return source if option and source == f"--{option.name}" else f"{source}: {field}"
 
 
 def _is_too_large(value: Any) -> bool:

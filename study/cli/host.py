@@ -1,10 +1,12 @@
-"""The state of this host before a run: its load, its GPUs, and what else measures or runs on it."""
+"""This host before a run: its load, its GPUs, what else measures or runs on it, and a local Ray."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
+from study.cli.progress import waiting
 from study.errors import DOES_NOT_FIT
 from study.orchestrate.cluster import Cluster, held_resources
 from study.orchestrate.discovery.address import Target, is_this_host
@@ -63,6 +65,22 @@ def watched_host(
         yield
 
 
+@contextlib.contextmanager
+def started_ray(connection: AbstractContextManager[Cluster], quiet: bool) -> Iterator[Cluster]:
+    """Enter a connection, and leave it at the end. Show that both are waited for: a local Ray takes seconds."""
+    with contextlib.ExitStack() as to_stop:
+        connected = contextlib.ExitStack()
+        with waiting("starting Ray", quiet):
+            cluster = connected.enter_context(connection)
+
+        def stop() -> None:
+            with waiting("stopping Ray", quiet):
+                connected.close()
+
+        to_stop.callback(stop)
+        yield cluster
+
+
 def cluster_lines(cluster: Cluster, address: str | None, gpus: int) -> list[str]:
     """Return what a run says of its cluster before it starts. address: as the user gave it."""
     from study.cli.terminal import NO_GPU
@@ -70,8 +88,8 @@ def cluster_lines(cluster: Cluster, address: str | None, gpus: int) -> list[str]
     lines = [f"cluster: {cluster.description}"]
     if cluster.is_local and not address:
         lines.append(
-            "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray on this host)"
+            "running on this machine only: no cluster found (no --address, no RAY_ADDRESS, no Ray that answers here)"
         )
     if cluster.dashboard_url:
-        lines.append(f"dashboard: {cluster.dashboard_url}")
+        lines.append(f"{'dashboard of this study' if cluster.is_local else 'dashboard'}: {cluster.dashboard_url}")
     return lines if gpus else [*lines, f"warning: {NO_GPU}"]

@@ -13,6 +13,8 @@ from study.errors import ConfigurationError, near, one_line, shown
 from trainables.data.image_layout import kind_of, read_manifest, storages_in
 from trainables.registry import DATASETS
 
+_MAX_LISTED = 5
+
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
@@ -22,13 +24,28 @@ def results_folder(directory: str | None) -> str:
     Raises ConfigurationError if there is none.
     """
     if directory is not None:
-        return directory
-    studies = [*Path("results").glob("*/study.json"), *Path("results").glob("*/*/study.json")]
+        return existing_results(directory)
+    studies = _studies_here()
     if not studies:
         raise ConfigurationError("no results folder below results/ here; give one as DIR")
     newest = max(studies, key=lambda path: max(path.stat().st_mtime, path.parent.stat().st_mtime)).parent
     print(f"results folder: {newest} (the most recent below results/)", file=sys.stderr)
     return str(newest)
+
+
+def existing_results(directory: str) -> str:
+    """Return a results folder that the user names, or its URI. Raises ConfigurationError if nothing has that path."""
+    if not directory or "://" in directory or os.path.lexists(directory):
+        return directory
+    known = [str(path.parent) for path in _studies_here()]
+    found = near(directory, known) or (f"; results here: {', '.join(known[:_MAX_LISTED])}" if known else "")
+    raise ConfigurationError(
+        f"{one_line(directory)} does not exist{found or '; give the folder that a study was run into'}"
+    )
+
+
+def _studies_here() -> list[Path]:
+    return sorted([*Path("results").glob("*/study.json"), *Path("results").glob("*/*/study.json")])
 
 
 def data_dir_path(value: Any, source: str) -> str:

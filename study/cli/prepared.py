@@ -148,7 +148,7 @@ def plan_as_json(prepared: PreparedStudy) -> dict[str, Any]:
         "question": prepared.study.question,
         "out": prepared.configuration.out,
         "counts": prepared.counts,
-        "estimate": prepared.estimate.__dict__,
+        "estimate": {name: getattr(prepared.estimate, name) for name in ("duration_s", "gpu_hours", "cost", "basis")},
         "trials": [
             {
                 "trial_id": row.trial.trial_id if row.trial else None,

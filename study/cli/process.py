@@ -146,10 +146,16 @@ def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
 
-def report_error(error: Exception, debug: bool) -> int:
-    """Print an error in one line and return its exit code. The traceback of an internal error goes to a file."""
+def report_error(error: Exception, arguments: Sequence[str]) -> int:
+    """Print an error in one line and return its exit code. The traceback of an internal error goes to a file.
+
+    arguments: the command line. With --debug, the traceback is printed instead.
+    """
     if hasattr(error, "format_message"):  # an error of click, which typer bundles or imports depending on its version
-        print(f"error: {redacted(error.format_message().rstrip('.'))}; see --help", file=sys.stderr)
+        message = redacted(error.format_message().rstrip("."))
+        is_for_script = "--script" in arguments and type(error).__name__ in ("NoSuchOption", "UsageError")
+        fix = "fix: give the script's own arguments after --" if is_for_script else "see --help"
+        print(f"error: {message}{' ' if message.endswith('?') else '; '}{fix}", file=sys.stderr)
         return USAGE
     # only of the class itself: an error that Ray raises from another process also inherits from its cause
     exit_code: int | None = vars(type(error)).get("exit_code")
@@ -157,7 +163,7 @@ def report_error(error: Exception, debug: bool) -> int:
         print(f"error: {lines_of(redacted(str(error)))}", file=sys.stderr)
         return exit_code
     text = "".join(traceback.format_exception(error))
-    if debug:
+    if "--debug" in arguments:
         print(redacted_log(text), file=sys.stderr)
         return INTERNAL
     log = new_log("error", redacted_log(text))

@@ -16,6 +16,7 @@ from analysis.duration import duration
 from study.errors import lines_of
 from study.orchestrate.activity import GROUP_STARTING, Activity
 from study.orchestrate.protocol import Event, cause
+from study.plan.estimate import Expected
 from study.plan.remaining import RemainingTime
 from study.plan.trials import varying_fields
 from trainables.scratch import log_folder
@@ -77,8 +78,8 @@ def _live(console: Console, render: Callable[[], Text]) -> Live:
 class Progress:
     """Show the progress of a run of `trials` from its events and from what its trials are doing. A context manager.
 
-    A trial is described by the fields in which the `planned` trials differ (default: those to run). `estimate_s` is the
-    estimated time of the run, if known. Lines about trials that did not end well stay on the screen.
+    A trial is described by the fields in which the `planned` trials differ (default: those to run). `expected` are
+    the estimated times of the run, if known. Lines about trials that did not end well stay on the screen.
     """
 
     def __init__(
@@ -89,12 +90,12 @@ class Progress:
         quiet: bool,
         console: Console | None = None,
         planned: Sequence[Trial] = (),
-        estimate_s: float | None = None,
+        expected: Expected | None = None,
     ) -> None:
         self.study_name = study_name
         self.varying = varying_fields(planned or trials)
         self.total = len(trials)
-        self.remaining = RemainingTime(trials, estimate_s)
+        self.remaining = RemainingTime(trials, expected)
         self.doing = STARTING
         self.running: dict[str, str] = {}
         self.activity: dict[str, str] = {}
@@ -210,7 +211,7 @@ class Progress:
         left_s = self.remaining.left_s()
         if left_s is None or not self.remaining.trials:
             return elapsed
-        return f"{elapsed}, about {duration(left_s)} left" if left_s > 0 else f"{elapsed}, longer than estimated"
+        return f"{elapsed}, about {duration(left_s)} left"
 
 
 def run_shown(

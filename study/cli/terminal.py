@@ -1,7 +1,6 @@
 """Print tables and lists to stdout, fitted to the terminal."""
 
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
 _GAP = 2
 """character columns between the columns of a table"""
 
+_TRAILING_BLANKS = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
+"""Blanks at the end of a line, which may be within a style."""
+
 NO_GPU = "no GPU found: measuring CPU ranks"
 
 
@@ -37,7 +39,7 @@ def print_table(table: Table) -> None:
     console = terminal()
     with console.capture() as captured:
         console.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    print(*(_TRAILING_BLANKS.sub(r"\1", line) for line in captured.get().splitlines()), sep="\n")
 
 
 def print_studies(studies: "Mapping[str, tuple[str, Needs]]") -> None:
@@ -129,6 +131,8 @@ def _estimate(prepared: "PreparedStudy") -> str:
         parts.append(f"{estimate.gpu_hours:.2f} GPU-hours")
     if estimate.cost is not None:
         parts.append(f"cost {estimate.cost:.2f}, in the currency of the price")
+    elif prepared.configuration.price_per_gpu_hour is not None:
+        parts.append("no cost, since no GPU is used")
     return f"{', '.join(parts)} ({estimate.basis})"
 
 

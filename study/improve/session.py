@@ -18,7 +18,7 @@ from study.cli.commands import (
     target_of,
     tell_cluster_lost,
 )
-from study.cli.host import cluster_lines, watched_host
+from study.cli.host import cluster_lines, started_ray, watched_host
 from study.cli.process import interrupt, on_ending_signals
 from study.cli.progress import Progress, run_shown, waiting
 from study.errors import DONE, INTERRUPTED, SOME_FAILED, counted
@@ -129,8 +129,7 @@ def _connected(
     if not trials:
         return None
     until_reported.enter_context(watched_host(trials, target, cluster, quiet, strict))
-    with waiting("starting Ray", quiet) if cluster is None else contextlib.nullcontext():
-        connected = cluster or until_reported.enter_context(connect(target))
+    connected = cluster or until_reported.enter_context(started_ray(connect(target), quiet))
     until_reported.enter_context(on_ending_signals(interrupt))  # Ray has replaced one
     if not quiet:
         for line in cluster_lines(connected, session.asked.configuration.address, gpus(connected.nodes)):
@@ -207,13 +206,14 @@ def _planned(found: Search) -> list[str]:
 
 def _finish(session: Session, quiet: bool, as_json: bool) -> int:
     """Save the record, write the report, print the card and the path of the report. Return the exit code."""
-    from analysis.report.card import as_json as card_as_json
-    from analysis.report.report import write_report
     from study.cli.terminal import print_card
 
     found, evidence = session.read()
     session.save(found, evidence)
     with waiting("writing the report", quiet):
+        from analysis.report.card import as_json as card_as_json
+        from analysis.report.report import write_report
+
         report = write_report(session.asked.configuration.out, partial=found.pending is not None)
     if as_json:
         print(json.dumps(card_as_json(report.card), indent=1))

@@ -13,8 +13,8 @@ START_S = {"cpu": 10.0, "cuda": 30.0}
 median on two H100 (`benchmarks/results/doors/study`, environment.group); H200 took a median of 17 s with earlier
 versions of torch (the other folders)."""
 
-AROUND_S = {"cpu": 30.0, "cuda": 30.0}
-"""Seconds for the start of Ray and for the report, once per study."""
+BEFORE_S, AFTER_S = 15.0, 15.0
+"""Seconds for the start of Ray, and for the report, once per study."""
 
 SETUP_S = {"cpu": 0.5, "cuda": 2.0}
 """Seconds per trial for the model, its data, the search for convolution algorithms and, on several GPUs, the sweep."""

@@ -6,13 +6,13 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from study.errors import counted
-from study.plan.duration import AROUND_S, START_S, UNKNOWN_STEP_S, runs_own_code, trial_s
+from study.plan.duration import AFTER_S, BEFORE_S, START_S, UNKNOWN_STEP_S, runs_own_code, trial_s
 from study.plan.placement import ProcessKind, can_share_host
 from study.plan.trials import PlannedTrial
 from trainables.fields import fields_of_kind
@@ -20,8 +20,17 @@ from trainables.trial import Trial
 
 
 @dataclass(frozen=True)
+class Expected:
+    """The parts of an estimate: seconds of each pending trial, of each start of a worker group, and of the report."""
+
+    trials_s: Mapping[str, float] = field(default_factory=dict)
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """Time and cost of the pending trials, with starts of worker groups. `cost` is None without a price.
+    """Time and cost of the pending trials, with starts of worker groups. `cost` is None without a price or GPU.
 
     `basis` says what the estimate comes from. GPU-hours count every GPU that a worker group holds, even while a trial
     uses fewer.
@@ -31,6 +40,7 @@ class Estimate:
     gpu_hours: float
     cost: float | None
     basis: str
+    expected: Expected = Expected()
 
 
 # ------------------------------------------------------------------------------------------------------------ order
@@ -75,7 +85,8 @@ def estimate(
     scale = _model_scale(done)
     start_s = _median_start_s(done) or START_S[pending[0].device]
     group_sizes = _group_sizes(trial for trial in pending if not _is_shared(trial, concurrent))
-    total_s = gpu_s = 0.0
+    gpu_s = 0.0
+    trials_s: dict[str, float] = {}
     sources: Counter[str] = Counter()
     for trial in pending:
         repeat_s = exact.get(_key(trial.model_dump(), _REPEAT_FIELDS))
@@ -83,16 +94,16 @@ def estimate(
         sources["repeats" if repeat_s else "similar" if similar_s else "model"] += 1
         duration_s = repeat_s or similar_s or scale * trial_s(trial)
         is_shared = _is_shared(trial, concurrent)
-        total_s += duration_s / concurrent if is_shared else duration_s
+        trials_s[trial.trial_id] = duration_s / concurrent if is_shared else duration_s
         if trial.device == "cuda":
             gpu_s += duration_s * (1 if is_shared else group_sizes[ProcessKind.of(trial)])
-    for kind, _ in {(ProcessKind.of(trial), trial.repeat) for trial in pending}:
-        total_s += start_s
-        gpu_s += start_s * group_sizes.get(kind, 1) if kind.device == "cuda" else 0.0
-    total_s += AROUND_S[pending[0].device]
+    groups = {(ProcessKind.of(trial), trial.repeat) for trial in pending}
+    gpu_s += sum(start_s * group_sizes.get(kind, 1) for kind, _ in groups if kind.device == "cuda")
     gpu_hours = gpu_s / 3600
-    cost = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
-    return Estimate(total_s, gpu_hours, cost, _basis(sources, len(done), pending))
+    cost = gpu_hours * price_per_gpu_hour if price_per_gpu_hour is not None and gpu_hours else None
+    total_s = sum(trials_s.values()) + start_s * len(groups) + BEFORE_S + AFTER_S
+    expected = Expected(trials_s, start_s, AFTER_S)
+    return Estimate(total_s, gpu_hours, cost, _basis(sources, len(done), pending), expected)
 
 
 def _is_shared(trial: Trial, concurrent: int) -> bool:
@@ -139,6 +150,11 @@ _SIMILAR_FIELDS = _REPEAT_FIELDS | {"batch_per_gpu", "loader_workers", "precisio
 
 _ACCURACY_FIELDS = frozenset({*fields_of_kind("recipe"), "accumulation_steps", "execution", "noise_scale"})
 """Fields that affect the accuracy of a training trial more than its time, or its time less than the batch does."""
+
+
+def configuration_key(trial: Trial) -> tuple[Any, ...]:
+    """Return what the repeats of a configuration share."""
+    return _key(trial.model_dump(), _REPEAT_FIELDS)
 
 
 def _group_sizes(trials: Iterable[Trial]) -> dict[ProcessKind, int]:

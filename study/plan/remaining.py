@@ -1,52 +1,92 @@
-"""Estimate the remaining time of a run from the times of its ended trials."""
+"""Estimate the remaining time of a run from its plan and from the times of its ended trials."""
 
 import statistics
 import time
 from collections.abc import Sequence
 
+from study.plan.estimate import Expected, configuration_key
+from study.plan.placement import ProcessKind
 from trainables.trial import Trial
+
+_Group = tuple[ProcessKind, int]
 
 
 class RemainingTime:
-    """The remaining time of a run. `estimate_s` is the estimate for all trials before any has ended, if known.
+    """The remaining time of a run: of the trial that runs, the trials after it, their worker groups, and the end.
 
-    Each ended trial gives a new estimate, which then counts down. The first trial of a worker group also takes the
-    group's start, so its extra time counts once per remaining repeat, each of which has its own group.
+    Only the time of the current trial counts down, so that a slow one does not use up the time of the others. An ended
+    trial gives the time of its repeats, and scales the `expected` times of the others. The first trial of a worker
+    group also takes the group's start. All is computed when a trial ends, since the display asks while trials run.
     """
 
-    def __init__(self, trials: Sequence[Trial], estimate_s: float | None = None) -> None:
+    def __init__(self, trials: Sequence[Trial], expected: Expected | None = None) -> None:
         self.trials = {trial.trial_id: trial for trial in trials}
-        self._total = len(trials)
-        self._estimate_s = estimate_s
-        self._left_s = estimate_s
-        self._at_s = self._last_end_s = time.monotonic()
+        self._expected = expected
+        self._groups = {trial.trial_id: (ProcessKind.of(trial), trial.repeat) for trial in trials}
+        self._configurations = {trial.trial_id: configuration_key(trial) for trial in trials}
+        self._group: _Group | None = None
         self._is_first = False
-        self._first_s: list[float] = []
-        self._others_s: list[float] = []
+        self._first: list[tuple[str, float]] = []
+        self._others: list[tuple[str, float]] = []
+        self._last_end_s = time.monotonic()
+        self._update()
 
     def group_starting(self) -> None:
         """Note that the next trial is the first of its worker group."""
-        self._is_first = True
+        self._is_first, self._group = True, None
+        if not self._first:
+            self._last_end_s = time.monotonic()
+        self._update()
 
     def ended(self, trial: Trial) -> None:
-        """Note the end of a trial."""
-        self.trials.pop(trial.trial_id, None)
+        """Note the end of a trial of the plan."""
+        if self.trials.pop(trial.trial_id, None) is None:
+            return
         now_s = time.monotonic()
-        (self._first_s if self._is_first else self._others_s).append(now_s - self._last_end_s)
-        self._is_first, self._last_end_s, self._at_s = False, now_s, now_s
-        self._left_s = self._estimated_s(trial)
+        (self._first if self._is_first else self._others).append((trial.trial_id, now_s - self._last_end_s))
+        self._is_first, self._last_end_s, self._group = False, now_s, self._groups[trial.trial_id]
+        self._update()
 
     def left_s(self) -> float | None:
         """Return the remaining seconds; None if nothing is known."""
-        return None if self._left_s is None else max(0.0, self._left_s - (time.monotonic() - self._at_s))
+        if self._left_s is None:
+            return None
+        return self._left_s - min(time.monotonic() - self._last_end_s, self._current_s)
 
-    def _estimated_s(self, last: Trial) -> float:
-        left = len(self.trials)
-        if not self._others_s:
-            if self._estimate_s is not None and len(self._first_s) == 1:
-                return self._estimate_s * left / self._total
-            return statistics.mean(self._first_s) * left
-        trial_s = statistics.mean(self._others_s)
-        start_s = max(0.0, statistics.mean(self._first_s) - trial_s) if self._first_s else 0.0
-        groups = {trial.repeat for trial in self.trials.values()} - {last.repeat}
-        return trial_s * left + start_s * len(groups)
+    def _update(self) -> None:
+        """Compute the remaining time from now on, and that of the current trial."""
+        self._left_s: float | None = None
+        self._current_s = 0.0
+        if self._expected is None and not (self._first or self._others):
+            return
+        scale, start_s = self._scale(), self._start_s()
+        trial_times_s = [self._trial_s(name, scale) for name in self.trials]
+        groups = {self._groups[name] for name in self.trials} - {self._group}
+        end_s = self._expected.end_s if self._expected else 0.0
+        self._left_s = sum(trial_times_s) + start_s * len(groups) + end_s
+        is_starting = self._is_first or not (self._first or self._others)
+        self._current_s = statistics.mean(trial_times_s or [end_s]) + (start_s if is_starting else 0.0)
+
+    def _trial_s(self, trial_id: str, scale: float) -> float:
+        """Return the time of a trial in a live worker group."""
+        key = self._configurations[trial_id]
+        repeats = [seconds for other, seconds in self._others if self._configurations[other] == key]
+        if repeats:
+            return statistics.mean(repeats)
+        if self._expected:
+            return scale * self._expected.trials_s[trial_id]
+        return statistics.mean(seconds for _, seconds in self._others or self._first)
+
+    def _scale(self) -> float:
+        """Return the time of the ended trials, relative to the expected one; 1 before any."""
+        expected_s = sum(self._expected.trials_s[name] for name, _ in self._others) if self._expected else 0.0
+        return sum(seconds for _, seconds in self._others) / expected_s if expected_s else 1.0
+
+    def _start_s(self) -> float:
+        """Return the time of the start of a worker group."""
+        if not self._first:
+            return self._expected.start_s if self._expected else 0.0
+        if not (self._others or self._expected):
+            return 0.0  # it is in the time of the first trial
+        scale = self._scale()
+        return max(0.0, statistics.mean(seconds - self._trial_s(name, scale) for name, seconds in self._first))

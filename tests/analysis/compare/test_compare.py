@@ -199,9 +199,7 @@ def test_the_command_fails_only_if_a_regression_is_significant(
     assert main(["compare", before, after, "--fail-above", "5"]) == USAGE
     assert capsys.readouterr().err.startswith("error: --fail-above: '5' is not a percentage")
     assert main(["compare", before, "/nowhere"]) == USAGE
-    assert capsys.readouterr().err == (
-        "error: /nowhere: no study.json, so this is not a results folder; give the folder that a study was run into\n"
-    )
+    assert capsys.readouterr().err.startswith("error: /nowhere does not exist; ")
 
 
 def test_without_intervals_the_command_neither_passes_nor_fails(

@@ -149,6 +149,7 @@ def test_every_command_has_a_help_with_examples_that_name_its_own_options(
     assert main([*([command] if command else []), "--help"]) == 0
     lines = [Text.from_ansi(line).plain.strip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 80
+    assert [line for line in lines if "<bool>" in line and "--help" not in line] == []
     examples = [line for line in lines[lines.index("Examples:") + 1 :] if line.startswith("python -m study.scaling")]
     assert examples and all(command in line for line in examples)
     help_text = " ".join(lines)
@@ -324,11 +325,11 @@ def test_emulated_interconnects_are_infeasible_without_gpus(capsys: pytest.Captu
     [
         (
             ["plan", "defualt"],
-            f"error: unknown study 'defualt'; studies: {', '.join(STUDIES)}; did you mean 'default'?",
+            "error: unknown study 'defualt'; did you mean 'default'?",
         ),
         (
             ["--batch-per-gpu", "0"],
-            "error: --batch-per-gpu: batch_per_gpu '0': input should be greater than or equal to 1",
+            "error: --batch-per-gpu '0': input should be greater than or equal to 1",
         ),
         (["--gups", "1"], "error: No such option: --gups (Possible options: --gpus, --steps); see --help"),
         (
@@ -338,12 +339,18 @@ def test_emulated_interconnects_are_infeasible_without_gpus(capsys: pytest.Captu
         (["--max-concurrent", "0"], "error: --max-concurrent 0: input should be greater than or equal to 1"),
         (
             ["plan", "large-batch", "--target-accuracy", "93"],
-            "error: --target-accuracy: target_accuracy '93': input should be less than or equal to 1",
+            "error: --target-accuracy '93': input should be less than or equal to 1",
         ),
         (
             ["plan", "--gpus", "1", "--gpus=2"],
             "error: --gpus is given twice; give it once, a list with commas between its values",
         ),
+        (
+            ["plan", "--script", __file__, "--lr", "0.1"],
+            "error: No such option: --lr (Possible options: --goal, --help, --vary); fix: give the script's own "
+            "arguments after --",
+        ),
+        (["show", "/nowhere"], "error: /nowhere does not exist; give the folder that a study was run into"),
         (["frobnicate"], "error: No such command 'frobnicate'; see --help"),
         (["pack"], "error: Missing argument 'DIR'; see --help"),
         (
@@ -359,6 +366,16 @@ def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(
     output = capsys.readouterr()
     assert output.err.splitlines() == [line]
     assert output.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["pack"], ["compare", "DIR"], ["predict", "--gpus", "8"]])
+def test_a_results_folder_that_does_not_exist_suggests_the_nearest(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store(tmp_path / "results" / "weak")
+    assert main([*(argument.replace("DIR", "results/weak") for argument in arguments), "results/waek"]) == 2
+    assert capsys.readouterr().err == "error: results/waek does not exist; did you mean 'results/weak'?\n"
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

@@ -163,7 +163,7 @@ def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_pat
     [
         (
             {"study": "defualt"},
-            f"unknown study 'defualt'; studies: {', '.join(STUDIES)}; did you mean 'default'?",
+            "unknown study 'defualt'; did you mean 'default'?",
         ),
         ({"study": "x"}, f"unknown study 'x'; studies: {', '.join(STUDIES)}"),
         (
@@ -174,30 +174,30 @@ def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_pat
         ({"out": " "}, "--out ' ' is not a path"),
         (
             {"model": "resnet81"},
-            f"--model: model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
+            f"--model 'resnet81' is not known; allowed: {', '.join(MODELS)}; did you mean 'resnet18'?",
         ),
         (
             {"precision": "fp32,bf61"},
-            f"--precision: precision 'bf61' is not known; allowed: {', '.join(PRECISIONS)}; did you mean 'bf16'?",
+            f"--precision 'bf61' is not known; allowed: {', '.join(PRECISIONS)}; did you mean 'bf16'?",
         ),
         (
             {"batch-per-gpu": "0"},
-            "--batch-per-gpu: batch_per_gpu '0': input should be greater than or equal to 1",
+            "--batch-per-gpu '0': input should be greater than or equal to 1",
         ),
         (
             {"global-batch": "0"},
-            "--global-batch: global_batch '0': input should be greater than or equal to 1",
+            "--global-batch '0': input should be greater than or equal to 1",
         ),
-        ({"gpus": "1,,2"}, "--gpus: world_size has an empty value"),
+        ({"gpus": "1,,2"}, "--gpus has an empty value"),
         (
             {"gpus": "two"},
-            "--gpus: world_size 'two': input should be a valid integer, unable to parse string as an integer",
+            "--gpus 'two': input should be a valid integer, unable to parse string as an integer",
         ),
-        ({"steps": "9" * 20}, "--steps: steps is larger than any 64-bit number"),
+        ({"steps": "9" * 20}, "--steps is larger than any 64-bit number"),
         ({"set": ["learning_rate=inf"]}, "--set: learning_rate 'inf': input should be a finite number"),
         (
             {"interconnect": "infiniband"},
-            "--interconnect: interconnect 'infiniband': input should be 'auto', 'no_p2p' or 'socket'",
+            "--interconnect 'infiniband': input should be 'auto', 'no_p2p' or 'socket'",
         ),
         (
             {"set": ["profile_ranks=0-3"]},
@@ -209,7 +209,7 @@ def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_pat
         ({"gpus": "1", "set": ["world_size=2"]}, "--set: world_size is given twice; give it once"),
         (
             {"batch-per-gpu": "8", "global-batch": "8"},
-            "--global-batch: cannot be combined with batch-per-gpu; give only one of them",
+            "--global-batch: cannot be combined with --batch-per-gpu; give only one of them",
         ),
         ({"repeats": 0}, "--repeats 0: input should be greater than or equal to 1"),
         ({"trial-timeout": 0.0}, "--trial-timeout 0.0: input should be greater than 0"),
@@ -240,10 +240,8 @@ def test_an_invalid_option_is_one_line(options: dict[str, Any], expected: str) -
 
 
 def test_an_unknown_axis_suggests_the_nearest_field() -> None:
-    error = message({"set": ["batch_per_gup=8"]})
-    problem, _, fields = error.partition("; fields: ")
-    assert problem == "--set: 'batch_per_gup' is not a field of a trial; did you mean 'batch_per_gpu'?"
-    assert {"model", "dataset", "steps"} <= set(fields.split(", "))
+    assert message({"set": ["batch_per_gup=8"]}).endswith("; did you mean 'batch_per_gpu'?")
+    assert message({"set": ["colour=8"]}).endswith("; docs/fields.md lists all")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from analysis.duration import duration
 from study.cli import progress
 from study.cli.progress import Progress, describe, waiting
 from study.orchestrate.protocol import Event
+from study.plan.estimate import Expected
 from study.plan.trials import varying_fields
 from trainables.trial import Trial
 
@@ -93,23 +94,40 @@ def test_the_same_failure_is_explained_once(clock: SimpleNamespace) -> None:
     assert sum(line.startswith("[") and "failed: mlp" in line for line in lines) == 4
 
 
-def test_the_time_left_starts_with_the_estimate_and_counts_down(clock: SimpleNamespace) -> None:
-    with Progress("weak", TRIALS, quiet=True, estimate_s=100.0) as shown:
+EXPECTED = Expected({trial.trial_id: 10.0 for trial in TRIALS}, start_s=20.0, end_s=5.0)
+"""85 s: four trials, a worker group for each of two repeats, and the report"""
+
+
+def test_only_the_time_of_the_current_trial_counts_down(clock: SimpleNamespace) -> None:
+    with Progress("weak", TRIALS, quiet=True, expected=EXPECTED) as shown:
+        assert shown.remaining.left_s() == 85.0
+        clock.s = 7.0
         shown.on_event(event("group_starting"))
-        shown.on_event(event("trial_started", TRIALS[0]))
-        clock.s = 30.0
-        assert shown.remaining.left_s() == 70.0
-        shown.on_event(event("trial_ended", TRIALS[0], status="done"))
-        assert shown.remaining.left_s() == 75.0, "three of four trials of the estimate"
-        clock.s = 32.0
+        assert shown.remaining.left_s() == 85.0, "Ray was starting, which is no part of it"
+        clock.s += 12.0
+        assert shown.remaining.left_s() == 73.0
+        clock.s += 100.0
+        assert shown.remaining.left_s() == 55.0, "three trials, a worker group and the report are left"
+        shown.on_event(event("trial_ended", TRIALS[3], status="done"))
+        assert shown.remaining.left_s() == 3 * 10.0 + 102.0 + 5.0, "the other worker group starts as slowly"
+
+
+def test_ended_trials_give_the_time_of_their_repeats_and_scale_the_others(clock: SimpleNamespace) -> None:
+    with Progress("weak", TRIALS, quiet=True, expected=EXPECTED) as shown:
+        shown.on_event(event("group_starting"))
+        clock.s += 24.0
+        shown.on_event(event("trial_ended", TRIALS[0], status="done"))  # 14 s of them to start
+        clock.s += 2.0
         shown.on_event(event("trial_ended", TRIALS[1], status="done"))
-        # 2 s per trial, and 28 s for the start of the group of the second repeat
-        assert shown.remaining.left_s() == 2 * 2.0 + 28.0
-        clock.s = 40.0
-        assert shown.remaining.left_s() == 24.0
-        clock.s = 90.0
-        assert shown.remaining.left_s() == 0.0
-        assert shown.render().plain.splitlines()[0].endswith("2/4, 2 min, longer than estimated")
+        # its repeat takes 2 s too; a fifth of the expected time, so the first took 2 s, and its start 22 s
+        assert shown.remaining.left_s() == 2.0 + 2.0 + 22.0 + 5.0
+        shown.on_event(event("group_starting"))
+        clock.s += 24.0
+        shown.on_event(event("trial_ended", TRIALS[2], status="done"))
+        clock.s += 2.0
+        shown.on_event(event("trial_ended", TRIALS[3], status="done"))
+        assert shown.remaining.left_s() == 5.0
+        assert "left" not in shown.render().plain, "the report is waited for elsewhere"
 
 
 def test_a_log_repeats_what_a_long_trial_is_doing(clock: SimpleNamespace) -> None:

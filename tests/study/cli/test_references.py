@@ -59,7 +59,7 @@ def test_a_loss_of_scaling_fails_the_gate(slower: tuple[Path, Path], capsys: pyt
     assert main(["compare", *map(str, slower), "--fail-above", "5%", "--scaling"]) == SOME_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Regression: 1 of 1 configuration lost more than 5.0\u00a0% of scaling efficiency."
-    assert any(line.startswith("The rate on 1 rank is 0.80 times A's") for line in lines)
+    assert any(line.startswith("B's rate on 1 rank is 0.80 times A's") for line in lines)
 
 
 def test_one_repeat_gives_a_ratio_without_an_interval(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_reference_compared_with_itself_is_equal(capsys: pytest.CaptureFixture
     assert output["only_a"] == []
     assert main(["compare", str(RESULTS / reference), f"@{name}"]) == DONE
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("The rate on 1 rank is 1.00 times A's")
+    assert lines[0].startswith("Your rate on 1 rank is 1.00 times the reference's")
     assert f"A: @{name}" in lines
 
 
@@ -89,6 +89,17 @@ def test_an_unknown_reference_is_one_line_with_the_known_ones(capsys: pytest.Cap
     assert main(["compare", "results/mine", "@tpu"]) == USAGE
     error = capsys.readouterr().err
     assert error.startswith("error: unknown reference '@tpu'; allowed: @") and len(error.splitlines()) == 1
+
+
+def test_results_without_a_configuration_of_the_reference_get_the_command_that_measures_them(
+    slower: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "resnet18-small_4xh200_2026-11"
+    assert main(["compare", str(slower[0]), f"@{name}"]) == USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and line.endswith(
+        f"; fix: measure those of the reference: python -m study.scaling {REFERENCES[name].command}"
+    )
 
 
 def test_the_documentation_shows_the_command_of_every_reference() -> None:

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from study.capacity import NodeCapacity, default_cpus_per_rank
-from study.plan.duration import AROUND_S, START_S, step_s, trial_s
+from study.plan.duration import AFTER_S, BEFORE_S, START_S, step_s, trial_s
 from study.plan.estimate import blocks, estimate
 from study.plan.trials import PlanError, fit, plan_trials, pruned_by
 from study.studies.study import Study
 from trainables.trial import Trial
 
+AROUND_S = BEFORE_S + AFTER_S
 HOST = [NodeCapacity("a", "10.0.0.1", cpus=8, gpus=2)]
 TWO_HOSTS = [NodeCapacity("a", "10.0.0.1", cpus=16, gpus=4), NodeCapacity("b", "10.0.0.2", cpus=16, gpus=4)]
 
@@ -291,9 +292,20 @@ def test_without_records_the_time_is_modelled_from_operations_and_includes_start
     rows = plan_trials(grid.with_overrides({"image_size": (224,), "precision": ("bf16",)}), HOST)
     estimated = estimate(rows, [], price_per_gpu_hour=2.0)
     modelled_s = sum(trial_s(row.trial) for row in rows if row.trial)
-    assert estimated.duration_s == pytest.approx(modelled_s + 3 * START_S["cuda"] + AROUND_S["cuda"])
+    assert estimated.duration_s == pytest.approx(modelled_s + 3 * START_S["cuda"] + AROUND_S)
     assert estimated.cost == pytest.approx(2.0 * (modelled_s + 3 * START_S["cuda"]) * 2 / 3600)
     assert "estimate" in estimated.basis
+
+
+def test_an_estimate_is_the_sum_of_its_parts_and_cpu_ranks_have_no_cost() -> None:
+    grid = study(2, world_size=(1, 2))
+    estimated = estimate(plan_trials(grid, HOST), [], 2.0)
+    expected = estimated.expected
+    assert len(expected.trials_s) == 4
+    parts_s = sum(expected.trials_s.values()) + 2 * expected.start_s + BEFORE_S + expected.end_s
+    assert estimated.duration_s == pytest.approx(parts_s)
+    on_cpus = estimate(plan_trials(grid.with_overrides({"device": ("cpu",)}), HOST), [], 2.0)
+    assert (on_cpus.gpu_hours, on_cpus.cost) == (0.0, None)
 
 
 def test_the_step_of_a_workload_is_assumed_and_the_estimate_says_so() -> None:
@@ -308,7 +320,7 @@ def test_records_of_other_trials_scale_the_model() -> None:
     [trial] = [row.trial for row in rows if row.trial]
     other = trial.but(model="resnet50")
     estimated = estimate(rows, [record(other, 3 * trial_s(other))], None)
-    assert estimated.duration_s - START_S["cuda"] - AROUND_S["cuda"] == pytest.approx(3 * trial_s(trial))
+    assert estimated.duration_s - START_S["cuda"] - AROUND_S == pytest.approx(3 * trial_s(trial))
     assert "1 of 1 estimated from operations" in estimated.basis
 
 
@@ -317,7 +329,7 @@ def test_recorded_starts_of_worker_groups_replace_the_typical_ones() -> None:
     first = next(row.trial for row in plan_trials(grid, HOST) if row.trial)
     rows = plan_trials(grid, HOST, {first.trial_id: "done"})
     started = record(first, 5.0) | {"environment": {"group": {"asked_at": 100.0, "opened_at": 107.0}}}
-    assert estimate(rows, [started], None).duration_s == pytest.approx(5.0 + 7.0 + AROUND_S["cuda"])
+    assert estimate(rows, [started], None).duration_s == pytest.approx(5.0 + 7.0 + AROUND_S)
 
 
 def test_time_comes_from_repeats_and_gpu_hours_count_all_gpus_of_the_group() -> None:
@@ -328,7 +340,7 @@ def test_time_comes_from_repeats_and_gpu_hours_count_all_gpus_of_the_group() -> 
     rows = plan_trials(grid, HOST, {t.trial_id: "done" for t in done})
     estimated = estimate(rows, records, price_per_gpu_hour=3.0)
     starts_s = 2 * START_S["cuda"]
-    assert estimated.duration_s == 2 * 100 + 2 * 140 + starts_s + AROUND_S["cuda"]
+    assert estimated.duration_s == 2 * 100 + 2 * 140 + starts_s + AROUND_S
     gpu_s = (480 + starts_s) * 2  # one-GPU trials also use the group of two GPUs
     assert estimated.gpu_hours == pytest.approx(gpu_s / 3600)
     assert estimated.cost == pytest.approx(gpu_s / 3600 * 3.0)
@@ -340,7 +352,7 @@ def test_an_estimate_from_another_batch_says_so() -> None:
     done = next(row.trial for row in plan_trials(grid, HOST) if row.trial)
     rows = plan_trials(grid, HOST, {done.trial_id: "done"})
     estimated = estimate(rows, [record(done, 30.0)], None)
-    assert estimated.duration_s == 30.0 + START_S["cuda"] + AROUND_S["cuda"]
+    assert estimated.duration_s == 30.0 + START_S["cuda"] + AROUND_S
     assert estimated.cost is None
     assert "1 of 1 " in estimated.basis and "another batch" in estimated.basis
     assert estimated.basis.startswith("1 recorded trial;")
