@@ -197,9 +197,9 @@ def slowdown(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        "Causes and the unexplained part add up to the first column; shares of it in brackets, unless large causes cancel each "
-        "other. Values of the ranks that wait for "
-        "the last one. Communication takes the share of the plain step that it takes of a step in its own window.",
+        "Causes and the unexplained part add up to the first column; shares of it in brackets, unless large causes "
+        "cancel each other. Values of the ranks that wait for the last one. Communication takes the share of the plain "
+        "step that it takes of a step in its own window.",
         blocks=blocks(axes),
     )
 
