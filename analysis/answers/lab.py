@@ -69,7 +69,7 @@ def scaling_kind(inputs: ReportInputs) -> Reply | Missing:
     best = weak.sort_values(["parallel", "world_size"], kind="stable").drop_duplicates("parallel", keep="last")
     listed = [f"{row['parallel']} {_speed_up(inputs, row)}" for _, row in best.iterrows()]
     text = (
-        "It is weak scaling: the batch per rank is held, so the global batch grows with the number of ranks. "
+        "It is weak scaling: the batch per rank stays constant, so the global batch grows with the number of ranks. "
         f"Speed-up at the largest batch: {join(listed)}."
     )
     numbers = {"weak": float(best["speed_up"].iloc[-1])}

@@ -23,6 +23,7 @@ from analysis.figures.style import (
     LineEnd,
     column_count,
     facet_fields,
+    filled,
     grid_of_axes,
     hollow,
     hollow_handle,
@@ -132,22 +133,20 @@ def ladder(analysis: Analysis) -> Figure | None:
     if rows.empty:
         return None
     machines = list(rows.groupby("machine", sort=False))
+    heights = [0.75 + (0.36 if is_narrow() else 0.27) * len(steps) for _, steps in machines]
     colours = [sns.color_palette("colorblind")[machine != OURS] for machine, _ in machines]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(
             len(machines),
             1,
-            figsize=(
-                NARROW_INCHES if is_narrow() else 7.2,
-                0.5 + sum(0.75 + 0.27 * len(steps) for _, steps in machines),
-            ),
+            figsize=(NARROW_INCHES if is_narrow() else 7.2, 0.5 + sum(heights)),
             squeeze=False,
             layout="constrained",
-            gridspec_kw={"height_ratios": [0.75 + 0.27 * len(steps) for _, steps in machines]},
+            gridspec_kw={"height_ratios": heights},
         )
         for axis, (machine, steps), colour in zip(grid.flat, machines, colours, strict=True):
             _waterfall(axis, steps, colour)
-            axis.set_title(machine)
+            axis.set_title(filled(machine, 30) if is_narrow() else machine)
         grid.flat[-1].set_xlabel("time per sample (µs)")
         legend(figure, [Patch(color=colours[0], label="time"), Patch(facecolor=GRID, label="saved by this step")])
     return figure
@@ -165,6 +164,6 @@ def _waterfall(axis: Any, steps: Any, colour: Any) -> None:
         shown = "not resolved" if more > 0 else f"{ratio:.2f}×"
         axis.annotate(shown, (end, position), xytext=(4, 0), textcoords="offset points", va="center")
     axis.set_xlim(0, 1.12 * max(before.max(), times.max()))
-    axis.set_yticks(list(positions), list(steps["rung"]))
+    axis.set_yticks(list(positions), [filled(name, 22) if is_narrow() else name for name in steps["rung"]])
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")

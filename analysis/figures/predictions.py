@@ -65,7 +65,7 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
         figure, axes = grid_of_axes(len(panels), sharey=True)
         smallest = min(model.series.sizes[0] for model in models)
         largest = _largest(analysis, models)
-        ends_early = False
+        has_interval = False
         low, high = _limits(analysis, models)
         with_legend = max(map(len, panels.values())) > MOST_DIRECT_LABELS
         for axis, (key, members) in zip(axes, panels.items(), strict=False):
@@ -80,9 +80,11 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             ends = []
             for model in members:
                 label = held_batch(model, ranks)
-                is_cut, end = _fan(axis, analysis, model, largest, colours[label], markers[label])
-                ends_early |= is_cut
-                ends.append(LineEnd(*end, label.partition(" per ")[0]))
+                is_shaded, (x, y) = _fan(axis, analysis, model, largest, colours[label], markers[label])
+                has_interval |= is_shaded
+                # Other lines continue after the last point of a host-bound series, so its label is below them.
+                y -= 0.04 * (high - low) if model.series.host_bound else 0.0
+                ends.append(LineEnd(x, y, label.partition(" per ")[0]))
             if not with_legend:
                 label_ends(axis, ends)
             fields = {name: value for name, value in zip(rest, key, strict=True) if value not in (None, "")}
@@ -94,10 +96,9 @@ def prediction_fan(analysis: ReportInputs) -> Figure | None:
             for label in labels
             if with_legend
         ]
-        dashed: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.2}
-        handles.append(Patch(facecolor=GRID, edgecolor=INK, **dashed, label="predicted, not measured (shaded: 95 %)"))
-        if ends_early:
-            handles.append(Line2D([], [], color=INK, **dashed, label="not shaded: no interval"))
+        handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="predicted, not measured"))
+        if has_interval:
+            handles.append(Patch(facecolor=GRID, linewidth=0, label="95 % interval of new runs"))
         legend(figure, handles)
     return figure
 
@@ -121,14 +122,15 @@ def _limits(analysis: ReportInputs, models: list[ScalingModel]) -> tuple[float, 
         if not model.series.host_bound
     ]
     points = pd.concat([100 * rows["efficiency"].astype(float), pd.Series(ends, dtype=float)])
-    low, high = limits(points, *(100 * rows[f"efficiency_{end}"].astype(float) for end in ("low", "high")))
+    known = rows[~(rows["efficiency_more"] > 0)]
+    low, high = limits(points, *(100 * known[f"efficiency_{end}"].astype(float) for end in ("low", "high")))
     return max(0.0, low), max(102.0, high)
 
 
 def _fan(
     axis: Any, analysis: ReportInputs, model: ScalingModel, largest: int, colour: Any, marker: str
 ) -> tuple[bool, tuple[float, float]]:
-    """Draw a series; return True if its prediction has no interval somewhere, and the end of its line."""
+    """Draw a series; return True if its prediction has an interval somewhere, and the end of its line."""
     sizes = model.series.sizes
     rows = analysis.scaling[analysis.scaling["configuration"].isin(model.series.points["configuration"])]
     rows = rows[rows["scaling"] == model.series.scaling].drop_duplicates("world_size").sort_values("world_size")
@@ -149,8 +151,7 @@ def _fan(
         knows_network = model.knows_network(int(x[-1]), nodes[-1])
         curve = predict(model, x.tolist(), nodes=nodes if knows_network else None)
         axis.plot(x, 100 * curve["efficiency"], color=colour, linestyle=style, linewidth=1.3)
-    has_interval = curve["efficiency_low"].notna() & (knows_network | (np.array(nodes) == 1))
-    shaded = curve[has_interval]
+    shaded = curve[curve["efficiency_low"].notna() & (knows_network | (np.array(nodes) == 1))]
     low, high = 100 * shaded["efficiency_low"], 100 * shaded["efficiency_high"]
     axis.fill_between(shaded["world_size"], low, high, color=colour, alpha=0.15, linewidth=0)
-    return not bool(has_interval.all()), (float(x[-1]), 100 * float(curve["efficiency"].iloc[-1]))
+    return len(shaded) > 1, (float(x[-1]), 100 * float(curve["efficiency"].iloc[-1]))

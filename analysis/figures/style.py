@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from analysis.study import Analysis
-from analysis.text import configuration_label, percent, telling_fields, value_label
+from analysis.text import configuration_label, telling_fields, value_label
 
 INK, GRID = "#2a2f36", "#c9ced6"
 """Colours of text and grid lines; the report replaces them with those of its light or dark theme."""
@@ -62,6 +62,9 @@ MOST_LINES = 6
 """Maximum lines of a wrapped label."""
 
 MARKERS = "oDs^vPX*"
+
+MOST_INTERVAL = 0.8
+"""Maximum share of an axis that an interval takes, so that its ends are visible."""
 
 
 @contextmanager
@@ -111,8 +114,8 @@ def most_panels() -> int:
     return MOST_BRIEF_PANELS if is_brief() or is_narrow() else MAX_FACETS
 
 
-_VISIBLE_SHARE = 0.002
-"""Share of the longest bar below which a part is too small to see, and has no entry in the legend."""
+_VISIBLE_SHARE = 0.01
+"""Share of the longest bar below which a part is too small to recognise, and has no entry in the legend."""
 
 COLOURS = (*sns.color_palette("colorblind").as_hex(), "#7800d8", "#595959", "#14213d")
 """Seaborn's ten colour-blind safe colours, a violet, a dark grey and a navy blue.
@@ -183,7 +186,7 @@ def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
     """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
         mark_brief(figure)
-        figure.supxlabel(f"the first {shown} of {count} panels ({percent(shown / count)})", fontsize=TEXT["font.size"])
+        figure.supxlabel(f"the first {shown} of {count} panels", fontsize=TEXT["font.size"])
 
 
 def wrapped(label: str, columns: int) -> str:
@@ -233,15 +236,16 @@ def label_ends(axis: Any, ends: Sequence[LineEnd]) -> None:
 
 
 def limits(points: pd.Series, low: pd.Series, high: pd.Series) -> tuple[float, float]:
-    """Return limits of an axis that show all points, and intervals as far as they do not dwarf the points.
+    """Return limits of an axis that show all points and intervals, with a margin around the widest interval.
 
-    Beyond the points, an interval extends the axis by at most their own range, or by a tenth of the largest one.
+    Intervals are resolved, so they are narrower than a factor of 2. The widest one takes at most `MOST_INTERVAL` of the
+    axis.
     """
-    least, most = float(points.min()), float(points.max())
-    room = max(most - least, 0.1 * abs(most))
-    lower = max(min(least, float(low.min()) if low.notna().any() else least), least - room)
-    upper = min(max(most, float(high.max()) if high.notna().any() else most), most + room)
+    ends = pd.concat([points, low, high]).astype(float).dropna()
+    lower, upper = float(ends.min()), float(ends.max())
+    widest = float((high - low).max()) if (high - low).notna().any() else 0.0
     margin = 0.06 * (upper - lower) or 0.06 * abs(upper) or 1.0
+    margin = max(margin, (widest / MOST_INTERVAL - (upper - lower)) / 2)
     return lower - margin, upper + margin
 
 

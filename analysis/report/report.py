@@ -31,7 +31,7 @@ from analysis.report.card import as_html as card_as_html
 from analysis.report.card import as_json_text, as_markdown
 from analysis.report.card_svg import as_svg
 from analysis.report.methods import methods
-from analysis.report.page import embedded, glossary, security_policy, static
+from analysis.report.page import embedded, glossary, security_policy, static, with_terms
 from analysis.report.picture import Picture, draw, first_drawn
 from analysis.report.questions import OVERVIEW, Question, questions
 from analysis.report.sections import PLOTS, RETIRED_PLOTS, SECTIONS, TABLES, WITHOUT_LATEX
@@ -133,7 +133,7 @@ def write_report(
     files["card.svg"] = as_svg(card).encode()
     files["methods.md"] = methods(first).encode()
     files["report.md"] = _render("report.md.jinja", context).encode()
-    files["index.html"] = _render("index.html.jinja", context).encode()
+    files["index.html"] = with_terms(_render("index.html.jinja", context), context["glossary"]).encode()
     try:
         for folder in ("tables", "figures"):
             system.create_dir(f"{root}/{folder}", recursive=True)

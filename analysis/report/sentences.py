@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from analysis.checks.finding import Finding
 from analysis.compare.best import without_emulated
 from analysis.compare.bottleneck import WORDS, faster_compute, fewer_launches, largest_gain
 from analysis.compare.causes import CAUSES, LEAST_LOST
@@ -17,6 +18,7 @@ from analysis.verdict.answer import unmeasured
 from analysis.verdict.bottleneck import NOISE
 from analysis.verdict.communication import late_ranks
 from analysis.verdict.lines.step import launching
+from analysis.verdict.lines.trust import FINDING_LABELS
 from analysis.verdict.next_steps import sentence as next_trial_sentence
 from analysis.verdict.own_code import separate_trials, slowed_traces
 from analysis.verdict.trust import WIDE_INTERVAL, HostCaveats, superlinear, without_throughput
@@ -146,7 +148,8 @@ def more(analysis: ReportInputs) -> list[str]:
         return []
     models = analysis.models
     if not models:
-        return ["No prediction: it needs one configuration on at least two numbers of ranks, such as --gpus 1,2,4."]
+        several = study_ranks(analysis)[1]
+        return [f"No prediction: it needs one configuration on at least two numbers of {several}: add --gpus 1,2,4."]
     largest = max(model.series.sizes[-1] for model in models)
     rows = forecast(analysis, [largest * factor for factor in FORECAST_FACTORS]).rows
     own = [model.number for model in models if analysis.headline in set(model.series.points["configuration"])]
@@ -170,7 +173,8 @@ def actions(analysis: Analysis) -> list[str]:
         lines.append("Wrap the model in DistributedDataParallel: the ranks exchange nothing in some trials.")
     if slowed_traces(analysis):
         lines.append("Use a larger batch to see communication: the profiler slows the host too much in some trials.")
-    lines += [f"{finding.name.replace('_', ' ').capitalize()}: {finding.what_to_do}" for finding in analysis.findings]
+    findings = [finding for finding in analysis.findings if finding.name != "few_repeats" or not lines]
+    lines += [f"{_finding_label(finding)}: {finding.what_to_do}" for finding in findings]
     if not flagged_trials(analysis.measured).empty:
         lines.append(
             f"Read phases with care: measuring them costs more than {percent(AUDIT_BUDGET)} of a step in some trials. "
@@ -185,6 +189,11 @@ def actions(analysis: Analysis) -> list[str]:
     if len(lines) > MOST_ACTIONS:
         return [*lines[:MOST_ACTIONS], f"{len(lines) - MOST_ACTIONS} more are listed under “All caveats”."]
     return lines
+
+
+def _finding_label(finding: Finding) -> str:
+    label = FINDING_LABELS.get(finding.name, finding.name.replace("_", " "))
+    return label[:1].upper() + label[1:]
 
 
 def _repeats(configurations: pd.DataFrame) -> list[str]:

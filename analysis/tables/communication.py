@@ -17,6 +17,9 @@ from analysis.text import MIB, SLOWDOWN_LABELS, decimals_for
 
 _MS = 1e3
 
+MOST_SHARE = 1.5
+"""Largest share of the slowdown that is shown: if causes cancel each other, shares of what is left say nothing."""
+
 
 def communication(analysis: Analysis) -> Table:
     """Tabulate the communication breakdown of every configuration."""
@@ -84,6 +87,7 @@ def exposed_cost(analysis: Analysis) -> Table:
     frame["live_compute_s"] = frame["step_s"] - frame["exposed_s"].astype(float)
     frame["alone_step_s"] = frame["step_s"] - frame["step_time_difference_s"].astype(float)
     frame["reading"] = [_largest_reason(row, slowdowns.get(i), step_s[i]) for i, row in frame.iterrows()]
+    frame["exposed_s_low"] = frame["exposed_s_low"].astype(float).clip(lower=0)  # a duration is not negative
     decimals = _typical_decimals(frame["exposed_s"] * _MS)
     ranks = study_ranks(analysis)
     axes = axis_columns(analysis)
@@ -159,9 +163,8 @@ def slowdown(analysis: Analysis) -> Table:
     rows = analysis.communication.slowdown.set_index("configuration")
     frame = _by_configuration(analysis, rows.drop(columns=["world_size", "host_bound"]))
     total_s = frame["growth_s"].where(frame["growth_s"] > 0)
-    for name in SLOWDOWN_PARTS:
-        frame[f"{name}_share"] = frame[name].astype(float) / total_s
-        frame[name] = frame[name].astype(float)
+    parts_s = frame[list(SLOWDOWN_PARTS)].astype(float)
+    frame = frame.assign(**parts_s, **shares_of(parts_s, total_s).add_suffix("_share"))
     decimals = _typical_decimals(frame["growth_s"] * _MS)
     parts = [
         Column(name, f"{label} (ms)", _SLOWDOWN_MEANINGS[name], _MS, decimals, share=f"{name}_share", optional=True)
@@ -194,10 +197,17 @@ def slowdown(analysis: Analysis) -> Table:
             ),
         ),
         frame,
-        "Causes and remainder add up to the first column; shares of it in brackets. Values of the ranks that wait for "
-        "the last one. Communication takes the share of the plain step that it takes of a step in its own window.",
+        "Causes and the unexplained part add up to the first column; shares of it in brackets, unless large causes "
+        "cancel each other. Values of the ranks that wait for the last one. Communication takes the share of the plain "
+        "step that it takes of a step in its own window.",
         blocks=blocks(axes),
     )
+
+
+def shares_of(parts: pd.DataFrame, total: "pd.Series[float]") -> pd.DataFrame:
+    """Return the shares of a total per row; unknown in rows whose parts cancel each other, see `MOST_SHARE`."""
+    shares = parts.div(total, axis=0)
+    return shares.mask(shares.abs().max(axis=1) > MOST_SHARE)
 
 
 _SLOWDOWN_MEANINGS = {

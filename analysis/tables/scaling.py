@@ -195,7 +195,8 @@ def _speed_up_table(analysis: Analysis, label: str) -> Table:
     for size in sizes:
         name = value_label("world_size", size, ranks)
         measured.append(Column(f"{kind}_{size}", f"{name} ({unit})", meaning, scale, decimals))
-        measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
+        if not (frame[f"speed_up_{size}"].dropna() == 1).all():  # the baseline itself
+            measured.append(Column(f"speed_up_{size}", f"speed-up on {size}", gain, decimals=2, interval=size > 1))
     frame = (
         frame.assign(with_strategy=frame["baseline"] != PLAIN).sort_values(
             [*(column.name for column in axes if column.name in frame), batch, "with_strategy"], kind="stable"

@@ -14,6 +14,9 @@ from analysis.text import text
 
 AGAIN = "results/again"
 
+LEFT_OUT = ("storage", "recipe", "training")
+"""Kinds of fields that a command leaves out if they have their default, which the default study never changes."""
+
 
 def trials(analysis: Analysis) -> Table:
     """Tabulate every trial with its outcome and the command that repeats it."""
@@ -50,7 +53,8 @@ def trials(analysis: Analysis) -> Table:
 def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> str:
     """Return the command that measures one configuration again, with all fields in `names`.
 
-    It sets them on the default study, a plain grid, which leaves one trial. The trial's own study may have no name on
+    Fields of the kinds `LEFT_OUT` that have their default are left out. The command sets the others on the default
+    study, a plain grid, which leaves one trial. The trial's own study may have no name on
     the command line, or may have changed.
     """
     own_code = fields.get(COMMAND_COLUMN)
@@ -61,7 +65,8 @@ def again(fields: Mapping[Any, Any], names: Iterable[str], declared: Fields) -> 
         value = fields.get(field)
         facts = declared[field]
         refused = value != facts.default and not facts.has_effect(fields, declared.facts)
-        if text(value) in ("", "–") or facts.option is None or refused:
+        left_out = facts.kind in LEFT_OUT and value == facts.default
+        if text(value) in ("", "–") or facts.option is None or refused or left_out:
             continue
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         command += ["--set", f"{field}={shown}"] if facts.option == "set" else [f"--{facts.option}", shown]

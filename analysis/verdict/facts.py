@@ -12,11 +12,19 @@ from analysis.text import field_label, field_value, join, text
 
 
 class Facts(NamedTuple):
-    """Fields of one kind of trial: label and value. `kind` is empty if the study has only one kind."""
+    """Fields of one kind of trial: label and value. `kind` is empty if the study has only one kind.
+
+    default: constant fields that have their default and say nothing about the workload or its size.
+    """
 
     kind: str
     varied: Sequence[tuple[str, str]]
     constant: Sequence[tuple[str, str]]
+    default: Sequence[tuple[str, str]] = ()
+
+
+_ALWAYS_SHOWN = ("workload", "layout", "batch")
+"""Kinds of fields that are shown even if they have their default."""
 
 
 def facts(analysis: Analysis) -> list[Facts]:
@@ -105,12 +113,14 @@ def _facts(analysis: Analysis, kind: str, rows: pd.DataFrame, names: Sequence[st
             for name in derived_lengths(analysis.results.trials)
             for lengths in [analysis.results.trials[name]]
         ]
-    constant = [
-        (field_label(name, ranks), field_value(name, rows[name].iloc[0]))
-        for name in names
-        if len(rows) and name in rows and name not in axes and _matters(analysis, name, rows)
-    ]
-    return Facts(kind, varied, constant)
+    constant: list[tuple[str, str]] = []
+    default: list[tuple[str, str]] = []
+    for name in names:
+        if len(rows) and name in rows and name not in axes and _matters(analysis, name, rows):
+            value, known = rows[name].iloc[0], analysis.fields[name]
+            shown = constant if value != known.default or known.kind in _ALWAYS_SHOWN else default
+            shown.append((field_label(name, ranks), field_value(name, value)))
+    return Facts(kind, varied, constant, default)
 
 
 def _matters(analysis: Analysis, name: str, rows: pd.DataFrame) -> bool:

@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 from scripts import command_reference, field_table, readme_pictures, table_reference
 from study.scaling import app
+from tests.support.system import needs
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -77,6 +79,36 @@ def test_docs_tables_describes_the_tables_of_a_study_as_its_report_does() -> Non
     differing = [name for name, description in with_rows.items() if description not in text]
     absent = [name for name in (*with_rows, *without) if f"\n`{name}`, from" not in text]
     assert (differing, absent) == ([], []), "regenerate it: python -m scripts.table_reference"
+
+
+ALERT_TEST = """
+rule_files: [rules.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'ray_scaling_study_trials{study="default", status="failed"}', values: '0x5 1x20'}
+      - {series: 'ray_scaling_study_trials{study="default", status="done"}', values: '0+1x25'}
+    alert_rule_test:
+      - {eval_time: 5m, alertname: TrialFailed, exp_alerts: []}
+      - eval_time: 8m
+        alertname: TrialFailed
+        exp_alerts:
+          - exp_labels: {study: default, status: failed}
+            exp_annotations: {summary: 'New trials of default with the status failed: 1'}
+      - {eval_time: 25m, alertname: TrialFailed, exp_alerts: []}
+"""
+"""A trial fails between the fifth and the sixth minute, while others end well."""
+
+
+@needs("prometheus")
+def test_the_alert_of_the_monitoring_page_fires_once_a_trial_fails(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "monitoring.md").read_text(), re.M | re.S)
+    (rules,) = [block for block in blocks if "alert:" in block]
+    (tmp_path / "rules.yml").write_text(rules)
+    (tmp_path / "test.yml").write_text(ALERT_TEST)
+    run = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_the_pictures_of_the_readme_are_those_of_the_committed_results() -> None:

@@ -5,6 +5,7 @@ figures. Comments and other docstrings are not. Names of fields, columns and fil
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,10 +45,7 @@ GLOSSARY = {
 
 FORBIDDEN = re.compile("|".join(rf"\b(?P<w{i}>{word})\b" for i, word in enumerate(GLOSSARY)), re.I)
 
-EXCEPTIONS = {
-    ("docs/studies/fifth-epoch.md", "remedies"): "the question as recorded with the committed results",
-    ("docs/studies/large-batch.md", "remedy"): "the question as recorded with the committed results",
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """Words that stay, by file, with the reason."""
 
 NOT_TEXT = re.compile(r"^```.*?^```|^    [^\n]*$|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.M | re.S)
@@ -119,6 +117,13 @@ def test_the_templates_of_reports_use_the_words_of_the_glossary() -> None:
     texts = {name(path): re.sub(r"\{[{%#].*?[}%#]\}", "", path.read_text(), flags=re.S) for path in TEMPLATES}
     assert texts
     assert [place for file, text in texts.items() for place in words(file, 1, text)] == []
+
+
+def test_questions_and_notes_of_committed_studies_use_the_words_of_the_glossary() -> None:
+    studies = {name(path): json.loads(path.read_text()) for path in ROOT.glob("benchmarks/results/**/study.json")}
+    assert len(studies) > 10
+    texts = [(file, text) for file, study in studies.items() for text in (study["question"], *study.get("notes", ()))]
+    assert [place for file, text in texts for place in words(file, 1, text)] == []
 
 
 def test_every_exception_is_needed() -> None:

@@ -45,7 +45,7 @@ def trust_in_improvement(improvement: Improvement) -> Trust:
     half_width = math.sqrt(gain.high / gain.low) - 1
     level = GOOD if half_width <= GOOD_INTERVAL else FAIR
     groups = min((len(side.trial_ids) for side in (improvement.baseline, improvement.chosen) if side), default=0)
-    return Trust(level, f"{groups} fresh groups each, ±{percent(half_width, 1)}", groups, half_width)
+    return Trust(level, f"{groups} separate starts each, ±{percent(half_width, 1)}", groups, half_width)
 
 
 def _gain(improvement: Improvement) -> CardLine | None:

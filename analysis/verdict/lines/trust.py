@@ -27,7 +27,7 @@ FEWEST_GROUPS = 3
 MOST_CAVEATS = 2
 """Maximum caveats that the reason lists; the others are counted."""
 
-_FINDINGS = {
+FINDING_LABELS = {
     "drift": "speed drifted",
     "change_point": "speed changed midway",
     "slow_rank": "one rank is slower",
@@ -92,7 +92,8 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
 
 
 def _count(groups: int) -> str:
-    return f"{groups} group{'' if groups == 1 else 's'}"
+    """Return the number of worker groups in plain words: each is a separate start of all processes."""
+    return f"{groups} separate start{'' if groups == 1 else 's'}"
 
 
 def _reason(parts: Sequence[str]) -> str:
@@ -115,7 +116,7 @@ def _caveats(analysis: Analysis, trial_ids: Sequence[str], others: Sequence[Anal
         lines.insert(0, "ranks exchange nothing: not data-parallel")
     lines += [f"unread field {name}" for name in analysis.unread]
     found = dict.fromkeys(finding.name for finding in analysis.findings if chosen & set(finding.trial_ids))
-    lines += [_FINDINGS[name] for name in found if name in _FINDINGS]
+    lines += [FINDING_LABELS[name] for name in found if name in FINDING_LABELS]
     if chosen & set(flagged_trials(analysis.measured)["trial_id"]):
         lines.append("measurement overhead above 2 %")
     left_out = sum(len(other.results.trials) for other in others)

@@ -18,6 +18,7 @@ import pytest
 
 from analysis.predict.inputs import with_models
 from analysis.read.results import load
+from analysis.report.page import Term, with_terms
 from analysis.report.report import write_report
 from analysis.report.sections import SECTIONS, TABLES
 from analysis.study import analyse
@@ -70,6 +71,10 @@ found.colours = [...document.querySelectorAll("figure path, figure use")].slice(
 found.inputs = document.querySelectorAll("#weak_scaling input").length;
 const resources = performance.getEntriesByType("resource").map((entry) => entry.name);
 found.requests = resources.filter((name) => !name.startsWith("data:"));
+found.beside = [...document.querySelectorAll(".question")].map((part) => {
+  const [figure, evidence] = ["figure", ".evidence"].map((name) => part.querySelector(`:scope > ${name}`));
+  return figure && evidence && figure.getBoundingClientRect().right <= evidence.getBoundingClientRect().left;
+});
 found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
 found.problems = window.problems;
 const result = document.createElement("pre");
@@ -136,6 +141,14 @@ def seen(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_page_loads_without_errors_or_requests(seen: dict[str, Any]) -> None:
     assert seen["problems"] == []
     assert seen["requests"] == []
+
+
+@needs("chromium")
+def test_tables_are_next_to_their_figures_on_a_wide_window_only(
+    seen: dict[str, Any], page: str, tmp_path: Path
+) -> None:
+    assert True in seen["beside"]
+    assert True not in in_browser(page, tmp_path, 500)["beside"]
 
 
 @needs("chromium")
@@ -216,6 +229,24 @@ def test_every_trial_is_listed_with_its_rerun_command(page: str, results: Path) 
     for folder in (results / "trials").iterdir():
         assert f">{folder.name}<" in section
     assert section.count("python -m study.scaling run default") == 20
+
+
+def test_the_first_mention_of_a_term_explains_it_and_links_to_the_glossary(page: str) -> None:
+    visible, everything = page.split('<details id="everything">')
+    links = re.findall(r'<a class="term" href="#([\w-]+)" title="([^"]+)">', visible)
+    assert {"term-efficiency", "term-weak-scaling", "term-host-bound"} & {anchor for anchor, _ in links}
+    assert len(links) == len(dict(links)), "only the first mention is linked"
+    assert 'class="term"' not in everything
+    for anchor, meaning in links:
+        entry = re.search(rf'<div id="{anchor}"><dt>[^<]+</dt><dd>([^<]+)</dd>', everything)
+        assert entry and entry[1] == meaning
+
+
+def test_terms_are_not_linked_in_headings_figures_or_other_links() -> None:
+    term = Term("rank", "one process & its GPU.", "ranks?")
+    html = "<main><h2>Ranks</h2><svg><text>rank</text></svg><a>rank</a><td>2 ranks, rank</td></main>"
+    expected = '<td>2 <a class="term" href="#term-rank" title="one process &amp; its GPU.">ranks</a>, rank</td>'
+    assert with_terms(html, [term]) == html.replace("<td>2 ranks, rank</td>", expected)
 
 
 def test_contents_link_to_existing_sections(page: str) -> None:

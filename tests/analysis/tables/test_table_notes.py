@@ -10,6 +10,7 @@ from analysis.predict.inputs import ReportInputs, with_models
 from analysis.read.results import load_reduced
 from analysis.report.sections import TABLES
 from analysis.study import analyse
+from analysis.tables.communication import shares_of
 from analysis.tables.table import Column, Table, as_csv
 from analysis.text import as_prose
 from tests.support.frames import RECORDED, grid, write_results, write_study
@@ -67,6 +68,13 @@ def test_shares_of_phases_refer_to_the_step_of_their_row() -> None:
     assert sum(row[column.name] for column in parts) == pytest.approx(9.24e-3, abs=1e-5)
     assert sum(row[column.share] for column in parts if column.share) == pytest.approx(9.24 / 10.61, abs=1e-3)
     assert "only nearly" in phases.note
+
+
+def test_causes_of_a_slowdown_that_cancel_each_other_have_no_shares() -> None:
+    parts = pd.DataFrame({"wait_s": [0.2, 8.639], "host_s": [0.1, -8.298], "load_s": [None, 0.03]})
+    shares = shares_of(parts, pd.Series([0.3, 0.371]))
+    assert shares["wait_s"].iloc[0] == pytest.approx(2 / 3)
+    assert shares.iloc[1].isna().all()
 
 
 def test_held_out_error_notes_that_nothing_of_the_held_out_size_weighs_the_laws(tmp_path: Path) -> None:

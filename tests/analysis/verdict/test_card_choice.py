@@ -132,8 +132,9 @@ def test_wide_interval_is_not_resolved_and_has_no_number(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("repeats", "spread", "level", "reason"),
-    [(5, 0.001, "good", "5 groups"), (5, 0.05, "fair", "5 groups"), (2, 0.001, "fair", "2 groups"),
-     (1, 0.001, "poor", "1 repeat, so no interval"), (3, 0.4, "poor", "3 groups")],
+    [(5, 0.001, "good", "5 separate starts"), (5, 0.05, "fair", "5 separate starts"),
+     (2, 0.001, "fair", "2 separate starts"), (1, 0.001, "poor", "1 repeat, so no interval"),
+     (3, 0.4, "poor", "3 separate starts")],
 )  # fmt: skip
 def test_trust_follows_repeats_and_interval(
     repeats: int, spread: float, level: str, reason: str, tmp_path: Path

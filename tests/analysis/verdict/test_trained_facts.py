@@ -48,8 +48,11 @@ def test_timed_and_trained_trials_have_facts_of_their_own(tmp_path: Path) -> Non
     assert dict(timed.constant)["model"] == "vgg19" and dict(trained.constant)["model"] == "mlp"
     assert [value for _, value in timed.varied] == ["2, 4"]
     assert "sequence length" not in dict(timed.constant), "it has no effect on images"
-    assert "lr rule" in dict(trained.constant) and "lr rule" not in dict(timed.constant)
-    assert "sweep bytes" in dict(timed.constant) and "sweep bytes" not in dict(trained.constant)
+    of_timed, of_trained = ({**dict(part.constant), **dict(part.default)} for part in (timed, trained))
+    assert "lr rule" in of_trained and "lr rule" not in of_timed
+    assert "sweep bytes" in of_timed and "sweep bytes" not in of_trained
+    assert timed.default and {"model", "global batch", "GPUs"}.isdisjoint(dict(timed.default))
+    assert not set(timed.constant) & set(timed.default)
 
 
 @pytest.mark.usefixtures("no_figures")
