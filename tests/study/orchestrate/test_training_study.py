@@ -78,7 +78,7 @@ def test_a_killed_rank_ends_only_its_own_training_which_resumes_in_the_next_run(
     assert kinds.index(("trial_ended", timed)) < kinds.index(("trial_started", sound)), "timed trials run alone"
     assert kinds.index(("trial_started", dying)) < kinds.index(("trial_ended", sound))
     ranks = {trial.trial_id: first.records[trial.trial_id]["environment"]["ranks"] for trial in (timed, sound)}
-    assert [ranks[trial.trial_id][0]["side_by_side"] for trial in (timed, sound)] == [1, 2]
+    assert [ranks[trial.trial_id][0]["concurrent"] for trial in (timed, sound)] == [1, 2]
 
     epochs = first.epochs_of(sound)
     assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= EPOCHS - 3, "polled once per second"
