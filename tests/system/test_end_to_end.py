@@ -226,20 +226,14 @@ def test_a_head_that_no_longer_answers_ends_a_study_with_one_line_and_a_partial_
     assert kept.items() <= finished(out).items()
 
 
-def test_a_user_workload_runs_with_loader_processes(folder: Path) -> None:
+@pytest.mark.xdist_group("shared ray")
+def test_a_user_workload_runs_with_loader_processes(local_ray: str, folder: Path) -> None:
     out = folder / "results"
     arguments = [
-        "run",
-        "--workload",
-        "examples/own_workload.py:tiny",
-        "--gpus",
-        "1,2",
-        "--batch-per-gpu",
-        "8",
-        "--precision",
-        "fp32",
-    ]
-    arguments += ["--loader-workers", "1", "--repeats", "1", "--steps", "4", "--out", str(out)]
+        "run", "--workload", "examples/own_workload.py:tiny", "--gpus", "1,2", "--batch-per-gpu", "8",
+        "--precision", "fp32", "--loader-workers", "1", "--repeats", "1", "--steps", "4",
+        "--address", local_ray, "--out", str(out),
+    ]  # fmt: skip
     status, stdout, stderr = Command(arguments, folder).wait()
     assert status == 0, stderr
     assert "tiny" in stderr
