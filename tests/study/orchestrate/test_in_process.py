@@ -31,7 +31,8 @@ from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload
 from study.plan.placement import Layout
 from study.store import checkpoints
 from tests.support.faulty_workloads import FORKED, FORKS, TOO_LARGE_BATCH
-from tests.support.orchestration import assert_ended, new_store, quick_trial, workload_trial
+from tests.support.orchestration import assert_ended, new_store, workload_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0), NodeCapacity("node-b", "10.0.0.2", cpus=4, gpus=0)]

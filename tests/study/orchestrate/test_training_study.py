@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from study.orchestrate.cluster import Cluster, connect
+from study.orchestrate.cluster import Cluster
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import run_trials
 from study.store import checkpoints
 from study.store.store import Store
-from tests.support.orchestration import new_store, quick_trial, workload_trial
+from tests.support.orchestration import new_store, workload_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.timeout(600)
 EPOCHS = 8
 LONG = 40
 """Number of epochs that takes longer than ending all processes of a killed driver."""
-
-
-@pytest.fixture(scope="module")
-def cluster(local_ray: str) -> Iterator[Cluster]:
-    with connect(local_ray) as connected:
-        yield connected
 
 
 def training(name: str, folder: Path, epochs: int = EPOCHS) -> Trial:

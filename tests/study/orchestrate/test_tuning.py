@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import ray
 from ray.util.state import list_actors
 
 from study.cli.host import HostBusy, watched_host
-from study.orchestrate.cluster import Cluster, connect, held_resources
+from study.orchestrate.cluster import Cluster, held_resources
 from study.orchestrate.discovery.address import Target
 from study.orchestrate.discovery.neighbours import other_rays
 from study.orchestrate.driver import Grid, grid_of
@@ -27,7 +26,8 @@ from study.orchestrate.processes.watch import ClusterLost, servers_of
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import OutOfHostMemory, memory_line, run_trials, tune_grid
 from tests.support.faulty_workloads import HANGS
-from tests.support.orchestration import assert_ended, new_store, quick_trial, workload_trial
+from tests.support.orchestration import assert_ended, new_store, workload_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(600)
@@ -58,12 +58,6 @@ def test_a_full_memory_is_retried_once_and_then_reported_with_the_largest_proces
         run_trials("test", [trials], new_store(tmp_path / "results"), Cluster([], "", None, {}, ""))
     assert runs == [trials, trials[1:]]
     assert memory_line(RuntimeError("a bolt is loose")) == ""
-
-
-@pytest.fixture(scope="module")
-def cluster(local_ray: str) -> Iterator[Cluster]:
-    with connect(local_ray) as connected:
-        yield connected
 
 
 class ObservedGrid:
