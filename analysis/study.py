@@ -26,7 +26,7 @@ from analysis.read.fields import Fields
 from analysis.read.results import Results
 from analysis.read.study_record import StudyRecord
 from analysis.read.unread import unread_axes, with_merged_axes
-from analysis.text import rank_noun
+from analysis.text import RankNouns
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def analyse(results: Results) -> Analysis:
     )
 
 
-def study_ranks(analysis: Analysis) -> tuple[str, str]:
-    """Return singular and plural of what this study's ranks are called."""
+def study_ranks(analysis: Analysis) -> RankNouns:
+    """Return what this study's ranks are called, with the labels of its fields."""
     trials = analysis.results.trials
-    return rank_noun(trials["device"].dropna() if "device" in trials else ())
+    return RankNouns.of(trials["device"].dropna() if "device" in trials else (), analysis.results.fields.labels)

@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -19,61 +20,66 @@ MOST_FIELDS = 8
 """Maximum fields that name a configuration in prose; if more vary, only the distinguishing ones are used."""
 
 
-_UNITS_AFTER = {
-    "loader_workers": ("loader worker", "loader workers"),
-    "nodes": ("node", "nodes"),
-    "prefetch_batches": ("prefetched batch", "prefetched batches"),
-    "cpus_per_rank": ("CPU core per rank", "CPU cores per rank"),
-}
-
-
 _PATHS = ("script", "train_function", "workload")
-"""Fields with the path of a user's file; prose names the file only."""
-
-_BARE = ("precision", "model", "dataset", "parallel", "memory_format", "device")
+"""Fields with the path of a user's file, which identifies a configuration."""
 
 
-def rank_noun(devices: Iterable[str]) -> tuple[str, str]:
-    """Return singular and plural of what ranks are called: GPUs only if every rank had a GPU."""
-    kinds = set(devices)
-    if kinds == {"cuda"}:
-        return "GPU", "GPUs"
-    if kinds == {"cpu"}:
-        return "CPU rank", "CPU ranks"
-    return "rank", "ranks"
+@dataclass(frozen=True)
+class FieldLabel:
+    """How reports name a field of a trial, as its declaration says.
+
+    label: the field with a value; "" for its name and the value. {value} is the value, {value:,} with thousands
+    separators, {file} the last part of a path, {rank} what a rank is called; (s) and (es) stay unless the value is 1.
+    header: the field as header of a column; "" for its name.
+    """
+
+    label: str = ""
+    header: str = ""
+
+
+class RankNouns(tuple[str, str]):
+    """What the ranks of a study are called, one and several, and the labels of its fields by name."""
+
+    labels: Mapping[str, FieldLabel]
+
+    @classmethod
+    def of(cls, devices: Iterable[str], labels: Mapping[str, FieldLabel]) -> Self:
+        """Call ranks GPUs only if every rank had a GPU."""
+        kinds = set(devices)
+        one = {frozenset({"cuda"}): "GPU", frozenset({"cpu"}): "CPU rank"}.get(frozenset(kinds), "rank")
+        nouns = cls((one, f"{one}s"))
+        nouns.labels = labels
+        return nouns
+
+
+def _label_of(field: str, ranks: tuple[str, str]) -> FieldLabel:
+    return ranks.labels.get(field, FieldLabel()) if isinstance(ranks, RankNouns) else FieldLabel()
 
 
 def field_label(field: str, ranks: tuple[str, str]) -> str:
     """Return a field's name as a column header."""
-    one, several = ranks
-    labels = {
-        "world_size": several,
-        "batch_per_gpu": f"batch per {one}",
-        "global_batch": "global batch",
-    }
-    return labels.get(field, _plain_label(field))
+    header = _label_of(field, ranks).header
+    return header.replace("{rank}", ranks[0]) if header else _plain_label(field)
 
 
 def value_label(field: str, value: Any, ranks: tuple[str, str]) -> str:
     """Return a field with its value, as in "4 GPUs", "batch 32 per GPU", "bf16" or "2 loader workers"."""
-    if field == "world_size":
-        return f"{value} {ranks[0] if value == 1 else ranks[1]}"
-    if field == "batch_per_gpu":
-        return f"batch {_count(value)} per {ranks[0]}"
     if field == "global_batch":
         return f"global batch {_count(value)}"
-    if field in _UNITS_AFTER:
-        one, several = _UNITS_AFTER[field]
-        return f"{value} {one if value == 1 else several}"
     if field == "interconnect" and value != "auto":
         return field_value(field, value)
-    if field in _PATHS:
-        return text(value).rpartition("/")[2]
-    if field in (*_BARE, "script_arguments"):
-        return text(value)
     if field.isupper():  # a variable of the environment
         return f"{field}={text(value)}"
-    return f"{_plain_label(field)} {text(value)}"
+    label = _label_of(field, ranks).label
+    if not label:
+        return f"{_plain_label(field)} {text(value)}"
+    shown = text(value)
+    parts = {"{value}": shown, "{value:,}": _count(value), "{file}": shown.rpartition("/")[2], "{rank}": ranks[0]}
+    parts |= {f"({plural})": "" if value == 1 else plural for plural in ("s", "es")}
+    return _PART_OF_LABEL.sub(lambda match: parts[match[0]], label)
+
+
+_PART_OF_LABEL = re.compile(r"\{value(?::,)?\}|\{file\}|\{rank\}|\(e?s\)")
 
 
 def _count(value: Any) -> str:

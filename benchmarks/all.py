@@ -71,11 +71,11 @@ def ran(name: str, small: bool) -> bool:
         arguments = shlex.split(SMALL[name].format(results=folder)) if small else []
         environment = os.environ | ({"BENCHMARK_RESULTS": folder} if small else {})
         print(f"-- {name} {' '.join(arguments)}", flush=True)
-        begin_s = time.perf_counter()
+        started_s = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", *arguments], cwd=ROOT, env=environment, check=False
         )
-        print(f"-- {name}: status {done.returncode}, {time.perf_counter() - begin_s:.0f} s", flush=True)
+        print(f"-- {name}: status {done.returncode}, {time.perf_counter() - started_s:.0f} s", flush=True)
         return done.returncode == 0
 
 

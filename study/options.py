@@ -227,6 +227,8 @@ def recorded_fields() -> dict[str, dict[str, Any]]:
             "option": _option_of(name),
             "only_with": only_with(name),
             "any_door": facts.any_door,
+            "label": facts.label,
+            "header": facts.header,
         }
         for name, facts in sorted(FIELD_FACTS.items(), key=lambda item: kinds.index(item[1].kind))
     }

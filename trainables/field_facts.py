@@ -1,4 +1,4 @@
-"""Declare the fields of a trial: their kinds, how reports compare their values, and those of a user's own code."""
+"""Declare the fields of a trial: their kinds and labels, how reports compare values, and the first groups of fields."""
 
 import shlex
 from dataclasses import dataclass
@@ -32,6 +32,9 @@ class FieldFacts:
     compare the values in a separate table ("own"), in the table of all settings, or not at all ("").
     needs_epochs: the field applies only to training by epochs. image_folders_only: it applies only to image folders.
     any_door: it also applies to scripts and train functions, which read no other field.
+    label: the field with a value, as reports name it in prose; "" for its name and the value. {value} is the value,
+    {value:,} with thousands separators, {file} the last part of a path, {rank} what a rank is called; (s) and (es) stay
+    unless the value is 1. header: the field as header of a column, "" for its name.
     """
 
     kind: FieldKind
@@ -40,6 +43,8 @@ class FieldFacts:
     needs_epochs: bool = False
     image_folders_only: bool = False
     any_door: bool = False
+    label: str = ""
+    header: str = ""
 
 
 def field(
@@ -52,10 +57,12 @@ def field(
     needs_epochs: bool = False,
     image_folders_only: bool = False,
     any_door: bool = False,
+    label: str = "",
+    header: str = "",
     **limits: Any,
 ) -> Any:
     """Declare a field of a trial, see `FieldFacts`. `limits` are passed to pydantic's `Field`."""
-    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only, any_door)
+    facts = FieldFacts(kind, order, table, needs_epochs, image_folders_only, any_door, label, header)
     return Field(default, description=description, json_schema_extra={"facts": facts}, **limits)  # type: ignore[dict-item]
 
 
@@ -65,13 +72,17 @@ class OwnCodeFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     script: str = field(
-        "", "workload", "path of an unmodified torchrun script, replaces model and dataset", any_door=True
+        "",
+        "workload",
+        "path of an unmodified torchrun script, replaces model and dataset",
+        any_door=True,
+        label="{file}",
     )
     script_digest: str = field(
         "", "machine", "hash of the script, so that an edited file is another trial", any_door=True
     )
     script_arguments: str = field(
-        "", "workload", "arguments of the script that do not vary, quoted for a shell", any_door=True
+        "", "workload", "arguments of the script that do not vary, quoted for a shell", any_door=True, label="{value}"
     )
     script_flags: str = field(
         "", "execution", "arguments of the script that vary (--vary), quoted for a shell", any_door=True
@@ -80,7 +91,11 @@ class OwnCodeFields(BaseModel):
         "", "execution", "environment variables of the script: NAME=value, quoted for a shell", any_door=True
     )
     train_function: str = field(
-        "", "workload", "FILE.py:NAME of a Ray Train function, replaces model and dataset", any_door=True
+        "",
+        "workload",
+        "FILE.py:NAME of a Ray Train function, replaces model and dataset",
+        any_door=True,
+        label="{file}",
     )
     train_function_digest: str = field(
         "", "machine", "hash of that file, so that an edited file is another trial", any_door=True
@@ -122,3 +137,65 @@ class OwnCodeFields(BaseModel):
     def bound_fields(self) -> dict[str, str]:
         """The script's flag, or the key of the function's config, by the field that is passed to it."""
         return dict(entry.split("=", 1) for entry in shlex.split(self.bindings))
+
+
+class DataFields(OwnCodeFields):
+    """How samples are stored, ordered, read and decoded, and how batches reach the device."""
+
+    storage: str = field("jpeg", "storage", "storage format of an image folder", table="own", image_folders_only=True)
+    storage_place: Literal["disk", "shared_memory"] = field(
+        "disk",
+        "storage",
+        "read an image folder from disk, or from a copy in shared memory (tmpfs)",
+        table="settings",
+        image_folders_only=True,
+    )
+    page_cache: Literal["as_is", "cold", "warm"] = field(
+        "as_is",
+        "storage",
+        "state of the host's page cache for an image folder's files when the trial starts",
+        table="settings",
+        image_folders_only=True,
+    )
+    order: Literal["shuffled", "in_order"] = field(
+        "shuffled", "storage", "order of samples in an epoch", table="settings"
+    )
+    set_epoch: bool = field(True, "storage", "reshuffle every epoch; if false, every epoch repeats the first shuffle")
+    decode: str = field("pil", "storage", "JPEG decoder", table="settings", image_folders_only=True)
+    augment: Literal["none", "cpu", "device"] = field(
+        "none",
+        "storage",
+        "where images are randomly cropped and flipped: nowhere, in the loaders, or on the rank's device",
+        table="settings",
+        image_folders_only=True,
+    )
+    loader_workers: int = field(
+        0,
+        "loading",
+        "loader processes per rank; 0: load in the rank itself",
+        ge=0,
+        le=256,
+        table="settings",
+        label="{value} loader worker(s)",
+    )
+    prefetch_batches: int = field(
+        2,
+        "loading",
+        "batches prefetched by each loader process",
+        ge=1,
+        le=64,
+        table="settings",
+        label="{value} prefetched batch(es)",
+    )
+    pin_memory: bool = field(
+        True, "loading", "copy batches to page-locked memory (CUDA)", table="settings", order=(False, True)
+    )
+    non_blocking: bool = field(
+        True, "loading", "copy batches to the device asynchronously (CUDA)", table="settings", order=(False, True)
+    )
+    copy_ahead: bool = field(
+        False,
+        "loading",
+        "copy upcoming batches to the device concurrently with the step, in a separate stream (CUDA)",
+        table="settings",
+    )

@@ -7,56 +7,49 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError, field_validator
 
-from trainables.field_facts import FieldFacts, FieldKind, OwnCodeFields, field
+from trainables.field_facts import DataFields, FieldFacts, FieldKind, field
 from trainables.messages import near
 from trainables.registry import AHEAD_BATCHES, DECODERS, NAMES, PARALLEL, SEQUENCE_MODELS
 
 
-class TrialFields(OwnCodeFields):
+class TrialFields(DataFields):
     """The fields of a trial, validated one by one. `Trial` also checks their combination.
 
     A rank is one process. With `device="cuda"` it drives one GPU; with `device="cpu"` it takes the place of one.
     """
 
-    model: str = field("resnet18", "workload", "network to train")
-    dataset: str = field("fashion_mnist_sample", "workload", "data set to train on")
+    model: str = field("resnet18", "workload", "network to train", label="{value}")
+    dataset: str = field("fashion_mnist_sample", "workload", "data set to train on", label="{value}")
     data_dir: str = field("", "machine", "folder with the data set's files; empty: files shipped with the project")
-    workload: str = field("", "workload", "FILE.py:NAME of a user's own workload, replaces model and dataset")
+    workload: str = field(
+        "", "workload", "FILE.py:NAME of a user's own workload, replaces model and dataset", label="{file}"
+    )
     workload_digest: str = field("", "machine", "hash of the workload file, so that an edited file is another trial")
     image_size: int = field(28, "workload", "image edge in pixels", ge=8, le=4096, table="settings")
     sequence_length: int = field(128, "workload", "bytes or tokens per text sample", ge=2, le=65_536, table="settings")
-    storage: str = field("jpeg", "storage", "storage format of an image folder", table="own", image_folders_only=True)
-    storage_place: Literal["disk", "shared_memory"] = field(
-        "disk",
-        "storage",
-        "read an image folder from disk, or from a copy in shared memory (tmpfs)",
-        table="settings",
-        image_folders_only=True,
+    device: Literal["cpu", "cuda"] = field(
+        "cpu", "execution", "device type of the ranks", any_door=True, label="{value}"
     )
-    page_cache: Literal["as_is", "cold", "warm"] = field(
-        "as_is",
-        "storage",
-        "state of the host's page cache for an image folder's files when the trial starts",
-        table="settings",
-        image_folders_only=True,
+    world_size: int = field(
+        1,
+        "layout",
+        "number of ranks, one GPU per rank",
+        ge=1,
+        any_door=True,
+        label="{value} {rank}(s)",
+        header="{rank}s",
     )
-    order: Literal["shuffled", "in_order"] = field(
-        "shuffled", "storage", "order of samples in an epoch", table="settings"
+    nodes: int = field(
+        1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1, any_door=True, label="{value} node(s)"
     )
-    set_epoch: bool = field(True, "storage", "reshuffle every epoch; if false, every epoch repeats the first shuffle")
-    decode: str = field("pil", "storage", "JPEG decoder", table="settings", image_folders_only=True)
-    augment: Literal["none", "cpu", "device"] = field(
-        "none",
-        "storage",
-        "where images are randomly cropped and flipped: nowhere, in the loaders, or on the rank's device",
-        table="settings",
-        image_folders_only=True,
-    )
-    device: Literal["cpu", "cuda"] = field("cpu", "execution", "device type of the ranks", any_door=True)
-    world_size: int = field(1, "layout", "number of ranks, one GPU per rank", ge=1, any_door=True)
-    nodes: int = field(1, "layout", "number of hosts, world_size / nodes ranks per host", ge=1, any_door=True)
     cpus_per_rank: int = field(
-        1, "machine", "CPU cores per rank, for its threads and its loaders", ge=1, table="settings", any_door=True
+        1,
+        "machine",
+        "CPU cores per rank, for its threads and its loaders",
+        ge=1,
+        table="settings",
+        any_door=True,
+        label="{value} CPU core(s) per rank",
     )
     pin_cores: bool = field(
         False,
@@ -64,27 +57,13 @@ class TrialFields(OwnCodeFields):
         "CPU ranks: pin each rank to `cpus_per_rank` cores of its own; loaders are not pinned",
         table="settings",
     )
-    batch_per_gpu: int = field(32, "batch", "samples per rank and step", ge=1)
-    loader_workers: int = field(
-        0, "loading", "loader processes per rank; 0: load in the rank itself", ge=0, le=256, table="settings"
+    batch_per_gpu: int = field(
+        32, "batch", "samples per rank and step", ge=1, label="batch {value:,} per {rank}", header="batch per {rank}"
     )
-    prefetch_batches: int = field(
-        2, "loading", "batches prefetched by each loader process", ge=1, le=64, table="settings"
+    precision: str = field("fp32", "execution", "number format of the step", table="own", label="{value}")
+    parallel: str = field(
+        "ddp", "execution", "parallel strategy: how ranks share the work", table="own", label="{value}"
     )
-    pin_memory: bool = field(
-        True, "loading", "copy batches to page-locked memory (CUDA)", table="settings", order=(False, True)
-    )
-    non_blocking: bool = field(
-        True, "loading", "copy batches to the device asynchronously (CUDA)", table="settings", order=(False, True)
-    )
-    copy_ahead: bool = field(
-        False,
-        "loading",
-        "copy upcoming batches to the device concurrently with the step, in a separate stream (CUDA)",
-        table="settings",
-    )
-    precision: str = field("fp32", "execution", "number format of the step", table="own")
-    parallel: str = field("ddp", "execution", "parallel strategy: how ranks share the work", table="own")
     sync_batch_norm: bool = field(
         False, "communication", "compute batch normalisation over the samples of all ranks", table="settings"
     )
@@ -122,7 +101,7 @@ class TrialFields(OwnCodeFields):
         1, "batch", "batches accumulated per optimizer step", ge=1, le=4096, order=(1,), table="settings"
     )
     execution: str = field("eager", "execution", "how the step's operations are launched", table="own")
-    memory_format: str = field("contiguous", "execution", "layout of image tensors", table="settings")
+    memory_format: str = field("contiguous", "execution", "layout of image tensors", table="settings", label="{value}")
     rewritten_stem: bool = field(
         False,
         "execution",

@@ -22,15 +22,15 @@ def steps(inputs: ReportInputs) -> Reply | Missing:
     fields = _fields(inputs)
     lines, numbers = [], {}
     for _, row in rows.iloc[1:].iterrows():
-        against = rows[rows["rung"] == row["against"]].iloc[0]
+        against = rows[rows["step"] == row["against"]].iloc[0]
         changed = _changes(fields.loc[against["trial_ids"][0]], fields.loc[row["trial_ids"][0]])
         gain = measured(row.drop("n"), "step_ratio", 2, unit="x")
         lines.append(
-            f"“{row['rung']}” ({join(changed)}): {gain} of “{row['against']}”, {times(row['cumulative_ratio'])} in all."
+            f"“{row['step']}” ({join(changed)}): {gain} of “{row['against']}”, {times(row['cumulative_ratio'])} in all."
         )
-        numbers[str(row["rung"])] = float(row["step_ratio"])
+        numbers[str(row["step"])] = float(row["step_ratio"])
     largest = highest(rows, "step_ratio")
-    first = f"Largest gain: “{largest['rung']}”, {times(largest['step_ratio'])} ({repeats(rows['n'].min())} per step)."
+    first = f"Largest gain: “{largest['step']}”, {times(largest['step_ratio'])} ({repeats(rows['n'].min())} per step)."
     return Reply("\n".join([first, *lines]), numbers)
 
 
@@ -52,7 +52,7 @@ def total(inputs: ReportInputs) -> Reply | Missing:
     next_to_it = f" Published: {'; '.join(listed)}, on other hardware, so compare gains only." if listed else ""
     windows = _shortest_window(inputs, rows)
     return Reply(
-        f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at “{best['rung']}”: "
+        f"All steps together gain {measured(best, 'cumulative_ratio', 2, unit='x')}, at “{best['step']}”: "
         f"300 batches of {number(best['samples'], 0)} samples take {number(best['batches_s'], 1)} s in place of "
         f"{number(first['batches_s'], 1)} s{windows}.{next_to_it}{_without_result(inputs)}",
         {"gain": float(best["cumulative_ratio"])},
@@ -93,7 +93,7 @@ def _speed_before_mixed_precision(rows: pd.DataFrame, fields: pd.DataFrame) -> f
     others = rows[names != "fp32"]
     if others.empty:
         return None
-    before = rows[rows["rung"] == others.iloc[0]["against"]]
+    before = rows[rows["step"] == others.iloc[0]["against"]]
     return float(before["throughput_samples_per_s"].iloc[0]) if len(before) else None
 
 
@@ -128,7 +128,7 @@ def _without_result(inputs: ReportInputs) -> str:
     """Name the steps of the ladder without a result, with the reason."""
     trials = inputs.results.trials.set_index("trial_id")
     texts = []
-    for name, ids in inputs.record.rungs:
+    for name, ids in inputs.record.ladder_steps:
         there = trials[trials.index.isin(ids)]
         if len(there) and not (there["status"] == "done").any():
             texts.append(f"“{name}” has no result: {there['reason'].iloc[0]}")

@@ -95,7 +95,7 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
     `_low` and `_high`, noise_n and noise_epochs_*: see `noise_scale.critical_batches`.
     reached: runs that reached the target. steps_to_target, samples_to_target, time_to_target_s (with `_low` and
     `_high`) and hours_to_target (rank-hours): means, NaN unless every run reached it.
-    side_by_side: largest number of concurrent trainings. trial_ids.
+    concurrent: largest number of concurrent trainings. trial_ids.
     """
     members = _members(runs)
     rows = []
@@ -126,7 +126,7 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
         row |= _difference("plain_difference", values, other_values, not has_other_reference)
         row |= _throughput(part["throughput_samples_per_s"].dropna())
         row |= critical_batches(epochs[epochs["trial_id"].isin(part["trial_id"])]) | _to_target(part)
-        row |= {"side_by_side": part["side_by_side"].max(), "trial_ids": tuple(part["trial_id"])}
+        row |= {"concurrent": part["concurrent"].max(), "trial_ids": tuple(part["trial_id"])}
         rows.append(row)
     return pd.DataFrame(rows)
 

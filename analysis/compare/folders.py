@@ -14,7 +14,7 @@ from analysis.read.fields import Fields
 from analysis.read.results import ResultsError, load_reduced, nothing_timed
 from analysis.read.schema import PHASES
 from analysis.statistics import log_estimates, ratios, ratios_of_ratios
-from analysis.text import configuration_label, join, rank_noun, text
+from analysis.text import RankNouns, configuration_label, join, text
 
 COMPARED_MEASURES = ("throughput_samples_per_s", "step_s", *PHASES)
 """Measures that are compared."""
@@ -140,7 +140,7 @@ def compare(before: str | os.PathLike[str], after: str | os.PathLike[str], ignor
         raise NothingInCommon(f"{before} and {after} have no configuration in common{_why(frames, keys)}")
     axes = tuple(name for name in keys if found.loc[common, name].nunique(dropna=False) > 1)
     varying = tuple(name for name in keys if found[name].nunique(dropna=False) > 1)
-    ranks = rank_noun(found["device"])
+    ranks = RankNouns.of(found["device"], {**sides[0][1].labels, **sides[1][1].labels})
 
     def labels(indices: Iterable[int]) -> tuple[str, ...]:
         rows = found.loc[sorted(indices)].iterrows()

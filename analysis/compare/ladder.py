@@ -17,7 +17,7 @@ OURS = "this study"
 
 
 COLUMNS = [
-    "machine", "rung", "against", "samples", "batches_s", "batches_s_more", "throughput_samples_per_s",
+    "machine", "step", "against", "samples", "batches_s", "batches_s_more", "throughput_samples_per_s",
     "throughput_samples_per_s_more",
     *(f"{name}{end}" for name in ("step_ratio", "cumulative_ratio") for end in ("", "_low", "_high", "_more")),
     "trained_percent", "trained_percent_low", "trained_percent_high", "n", "trial_ids",
@@ -38,8 +38,8 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     """
     measured = measured.set_index("trial_id")
     rows = [
-        measured.loc[done_ids].assign(rung=name, place=place).reset_index()
-        for place, (name, trial_ids) in enumerate(record.rungs)
+        measured.loc[done_ids].assign(step=name, place=place).reset_index()
+        for place, (name, trial_ids) in enumerate(record.ladder_steps)
         if (done_ids := [trial_id for trial_id in trial_ids if trial_id in measured.index])
     ]
     if not rows:
@@ -52,7 +52,7 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     frame = pd.DataFrame(
         {
             "machine": OURS,
-            "rung": grouped["rung"].first(),
+            "step": grouped["step"].first(),
             "samples": grouped["samples"].median(),
             "batches_s": BATCHES * step["value"],
             "batches_s_more": intervals(step)["more"],
@@ -67,7 +67,7 @@ def ladder_rows(record: StudyRecord, measured: pd.DataFrame, accuracy: Accuracy 
     for end in ("", "_low", "_high"):
         frame[f"trained_percent{end}"] = 100 * frame["precision"].map(reached[f"top1{end}"]).astype(float)
     nearest = _nearest_earlier(trials)
-    frame["against"] = nearest.map(frame["rung"]).where(nearest != nearest.index, None)
+    frame["against"] = nearest.map(frame["step"]).where(nearest != nearest.index, None)
     for name, reference in (("step", nearest), ("cumulative", pd.Series(frame.index[0], index=frame.index))):
         ratio = ratios_to_reference(estimates, reference)
         frame[f"{name}_ratio"] = ratio["ratio"]
@@ -95,7 +95,7 @@ def _nearest_earlier(trials: pd.DataFrame) -> pd.Series:
     return pd.Series(nearest)
 
 
-_NOT_COMPARED = ("repeat", "seed", "rung", "place", "samples")
+_NOT_COMPARED = ("repeat", "seed", "step", "place", "samples")
 
 
 def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
@@ -106,7 +106,7 @@ def reference_rows(ladders: Sequence[ReferenceLadder]) -> pd.DataFrame:
             rows.append(
                 {
                     "machine": ladder.machine,
-                    "rung": _published(number),
+                    "step": _published(number),
                     "against": _published(number - 1) if number else None,
                     "samples": ladder.samples,
                     "batches_s": seconds,

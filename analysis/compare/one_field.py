@@ -132,7 +132,7 @@ def loss_summary(configurations: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFr
 
     final_loss: mean over all ranks and the last tenth of the plain window's steps (at least one), median over repeats.
     skipped_steps: steps of rank 0 whose loss scale is lower than that of the previous step; torch.amp.GradScaler lowers
-    it if gradients are not finite. Null without a loss scale. unfinite_losses: rows with a non-finite loss, which is
+    it if gradients are not finite. Null without a loss scale. non_finite_losses: rows with a non-finite loss, which is
     stored as null, in windows that record losses. Null if the study records no loss.
     """
     configuration = configuration_of(configurations)
@@ -141,7 +141,7 @@ def loss_summary(configurations: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFr
     rows = {name: _trial_losses(part, has_losses) for name, part in by_trial if name in configuration.index}
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=_TRIAL_COLUMNS, dtype=float)
     grouped = frame.groupby(configuration.reindex(frame.index))
-    result = grouped[["skipped_steps", "unfinite_losses"]].sum(min_count=1)
+    result = grouped[["skipped_steps", "non_finite_losses"]].sum(min_count=1)
     result.insert(0, "final_loss", frame["final_loss"].groupby(configuration.reindex(frame.index)).median())
     return result
 
@@ -150,7 +150,7 @@ _FIRST_LOSS_SCALE = 65536.0
 """Loss scale before the first step (the default of torch.amp.GradScaler)."""
 
 
-_TRIAL_COLUMNS = ["final_loss", "skipped_steps", "unfinite_losses"]
+_TRIAL_COLUMNS = ["final_loss", "skipped_steps", "non_finite_losses"]
 
 
 def _trial_losses(steps: pd.DataFrame, has_losses: bool) -> list[float]:
@@ -161,4 +161,4 @@ def _trial_losses(steps: pd.DataFrame, has_losses: bool) -> list[float]:
     scales = steps["loss_scale"].dropna()
     before = scales.shift(fill_value=_FIRST_LOSS_SCALE)
     skipped = (scales < before).sum() if len(scales) else np.nan
-    return [final, skipped, steps["unfinite_losses"].sum() if has_losses else np.nan]
+    return [final, skipped, steps["non_finite_losses"].sum() if has_losses else np.nan]

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.read.fields import Fields
 from analysis.read.results import OUTCOME_COLUMNS
-from analysis.text import value_label
+from analysis.text import RankNouns, value_label
 
 NOTHING = "no recipe"
 
@@ -55,10 +55,11 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     plain = runs.iloc[rest.index(plain_rest)]
     named = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
     warmups_differ = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
+    nouns = RankNouns.of((), declared.labels)
     # Number formats are compared with each other; none of them is a recipe.
     only_precision_varies = named == ["precision"] and not ruled.any()
     names = [
-        str(row["precision"]) if only_precision_varies else _name(row, plain, named, warmups_differ)
+        str(row["precision"]) if only_precision_varies else _name(row, plain, named, warmups_differ, nouns)
         for _, row in runs.iterrows()
     ]
     runs = runs.assign(remedy=names, rest=rest)
@@ -87,7 +88,7 @@ def _follows_optimizer(runs: pd.DataFrame) -> bool:
     return "optimizer" in runs and bool((runs.groupby("optimizer")["learning_rate"].nunique() == 1).all())
 
 
-def _name(row: pd.Series, plain: pd.Series, named: Sequence[str], warmups_differ: bool) -> str:
+def _name(row: pd.Series, plain: pd.Series, named: Sequence[str], warmups_differ: bool, nouns: RankNouns) -> str:
     parts = []
     at_reference = row["global_batch"] == row["reference_batch"]
     if row["lr_rule"] != "none" and not (at_reference and _alike(row, plain, named)):
@@ -95,7 +96,7 @@ def _name(row: pd.Series, plain: pd.Series, named: Sequence[str], warmups_differ
         if row["warmup"] != "none":
             over = f" over {row['warmup_epochs']:g} epochs" if warmups_differ else ""
             parts.append(f"{row['warmup']} warm-up{over}")
-    parts += [_word(name, row[name]) for name in named if str(row[name]) != str(plain[name])]
+    parts += [_word(name, row[name], nouns) for name in named if str(row[name]) != str(plain[name])]
     return " + ".join(parts) or NOTHING
 
 
@@ -103,10 +104,10 @@ def _alike(row: pd.Series, plain: pd.Series, named: Sequence[str]) -> bool:
     return all(str(row[name]) == str(plain[name]) for name in named)
 
 
-def _word(field: str, value: Any) -> str:
+def _word(field: str, value: Any, nouns: RankNouns) -> str:
     if field == "optimizer":
         return _OPTIMIZERS.get(str(value), str(value))
     for (name, known), word in _WORDS.items():
         if name == field and value == known:
             return word
-    return value_label(field, value, ("rank", "ranks"))
+    return value_label(field, value, nouns)

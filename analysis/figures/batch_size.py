@@ -164,6 +164,6 @@ def _waterfall(axis: Any, steps: Any, colour: Any) -> None:
         shown = "not resolved" if more > 0 else f"{ratio:.2f}×"
         axis.annotate(shown, (end, position), xytext=(4, 0), textcoords="offset points", va="center")
     axis.set_xlim(0, 1.12 * max(before.max(), times.max()))
-    axis.set_yticks(list(positions), [filled(name, 22) if is_narrow() else name for name in steps["rung"]])
+    axis.set_yticks(list(positions), [filled(name, 22) if is_narrow() else name for name in steps["step"]])
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")

@@ -10,7 +10,7 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per done training with at least one epoch: its fields and the results of its last epoch.
 
     Columns besides the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
-    samples_trained, train_s; throughput_samples_per_s (samples / train_s, without validation); side_by_side (maximum of
+    samples_trained, train_s; throughput_samples_per_s (samples / train_s, without validation); concurrent (maximum of
     concurrent trainings on a host, including itself; NaN if not recorded).
     """
     rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
@@ -26,7 +26,7 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     rows = rows.join(last, on="trial_id")
     rows["global_batch"] = rows["world_size"] * rows["batch_per_gpu"] * rows["accumulation_steps"]
     rows["throughput_samples_per_s"] = rows["samples_trained"] / rows["train_s"]
-    rows["side_by_side"] = [_noted(environment, "side_by_side") for environment in rows["environment"]]
+    rows["concurrent"] = [_noted(environment, "concurrent") for environment in rows["environment"]]
     return rows
 
 

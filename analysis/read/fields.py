@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.read.errors import ResultsError
+from analysis.text import FieldLabel
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class FieldFacts:
     option: command-line option that sets it, "set" for `--set FIELD=VALUE`; None if none does.
     only_with: the field has an effect only if each of these other fields has one of the listed values.
     any_door: a user's own script or train function has this field too.
+    label, header: how to name the field with a value, and as header of a column; see `text.FieldLabel`.
     """
 
     kind: str = ""
@@ -26,6 +28,8 @@ class FieldFacts:
     option: str | None = "set"
     only_with: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     any_door: bool = False
+    label: str = ""
+    header: str = ""
 
     def has_effect(self, trial: Mapping[Any, Any], facts: Mapping[str, "FieldFacts"]) -> bool:
         """Return whether this field has an effect in a trial with these fields."""
@@ -39,6 +43,11 @@ class Fields:
     """Facts by field name, in the order in which fields are compared. Unknown names have default facts."""
 
     facts: Mapping[str, FieldFacts]
+
+    @property
+    def labels(self) -> dict[str, FieldLabel]:
+        """Labels by field name."""
+        return {name: FieldLabel(facts.label, facts.header) for name, facts in self.facts.items()}
 
     def __getitem__(self, name: str) -> FieldFacts:
         return self.facts.get(name, FieldFacts())
@@ -91,4 +100,6 @@ def _facts(record: Mapping[str, Any]) -> FieldFacts:
         option=record.get("option"),
         only_with={name: tuple(values) for name, values in record.get("only_with", {}).items()},
         any_door=bool(record.get("any_door")),
+        label=record.get("label", ""),
+        header=record.get("header", ""),
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of study.json, trial.json and the tables."""
 
 STATUSES = ("done", "out_of_memory", "failed", "timeout", "infeasible", "pruned")

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-LOSS_COLUMNS = ("trial_id", "window", "step", "loss", "unfinite_losses", "loss_scale")
+LOSS_COLUMNS = ("trial_id", "window", "step", "loss", "non_finite_losses", "loss_scale")
 
 _KEYS = ["trial_id", "window", "step"]
 
@@ -16,8 +16,8 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
     steps: in the layout of steps.parquet; missing columns count as null.
 
     Columns of the result: loss is the mean over ranks, null if any rank's is null (non-finite losses are stored as
-    null). unfinite_losses counts the ranks whose loss is null. loss_scale is the scale after the step, which all ranks
-    share; null without loss scaling.
+    null). non_finite_losses counts the ranks whose loss is null. loss_scale is the scale after the step, which all
+    ranks share; null without loss scaling.
     """
     steps = steps.assign(**{name: np.nan for name in ("loss", "loss_scale") if name not in steps})
     in_windows = steps.loc[steps["window"].isin(_WINDOWS), [*_KEYS, "loss", "loss_scale"]]
@@ -26,7 +26,7 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
     result = pd.DataFrame(
         {
             "loss": grouped["loss"].mean().where(count == size),
-            "unfinite_losses": size - count,
+            "non_finite_losses": size - count,
             "loss_scale": grouped["loss_scale"].max(),
         }
     ).reset_index()
@@ -34,6 +34,6 @@ def step_losses(steps: pd.DataFrame) -> pd.DataFrame:
     # exact.
     result["trial_id"] = result["trial_id"].astype("category").cat.remove_unused_categories()
     result["window"] = result["window"].astype(pd.CategoricalDtype(_WINDOWS))
-    result[["step", "unfinite_losses"]] = result[["step", "unfinite_losses"]].astype(np.int32)
+    result[["step", "non_finite_losses"]] = result[["step", "non_finite_losses"]].astype(np.int32)
     result["loss_scale"] = result["loss_scale"].astype(np.float32)
     return result[list(LOSS_COLUMNS)].sort_values(["trial_id", "step"], kind="stable", ignore_index=True)

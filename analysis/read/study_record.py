@@ -110,7 +110,7 @@ class StudyRecord:
     """The entries of study.json that the report reads. A missing or malformed entry is None or empty.
 
     goal: one of `GOALS`. price_per_gpu_hour: in the user's currency. planned_trials: ids; None if unknown.
-    rungs: name and trial ids of each step of an acceleration ladder, in order.
+    ladder_steps: name and trial ids of each step of an acceleration ladder, in order.
     reference_ladders: ladders measured elsewhere.
     report_epoch: epoch at which the largest batch is compared with the reference batch.
     small_form: what a study on CPU ranks replaces to finish in minutes; empty for the complete form.
@@ -128,7 +128,7 @@ class StudyRecord:
     goal: str | None
     price_per_gpu_hour: float | None
     planned_trials: tuple[str, ...] | None
-    rungs: tuple[tuple[str, tuple[str, ...]], ...]
+    ladder_steps: tuple[tuple[str, tuple[str, ...]], ...]
     reference_ladders: tuple[ReferenceLadder, ...]
     report_epoch: int | None
     small_form: str
@@ -165,10 +165,10 @@ class StudyRecord:
             planned_trials=tuple(name for name in planned if isinstance(name, str))
             if isinstance(planned, list)
             else None,
-            rungs=tuple(
-                (str(rung["name"]), tuple(str(trial_id) for trial_id in rung["trial_ids"]))
-                for rung in _records(configuration.get("rungs"))
-                if isinstance(rung.get("trial_ids"), list) and "name" in rung
+            ladder_steps=tuple(
+                (str(step["name"]), tuple(str(trial_id) for trial_id in step["trial_ids"]))
+                for step in _records(configuration.get("ladder_steps"))
+                if isinstance(step.get("trial_ids"), list) and "name" in step
             ),
             reference_ladders=tuple(_ladders(configuration.get("reference_ladders"))),
             report_epoch=_count(configuration.get("report_epoch")),

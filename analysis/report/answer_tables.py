@@ -53,7 +53,7 @@ def largest_steps(ladder: Table, rows: pd.DataFrame) -> Table:
     size = size.mask(rows["cumulative_ratio"] == rows["cumulative_ratio"].max(), math.inf)
     size.iloc[:1] = math.inf
     kept = rows.loc[size.sort_values(ascending=False, kind="stable").index[:MOST_ROWS].sort_values()]
-    left_out = [f"“{name}”" for name in rows["rung"] if name not in set(kept["rung"])]
+    left_out = [f"“{name}”" for name in rows["step"] if name not in set(kept["step"])]
     note = f"Without {join(left_out)}, which change{'s' * (len(left_out) == 1)} least." if left_out else ""
     return replace(ladder, frame=kept.reset_index(drop=True), note=note).telling()
 

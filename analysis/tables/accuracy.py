@@ -19,7 +19,7 @@ _MADE_OF = Column(
 )
 _SEEDS = Column("n", "n", "training trials, each with its own seed; no interval for one.", decimals=0)
 _CONCURRENT = Column(
-    "side_by_side",
+    "concurrent",
     "concurrent",
     "trainings that ran at the same time on a host, each on its own GPU or core; their times differ from those of a "
     "single one.",
@@ -342,7 +342,7 @@ _CELL_COLUMNS = [
     "remedy", "global_batch", "made_of", "n", "top1", "top1_low", "top1_high", "top1_sd", "top5", "train_loss",
     "within_noise", "difference", "difference_low", "difference_high", "plain_difference", "plain_difference_low",
     "plain_difference_high", "is_reference", "reached", "runs", "steps_to_target", "samples_to_target",
-    "time_to_target_s", "time_to_target_s_low", "time_to_target_s_high", "hours_to_target", "side_by_side", "trial_ids",
+    "time_to_target_s", "time_to_target_s_low", "time_to_target_s_high", "hours_to_target", "concurrent", "trial_ids",
 ]  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def ladder(analysis: Analysis) -> Table:
         "Acceleration ladder",
         (
             Column("machine", "machine", "this study was measured; other machines are published numbers."),
-            Column("rung", "step", "one change after another, in the order of the study."),
+            Column("step", "step", "one change after another, in the order of the study."),
             Column("samples", "samples per step", "of all ranks together.", decimals=0),
             Column(
                 "batches_s",
@@ -99,7 +99,7 @@ def _with_first_step(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `compare.ladder.ladder_rows`, with the first step of each ladder compared with itself."""
     is_first = rows["against"].isna()
     return rows.assign(
-        against=rows["against"].where(~is_first, rows["rung"]),
+        against=rows["against"].where(~is_first, rows["step"]),
         step_ratio=rows["step_ratio"].astype(float).where(~is_first, 1.0),
     )
 

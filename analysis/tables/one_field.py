@@ -81,7 +81,7 @@ _PRECISION = _Comparison(
             optional=True,
         ),
         Column(
-            "unfinite_losses",
+            "non_finite_losses",
             "non-finite losses",
             "steps in the warm-up, plain and phases windows of all ranks and repeats.",
             decimals=0,

@@ -61,7 +61,7 @@ def trust(analysis: Analysis) -> list[str]:
             f"{seeds} seeds per training; the median 95 % interval of a difference in accuracy is "
             f"±{number(100 * half_width, 2)} points."
         )
-    concurrent = accuracy.runs["side_by_side"].max()
+    concurrent = accuracy.runs["concurrent"].max()
     if concurrent > 1:
         lines.append(
             f"Up to {number(concurrent, 0)} trainings ran concurrently on a host, each on its own device. "

@@ -230,5 +230,5 @@ def _devices(analysis: Analysis, facts: dict[str, str | int | float], of_trainin
         count = int(analysis.accuracy.runs["world_size"].max())
     if facts["device_kind"] == "GPU":
         return f"{count} x {name or 'GPU'}{nodes}"
-    ranks = value_label("world_size", number(count, 0) if count != 1 else 1, ("CPU rank", "CPU ranks"))
+    ranks = "1 CPU rank" if count == 1 else f"{number(count, 0)} CPU ranks"
     return f"{ranks}{nodes} ({name})" if name else f"{ranks}{nodes}"

@@ -30,12 +30,12 @@ def ladder(analysis: Analysis) -> str | None:
         needed = further_repeats(float(rows[["step_ratio_more", "cumulative_ratio_more"]].astype(float).max().max()))
         return f"The speed-ups of the ladder are not resolved (need {needed})."
     speed_up = rows["cumulative_ratio"].astype(float)
-    step_ratios = rows.set_index("rung")["step_ratio"].astype(float).dropna()
-    against: dict[Any, Any] = rows.set_index("rung")["against"].to_dict()
+    step_ratios = rows.set_index("step")["step_ratio"].astype(float).dropna()
+    against: dict[Any, Any] = rows.set_index("step")["against"].to_dict()
     fastest = rows.iloc[int(speed_up.to_numpy().argmax())]
     text = (
-        f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['rung'].iloc[0]} "
-        f"({fastest['rung']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x "
+        f"The ladder reaches a speed-up of {number(float(speed_up.max()), 2)}x over {rows['step'].iloc[0]} "
+        f"({fastest['step']}); the largest gain in one step is {step_ratios.idxmax()} ({number(step_ratios.max(), 2)}x "
         f"compared with {against[step_ratios.idxmax()]})"
     )
     slower = step_ratios[step_ratios.round(2) < 1]

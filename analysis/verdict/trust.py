@@ -236,7 +236,7 @@ def non_finite_losses(analysis: Analysis) -> str | None:
     own = analysis.results.trials.set_index("trial_id")[COMMAND_COLUMN].notna()
     losses = losses[~losses["trial_id"].map(own).fillna(True).astype(bool)]
     by_trial = losses.groupby("trial_id", observed=True)
-    bad = by_trial["unfinite_losses"].agg(lambda counts: int((counts > 0).sum()))
+    bad = by_trial["non_finite_losses"].agg(lambda counts: int((counts > 0).sum()))
     bad = bad[bad > 0]
     if bad.empty:
         return None

@@ -82,12 +82,12 @@ def generate(directory: Path, count: int) -> int:
 
 def report(directory: Path) -> dict[str, Any]:
     """Run the command on the folder. Return wall seconds and the peak memory of its process."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "study.scaling", "report", str(directory)], stdout=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     if status != 0:
         raise RuntimeError(f"the report of {directory} ended with exit code {os.waitstatus_to_exitcode(status)}")
     return {

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.ranks import Clock, Place, launch, options_of, sizes_that_fit
-from benchmarks.harness.sides import Legs, Side, Timed, abba
+from benchmarks.harness.sides import BlockRates, Side, Timed, abba
 from trainables.registry import PRECISIONS, load
 from trainables.step.context import RankSetup, build_context
 from trainables.step.process import drop_buckets, settings_for
@@ -46,10 +46,10 @@ def main() -> None:
 def measure(place: Place, options: dict[str, Any]) -> None:
     """Measure each number of ranks; rank 0 writes after each."""
     clock = Clock(place, options["seconds"])
-    measured: dict[int, Legs] = {}
+    measured: dict[int, BlockRates] = {}
     for size in sorted(place.groups):
         if place.rank < size:
-            measured[size] = legs(trial_of(size, options), place, options["quadruples"], clock)
+            measured[size] = blocks(trial_of(size, options), place, options["quadruples"], clock)
             if place.rank == 0:
                 write(options, measured)
 
@@ -70,7 +70,7 @@ def trial_of(size: int, options: dict[str, Any]) -> Trial:
     )
 
 
-def legs(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
+def blocks(trial: Trial, place: Place, quadruples: int, clock: Clock) -> BlockRates:
     """Run steps without and with the noise scale in turn; the trial's ranks call it together."""
     with settings_for(trial, load(PRECISIONS[trial.precision])):
         without, watched = (steps_of(trial.but(noise_scale=value), place) for value in (False, True))
@@ -102,11 +102,11 @@ def steps_of(trial: Trial, place: Place) -> Timed:
     return timed
 
 
-def write(options: dict[str, Any], measured: dict[int, Legs]) -> None:
+def write(options: dict[str, Any], measured: dict[int, BlockRates]) -> None:
     """Write everything so far."""
     figures = []
-    for size, legs_of_size in measured.items():
-        ratio, interval = legs_of_size.ratio()
+    for size, blocks in measured.items():
+        ratio, interval = blocks.ratio()
         goal, holds = ("none", None) if options["small"] else (f"<= {GOAL}", ratio <= GOAL)
         title = f"step with / without the noise scale, {options['model']} batch {options['batch']}, {size} ranks"
         figures.append(figure(title, ratio, interval, "ratio of step times", goal, holds))

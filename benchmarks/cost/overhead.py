@@ -249,9 +249,9 @@ def bare_loop(world_size: int, device: str) -> Iterator[Bare]:
 
         def ask(job: dict[str, Any]) -> Path:
             k = next(numbers)
-            beside = Path(folder) / f"go-{k}.tmp"
-            beside.write_text(json.dumps(job))
-            beside.rename(Path(folder) / f"go-{k}.json")
+            temporary = Path(folder) / f"go-{k}.tmp"
+            temporary.write_text(json.dumps(job))
+            temporary.rename(Path(folder) / f"go-{k}.json")
             return Path(folder) / f"done-{k}.json"
 
         def measure(trial: Trial, **more: Any) -> float:

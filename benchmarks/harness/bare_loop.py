@@ -40,7 +40,7 @@ def in_blocks(step: Callable[[], None], job: dict[str, Any], device: torch.devic
     folder, side = Path(job["turns"]), job["side"]
     turns = Turns(folder / "turns", side, dist.get_rank())
     for _ in range(job["blocks"]):
-        turns.begin()
+        turns.start()
         for _ in range(LEAD_STEPS):
             step()
         seconds.append(timed_s(step, job["steps"], device))
@@ -62,11 +62,11 @@ def timed_s(step: Callable[[], None], steps: int, device: torch.device, group: A
     synchronize()
     dist.barrier(group)
     synchronize()
-    begin_s = time.perf_counter()
+    started_s = time.perf_counter()
     for _ in range(steps):
         step()
     synchronize()
-    return time.perf_counter() - begin_s
+    return time.perf_counter() - started_s
 
 
 def training(job: dict[str, Any], device: torch.device, group: Any = None) -> Callable[[], None]:
@@ -150,9 +150,9 @@ def main(folder: Path) -> None:
         if on_gpu:
             torch.cuda.empty_cache()
         if dist.get_rank() == 0:
-            beside = folder / f"done-{k}.tmp"
-            beside.write_text(json.dumps({"wall_s": seconds.item()}))
-            beside.rename(folder / f"done-{k}.json")
+            temporary = folder / f"done-{k}.tmp"
+            temporary.write_text(json.dumps({"wall_s": seconds.item()}))
+            temporary.rename(folder / f"done-{k}.json")
     dist.destroy_process_group()
 
 

@@ -44,18 +44,18 @@ def round_s(message: torch.Tensor, count: int) -> float:
     """Return the mean seconds per all-reduce over `count` of them."""
     dist.barrier()
     if message.device.type == "cpu":
-        begin_s = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in range(count):
             dist.all_reduce(message)
-        return (time.perf_counter() - begin_s) / count
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        return (time.perf_counter() - start_s) / count
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
-    begin.record()
+    start.record()
     for _ in range(count):
         dist.all_reduce(message)
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3 / count
+    return start.elapsed_time(end) / 1e3 / count
 
 
 def main(device_type: str, sizes: list[int], out: Path) -> None:

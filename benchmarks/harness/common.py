@@ -63,8 +63,8 @@ def command() -> str:
 
 def kept_samples(name: str) -> list[dict[str, Any]]:
     """Return the raw samples that `write_summary` wrote to `results/<name>`. Empty if it never ran."""
-    file = RESULTS / name / "samples.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    file = RESULTS / name / "summary.json"
+    return list(json.loads(file.read_text())["samples"]) if file.exists() else []
 
 
 def environment_here() -> dict[str, Any]:
@@ -80,7 +80,7 @@ def write_summary(
     samples: Sequence[dict[str, Any]],
     environment: dict[str, Any] | None = None,
 ) -> Path:
-    """Write `results/<name>/summary.json` and samples.jsonl. Return the folder.
+    """Write `results/<name>/summary.json`, with one line per raw sample. Return the folder.
 
     environment: that of the measurement; None for the current machine.
     """
@@ -89,6 +89,11 @@ def write_summary(
     if environment is None:
         environment = environment_here()
     summary = {"environment": environment, "command": command(), "figures": list(figures)}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (folder / "summary.json").write_text(summary_text(summary, samples))
     return folder
+
+
+def summary_text(summary: dict[str, Any], samples: Sequence[dict[str, Any]]) -> str:
+    """Return the content of summary.json. It is long with many samples, so each of them is one line."""
+    rows = ",\n".join(f"  {json.dumps(sample)}" for sample in samples)
+    return f'{json.dumps(summary, indent=1)[:-2]},\n "samples": [\n{rows}\n ]\n}}\n'

@@ -51,7 +51,7 @@ def in_turn(folder: str, steps: int, same_process: bool, trial: Trial) -> Worklo
     windows.PLAIN_PARTS = 1
     blocks = Blocks(Path(folder), rank, steps, trial.settling_steps, trial.steps, synchronize, others)
 
-    return Watched(**vars(workload), at_begin=blocks)
+    return Watched(**vars(workload), at_start=blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,10 @@ class Watched(Workload):
     It does so outside autocast, whose weight cache would also serve the bare loop.
     """
 
-    at_begin: Callable[[], None]
+    at_start: Callable[[], None]
 
     def select(self, batch: Any) -> tuple[Any, Any]:
-        self.at_begin()
+        self.at_start()
         return super().select(batch)
 
 
@@ -81,7 +81,7 @@ def _bare(trial: Trial, device: torch.device, steps: int) -> tuple[Callable[[], 
 class Others(Protocol):
     """The other side, which runs between the blocks of the study."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Wait until the study may run a block. Called before each block."""
 
     def end(self) -> None:
@@ -98,7 +98,7 @@ class SameProcess:
     ended: int = 0
     seconds: list[float] = field(default_factory=list)
 
-    def begin(self) -> None: ...
+    def start(self) -> None: ...
 
     def end(self) -> None:
         self.ended += 1
@@ -129,7 +129,7 @@ class Blocks:
 
     others: Others | None = None
     seen: int = 0
-    begin_s: float = 0.0
+    started_s: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
     def __call__(self) -> None:
@@ -140,15 +140,15 @@ class Blocks:
         within = at % (LEAD_STEPS + self.steps)
         if within == LEAD_STEPS:
             self.synchronize()
-            self.begin_s = time.perf_counter()
+            self.started_s = time.perf_counter()
         if within:
             return
         self.others = self.others or self.make_others()
         if at:
             self.synchronize()
-            self.seconds.append(time.perf_counter() - self.begin_s)
+            self.seconds.append(time.perf_counter() - self.started_s)
             self.others.end()
         if at < self.window - 1:
-            self.others.begin()
+            self.others.start()
         elif which == 1:
             (self.folder / f"ours-{self.rank}.json").write_text(json.dumps(self.seconds))

@@ -30,7 +30,7 @@ from trainables.trial import Trial
 Timed = Callable[[int], float]
 """Function of the number of steps that returns wall seconds of this rank."""
 
-LEG_S = 0.8
+BLOCK_S = 0.8
 """Approximate seconds of one block of a side."""
 
 LEAST_STEPS = 5
@@ -113,26 +113,26 @@ def ddp_options(trial: Trial) -> dict[str, Any] | None:
 
 
 @dataclass
-class Legs:
+class BlockRates:
     """Samples/s over all ranks of each block of two sides, by side, in running order. See `abba`."""
 
-    taken: dict[str, list[float]] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
 
     def rows(self) -> list[dict[str, Any]]:
         return [
-            {"side": side, "leg": number, "steps": self.steps, "samples_per_s": rate}
-            for side, rates in self.taken.items()
+            {"side": side, "block": number, "steps": self.steps, "samples_per_s": rate}
+            for side, rates in self.rates.items()
             for number, rate in enumerate(rates)
         ]
 
     def rate(self, side: str) -> tuple[float, tuple[float, float]]:
         """Return the samples/s of a side, and the interval over its blocks."""
-        return ratio_interval([math.log(rate) for rate in self.taken[side]])
+        return ratio_interval([math.log(rate) for rate in self.rates[side]])
 
     def ratio(self) -> tuple[float, tuple[float, float]]:
         """Return the ratio first / second side, and its interval over the quadruples. Needs two of them."""
-        first, second = self.taken.values()
+        first, second = self.rates.values()
         return abba_ratio(first, second)
 
 
@@ -144,7 +144,7 @@ class Side:
     samples: int
 
 
-def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock: Clock) -> Legs:
+def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock: Clock) -> BlockRates:
     """Alternate the sides (ABBA) `quadruples` times, or until time runs out. Collective over the first `size` ranks."""
     control = place.groups[size][1]
 
@@ -153,16 +153,16 @@ def abba(sides: dict[str, Side], place: Place, size: int, quadruples: int, clock
         dist.all_reduce(held, op=dist.ReduceOp.MAX, group=control)
         return held.item()
 
-    legs = Legs({name: [] for name in sides})
+    blocks = BlockRates({name: [] for name in sides})
     with without_garbage_collection():
         probed_s = max(slowest_s(side, LEAST_STEPS) for side in sides.values()) / LEAST_STEPS
-        legs.steps = max(LEAST_STEPS, math.ceil(LEG_S / probed_s))
+        blocks.steps = max(LEAST_STEPS, math.ceil(BLOCK_S / probed_s))
         for done in range(quadruples):
-            if done >= 2 and clock.left_s(size) < 4 * LEG_S:
+            if done >= 2 and clock.left_s(size) < 4 * BLOCK_S:
                 break
             for name in (*sides, *reversed(sides)):
-                legs.taken[name].append(legs.steps * sides[name].samples / slowest_s(sides[name], legs.steps))
-    return legs
+                blocks.rates[name].append(blocks.steps * sides[name].samples / slowest_s(sides[name], blocks.steps))
+    return blocks
 
 
 def gradient(trial: Trial, place: Place) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Turns:
         self.places: Iterator[int] = (place for place in count() if ORDER[place % 4] == side)
         self.mine[0] = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Wait until all ranks of the preceding block have ended it. Raises TimeoutError."""
         self.place = next(self.places)
         before = self.finished["AB".index(ORDER[(self.place - 1) % 4])]

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
-from benchmarks.harness.sides import Legs, Side, abba, ours
+from benchmarks.harness.sides import BlockRates, Side, abba, ours
 from trainables.registry import PRECISIONS, load
 from trainables.step.process import settings_for
 from trainables.trial import Trial
@@ -40,7 +40,7 @@ def main() -> None:
 def measure(place: Place, options: dict[str, Any]) -> None:
     """Measure both cases on both ranks. Rank 0 writes after each."""
     clock = Clock(place, options["seconds"])
-    taken: dict[str, Legs] = {}
+    measured: dict[str, BlockRates] = {}
     load_before = os.getloadavg()[0]
     for name, pin_cores in (("free", False), ("pinned", True)):
         trial = Trial(
@@ -57,24 +57,24 @@ def measure(place: Place, options: dict[str, Any]) -> None:
             independent = ours(alone, place, meeting=RANKS).timed
             samples = trial.global_batch
             sides = {"ranks": Side(together, samples), "independent": Side(independent, samples)}
-            taken[name] = abba(sides, place, RANKS, options["quadruples"], clock)
+            measured[name] = abba(sides, place, RANKS, options["quadruples"], clock)
         if place.rank == 0:
-            write(options, taken, [load_before, os.getloadavg()[0]])
+            write(options, measured, [load_before, os.getloadavg()[0]])
 
 
-def write(options: dict[str, Any], taken: dict[str, Legs], loads: list[float]) -> None:
+def write(options: dict[str, Any], measured: dict[str, BlockRates], loads: list[float]) -> None:
     """Write everything so far."""
     what = f"{options['model']} batch {options['batch']} at {options['image_size']} px"
     figures = []
-    for name, legs in taken.items():
-        ratio, interval = legs.ratio()
+    for name, blocks in measured.items():
+        ratio, interval = blocks.ratio()
         judged = name == "pinned" and not options["small"]
         goal, holds = (f">= {GOAL}", ratio >= GOAL) if judged else ("none", None)
         title = f"{RANKS} gloo ranks, {name} / {RANKS} independent ones, {what}"
         figures.append(figure(title, ratio, interval, "ratio of images/s", goal, holds))
-        rate, interval = legs.rate("ranks")
+        rate, interval = blocks.rate("ranks")
         figures.append(figure(f"{RANKS} gloo ranks, {name}, {what}", rate, interval, "images/s", "none", None))
-    samples = [{"case": name, **row} for name, legs in taken.items() for row in legs.rows()]
+    samples = [{"case": name, **row} for name, blocks in measured.items() for row in blocks.rows()]
     samples.append({"load_average_1min": loads, "cores": len(os.sched_getaffinity(0))})
     write_summary(options["name"], figures, samples)
 

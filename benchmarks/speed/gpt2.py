@@ -32,7 +32,7 @@ from analysis.measure.hardware import PEAKS
 from benchmarks.harness.common import abba_ratio, figure, write_summary
 from benchmarks.harness.levers import TOKEN_LEVERS, changes_of, levered
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
-from benchmarks.harness.sides import Legs, Ours, Side, abba, bare, ours
+from benchmarks.harness.sides import BlockRates, Ours, Side, abba, bare, ours
 from benchmarks.speed.roofline import LANGUAGE_MODEL, profiled, roofline, write_kernels
 from study.capacity import count_gpus
 from trainables.registry import MODELS, PRECISIONS, load
@@ -81,7 +81,7 @@ class Outcome:
     """What was measured of a case. reason: why a part is missing. table: the roofline, if it was asked for."""
 
     trial: Trial
-    legs: Legs | None = None
+    blocks: BlockRates | None = None
     reason: str = ""
     table: dict[str, Any] | None = None
     peak_bytes: int | None = None
@@ -139,7 +139,7 @@ def measured(case: str, trial: Trial, place: Place, options: dict[str, Any], clo
             sides = built(trial, place, options["sides"].split(","), mine)
         if not any(reasons := gathered(place, trial, outcome.reason)):
             with noted(outcome):
-                outcome.legs = abba(sides, place, trial.world_size, options["quadruples"], clock)
+                outcome.blocks = abba(sides, place, trial.world_size, options["quadruples"], clock)
             if place.device.type == "cuda":
                 outcome.peak_bytes = torch.cuda.max_memory_allocated()
             if case in options["profile"].split(","):
@@ -193,16 +193,16 @@ def flops_per_token(trial: Trial) -> float:
 
 def figures_of(case: str, outcome: Outcome) -> list[dict[str, Any]]:
     """Return the figures of a case: tokens/s of all GPUs, utilisation, ours / bare, weak efficiency."""
-    trial, legs = outcome.trial, outcome.legs
-    if legs is None or len(legs.taken["ours"]) < 2:
+    trial, blocks = outcome.trial, outcome.blocks
+    if blocks is None or len(blocks.rates["ours"]) < 2:
         return []
     tokens, count = trial.sequence_length, trial.world_size
     on_gpu = trial.device == "cuda"
     device = torch.cuda.get_device_name() if on_gpu else "cpu"
     peak = PEAKS[device].flops_per_s("bf16") if device in PEAKS else None
     figures = []
-    for side in legs.taken:
-        rate, (low, high) = (legs.rate(side)[0], legs.rate(side)[1])
+    for side in blocks.rates:
+        rate, (low, high) = (blocks.rate(side)[0], blocks.rate(side)[1])
         judged = (side, count, trial.batch_per_gpu, device) == ("ours", 1, GOAL_BATCH, GOAL_DEVICE)
         goal = f">= {GOAL_TOKENS_PER_S} in the best case" if judged else "none"
         holds = rate * tokens >= GOAL_TOKENS_PER_S if judged else None
@@ -211,12 +211,12 @@ def figures_of(case: str, outcome: Outcome) -> list[dict[str, Any]]:
         if peak:
             share = rate * tokens * flops_per_token(trial) / peak / (count if side != "one" else 1)
             figures.append(figure(f"utilisation, {name}", share, None, "of the peak", "none", None))
-    if "bare" in legs.taken:
-        ratio, interval = abba_ratio(legs.taken["ours"], legs.taken["bare"])
+    if "bare" in blocks.rates:
+        ratio, interval = abba_ratio(blocks.rates["ours"], blocks.rates["bare"])
         holds = ratio >= GOAL_RATIO if on_gpu else None
         figures.append(figure(f"ours/bare, {case}", ratio, interval, "ratio", f">= {GOAL_RATIO}", holds))
-    if "one" in legs.taken:
-        ratio, interval = abba_ratio(legs.taken["ours"], legs.taken["one"])
+    if "one" in blocks.rates:
+        ratio, interval = abba_ratio(blocks.rates["ours"], blocks.rates["one"])
         asked = GOAL_EFFICIENCY.get(trial.batch_per_gpu) if on_gpu and count == 2 else None
         goal, holds = (f">= {asked}", ratio / count >= asked) if asked else ("none", None)
         bounds = (interval[0] / count, interval[1] / count)
@@ -231,7 +231,7 @@ def write(options: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
     figures, samples = [], []
     for case, outcome in outcomes.items():
         figures += figures_of(case, outcome)
-        samples += [{"case": case, **row} for row in (outcome.legs.rows() if outcome.legs else [])]
+        samples += [{"case": case, **row} for row in (outcome.blocks.rows() if outcome.blocks else [])]
         if outcome.reason:
             print(f"{case}: {outcome.reason}", flush=True)
             samples.append({"case": case, "reason": outcome.reason})

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.harness.bare_loop import timed_s
 from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.ranks import Clock, Place, launch, options_of, sizes_that_fit
-from benchmarks.harness.sides import Legs, Side, abba, ours
+from benchmarks.harness.sides import BlockRates, Side, abba, ours
 from study.capacity import count_cpus, count_gpus
 from trainables.registry import PRECISIONS, load
 from trainables.step.process import drop_buckets, release_memory, settings_for
@@ -92,7 +92,7 @@ def _ray_loop(config: dict[str, Any]) -> None:
 def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
     """Measure all cases of a peer, in order. Rank 0 writes after each. Ranks that a case does not use sleep."""
     clock = Clock(place, options["seconds"])
-    taken: dict[Trial, Legs] = {}
+    measured: dict[Trial, BlockRates] = {}
     skipped: list[dict[str, Any]] = []
     longest_s = 0.0
     cases = [case.split(":") for case in options["cases"].split(",")]
@@ -117,18 +117,18 @@ def measure(place: Place, peer: str, options: dict[str, Any]) -> None:
                 continue
             begin_s = time.monotonic()
             if place.rank < size:
-                taken[trial] = against(PEER_STEPS[peer], trial, place, options["quadruples"], clock)
+                measured[trial] = against(PEER_STEPS[peer], trial, place, options["quadruples"], clock)
                 release_memory()
             longest_s = max(longest_s, time.monotonic() - begin_s)
             if place.rank == 0:
-                write(f"{options['name']}-{peer}", peer, taken, skipped)
+                write(f"{options['name']}-{peer}", peer, measured, skipped)
 
 
 def _what(trial: Trial) -> dict[str, Any]:
     return {name: getattr(trial, name) for name in ("model", "batch_per_gpu", "precision", "world_size", "device")}
 
 
-def against(make: "MakeStep", trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
+def against(make: "MakeStep", trial: Trial, place: Place, quadruples: int, clock: Clock) -> BlockRates:
     """Alternate our step and the peer's."""
     group, control = place.groups[trial.world_size]
     with settings_for(trial, load(PRECISIONS[trial.precision])):
@@ -137,10 +137,10 @@ def against(make: "MakeStep", trial: Trial, place: Place, quadruples: int, clock
             step()
         theirs = partial(_timed, step, place.device, control)
         sides = {"ours": Side(ours(trial, place).timed, trial.global_batch), "peer": Side(theirs, trial.global_batch)}
-        legs = abba(sides, place, trial.world_size, quadruples, clock)
+        blocks = abba(sides, place, trial.world_size, quadruples, clock)
         del sides, theirs, step
         drop_buckets(group, place.device)
-    return legs
+    return blocks
 
 
 def _timed(step: Callable[[], None], device: torch.device, control: Any, steps: int) -> float:
@@ -196,18 +196,18 @@ def _plain_step(
     return step
 
 
-def write(name: str, peer: str, taken: dict[Trial, Legs], skipped: list[dict[str, Any]]) -> None:
+def write(name: str, peer: str, measured: dict[Trial, BlockRates], skipped: list[dict[str, Any]]) -> None:
     """Write everything so far."""
     figures = []
-    for trial, legs in taken.items():
-        ratio, interval = legs.ratio()
+    for trial, blocks in measured.items():
+        ratio, interval = blocks.ratio()
         title = f"ours / {peer}, {trial.model} batch {trial.batch_per_gpu}, {trial.world_size} {trial.device}"
         holds = interval[1] >= 1 if trial.device == "cuda" else None
         figures.append(figure(title, ratio, interval, "ratio of images/s", ">= 1 (upper end)", holds))
         for side in ("ours", "peer"):
-            rate, interval = legs.rate(side)
+            rate, interval = blocks.rate(side)
             figures.append(figure(f"{side}, {title}", rate, interval, "images/s", "none", None))
-    samples = [{**_what(trial), **row} for trial, legs in taken.items() for row in legs.rows()]
+    samples = [{**_what(trial), **row} for trial, blocks in measured.items() for row in blocks.rows()]
     write_summary(name, figures, samples + skipped)
 
 

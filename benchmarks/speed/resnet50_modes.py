@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.resnet50_modes --seconds 500
     python -m benchmarks.speed.resnet50_modes --cases compile_graph:1024:stem,compile:512:autotune --profile compile:512
-    python -m benchmarks.speed.resnet50_modes --beside compile_graph:512 --cases compile_graph:512:pointwise
+    python -m benchmarks.speed.resnet50_modes --against compile_graph:512 --cases compile_graph:512:pointwise
     python -m benchmarks.speed.resnet50_modes --device cpu --small            # a small form
 
 224 px, bf16, channels_last, resident synthetic images. Both sides stay ready in one process and alternate (ABBA). A
@@ -10,7 +10,7 @@ case is mode:batch or mode:batch:lever+lever. A lever sets compiler options for 
 loop lacks: `stem` (our trial's `rewritten_stem`) and `uint8` (our images as bytes). Goals, on one H200: the best mode
 at least 8,000 images/s; eager at least 0.99 of the bare loop, any other mode not below it.
 
-`--alone` omits the bare loop. `--beside CASE` replaces it by our own step of that case, to show the gain of one lever,
+`--alone` omits the bare loop. `--against CASE` replaces it by our own step of that case, to show the gain of one lever,
 mode or batch. `--gradients` compares the compiled gradient, with and without the rewritten stem, with the eager fp32
 one, for ResNet-18 at 64 px.
 
@@ -29,7 +29,7 @@ import torch
 from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.levers import LEVERS, STEM, UINT8, UINT8_WORKLOAD, compiler
 from benchmarks.harness.ranks import Clock, Place, launch, options_of
-from benchmarks.harness.sides import GRADIENT_TOLERANCE, Legs, Side, abba, bare, distance, gradient, ours
+from benchmarks.harness.sides import GRADIENT_TOLERANCE, BlockRates, Side, abba, bare, distance, gradient, ours
 from benchmarks.speed.roofline import profiled, roofline, write_kernels
 from trainables.registry import PRECISIONS, load
 from trainables.step.cuda_graph import stream_for
@@ -60,52 +60,52 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--alone", action="store_true", help="without the bare loop")
     parser.add_argument(
-        "--beside", help="the other side of every case: our own step of this one, eager or as a CUDA graph"
+        "--against", help="the other side of every case: our own step of this one, eager or as a CUDA graph"
     )
     parser.add_argument("--gradients", action="store_true", help="of the rewritten stem against the plain one's")
     options = parser.parse_args()
     if options.small:
         options.model, options.image_size, options.precision = "resnet18", 32, "fp32"
         options.cases, options.quadruples = "eager:2,eager:4", 2
-    if options.beside and options.beside.partition(":")[0] not in ("eager", "graph", "compile_graph"):
-        parser.error("--beside: each case resets the compiler's cache; allowed: eager, graph, compile_graph")
+    if options.against and options.against.partition(":")[0] not in ("eager", "graph", "compile_graph"):
+        parser.error("--against: each case resets the compiler's cache; allowed: eager, graph, compile_graph")
     launch(measure, options.device, [1], vars(options))
 
 
 def measure(place: Place, options: dict[str, Any]) -> None:
     """Measure all cases, in order, on the one rank. Write after each."""
     clock = Clock(place, options["seconds"])
-    taken: dict[str, Legs] = {}
+    measured: dict[str, BlockRates] = {}
     reasons: dict[str, str] = {}
     tables: dict[str, Any] = {}
     longest_s = 0.0
     other = None
-    if options["beside"]:
-        with ready(options["beside"], place, options) as trial:
-            other = (options["beside"], Side(ours(trial, place).timed, trial.global_batch))
+    if options["against"]:
+        with ready(options["against"], place, options) as trial:
+            other = (options["against"], Side(ours(trial, place).timed, trial.global_batch))
     for case in options["cases"].split(","):
         if clock.left_s() < longest_s:
             reasons[case] = "not run: out of time"
             continue
         begin_s = time.monotonic()
-        legs, table, reason = side_by_side(case, place, options, clock, other)
+        blocks, table, reason = alternated(case, place, options, clock, other)
         release_memory()
         if reason == MEMORY and other is None:
-            legs = one_by_one(case, place, options, clock)
-        taken |= {case: legs} if legs else {}
+            blocks = one_by_one(case, place, options, clock)
+        measured |= {case: blocks} if blocks else {}
         tables |= {case: table} if table else {}
         reasons |= {case: reason} if reason else {}
         longest_s = max(longest_s, time.monotonic() - begin_s)
-        write(options, taken, reasons, tables, {})
+        write(options, measured, reasons, tables, {})
     if options["gradients"]:
-        write(options, taken, reasons, tables, errors_of_gradients(place, options))
+        write(options, measured, reasons, tables, errors_of_gradients(place, options))
 
 
-def side_by_side(
+def alternated(
     case: str, place: Place, options: dict[str, Any], clock: Clock, other: tuple[str, Side] | None
-) -> tuple[Legs | None, dict[str, Any] | None, str]:
-    """Alternate both sides. Also return the roofline if requested, and why a part is missing. other: see `--beside`."""
-    legs = table = None
+) -> tuple[BlockRates | None, dict[str, Any] | None, str]:
+    """Alternate both sides. Also return the roofline if requested, and why a part is missing. other: `--against`."""
+    blocks = table = None
     try:
         with ready(case, place, options) as trial:
             mine = ours(trial, place)
@@ -114,23 +114,23 @@ def side_by_side(
                 sides |= dict([other])
             elif not options["alone"]:
                 sides |= {"bare": Side(bare(trial, place), trial.global_batch)}
-            legs = abba(sides, place, 1, options["quadruples"], clock)
+            blocks = abba(sides, place, 1, options["quadruples"], clock)
             if case in options["profile"].split(","):
                 table = roofline(profiled(mine), place.device, trial)
     except torch.OutOfMemoryError:
-        return legs, None, "does not fit on one GPU" if options["alone"] else MEMORY
+        return blocks, None, "does not fit on one GPU" if options["alone"] else MEMORY
     except Exception as error:  # noqa: BLE001 - one mode that fails must not cost the others
-        return legs, None, f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
-    return legs, table, ""
+        return blocks, None, f"failed: {(str(error) or type(error).__name__).splitlines()[0]}"
+    return blocks, table, ""
 
 
-def one_by_one(case: str, place: Place, options: dict[str, Any], clock: Clock) -> Legs:
+def one_by_one(case: str, place: Place, options: dict[str, Any], clock: Clock) -> BlockRates:
     """Run one side after the other, if both do not fit in memory. A side that does not fit alone has no blocks."""
-    both = Legs({"ours": [], "bare": []})
+    both = BlockRates({"ours": [], "bare": []})
     for name, make in (("ours", lambda trial: ours(trial, place).timed), ("bare", lambda trial: bare(trial, place))):
         with contextlib.suppress(torch.OutOfMemoryError), ready(case, place, options) as trial:
-            legs = abba({name: Side(make(trial), trial.global_batch)}, place, 1, options["quadruples"], clock)
-            both.taken[name], both.steps = legs.taken[name], legs.steps
+            blocks = abba({name: Side(make(trial), trial.global_batch)}, place, 1, options["quadruples"], clock)
+            both.rates[name], both.steps = blocks.rates[name], blocks.steps
         release_memory()
     return both
 
@@ -178,7 +178,7 @@ def errors_of_gradients(place: Place, options: dict[str, Any]) -> dict[str, floa
 
 def write(
     options: dict[str, Any],
-    taken: dict[str, Legs],
+    measured: dict[str, BlockRates],
     reasons: dict[str, str],
     tables: dict[str, Any],
     errors: dict[str, float],
@@ -187,15 +187,15 @@ def write(
     on_gpu = options["device"] == "cuda"
     judged = on_gpu and torch.cuda.get_device_name() == GOAL_DEVICE
     figures = []
-    rated = {case: legs for case, legs in taken.items() if len(legs.taken["ours"]) > 1}
-    for case, legs in rated.items():
-        rate, interval = legs.rate("ours")
+    rated = {case: blocks for case, blocks in measured.items() if len(blocks.rates["ours"]) > 1}
+    for case, blocks in rated.items():
+        rate, interval = blocks.rate("ours")
         figures.append(figure(f"{options['model']} {case}", rate, interval, "images/s", "none", None))
-        if options["beside"]:
+        if options["against"]:
             name = f"{case} / {options['beside']}, ABBA"
-            figures.append(figure(name, *legs.ratio(), "ratio of images/s", "none", None))
-        elif len(legs.taken.get("bare", ())) > 1:
-            ratio, interval = legs.ratio()
+            figures.append(figure(name, *blocks.ratio(), "ratio of images/s", "none", None))
+        elif len(blocks.rates.get("bare", ())) > 1:
+            ratio, interval = blocks.ratio()
             least = 0.99 if case.startswith("eager") else 1.0
             how, judging = ("one after the other", False) if case in reasons else ("ABBA", on_gpu)
             holds = interval[1] >= least if judging else None
@@ -212,7 +212,7 @@ def write(
         holds = error <= GRADIENT_TOLERANCE * errors["plain"] if stem != "plain" else None
         name = f"gradient's distance from fp32, resnet18 compiled, {stem} stem"
         figures.append(figure(name, error, None, "relative", goal, holds))
-    samples = [{"case": case, **row} for case, legs in taken.items() for row in legs.rows()]
+    samples = [{"case": case, **row} for case, blocks in measured.items() for row in blocks.rows()]
     samples += [{"case": case, "reason": reason} for case, reason in reasons.items()]
     for case, reason in reasons.items():
         print(f"{case}: {reason}", flush=True)

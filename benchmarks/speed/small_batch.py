@@ -22,7 +22,7 @@ import torch
 from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.levers import LEVERS, STEM, VARIANTS, compiler
 from benchmarks.harness.ranks import Clock, Place, launch, options_of, sizes_that_fit
-from benchmarks.harness.sides import GRADIENT_TOLERANCE, Legs, Side, abba, bare, distance, gradient, ours
+from benchmarks.harness.sides import GRADIENT_TOLERANCE, BlockRates, Side, abba, bare, distance, gradient, ours
 from study.capacity import count_gpus
 from trainables.registry import PRECISIONS, load
 from trainables.step.cuda_graph import stream_for
@@ -89,7 +89,7 @@ def measure(place: Place, options: dict[str, Any]) -> None:
     """Measure all cases, in order. Rank 0 writes after each. Ranks that a case does not use sleep."""
     clock = Clock(place, options["seconds"])
     samples: list[dict[str, Any]] = []
-    taken: dict[Trial, Legs] = {}
+    measured: dict[Trial, BlockRates] = {}
     errors: dict[Trial, float] = {}
     references: dict[tuple[str, int], Any] = {}
     longest_s = 0.0
@@ -100,14 +100,14 @@ def measure(place: Place, options: dict[str, Any]) -> None:
         begin_s = time.monotonic()
         if place.rank < trial.processes:
             with compiler(options["levers"]):
-                taken[trial] = in_turn(trial, place, options["quadruples"], clock)
+                measured[trial] = in_turn(trial, place, options["quadruples"], clock)
             if not options["without_gradients"]:
                 errors[trial] = error_of_gradient(trial, place, references)
             release_memory()
         longest_s = max(longest_s, time.monotonic() - begin_s)
         if place.rank == 0:
-            samples += [{**what(trial), **row} for row in taken[trial].rows()]
-            write(options, taken, errors, samples)
+            samples += [{**what(trial), **row} for row in measured[trial].rows()]
+            write(options, measured, errors, samples)
 
 
 def what(trial: Trial) -> dict[str, Any]:
@@ -115,15 +115,15 @@ def what(trial: Trial) -> dict[str, Any]:
     return {name: getattr(trial, name) for name in fields}
 
 
-def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
+def in_turn(trial: Trial, place: Place, quadruples: int, clock: Clock) -> BlockRates:
     """Alternate both sides."""
     with settings_for(trial, load(PRECISIONS[trial.precision])), stream_for(trial, place.device):
         timed = {"ours": ours(trial, place).timed, "bare": bare(trial, place)}
         sides = {name: Side(each, trial.global_batch) for name, each in timed.items()}
-        legs = abba(sides, place, trial.processes, quadruples, clock)
+        blocks = abba(sides, place, trial.processes, quadruples, clock)
         del sides, timed
         drop_buckets(place.groups[trial.processes][0], place.device)
-    return legs
+    return blocks
 
 
 def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, int], Any]) -> float:
@@ -136,15 +136,18 @@ def error_of_gradient(trial: Trial, place: Place, references: dict[tuple[str, in
 
 
 def write(
-    options: dict[str, Any], taken: dict[Trial, Legs], errors: dict[Trial, float], samples: list[dict[str, Any]]
+    options: dict[str, Any],
+    measured: dict[Trial, BlockRates],
+    errors: dict[Trial, float],
+    samples: list[dict[str, Any]],
 ) -> None:
     """Write everything so far."""
     on_gpu = options["device"] == "cuda"
     judged = on_gpu and torch.cuda.get_device_name() == GOAL_DEVICE
     figures = []
-    alone = [legs.rate("ours")[0] for trial, legs in taken.items() if trial.world_size == 1]
-    for trial, legs in taken.items():
-        rate, (low, high) = legs.rate("ours")
+    alone = [blocks.rate("ours")[0] for trial, blocks in measured.items() if trial.world_size == 1]
+    for trial, blocks in measured.items():
+        rate, (low, high) = blocks.rate("ours")
         with_levers = (
             f" with {options['levers']}" if options["levers"] and trial.execution.startswith("compile") else ""
         )
@@ -154,7 +157,7 @@ def write(
         goal = judged and trial.execution == "compile_graph" and trial.parallel == "ddp" and trial.world_size == 1
         asked = f"<= {GOAL_S}" if goal else "none"
         figures.append(figure(f"step, {name}", step_s, interval, "s", asked, step_s <= GOAL_S if goal else None))
-        ratio, interval = legs.ratio()
+        ratio, interval = blocks.ratio()
         figures.append(figure(f"ours/bare, {name}", ratio, interval, "ratio of images/s", "none", None))
         if alone and trial.world_size > 1:
             efficiency = rate / trial.world_size / max(alone)

@@ -67,7 +67,7 @@ def main() -> None:
     samples: Rows = kept_samples(options.out)
     session = 1 + max((sample["session"] for sample in samples), default=-1)
     cases = _cases(options, folder)
-    begin_s = time.monotonic()
+    started_s = time.monotonic()
     if device.type == "cuda" and not any(sample["kind"] == "nvjpeg" for sample in samples):
         samples.append({"kind": "nvjpeg", "session": session, **nvjpeg_difference(folder, device)})
     longest_s = 0.0
@@ -78,7 +78,7 @@ def main() -> None:
             continue
         random.Random(number).shuffle(missing)
         for name in (SYNTHETIC, *missing, SYNTHETIC):
-            if options.budget_s and time.monotonic() - begin_s + 1.5 * longest_s > options.budget_s:
+            if options.budget_s and time.monotonic() - started_s + 1.5 * longest_s > options.budget_s:
                 sys.exit(f"out of time in round {number}; the same command goes on")
             began_s = time.monotonic()
             where = {"session": session, "round": number, "case": name}
@@ -105,7 +105,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="loader processes; left out: a core each, 2 with --small")
     parser.add_argument("--rounds", type=int, help="left out: 3, or 2 with --small")
     parser.add_argument("--steps", type=int, help="steps of a window at least; left out: 40, or 2 with --small")
-    parser.add_argument("--budget-s", type=float, help="begin no training that would not end within so many seconds")
+    parser.add_argument("--budget-s", type=float, help="start no training that would not end within so many seconds")
     parser.add_argument("--out", default="storage", help="folder below benchmarks/results")
     options = parser.parse_args()
     for name, small, large in (("workers", 2, len(os.sched_getaffinity(0))), ("rounds", 2, 3), ("steps", 2, 40)):
@@ -201,22 +201,22 @@ def parts_alone(trial: Trial, device: torch.device) -> Rows:
     for _ in islice(batches, ready):  # what was loaded before anyone asked
         pass
     count = 2 * ready
-    begin_s = time.perf_counter()
+    started_s = time.perf_counter()
     for _ in islice(batches, count):
         pass
-    loader_s = time.perf_counter() - begin_s
+    loader_s = time.perf_counter() - started_s
     kept = list(islice(batches, 4))
     del batches
 
     def prepare(times: int) -> float:
         _synchronize(device)
-        begin_s = time.perf_counter()
+        started_s = time.perf_counter()
         for _ in range(times):
             for inputs, _labels in kept:
                 moved = inputs if device.type == "cpu" else to_device(inputs, device, trial.non_blocking)
                 workload.prepare(moved)
         _synchronize(device)
-        return time.perf_counter() - begin_s
+        return time.perf_counter() - started_s
 
     prepare(1)
     times = 1 if device.type == "cpu" else 5
@@ -276,13 +276,13 @@ def _log_ratios(samples: Rows, case: str) -> list[float]:
     found = []
     for sample in taken:
         if sample["case"] == case:
-            beside = [
+            synthetic = [
                 math.log(other["samples_per_s"])
                 for other in taken
                 if other["case"] == SYNTHETIC
                 and (other["session"], other["round"]) == (sample["session"], sample["round"])
             ]
-            found.append(math.log(sample["samples_per_s"]) - statistics.fmean(beside))
+            found.append(math.log(sample["samples_per_s"]) - statistics.fmean(synthetic))
     return found
 
 
@@ -302,7 +302,7 @@ def _limit(samples: Rows, case: str, rates: dict[str, float | None]) -> str:
     ahead = case.endswith((*names_with(DECODERS, "ahead"), COPIED_AHEAD))
     if loader < (min(step, copy) if ahead else 1 / (1 / step + 1 / copy)):
         return "the loader"
-    return "the step" if copy > 10 * step else "copy and decoding on the device beside the step"
+    return "the step" if copy > 10 * step else "copy and decoding on the device next to the step"
 
 
 def _synchronize(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.harness.common import figure, write_summary
 from benchmarks.harness.levers import VARIANTS
 from benchmarks.harness.ranks import Clock, Place, launch, options_of, sizes_that_fit
-from benchmarks.harness.sides import Legs, Side, abba, ours
+from benchmarks.harness.sides import BlockRates, Side, abba, ours
 from study.capacity import count_gpus
 from trainables.registry import PRECISIONS, load
 from trainables.step.process import drop_buckets, release_memory, settings_for
@@ -71,7 +71,7 @@ def cases(options: dict[str, Any], sizes: list[int]) -> list[tuple[str, Trial]]:
 def measure(place: Place, options: dict[str, Any]) -> None:
     """Measure all cases, in order. Rank 0 writes after each. Ranks that a case does not use sleep."""
     clock = Clock(place, options["seconds"])
-    taken: dict[tuple[str, Trial], Legs] = {}
+    measured: dict[tuple[str, Trial], BlockRates] = {}
     skipped: list[dict[str, Any]] = []
     longest_s = 0.0
     for name, trial in cases(options, sorted(place.groups)[1:]):
@@ -80,13 +80,13 @@ def measure(place: Place, options: dict[str, Any]) -> None:
             continue
         begin_s = time.monotonic()
         if place.rank < trial.world_size:
-            taken[name, trial] = against_one(trial, place, options["quadruples"], clock)
+            measured[name, trial] = against_one(trial, place, options["quadruples"], clock)
             release_memory()
         longest_s = max(longest_s, time.monotonic() - begin_s)
         if place.rank == 0:
-            write(options, taken, skipped)
+            write(options, measured, skipped)
     if place.rank == 0:
-        write(options, taken, skipped)
+        write(options, measured, skipped)
 
 
 def what(variant: str, trial: Trial) -> dict[str, Any]:
@@ -94,37 +94,39 @@ def what(variant: str, trial: Trial) -> dict[str, Any]:
     return {"variant": variant, **{name: getattr(trial, name) for name in fields}}
 
 
-def against_one(trial: Trial, place: Place, quadruples: int, clock: Clock) -> Legs:
+def against_one(trial: Trial, place: Place, quadruples: int, clock: Clock) -> BlockRates:
     """Alternate the trial on its ranks and the same on the first of them with DDP's defaults."""
     one = trial.but(world_size=1, **{name: Trial.model_fields[name].default for name in _DDP_OPTIONS})
     with settings_for(trial, load(PRECISIONS[trial.precision])):
         alone = ours(one, place).timed if place.rank == 0 else None
         sides = {"all": Side(ours(trial, place).timed, trial.global_batch), "one": Side(alone, one.global_batch)}
-        legs = abba(sides, place, trial.world_size, quadruples, clock)
+        blocks = abba(sides, place, trial.world_size, quadruples, clock)
         del sides, alone
         if place.rank == 0:
             drop_buckets(place.groups[1][0], place.device)
         drop_buckets(place.groups[trial.world_size][0], place.device)
-    return legs
+    return blocks
 
 
 _DDP_OPTIONS = ("parallel", "bucket_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
 
 
-def write(options: dict[str, Any], taken: dict[tuple[str, Trial], Legs], skipped: list[dict[str, Any]]) -> None:
+def write(
+    options: dict[str, Any], measured: dict[tuple[str, Trial], BlockRates], skipped: list[dict[str, Any]]
+) -> None:
     """Write everything so far."""
     on_gpu = options["device"] == "cuda"
     figures = []
-    for (variant, trial), legs in taken.items():
+    for (variant, trial), blocks in measured.items():
         name = f"{trial.model} batch {trial.batch_per_gpu}, {trial.world_size} {trial.device}, {variant}"
-        ratio, interval = legs.ratio()
+        ratio, interval = blocks.ratio()
         value, (low, high) = ratio / trial.world_size, (bound / trial.world_size for bound in interval)
         goal = GOALS.get(trial.model) if on_gpu and variant == "default" else None
         asked, holds = (f">= {goal}", value >= goal) if goal else ("none", None)
         figures.append(figure(f"weak efficiency, {name}", value, (low, high), "", asked, holds))
-        rate, interval = legs.rate("all")
+        rate, interval = blocks.rate("all")
         figures.append(figure(f"rate, {name}", rate, interval, "images/s", "none", None))
-    samples = [{**what(*case), **row} for case, legs in taken.items() for row in legs.rows()]
+    samples = [{**what(*case), **row} for case, blocks in measured.items() for row in blocks.rows()]
     write_summary(options["name"], figures, samples + skipped)
 
 

@@ -109,7 +109,7 @@ def main() -> None:
             benchmark.save()
     write_report(benchmark.folder)
     for traces in benchmark.folder.glob("trials/*/traces"):
-        shutil.rmtree(traces)  # tens of megabytes each; their results are in samples.jsonl and in the report
+        shutil.rmtree(traces)  # tens of megabytes each; their results are among the samples and in the report
     lost = [record["trial_id"] for record in benchmark.store.records() if record["status"] != "done"]
     if lost:
         sys.exit(f"not done: {', '.join(lost)}")

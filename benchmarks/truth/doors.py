@@ -54,7 +54,7 @@ FOUND_AS = {
 BARE = "bare"
 FORMS_RUN = (*DOORS, BARE)
 STUDY = "study"
-"""folder of the trials, beside the summary"""
+"""folder of the trials, next to the summary"""
 
 Run = dict[str, Any]
 Measure = Callable[[Trial, str], Run]

@@ -29,10 +29,10 @@ def main() -> None:
     options = parser.parse_args()
     samples = kept_samples(options.name)
     counted = {(sample["repeat"], sample["fault"]) for sample in samples}
-    begin_s = time.monotonic()
+    started_s = time.monotonic()
     for repeat in range(options.repeats):
         missing = [name for name in EVERY if (repeat, name) not in counted]
-        while missing and time.monotonic() - begin_s < options.budget_s:
+        while missing and time.monotonic() - started_s < options.budget_s:
             with cluster() as made:
                 for sample in _suffered(made, random.Random(f"{options.seed} {repeat} {missing[0]}"), missing):
                     missing.remove(sample["fault"])

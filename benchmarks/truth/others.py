@@ -96,12 +96,12 @@ def main() -> None:
 def measure(folder: Path, device: str, groups: int, small: bool, seconds: float) -> None:
     """Measure all cases in turn, each group in new processes. Writes after each, so that a kill loses one group."""
     folder.mkdir(parents=True, exist_ok=True)
-    begin_s = time.monotonic()
+    started_s = time.monotonic()
     environment = environment_here()
     measured: list[dict[str, Any]] = []
     for group in range(groups):
         for case, fields in (SMALL_CASES if small else CASES).items():
-            if time.monotonic() - begin_s > seconds:
+            if time.monotonic() - started_s > seconds:
                 print(f"{case}, group {group}: left out, {seconds:.0f} s are over", flush=True)
                 continue
             trial = _trial(fields, device, small, group)
@@ -117,7 +117,7 @@ def measure(folder: Path, device: str, groups: int, small: bool, seconds: float)
                         shutil.copy(trace, folder / _slug(case))
             content = json.dumps({"environment": environment, "measured": measured})
             (folder / MEASURED).write_bytes(gzip.compress(content.encode()))
-            print(f"{case}, group {group}: measured after {time.monotonic() - begin_s:.0f} s", flush=True)
+            print(f"{case}, group {group}: measured after {time.monotonic() - started_s:.0f} s", flush=True)
 
 
 def _trial(fields: Mapping[str, Any], device: str, small: bool, group: int) -> Trial:

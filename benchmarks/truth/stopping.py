@@ -86,8 +86,8 @@ def generated(rng: np.random.Generator, series: int, steps: int, autocorrelation
 def resampled(rng: np.random.Generator, logs: Series, series: int, steps: int) -> Series:
     """Return series [series, steps] made of pieces of the recorded one, which is treated as circular."""
     pieces = math.ceil(steps / PIECE)
-    begins = rng.integers(len(logs), size=(series, pieces, 1))
-    return logs[(begins + np.arange(PIECE)) % len(logs)].reshape(series, -1)[:, :steps]
+    starts = rng.integers(len(logs), size=(series, pieces, 1))
+    return logs[(starts + np.arange(PIECE)) % len(logs)].reshape(series, -1)[:, :steps]
 
 
 def recorded(folders: list[Path]) -> Iterator[tuple[str, Series, float]]:

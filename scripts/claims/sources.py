@@ -185,8 +185,8 @@ def count(values: Sequence[Value]) -> Value:
 
 @cache
 def samples(folder: str) -> list[dict[str, Any]]:
-    """Return the rows of samples.jsonl of a results folder."""
-    return [json.loads(line) for line in (RESULTS / folder / "samples.jsonl").read_text().splitlines()]
+    """Return the raw samples of a results folder."""
+    return list(json.loads((RESULTS / folder / "summary.json").read_text())["samples"])
 
 
 @cache

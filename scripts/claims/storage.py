@@ -44,7 +44,7 @@ LATER = (
 LIMITS = {
     "the step": "the step",
     "the loader": "the loaders",
-    "copy and decoding on the device beside the step": "copy and decoding on the GPU",
+    "copy and decoding on the device next to the step": "copy and decoding on the GPU",
 }
 
 

@@ -323,7 +323,11 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
     for row in prepared.rows:
         if prepared.study.ladder and row.trial is not None and row.case not in prepared.study.extra_trials:
             ladder_steps.setdefault(row.case, []).append(row.trial.trial_id)
-    ladder = {"rungs": [{"name": name, "trial_ids": ids} for name, ids in ladder_steps.items()]} if ladder_steps else {}
+    ladder = (
+        {"ladder_steps": [{"name": name, "trial_ids": ids} for name, ids in ladder_steps.items()]}
+        if ladder_steps
+        else {}
+    )
     store = Store.open(
         prepared.configuration.out,
         name=prepared.study.name,

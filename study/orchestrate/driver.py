@@ -295,7 +295,7 @@ def result_of(trial: Trial, outcome: Outcome, other_studies: Sequence[str] = ())
     if outcome.payloads:
         assert outcome.environment is not None
         environment["ranks"] = [
-            facts | payload.evidence.record() | {"side_by_side": outcome.concurrent}
+            facts | payload.evidence.record() | {"concurrent": outcome.concurrent}
             for facts, payload in zip(_ranks_of(outcome.environment, trial), outcome.payloads, strict=True)
         ]
         tables = {name: table_of(name, outcome.payloads) for name in SCHEMAS}

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.all import NEED_ROOT, SMALL
 from benchmarks.cost.clock import PARTS, start_times
 from benchmarks.harness.common import abba_ratio
-from benchmarks.harness.sides import Legs
+from benchmarks.harness.sides import BlockRates
 from benchmarks.truth.stopping import generated, replayed, resampled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,9 +26,9 @@ def test_every_benchmark_has_a_small_form() -> None:
 
 def test_the_ratio_cancels_a_steady_drift() -> None:
     # A B B A twice; each block is 1 % slower than the previous one, and A is twice as fast
-    speeds = [0.99**leg for leg in range(8)]
-    legs = Legs({"ours": [2 * speeds[i] for i in (0, 3, 4, 7)], "bare": [speeds[i] for i in (1, 2, 5, 6)]})
-    ratio, (low, high) = legs.ratio()
+    speeds = [0.99**block for block in range(8)]
+    blocks = BlockRates({"ours": [2 * speeds[i] for i in (0, 3, 4, 7)], "bare": [speeds[i] for i in (1, 2, 5, 6)]})
+    ratio, (low, high) = blocks.ratio()
     assert ratio == pytest.approx(2.0)
     assert low == pytest.approx(high)
 

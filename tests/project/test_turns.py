@@ -19,7 +19,7 @@ def test_two_sides_run_as_abba_and_wait_for_all_ranks_of_the_other(tmp_path: Pat
     def side(name: str, rank: int) -> None:
         mine = Turns(file, name, rank)
         for _ in range(6):
-            mine.begin()
+            mine.start()
             with lock:
                 ran.append(name)
             mine.end()
@@ -37,7 +37,7 @@ def test_waiting_for_a_dead_side_times_out(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(turns, "PATIENCE_S", 0.01)
     alone = Turns(new_turns(tmp_path, ranks=1), "A", 0)
     with pytest.raises(TimeoutError, match="the other side"):
-        alone.begin()
+        alone.start()
 
 
 def test_blocks_cover_the_plain_and_the_phases_window_without_their_lead_steps(
@@ -64,7 +64,7 @@ def test_a_bare_loop_in_the_process_of_the_study_runs_as_abba(tmp_path: Path) ->
     file = tmp_path / "bare-0.json"
     others = SameProcess(lambda: ran.append("lead"), lambda: float(ran.append("B") or 2.0), file)  # type: ignore[func-returns-value]
     for _ in range(4):
-        others.begin()
+        others.start()
         ran.append("A")
         others.end()
     assert [name for name in ran if name != "lead"] == list("ABBAABBA")

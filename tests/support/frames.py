@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.read.fields import fields_of
+from analysis.read.schema import SCHEMA_VERSION
 from study.options import recorded_fields
 from trainables.trial import Trial
 
@@ -282,7 +283,7 @@ def record(fields: dict[str, Any], status: str = "done", reason: str | None = No
     """Return trial.json of a trial."""
     ran = status not in ("infeasible", "pruned")
     return {
-        "schema_version": 2,
+        "schema_version": SCHEMA_VERSION,
         "trial_id": trial_id(fields),
         "trial": fields,
         "status": status,
@@ -300,7 +301,7 @@ def write_study(
 ) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     study = {
-        "schema_version": 2,
+        "schema_version": SCHEMA_VERSION,
         "name": name,
         "question": question,
         "configuration": {"repeats": 3},

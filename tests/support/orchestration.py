@@ -1,4 +1,4 @@
-"""Shared by tests of the orchestration: the store of a results folder, and quick trials on CPU ranks."""
+"""Shared by tests of the orchestration: the store of a results folder, and trials of workloads on CPU ranks."""
 
 import contextlib
 from pathlib import Path
@@ -7,22 +7,10 @@ from typing import Any
 import psutil
 
 from study.store.store import Store
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 WORKLOADS = Path(__file__).with_name("faulty_workloads.py")
-QUICK: dict[str, Any] = {
-    "model": "mlp",
-    "steps": 3,
-    "warmup_steps": 2,
-    "prefetch_batches": 1,
-    "account_steps": 2,
-    "sweep_bytes": 2**12,
-}
-
-
-def quick_trial(**fields: Any) -> Trial:
-    """Return a trial of the mlp on the shipped sample with few steps."""
-    return Trial(**{**QUICK, **fields})
 
 
 def workload_trial(name: str, **fields: Any) -> Trial:

@@ -64,15 +64,15 @@ def epochs(fields: dict[str, Any], final_top1: float, step_s: float = 0.01, **co
 
 
 def write_training(
-    directory: Path, fields: dict[str, Any], frame: pd.DataFrame, side_by_side: int | None = None, **more: Any
+    directory: Path, fields: dict[str, Any], frame: pd.DataFrame, concurrent: int | None = None, **more: Any
 ) -> str:
     """Write a completed training, and return its id. The id contains a hash of its fields, as in real trials."""
     trial = record(fields, **more)
     name = f"training-{hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]}"
     trial |= {"trial_id": name}
-    if side_by_side:
+    if concurrent:
         for rank in trial["environment"]["ranks"]:
-            rank["side_by_side"] = side_by_side
+            rank["concurrent"] = concurrent
     last = frame.iloc[-1]
     steps = pd.DataFrame(
         {
@@ -118,11 +118,11 @@ def large_batch(directory: Path, seeds: int = 5, spread: float = 0.001, phi: flo
                 top1 = (0.91 if recipe is LARS else 0.92) - accuracy_loss(fields, largest_lossless_batch)
                 top1 += spread * rng.standard_normal()
                 frame = epochs(fields, top1, 0.005 + 2e-6 * batch)
-                write_training(directory, fields, frame, side_by_side=4)
+                write_training(directory, fields, frame, concurrent=4)
         fields = TRAINING | NOISE | {"seed": seed, "repeat": seed}
         norm2 = 0.02 * np.exp(0.2 * rng.standard_normal())
         frame = epochs(fields, 0.92 + spread * rng.standard_normal(), 0.0053, noise_trace=0.02 * phi, noise_norm2=norm2)
-        write_training(directory, fields, frame, side_by_side=4)
+        write_training(directory, fields, frame, concurrent=4)
     return directory
 
 

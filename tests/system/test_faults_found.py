@@ -19,6 +19,7 @@ from benchmarks.harness.faulty_workloads import LATE_RANK, LATE_S, LOAD_S
 from study.store.tables import packed, unpacked
 from tests.support.gloo import on_ranks
 from tests.support.system import NETWORK, needs
+from tests.support.trials import quick_pair
 from trainables.measure.run import run
 from trainables.step.context import RankOutput, RankSetup
 from trainables.trial import Trial
@@ -32,10 +33,7 @@ ATTEMPTS = 6
 CLONE_NEWNET = 0x40000000
 """Linux, sched.h"""
 
-PAIR = Trial(
-    model="mlp", dataset="synthetic", image_size=32, world_size=2, batch_per_gpu=4, steps=10, account_steps=10,
-    sweep_bytes=2**20
-)  # fmt: skip
+PAIR = quick_pair(dataset="synthetic", image_size=32, batch_per_gpu=4, steps=10, account_steps=10, sweep_bytes=2**20)
 
 
 def measured(rank: int, *trials: Trial) -> list[RankOutput]:

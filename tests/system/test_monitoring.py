@@ -21,8 +21,9 @@ from study.orchestrate.local_ray import temporary_folder
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import run_trials
 from tests.support.dashboard import METRICS, OF_GPUS, OF_OTHER_STUDIES, QUERIES
-from tests.support.orchestration import new_store, quick_trial, workload_trial
+from tests.support.orchestration import new_store, workload_trial
 from tests.support.system import needs, program
+from tests.support.trials import quick_trial
 
 pytestmark = [pytest.mark.xdist_group("own ray"), pytest.mark.timeout(600), needs("prometheus")]
 

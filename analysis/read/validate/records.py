@@ -22,9 +22,9 @@ _RESERVED = re.compile(
     r"|(throughput|speed_up|critical_batch|held|reference|scaling|efficiency)(_.*)?|after|against|balance|baseline"
     r"|bucket|buckets|bytes|calls|caveat|command|configuration|each|final_loss|global_batch|groups|holds|host|ideal"
     r"|index|late|law|level_\d|link|log|loss|mfu|n|operation|outcome|parameters|place|power_w.*|problem|rank|ranks"
-    r"|ratio|reading|relative|rest|remedy|rung|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
+    r"|ratio|reading|relative|rest|remedy|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
     r"|step|step_flops|trial_ids?|utilisation|value|verdict|weight|window|reason|environment|hosts|device_name"
-    r"|busy_fraction|worker_group|started_at|trace_paths|own_code"
+    r"|busy_fraction|concurrent|worker_group|started_at|trace_paths|own_code"
 )
 """Columns that the analysis adds to the fields of a trial."""
 
@@ -189,7 +189,7 @@ class _Rank(_Part):
     matmul_flops_per_s: dict[Text, Amount] | None = None
     dataset_samples: Count | None = None
     tokens_per_sample: Amount | None = None
-    side_by_side: Count | None = None
+    concurrent: Count | None = None
     unread_fields: Names | None = None
     peak_memory_by_device_bytes: Annotated[list[Count], Field(max_length=1000)] | None = None
 
@@ -293,6 +293,8 @@ class _FieldRecord(_Part):
     option: Text | None = None
     only_with: dict[str, list[Scalar]] = {}
     any_door: bool = False
+    label: Text = ""
+    header: Text = ""
 
 
 class StudyFile(_Part):

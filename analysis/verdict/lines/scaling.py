@@ -192,7 +192,9 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
     if row is None:
         size = int(subject.row["world_size"])
         other = f"1,{size}" if size > 1 else "1,2,4"
-        return line(f"unknown: only {value_label('world_size', size, (one, several))} measured; add --gpus {other}")
+        return line(
+            f"unknown: only {value_label('world_size', size, study_ranks(analysis))} measured; add --gpus {other}"
+        )
     series = next(
         (series for series in series_of(analysis) if _is_of(series, subject)),
         None,

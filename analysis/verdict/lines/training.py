@@ -163,19 +163,19 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
     fastest = rows.iloc[int(rows["cumulative_ratio"].astype(float).to_numpy().argmax())]
     total = _ratio("speed_up", fastest, "cumulative_ratio")
     shown = f"{number(total.value, 2)}x" if total.value is not None else total.unresolved
-    text = f"{shown} from “{rows['rung'].iloc[0]}” to “{fastest['rung']}”"
+    text = f"{shown} from “{rows['step'].iloc[0]}” to “{fastest['step']}”"
     lines = [CardLine("ladder", "speed-up", text, (total,))]
     steps = rows.dropna(subset="step_ratio")
     steps = steps[~(steps["step_ratio_more"].astype(float) > 0)]
     if len(steps):
         largest = steps.iloc[int(steps["step_ratio"].astype(float).to_numpy().argmax())]
         gain = _ratio("step_gain", largest, "step_ratio")
-        text = f"“{largest['rung']}”: {number(gain.value, 2)}x as fast as “{largest['against']}”"
+        text = f"“{largest['step']}”: {number(gain.value, 2)}x as fast as “{largest['against']}”"
         lines.append(CardLine("largest_step", "best step", text, (gain,)))
     slower = steps[steps["step_ratio"].astype(float).round(2) < 1].sort_values("step_ratio")
     if len(slower):
         listed = [
-            f"“{row['rung']}” ({number(row['step_ratio'], 2)}x of “{row['against']}”)"
+            f"“{row['step']}” ({number(row['step_ratio'], 2)}x of “{row['against']}”)"
             for _, row in slower.head(MOST_STEPS).iterrows()
         ]
         more = len(slower) - len(listed)
@@ -187,5 +187,5 @@ def ladder_lines(analysis: Analysis) -> list[CardLine]:
 
 def _ratio(name: str, row: pd.Series, column: str) -> Quantity:
     return Quantity.of(
-        name, "1", *(float(row[f"{column}{end}"]) for end in ("", "_low", "_high", "_more")), part=row["rung"]
+        name, "1", *(float(row[f"{column}{end}"]) for end in ("", "_low", "_high", "_more")), part=row["step"]
     )

@@ -219,12 +219,12 @@ def test_steps_of_the_ladder_state_what_they_change(tmp_path: Path) -> None:
     trials = [*grid(base, storage=["jpeg", "lmdb"]), *grid(base | {"storage": "lmdb"}, precision=["fp16"])]
     seconds = {("jpeg", "fp32"): 0.08, ("lmdb", "fp32"): 0.04, ("lmdb", "fp16"): 0.02}
     names = ["files", "LMDB", "mixed precision"]
-    rungs = [{"name": name, "trial_ids": [trial_id(trial)]} for name, trial in zip(names, trials, strict=True)]
+    ladder_steps = [{"name": name, "trial_ids": [trial_id(trial)]} for name, trial in zip(names, trials, strict=True)]
     published = {"machine": "another machine", "samples": 64, "batches_s": [30.0, 10.0], "source": "a source"}
     found = answered(
         tmp_path / "results", "acceleration-ladder", trials,
         lambda fields: {"step_s": seconds[fields["storage"], fields["precision"]]},
-        rungs=rungs, reference_ladders=[published],
+        ladder_steps=ladder_steps, reference_ladders=[published],
     )  # fmt: skip
     assert found["steps"].numbers == pytest.approx({"LMDB": 2.0, "mixed precision": 2.0}, rel=0.01)
     assert "storage jpeg to lmdb" in found["steps"].text

@@ -172,11 +172,11 @@ def test_published_ladders_are_reproduced_and_labelled_as_another_machine() -> N
     assert rows[["cumulative_ratio_low", "n"]].isna().all(axis=None)
 
 
-def ladder_study(directory: Path, rungs: Any) -> ReportInputs:
+def ladder_study(directory: Path, ladder_steps: Any) -> ReportInputs:
     seconds = {"fp32": 0.2, "tf32": 0.1, "bf16": 0.04}
     trials = grid(GPU, precision=list(seconds), repeat=range(2))
     analysis = timed(directory, trials, lambda t: seconds[t["precision"]])
-    configuration = {"rungs": rungs, "reference_ladders": PUBLISHED_LADDERS}
+    configuration = {"ladder_steps": ladder_steps, "reference_ladders": PUBLISHED_LADDERS}
     return replace(
         analysis, results=replace(analysis.results, study=analysis.results.study | {"configuration": configuration})
     )
@@ -184,13 +184,13 @@ def ladder_study(directory: Path, rungs: Any) -> ReportInputs:
 
 def test_each_ladder_step_is_compared_with_the_previous_and_the_first(tmp_path: Path) -> None:
     ids = {name: [f"resnet18_small-{name}-1-32-0-{k}" for k in range(2)] for name in ("fp32", "tf32", "bf16")}
-    rungs = [
+    ladder_steps = [
         {"name": "plain", "trial_ids": ids["fp32"]},
         {"name": "TF32", "trial_ids": ids["tf32"]},
         {"name": "never ran", "trial_ids": ["another"]},
         {"name": "bf16", "trial_ids": ids["bf16"]},
     ]
-    analysis = ladder_study(tmp_path / "results", rungs)
+    analysis = ladder_study(tmp_path / "results", ladder_steps)
     cells = TABLES["ladder"](analysis).cells()
     assert cells.head(3).to_numpy().tolist() == [
         ["this study", "plain", "32", "60.0", "160", "1.00", "plain", "1.00", "2"],
@@ -217,11 +217,11 @@ def test_a_ladder_step_is_compared_with_the_step_from_which_it_differs_least(tmp
         "DDP, fp32": (several | {"parallel": "ddp"}, 0.08),
     }
     trials = {name: grid(GPU | fields)[0] for name, (fields, _) in steps_s.items()}
-    rungs = [{"name": name, "trial_ids": [trial_id(fields)]} for name, fields in trials.items()]
-    directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
+    ladder_steps = [{"name": name, "trial_ids": [trial_id(fields)]} for name, fields in trials.items()]
+    directory = write_study(tmp_path / "results", configuration={"ladder_steps": ladder_steps})
     for name, fields in trials.items():
         write_trial(directory, record(fields), steps(fields, steps_s[name][1]))
-    rows = analyse(load(directory)).ladder.set_index("rung")
+    rows = analyse(load(directory)).ladder.set_index("step")
     assert rows["against"].dropna().to_dict() == {
         "raw": "JPEG, fp32", "raw, fp16": "raw", "DataParallel, fp32": "raw",
         "DDP, fp32": "DataParallel, fp32",
@@ -230,14 +230,14 @@ def test_a_ladder_step_is_compared_with_the_step_from_which_it_differs_least(tmp
 
 
 def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -> None:
-    rungs = [{"name": name, "trial_ids": [f"resnet18_small-{name}-1-32-0-0"]} for name in ("fp32", "bf16")]
+    ladder_steps = [{"name": name, "trial_ids": [f"resnet18_small-{name}-1-32-0-0"]} for name in ("fp32", "bf16")]
     directory = tmp_path / "results"
-    ladder_study(directory, rungs)
+    ladder_study(directory, ladder_steps)
     for precision, top1 in (("fp32", 0.90), ("bf16", 0.85)):
         fields = TRAINING | {"precision": precision}
         write_training(directory, fields, epochs(fields, top1))
     found = with_models(analyse(load(directory)))
-    configuration = {"rungs": rungs}
+    configuration = {"ladder_steps": ladder_steps}
     found = replace(found, results=replace(found.results, study=found.results.study | {"configuration": configuration}))
     table = TABLES["ladder"](found)
     assert table.cells()["accuracy (%)"].tolist()[:2] == ["90.00", "85.00"]
@@ -251,10 +251,10 @@ def test_a_ladder_step_shows_the_accuracy_of_its_number_format(tmp_path: Path) -
     assert shown == {"fp32": "90.00", "bf16": "85.00", "tf32": "–"}
 
 
-@pytest.mark.parametrize("rungs", [None, [], "rungs", [{"name": "x"}], [3]])
-def test_a_study_without_ladder_steps_has_no_ladder(tmp_path: Path, rungs: Any) -> None:
-    assert StudyRecord.of({"configuration": {"rungs": rungs}}).rungs == ()
-    analysis = ladder_study(tmp_path / "results", rungs)
+@pytest.mark.parametrize("ladder_steps", [None, [], "ladder_steps", [{"name": "x"}], [3]])
+def test_a_study_without_ladder_steps_has_no_ladder(tmp_path: Path, ladder_steps: Any) -> None:
+    assert StudyRecord.of({"configuration": {"ladder_steps": ladder_steps}}).ladder_steps == ()
+    analysis = ladder_study(tmp_path / "results", ladder_steps)
     assert TABLES["ladder"](analysis).frame.empty
     assert ladder_figure(analysis) is None
 

@@ -115,8 +115,8 @@ def test_a_record_with_a_wrong_value_is_left_out(folder: Path, name: str, value:
     [
         "[" * 100_000,
         '{"a": ' * 100 + "1" + "}" * 100,
-        '{"schema_version": 2, "a": ' + "9" * 5_000 + "}",
-        '{"schema_version": 2',
+        '{"schema_version": 3, "a": ' + "9" * 5_000 + "}",
+        '{"schema_version": 3',
         "\udcff",
         "null",
     ],

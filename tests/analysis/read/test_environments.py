@@ -1,6 +1,7 @@
 """Trials of different environments are kept apart in every table, and the difference is reported."""
 
 import re
+import shutil
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.predict.inputs import report_inputs, with_models
+from analysis.predict.inputs import ReportInputs, report_inputs, with_models
 from analysis.read.environment import comparable_fingerprints, difference, fingerprint
 from analysis.read.results import load
-from analysis.report.report import write_report
+from analysis.report.report import Report, write_report
 from analysis.study import analyse
 from tests.support.frames import FIELDS, environment, record, steps, write_study, write_trial
+from tests.support.report import show_figures
 
 GPU = FIELDS | {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 
@@ -38,6 +40,22 @@ def mixed(directory: Path, *, torch: str = "2.12.0") -> Path:
     failed["environment"]["versions"]["torch"] = torch
     write_trial(directory, failed)
     return directory
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """Return a folder with two environments and its report, without figures."""
+    directory = mixed(tmp_path_factory.mktemp("mixed") / "results")
+    with pytest.MonkeyPatch.context() as patch:
+        show_figures(patch, set())
+        return directory, write_report(directory)
+
+
+@pytest.fixture(scope="module")
+def pair(reported: tuple[Path, Report]) -> tuple[ReportInputs, ReportInputs]:
+    """Return the analyses of the two environments, that with most trials first."""
+    first, second = report_inputs(load(reported[0]))
+    return first, second
 
 
 def test_hosts_of_the_same_type_are_one_environment() -> None:
@@ -115,8 +133,8 @@ def test_one_thread_per_cpu_of_a_rank_makes_no_difference() -> None:
     )
 
 
-def test_each_environment_is_analysed_separately_most_trials_first(tmp_path: Path) -> None:
-    first, second = report_inputs(load(mixed(tmp_path / "results")))
+def test_each_environment_is_analysed_separately_most_trials_first(pair: tuple[ReportInputs, ReportInputs]) -> None:
+    first, second = pair
     assert [first.environment["torch"], second.environment["torch"]] == ["2.11.0", "2.12.0"]
     assert first.configurations["step_s"].tolist() == pytest.approx([0.1, 0.1])
     assert second.configurations["step_s"].tolist() == pytest.approx([0.05])
@@ -127,21 +145,20 @@ def test_each_environment_is_analysed_separately_most_trials_first(tmp_path: Pat
         assert {i for ids in analysis.configurations["trial_ids"] for i in ids} == set(done)
 
 
-def test_trials_without_a_result_go_to_the_first_analysis(tmp_path: Path) -> None:
-    first, second = report_inputs(load(mixed(tmp_path / "results")))
+def test_trials_without_a_result_go_to_the_first_analysis(pair: tuple[ReportInputs, ReportInputs]) -> None:
+    first, second = pair
     assert first.results.trials["status"].tolist().count("failed") == 1
     assert set(second.results.trials["status"]) == {"done"}
 
 
-def test_one_analysis_of_two_environments_is_refused(tmp_path: Path) -> None:
+def test_one_analysis_of_two_environments_is_refused(reported: tuple[Path, Report]) -> None:
     with pytest.raises(ValueError, match=r"environments: torch 2\.12\.0 instead of 2\.11\.0$"):
-        with_models(analyse(load(mixed(tmp_path / "results"))))
+        with_models(analyse(load(reported[0])))
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_the_report_has_separate_sections_and_files_for_each_environment(tmp_path: Path) -> None:
-    directory = mixed(tmp_path / "results")
-    page = Path(write_report(directory).path).read_text()
+def test_the_report_has_separate_sections_and_files_for_each_environment(reported: tuple[Path, Report]) -> None:
+    directory, report = reported
+    page = Path(report.path).read_text()
     markdown = (directory / "report/report.md").read_text()
     for text in (page, markdown):
         assert "environment: torch 2.12.0 instead of 2.11.0" in text  # title of the second section
@@ -160,9 +177,8 @@ def test_the_report_has_separate_sections_and_files_for_each_environment(tmp_pat
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_tables_of_a_removed_environment_are_deleted(tmp_path: Path) -> None:
-    directory = mixed(tmp_path / "results")
-    write_report(directory)
+def test_tables_of_a_removed_environment_are_deleted(reported: tuple[Path, Report], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(reported[0], tmp_path / "results"))
     foreign = directory / "report/tables/mine-2.csv"
     foreign.write_text("mine")
     for folder in (directory / "trials").iterdir():
@@ -175,9 +191,8 @@ def test_tables_of_a_removed_environment_are_deleted(tmp_path: Path) -> None:
     assert {path.name for path in (directory / "report/tables").glob("*-2.*")} == {"mine-2.csv"}
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_the_terminal_shows_one_environment_and_mentions_the_other(tmp_path: Path) -> None:
-    summary = write_report(mixed(tmp_path / "results")).summary
+def test_the_terminal_shows_one_environment_and_mentions_the_other(reported: tuple[Path, Report]) -> None:
+    summary = reported[1].summary
     assert [row[0] for row in summary.rows] == ["1", "2"]
     assert summary.left_out is not None
     assert "2 with torch 2.12.0 instead of 2.11.0" in summary.left_out

@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from analysis.read.results import ResultsError, load_reduced
+from analysis.read.schema import SCHEMA_VERSION
 from analysis.report.report import write_report
 from tests.support.frames import FIELDS, RECORDED, account, record, steps
 from tests.support.trainings import TRAINING, epochs
@@ -59,7 +60,7 @@ def trained(seed: int) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
 
 
 def of_trials(*trials: tuple[dict[str, Any], dict[str, pd.DataFrame]]) -> Content:
-    study = {"schema_version": 2, "name": "default", "question": "?", "command": "run", "fields": RECORDED}
+    study = {"schema_version": SCHEMA_VERSION, "name": "default", "question": "?", "command": "run", "fields": RECORDED}
     study |= {"configuration": {"repeats": 2, "planned_trials": ["a"]}, "versions": {}, "notes": ["a note"]}
     return Content(study, [record for record, _ in trials], [tables for _, tables in trials])
 

@@ -152,10 +152,10 @@ def test_a_study_answers_its_own_question_first(name: str, first: str, tmp_path:
 
 def test_a_long_ladder_shows_its_first_and_best_steps_and_leaves_out_those_that_change_least() -> None:
     ratios = [1.0, 0.87, 1.38, 1.86, 1.12, 0.92, 1.46, 1.13, 1.01, 3.26]
-    steps = pd.DataFrame({"rung": [f"step {i}" for i in range(10)], "step_ratio": ratios})
+    steps = pd.DataFrame({"step": [f"step {i}" for i in range(10)], "step_ratio": ratios})
     steps["cumulative_ratio"] = steps["step_ratio"].cumprod()
-    table = largest_steps(Table("Ladder", (Column("rung", "step"), Column("step_ratio", "speed-up")), steps), steps)
-    assert table.frame["rung"].tolist() == [f"step {i}" for i in (0, 1, 2, 3, 4, 6, 7, 9)]
+    table = largest_steps(Table("Ladder", (Column("step", "step"), Column("step_ratio", "speed-up")), steps), steps)
+    assert table.frame["step"].tolist() == [f"step {i}" for i in (0, 1, 2, 3, 4, 6, 7, 9)]
     assert table.note == "Without “step 5” and “step 8”, which change least."
 
 
@@ -164,10 +164,10 @@ def test_the_table_of_a_ladder_has_no_empty_cell_and_names_what_is_compared() ->
     table = ladder(inputs)
     first = table.frame.groupby("machine", sort=False).head(1)
     assert (first["step_ratio"] == 1).all()
-    assert (first["against"] == first["rung"]).all()
+    assert (first["against"] == first["step"]).all()
     assert table.frame[["step_ratio", "against"]].notna().all(axis=None)
     published = table.frame[table.frame["machine"].str.startswith("another")]
-    assert published["rung"].tolist()[:3] == ["start", "after 1 change", "after 2 changes"]
+    assert published["step"].tolist()[:3] == ["start", "after 1 change", "after 2 changes"]
 
 
 def test_what_is_not_resolved_is_not_explained_either() -> None:

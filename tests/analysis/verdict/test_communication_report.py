@@ -12,21 +12,22 @@ import pandas as pd
 import pytest
 
 from analysis.predict.inputs import with_models
+from analysis.read.fields import fields_of
 from analysis.read.results import load
 from analysis.report.report import write_report
 from analysis.report.sections import PLOTS, TABLES
 from analysis.study import analyse
-from analysis.text import SLOWDOWN_LABELS, number, size, value_label
+from analysis.text import SLOWDOWN_LABELS, RankNouns, field_label, number, size, value_label
 from analysis.verdict.answer import limits
 from analysis.verdict.communication import audit, sentences
 from analysis.verdict.trust import trust
 from tests.support.cards import RESULTS
-from tests.support.frames import MIB, grid, record, trial_id, write_results
+from tests.support.frames import MIB, RECORDED, grid, record, trial_id, write_results
 from tests.support.report import show_figures
 
 GPU = {"device": "cuda", "steps": 4, "cpus_per_rank": 8}
 OURS = {"slowdown", "exposed_cost", "communication", "bucket_utilisation", "ceiling", "sweep"}
-RANKS = ("GPU", "GPUs")
+RANKS = RankNouns.of(["cuda"], fields_of({"fields": RECORDED}).labels)
 LATE_RANK = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 1, "late_s": 0.020, "tail_s": 0.02}
 
 
@@ -104,6 +105,13 @@ def test_forced_interconnects_are_marked_as_emulated_everywhere(tmp_path: Path) 
     assert value_label("batch_per_gpu", 32768, RANKS) == f"batch 32,768 per {RANKS[0]}"
     assert value_label("image_size", 224.0, RANKS) == "image size 224"
     assert value_label("NCCL_P2P_DISABLE", "1", RANKS) == "NCCL_P2P_DISABLE=1"
+    assert [value_label("world_size", size, RANKS) for size in (1, 4)] == ["1 GPU", "4 GPUs"]
+    assert [value_label("cpus_per_rank", count, RANKS) for count in (1, 2)] == [
+        "1 CPU core per rank",
+        "2 CPU cores per rank",
+    ]
+    assert value_label("script", "/home/me/train.py", RANKS) == "train.py"
+    assert [field_label(name, RANKS) for name in ("world_size", "batch_per_gpu")] == ["GPUs", "batch per GPU"]
     page = Path(write_report(directory).path).read_text()
     texts = [
         page,

@@ -18,8 +18,8 @@ GPU = {"device": "cuda", "steps": 8, "cpus_per_rank": 8}
 def test_ladder_states_total_speed_up_best_step_and_slower_steps(tmp_path: Path) -> None:
     step_s = {"fp32": 0.1, "tf32": 0.05, "bf16": 0.0625, "fp16": 0.04, "fp16_pure": 0.0401}
     trials = {trial["precision"]: trial for trial in grid(GPU, precision=list(step_s))}
-    rungs = [{"name": name, "trial_ids": [trial_id(trial)]} for name, trial in trials.items()]
-    directory = write_study(tmp_path / "results", configuration={"rungs": rungs})
+    ladder_steps = [{"name": name, "trial_ids": [trial_id(trial)]} for name, trial in trials.items()]
+    directory = write_study(tmp_path / "results", configuration={"ladder_steps": ladder_steps})
     for name, trial in trials.items():
         write_trial(directory, record(trial), steps(trial, step_s[name]))
     analysis = with_models(analyse(load(directory)))

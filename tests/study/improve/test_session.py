@@ -24,7 +24,7 @@ from study.orchestrate.twin.in_process import local_cluster, run_trials
 from study.orchestrate.twin.simulated_ranks import SimulatedRanks, payload_of
 from study.store.store import Store
 from tests.support.improving import null_lever
-from tests.support.orchestration import quick_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0)]

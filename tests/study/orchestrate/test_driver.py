@@ -13,7 +13,8 @@ from study.orchestrate.twin.simulated_ranks import simulated_environment, simula
 from study.plan.placement import Layout
 from study.store.result import TrialResult
 from study.store.store import Store, StoreError
-from tests.support.orchestration import new_store, quick_trial
+from tests.support.orchestration import new_store
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 NODES = [NodeCapacity(f"node-{name}", f"10.0.0.{n}", cpus=2, gpus=0) for n, name in enumerate("ab")]

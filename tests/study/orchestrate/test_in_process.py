@@ -31,7 +31,8 @@ from study.orchestrate.twin.simulated_ranks import Play, SimulatedRanks, payload
 from study.plan.placement import Layout
 from study.store import checkpoints
 from tests.support.faulty_workloads import FORKED, FORKS, TOO_LARGE_BATCH
-from tests.support.orchestration import assert_ended, new_store, quick_trial, workload_trial
+from tests.support.orchestration import assert_ended, new_store, workload_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 NODES = [NodeCapacity("node-a", "10.0.0.1", cpus=4, gpus=0), NodeCapacity("node-b", "10.0.0.2", cpus=4, gpus=0)]
@@ -100,7 +101,7 @@ def test_each_block_has_one_warm_group_and_every_trial_has_its_tables(tmp_path: 
         for name in ("buckets", "sweep"):
             assert (folder / f"{name}.parquet").exists() is (trial.world_size > 1)
         ranks = ran.of(trial, "environment")["ranks"]
-        assert [(rank["rank"], rank["side_by_side"]) for rank in ranks] == [(n, 1) for n in range(trial.world_size)]
+        assert [(rank["rank"], rank["concurrent"]) for rank in ranks] == [(n, 1) for n in range(trial.world_size)]
         assert all(rank["before"]["load_average_1min"] == 1.0 for rank in ranks)
 
 
@@ -285,7 +286,7 @@ def test_concurrent_trainings_follow_the_timed_trials_and_report_their_epochs(tm
     assert order.index(("trial_ended", timed)) < order.index(("trial_started", trainings[0]))
     assert order.index(("trial_started", trainings[1])) < order.index(("trial_ended", trainings[0]))
     ranks = [ran.of(trial, "environment")["ranks"][0] for trial in (timed, *trainings)]
-    assert [rank["side_by_side"] for rank in ranks] == [1, 2, 2]
+    assert [rank["concurrent"] for rank in ranks] == [1, 2, 2]
     epochs = epochs_of(ran, trainings[0])
     assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= 2
     [end] = [event for event in ran.events if event.kind == "trial_ended" and event.trial == trainings[1]]

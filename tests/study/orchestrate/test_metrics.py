@@ -10,7 +10,7 @@ from analysis.read.schema import PHASES, STATUSES
 from study.orchestrate.metrics import EPOCH_METRICS, TRIAL_METRICS, Efficiencies, MakeGauge, Metrics, counts
 from study.orchestrate.twin.in_process import LocalGauge
 from tests.support.dashboard import METRICS, OF_GPUS, OF_OTHER_STUDIES, ROOT
-from tests.support.orchestration import quick_trial
+from tests.support.trials import quick_trial
 
 MONITORING = ROOT / "docs" / "monitoring.md"
 

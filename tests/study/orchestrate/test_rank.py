@@ -19,19 +19,11 @@ from study.orchestrate.protocol import Environment, Failure, Job, KeeperProxy, P
 from study.orchestrate.rank import serve
 from study.plan.placement import Layout, ProcessKind
 from tests.support.gloo import RankFailed, on_ranks
+from tests.support.trials import quick_pair
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = Trial(
-    model="mlp",
-    world_size=2,
-    batch_per_gpu=8,
-    warmup_steps=2,
-    steps=3,
-    account_steps=2,
-    sweep_bytes=16,
-    deterministic=True,
-)
+PAIR = quick_pair(sweep_bytes=16, deterministic=True)
 ALONE = PAIR.but(world_size=1)
 ORDER = {
     "first": ALONE,

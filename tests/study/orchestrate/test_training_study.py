@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from study.orchestrate.cluster import Cluster, connect
+from study.orchestrate.cluster import Cluster
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import run_trials
 from study.store import checkpoints
 from study.store.store import Store
-from tests.support.orchestration import new_store, quick_trial, workload_trial
+from tests.support.orchestration import new_store, workload_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.timeout(600)
 EPOCHS = 8
 LONG = 40
 """Number of epochs that takes longer than ending all processes of a killed driver."""
-
-
-@pytest.fixture(scope="module")
-def cluster(local_ray: str) -> Iterator[Cluster]:
-    with connect(local_ray) as connected:
-        yield connected
 
 
 def training(name: str, folder: Path, epochs: int = EPOCHS) -> Trial:
@@ -78,7 +72,7 @@ def test_a_killed_rank_ends_only_its_own_training_which_resumes_in_the_next_run(
     assert kinds.index(("trial_ended", timed)) < kinds.index(("trial_started", sound)), "timed trials run alone"
     assert kinds.index(("trial_started", dying)) < kinds.index(("trial_ended", sound))
     ranks = {trial.trial_id: first.records[trial.trial_id]["environment"]["ranks"] for trial in (timed, sound)}
-    assert [ranks[trial.trial_id][0]["side_by_side"] for trial in (timed, sound)] == [1, 2]
+    assert [ranks[trial.trial_id][0]["concurrent"] for trial in (timed, sound)] == [1, 2]
 
     epochs = first.epochs_of(sound)
     assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= EPOCHS - 3, "polled once per second"

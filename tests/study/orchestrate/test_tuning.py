@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,16 @@ import ray
 from ray.util.state import list_actors
 
 from study.cli.host import HostBusy, watched_host
-from study.orchestrate.cluster import Cluster, connect, held_resources
+from study.orchestrate.cluster import Cluster, held_resources
 from study.orchestrate.discovery.address import Target
 from study.orchestrate.discovery.neighbours import other_rays
 from study.orchestrate.driver import Grid, grid_of
 from study.orchestrate.processes.watch import ClusterLost, servers_of
 from study.orchestrate.protocol import Event
 from study.orchestrate.tune import OutOfHostMemory, memory_line, run_trials, tune_grid
-from study.store.store import Store
 from tests.support.faulty_workloads import HANGS
-from tests.support.orchestration import assert_ended, new_store, quick_trial, workload_trial
+from tests.support.orchestration import assert_ended, new_store, workload_trial
+from tests.support.trials import quick_trial
 from trainables.trial import Trial
 
 pytestmark = pytest.mark.timeout(600)
@@ -59,12 +58,6 @@ def test_a_full_memory_is_retried_once_and_then_reported_with_the_largest_proces
         run_trials("test", [trials], new_store(tmp_path / "results"), Cluster([], "", None, {}, ""))
     assert runs == [trials, trials[1:]]
     assert memory_line(RuntimeError("a bolt is loose")) == ""
-
-
-@pytest.fixture(scope="module")
-def cluster(local_ray: str) -> Iterator[Cluster]:
-    with connect(local_ray) as connected:
-        yield connected
 
 
 class ObservedGrid:
@@ -184,97 +177,118 @@ def test_rays_dashboard_answers_at_the_printed_address(cluster: Cluster) -> None
         assert page.status == 200
 
 
-def _run(store: Store, cluster: Cluster, trials: list[Trial], timeout_s: float = 600.0) -> dict[str, dict[str, Any]]:
-    assert run_trials("test", [trials], store, cluster, trial_timeout_s=timeout_s) is False
-    return {record["trial_id"]: record for record in store.records()}
+TRIAL_TIMEOUT_S = 15.0
 
 
-def test_failures_are_recorded_with_a_reason_and_the_study_continues(cluster: Cluster, tmp_path: Path) -> None:
-    store = new_store(tmp_path / "results")
-    raising, dying = (workload_trial(name) for name in ("raises", "dies"))
-    hanging = workload_trial("hangs", data_dir=str(tmp_path))
-    after = [workload_trial("sound", repeat=repeat) for repeat in range(3)]
-    records = _run(store, cluster, [raising, after[0], dying, after[1], hanging, after[2]], timeout_s=15.0)
+class FailingGrid:
+    """A grid that ran once, in which processes of some trials fail or are killed. Sound trials run in between."""
 
-    assert [records[trial.trial_id]["status"] for trial in after] == ["done"] * 3
-    assert records[raising.trial_id]["status"] == "failed"
-    assert records[raising.trial_id]["reason"].startswith("rank 1 on node ")
-    assert records[raising.trial_id]["reason"].endswith("ValueError: these <b>targets</b> are wrong")
-    log = Path(store.trial_folder(raising.trial_id), "error.log").read_text()
+    def __init__(self, cluster: Cluster, folder: Path):
+        self.folder = folder
+        self.keepers_folder = folder / "keeper"
+        self.keepers_folder.mkdir()
+        self.raylet = next(process for process in servers_of(cluster.log_dir) if process.name() == "raylet")
+        self.address = ray.get_runtime_context().gcs_address  # other tests may have their own Ray on this host
+        self.without_tune_process = workload_trial("slow")
+        self.raising, self.dying = (workload_trial(name) for name in ("raises", "dies"))
+        self.hanging = workload_trial("hangs", data_dir=str(folder))
+        self.without_keeper = workload_trial("hangs", data_dir=str(self.keepers_folder))
+        self.without_rank = quick_trial(world_size=2)
+        self.sound = [workload_trial("sound", repeat=repeat) for repeat in range(3)]
+        self.tune_processes: list[int] = []
+        self.starting_ranks: list[int] = []
+        killers = [threading.Thread(target=kill, daemon=True) for kill in (self._kill_tune_process, self._kill_keeper)]
+        for killer in killers:
+            killer.start()
+        trials = [
+            self.without_tune_process, self.raising, self.sound[0], self.dying, self.sound[1], self.hanging,
+            self.without_keeper, self.without_rank, self.sound[2],
+        ]  # fmt: skip
+        self.store = new_store(folder / "results")
+        self.is_interrupted = run_trials("test", [trials], self.store, cluster, trial_timeout_s=TRIAL_TIMEOUT_S)
+        for killer in killers:
+            killer.join(timeout=1)
+        self.records = {record["trial_id"]: record for record in self.store.records()}
+
+    def status(self, trial: Trial) -> str:
+        return str(self.records[trial.trial_id]["status"])
+
+    def reason(self, trial: Trial) -> str:
+        return str(self.records[trial.trial_id]["reason"])
+
+    def _kill_tune_process(self) -> None:
+        """Kill Tune's process of the first trial."""
+        while not self.tune_processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = self.raylet.children(recursive=True)
+                self.tune_processes += [
+                    child.pid for child in children if "ray::ImplicitFunc" in " ".join(child.cmdline())
+                ]
+            time.sleep(0.05)
+        os.kill(self.tune_processes[0], signal.SIGKILL)
+
+    def _ranks(self) -> dict[str, int]:
+        """Return the process ids of ranks that start or run, by actor."""
+        actors = list_actors(self.address, filters=[("class_name", "=", "RayTrainWorker")])
+        return {
+            actor.actor_id: actor.pid for actor in actors if actor.state in ("PENDING_CREATION", "ALIVE") and actor.pid
+        }
+
+    def _kill_keeper(self) -> None:
+        """Kill the keeper while its trial hangs, and then a rank of the next worker group while it starts."""
+        while not (self.keepers_folder / HANGS).exists():
+            time.sleep(0.2)
+        earlier = self._ranks()
+        [keeper] = list_actors(self.address, filters=[("class_name", "=", "Keeper"), ("state", "=", "ALIVE")])
+        os.kill(keeper.pid, signal.SIGKILL)
+        while not self.starting_ranks:
+            self.starting_ranks += [pid for actor, pid in self._ranks().items() if actor not in earlier]
+            time.sleep(0.02)
+        os.kill(self.starting_ranks[0], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def failing(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> FailingGrid:
+    return FailingGrid(cluster, tmp_path_factory.mktemp("failing"))
+
+
+def test_the_grid_continues_after_every_failure(failing: FailingGrid) -> None:
+    assert failing.is_interrupted is False
+    assert [failing.status(trial) for trial in failing.sound] == ["done"] * 3
+
+
+def test_failures_are_recorded_with_a_reason(failing: FailingGrid) -> None:
+    assert failing.status(failing.raising) == "failed"
+    assert failing.reason(failing.raising).startswith("rank 1 on node ")
+    assert failing.reason(failing.raising).endswith("ValueError: these <b>targets</b> are wrong")
+    log = Path(failing.store.trial_folder(failing.raising.trial_id), "error.log").read_text()
     assert "Traceback (most recent call last)" in log
     assert "in fail" in log
-    assert records[dying.trial_id]["status"] == "failed"
-    assert re.search("rank 1 on node .* died|rank 0 on node .*Connection", records[dying.trial_id]["reason"])
-    assert records[hanging.trial_id]["status"] == "timeout"
+    assert failing.status(failing.dying) == "failed"
+    assert re.search("rank 1 on node .* died|rank 0 on node .*Connection", failing.reason(failing.dying))
+
+
+def test_a_hanging_rank_is_a_timeout_with_its_call_and_its_processes_end(failing: FailingGrid) -> None:
+    assert failing.status(failing.hanging) == "timeout"
     pattern = r"no result within 15 s \(--trial-timeout\); rank 1 on node .* is in hang \(faulty_workloads.py:\d+\)"
-    assert re.fullmatch(pattern, records[hanging.trial_id]["reason"])
-    assert_ended(tmp_path / HANGS)  # a process that a rank started ends with it
+    assert re.fullmatch(pattern, failing.reason(failing.hanging))
+    assert_ended(failing.folder / HANGS)  # a process that a rank started ends with it
 
 
-def test_a_killed_keeper_fails_only_the_running_trial(cluster: Cluster, tmp_path: Path) -> None:
-    store = new_store(tmp_path / "results")
-    lost = workload_trial("hangs", data_dir=str(tmp_path))
-    after = [workload_trial("sound", repeat=repeat) for repeat in range(2)]
-
-    def kill() -> None:
-        while not (tmp_path / HANGS).exists():
-            time.sleep(0.2)
-        address = ray.get_runtime_context().gcs_address  # other tests may have their own Ray on this host
-        [keeper] = list_actors(address, filters=[("class_name", "=", "Keeper"), ("state", "=", "ALIVE")])
-        os.kill(keeper.pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    records = _run(store, cluster, [lost, *after], timeout_s=120.0)
-    killer.join(timeout=1)
-    assert records[lost.trial_id]["status"] == "failed"
-    assert "was killed" in records[lost.trial_id]["reason"]
-    assert {records[trial.trial_id]["reason"] or "done" for trial in after} == {"done"}
+def test_a_killed_keeper_fails_only_the_running_trial(failing: FailingGrid) -> None:
+    assert failing.status(failing.without_keeper) == "failed"
+    assert "was killed" in failing.reason(failing.without_keeper)
 
 
-def test_a_trial_is_measured_although_tunes_process_for_it_was_killed(cluster: Cluster, tmp_path: Path) -> None:
-    store, trial = new_store(tmp_path / "results"), workload_trial("slow")
-    killed: list[int] = []
-
-    def kill() -> None:
-        raylet = next(process for process in servers_of(cluster.log_dir) if process.name() == "raylet")
-        while not killed:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                children = raylet.children(recursive=True)
-                killed.extend(child.pid for child in children if "ray::ImplicitFunc" in " ".join(child.cmdline()))
-            time.sleep(0.05)
-        os.kill(killed[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    records = _run(store, cluster, [trial])
-    killer.join(timeout=1)
-    assert killed
-    assert records[trial.trial_id]["reason"] == "" and records[trial.trial_id]["status"] == "done"
+def test_a_trial_is_measured_although_tunes_process_for_it_was_killed(failing: FailingGrid) -> None:
+    assert failing.tune_processes
+    assert failing.reason(failing.without_tune_process) == "" and failing.status(failing.without_tune_process) == "done"
 
 
-def test_a_rank_killed_while_its_group_starts_is_reported_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
-    lost, after = (quick_trial(world_size=2, repeat=repeat) for repeat in range(2))
-    killed: list[int] = []
-
-    def kill() -> None:
-        address = ray.get_runtime_context().gcs_address  # other tests may have their own Ray on this host
-        while not killed:
-            killed.extend(
-                actor.pid
-                for actor in list_actors(address, filters=[("class_name", "=", "RayTrainWorker")])
-                if actor.state in ("PENDING_CREATION", "ALIVE") and actor.pid
-            )
-            time.sleep(0.02)
-        os.kill(killed[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    records = _run(new_store(tmp_path / "results"), cluster, [lost, after])
-    killer.join(timeout=1)
-    assert records[lost.trial_id]["status"] == "failed"
-    assert f"process {killed[0]} on node {socket.gethostname()} (" in records[lost.trial_id]["reason"]
-    assert records[after.trial_id]["status"] == "done"
+def test_a_rank_killed_while_its_group_starts_is_reported_with_its_node(failing: FailingGrid) -> None:
+    assert failing.status(failing.without_rank) == "failed"
+    pids = failing.starting_ranks
+    assert f"process {pids[0]} on node {socket.gethostname()} (" in failing.reason(failing.without_rank)
 
 
 def test_a_ray_with_a_temporary_folder_of_its_own_is_found_and_named(cluster: Cluster) -> None:
@@ -304,10 +318,12 @@ def test_a_trial_fails_if_others_hold_its_resources(
         assert f"warning: {warning}\n" in capsys.readouterr().err
     with pytest.raises(HostBusy, match=warning), watched_host([trial], Target(), cluster, quiet=True, strict=True):
         pass
-    records = _run(new_store(tmp_path / "results"), cluster, [trial])
+    store = new_store(tmp_path / "results")
+    assert run_trials("test", [[trial]], store, cluster) is False
     ray.kill(neighbour)
-    assert records[trial.trial_id]["status"] == "failed"
-    reason = records[trial.trial_id]["reason"]
+    [record] = store.records()
+    assert record["status"] == "failed"
+    reason = record["reason"]
     assert reason.startswith("worker group of 1 ranks did not start: ") and "\n" not in reason
     assert time.monotonic() - started_s < 240
 

@@ -66,7 +66,7 @@ def test_a_published_study_runs_by_one_command_and_fills_its_tables(
     assert not empty
     text = " ".join(answer(inputs))
     if name == "acceleration-ladder":
-        steps = TABLES["ladder"](inputs).frame.query("machine == 'this study'").set_index("rung")
+        steps = TABLES["ladder"](inputs).frame.query("machine == 'this study'").set_index("step")
         assert list(steps.index) == [
             "JPEG files, fp32, one GPU", "LMDB", "raw pixels in shared memory", "mixed precision (O1)",
             "fp16 with master weights (O2)", "pure fp16 (O3)", "DDP, fp32", "DDP, mixed precision",

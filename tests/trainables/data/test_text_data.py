@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.gloo import preload_loader_processes
+from tests.support.trials import text_trial
 from trainables.build import build_workload
 from trainables.data.amazon_reviews import amazon_reviews, convert_reviews, read_bytes
 from trainables.data.loader import endless_batches
 from trainables.data.source import DataError
 from trainables.data.text import Streams, TextDataset, next_token_loss, read_topics, sample
-from trainables.trial import Trial
 
 CPU = torch.device("cpu")
 
@@ -39,10 +39,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def count_up(path: str) -> np.ndarray:
     """Return a text whose bytes are their own positions, modulo 256. `path` is its length."""
     return np.arange(int(path), dtype=np.uint8)
-
-
-def text_trial(**fields: Any) -> Trial:
-    return Trial(**{"model": "mlstm64", "dataset": "text_sample", "batch_per_gpu": 4, "sequence_length": 16} | fields)
 
 
 def error_message(folder: Path) -> str:

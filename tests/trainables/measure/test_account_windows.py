@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.gloo import on_ranks
+from tests.support.trials import quick_pair
 from trainables.measure.allreduce_sweep import REPETITIONS, sweep_sizes
 from trainables.measure.communication import BucketRecorder, averaging_hook, bucket_bytes, record_buckets
 from trainables.measure.run import PROFILE_STEPS, interleaved_blocks, run
@@ -23,17 +24,7 @@ from trainables.step.timing import CpuClock, no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = Trial(
-    model="resnet18",
-    world_size=2,
-    batch_per_gpu=2,
-    image_size=8,
-    warmup_steps=2,
-    steps=2,
-    account_steps=4,
-    sweep_bytes=4096,
-    profile_ranks="1",
-)
+PAIR = quick_pair(model="resnet18", batch_per_gpu=2, image_size=8, steps=2, account_steps=4, profile_ranks="1")
 GRADIENT_BYTES = 4 * 11_175_370
 """parameters of a ResNet-18 with ten classes, one input channel and 7 x 7 first filters, in fp32"""
 

@@ -20,6 +20,7 @@ from torch import nn
 from analysis.read.schema import STEPS_SCHEMA
 from study.orchestrate.rank import start_forkserver
 from tests.support.gloo import on_ranks, preload_loader_processes
+from tests.support.trials import quick_pair
 from trainables.batch import byte_size, to_device
 from trainables.build import build_workload
 from trainables.data.loader import endless_batches
@@ -32,16 +33,7 @@ from trainables.step.timing import no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = Trial(
-    model="mlp",
-    world_size=2,
-    batch_per_gpu=16,
-    warmup_steps=2,
-    steps=5,
-    account_steps=4,
-    sweep_bytes=1024,
-    deterministic=True,
-)
+PAIR = quick_pair(batch_per_gpu=16, steps=5, account_steps=4, sweep_bytes=1024, deterministic=True)
 ALONE = PAIR.but(world_size=1, batch_per_gpu=32)
 CONVOLUTIONS = ALONE.but(model="resnet18", batch_per_gpu=4, steps=3)
 UNLIKE = CONVOLUTIONS.but(

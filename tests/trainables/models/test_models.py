@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from tests.support.gloo import on_ranks
+from tests.support.trials import text_trial
 from trainables.build import build_workload
 from trainables.data.loader import endless_batches
 from trainables.measure.run import run
@@ -26,10 +27,6 @@ META = torch.device("meta")
 STEPPED = ("mlp", "resnet18", "resnet50_small", "inception_v3", "mlstm64", "transformer_tiny")
 """One model per architecture runs a step. For the others, larger or with another stem, only shapes are checked on the
 meta device."""
-
-
-def text_trial(**fields: Any) -> Trial:
-    return Trial(**{"model": "mlstm64", "dataset": "text_sample", "batch_per_gpu": 4, "sequence_length": 16} | fields)
 
 
 def on_meta(name: str, **fields: Any) -> torch.nn.Module:

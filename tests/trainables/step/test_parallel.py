@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tests.support.gloo import on_ranks
+from tests.support.trials import quick_pair
 from trainables.data.loader import endless_batches
 from trainables.measure.communication import BucketRecorder, record_buckets
 from trainables.registry import PARALLEL, load
@@ -20,7 +21,7 @@ from trainables.step.timing import CpuClock, no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, account_steps=4, sweep_bytes=64)
+PAIR = quick_pair(account_steps=4, sweep_bytes=64)
 ALONE = PAIR.but(world_size=1, batch_per_gpu=16, parallel="none")
 
 TEXT = PAIR.but(dataset="token_sample", model="gpt2_tiny", sequence_length=16, batch_per_gpu=4, learning_rate=0.1)

@@ -27,11 +27,6 @@ from trainables.registry import STORAGES
 ENCODED = [name for name in STORAGES if name != "arrow_raw"]
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos")
-
-
 def error_message(source: Path, destination: Path, storage: str = "lmdb", **options: Any) -> str:
     """Return the error of a conversion, which must be one line."""
     with pytest.raises(DataError) as error:

@@ -41,11 +41,6 @@ CPU = torch.device("cpu")
 SIZE, SIDE = 28, 32
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos")
-
-
 def trial(folder: Path, **fields: Any) -> Trial:
     return Trial(**({"model": "mlp", "dataset": "image_folder", "data_dir": str(folder), "batch_per_gpu": 6} | fields))
 
