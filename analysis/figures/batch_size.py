@@ -146,7 +146,7 @@ def ladder(analysis: Analysis) -> Figure | None:
         )
         for axis, (machine, steps), colour in zip(grid.flat, machines, colours, strict=True):
             _waterfall(axis, steps, colour)
-            axis.set_title(filled(machine, 30) if is_narrow() else machine)
+            axis.set_title(filled(str(machine), 30) if is_narrow() else str(machine))
         grid.flat[-1].set_xlabel("time per sample (µs)")
         legend(figure, [Patch(color=colours[0], label="time"), Patch(facecolor=GRID, label="saved by this step")])
     return figure
@@ -164,6 +164,6 @@ def _waterfall(axis: Any, steps: Any, colour: Any) -> None:
         shown = "not resolved" if more > 0 else f"{ratio:.2f}×"
         axis.annotate(shown, (end, position), xytext=(4, 0), textcoords="offset points", va="center")
     axis.set_xlim(0, 1.12 * max(before.max(), times.max()))
-    axis.set_yticks(list(positions), [filled(name, 22) if is_narrow() else name for name in steps["step"]])
+    axis.set_yticks(list(positions), [filled(str(name), 22) if is_narrow() else str(name) for name in steps["step"]])
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")

@@ -2,7 +2,6 @@
 
 import re
 
-from analysis.compare.communication import MOST_SLOWED
 from scripts.claims.sources import (
     Cell,
     Entries,
@@ -90,7 +89,6 @@ ENTRIES: Entries = [
     stated("within 5 % or 0.2 ms of the factory's", "goal"),
     stated("Goals: throughputs within 1 % of each other, shares from 0.8 to 1.2", "goal"),
     stated("the injected delay of 20 ms", "setting"),
-    says("is more than {} % longer than a plain one", number(100 * (MOST_SLOWED - 1))),
     stated("batch 64 on two H100, VGG-19 at batch 32", "setting"),
     says("the injected delay of 20 ms lengthened the step by {} ms", figure("doors", "late rank: growth of the step")),
 ]

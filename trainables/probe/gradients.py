@@ -1,6 +1,7 @@
 """Find when the last gradient of a step is ready on this rank, and when the gradients of all ranks are reduced."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -42,7 +43,7 @@ class LastGradient:
         parameters = {id(parameter): parameter for module in modules for parameter in module.parameters()}
         for key, parameter in parameters.items():
             if (node := _accumulation(parameter)) is not None:
-                self._hook(node, lambda node=node, key=key, size=parameter.nbytes: on_gradient(node, key, size))
+                self._hook(node, partial(on_gradient, node, key, parameter.nbytes))
 
     def watch(self, on_last: Callable[[], None]) -> None:
         """Call `on_last` when the last gradient is ready, until `remove`. It has no effect if none was found."""

@@ -63,7 +63,7 @@ def script_on_two_ranks(directory: Path, traced_s: float, *, stamped: bool) -> A
     reduced_s = {"phases": 0.07 + LATE_S + 0.005, "communication": 0.09}
     buckets = [
         {"rank": row.rank, "window": row.window, "step": row.step, "bucket": 0, "bytes": 4000}
-        | {"ready_s": row.last_gradient_s, "end_s": reduced_s[row.window]}
+        | {"ready_s": row.last_gradient_s, "end_s": reduced_s[str(row.window)]}
         for frame in windows[1 if stamped else 2 :]
         for row in frame.itertuples()
     ]
