@@ -42,6 +42,18 @@ def test_a_table_too_wide_for_the_terminal_becomes_a_few_lines_per_row(
     ]
 
 
+def test_lines_of_a_styled_table_end_without_blanks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_summary(COLUMNS, ROWS)
+    output = capsys.readouterr().out
+    assert "\x1b[1m" in output, "the headers are bold"
+    lines = [Text.from_ansi(line).plain for line in output.splitlines()]
+    assert lines == [line.rstrip() for line in lines]
+
+
 def test_a_narrow_table_splits_headers_but_no_intervals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,11 @@
 """Before a run: a busy host, other studies and other Rays on it are reported, and refused with --strict."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from study.cli.host import busy_lines
+from study.cli import progress
+from study.cli.host import busy_lines, started_ray
 from study.orchestrate.discovery import neighbours
 from study.orchestrate.discovery.neighbours import measuring, other_rays, other_studies
 from study.scaling import main
@@ -41,6 +45,26 @@ def test_a_study_that_measures_is_reported_with_its_process_until_it_ends(tmp_pa
         other.kill()
     assert list_of_own_user(tmp_path) == []
     assert list(tmp_path.iterdir()) == [], "the lock of a killed study is removed"
+
+
+@contextlib.contextmanager
+def slow_cluster(left: list[str]) -> Iterator[Any]:
+    """A cluster whose start and end take a while."""
+    time.sleep(0.2)
+    yield "cluster"
+    time.sleep(0.2)
+    left.append("cluster")
+
+
+def test_the_start_and_the_end_of_ray_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LONG_WAIT_S", 0.0)
+    left: list[str] = []
+    with started_ray(slow_cluster(left), quiet=False) as cluster:
+        assert cluster == "cluster"
+        assert capsys.readouterr().err.splitlines() == ["starting Ray"]
+    assert (left, capsys.readouterr().err.splitlines()) == (["cluster"], ["stopping Ray"])
 
 
 def list_of_own_user(folder: Path, *gpus: str) -> list[str]:
