@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from study.store.store import Store
 
 STARTING, ENDING = "starting Ray Tune", "ending the worker group"
+NEXT_TRIAL = "next trial"
 CHECKING = "checking your code on the first rank"
 LINE_EVERY_S = 30.0
 """time between two lines about the same trial in a log"""
@@ -129,7 +130,7 @@ class Progress:
             self._log(GROUP_STARTING)
         elif event.kind == "trial_started" and event.trial:
             trial_id = event.trial.trial_id
-            self.running[trial_id], self.doing = self._describe(event.trial), "next trial"
+            self.running[trial_id], self.doing = self._describe(event.trial), NEXT_TRIAL
             self.line_at_s.setdefault(trial_id, time.monotonic())
         elif event.kind == "epoch_ended" and event.trial:
             trial_id = event.trial.trial_id
@@ -146,6 +147,8 @@ class Progress:
     def on_activity(self, activity: Activity) -> None:
         """Update the display with what the running trials are doing."""
         self.activity = dict(activity)
+        if activity and self.doing == STARTING:
+            self.doing = NEXT_TRIAL  # Tune has started
         for trial_id in activity:
             self._log_repeatedly(trial_id)
 

@@ -130,6 +130,15 @@ def test_ended_trials_give_the_time_of_their_repeats_and_scale_the_others(clock:
         assert "left" not in shown.render().plain, "the report is waited for elsewhere"
 
 
+def test_the_check_of_own_code_is_shown_while_it_runs(clock: SimpleNamespace) -> None:
+    with Progress("train", TRIALS, quiet=True) as shown:
+        lines = []
+        for activity in ({}, {"check": "running your code"}, {}):
+            shown.on_activity(activity)
+            lines += shown.render().plain.splitlines()[1:]
+    assert lines == [f"▸ {line}" for line in (progress.STARTING, progress.CHECKING, progress.NEXT_TRIAL)]
+
+
 def test_a_log_repeats_what_a_long_trial_is_doing(clock: SimpleNamespace) -> None:
     text = io.StringIO()
     trial = TRIALS[0]
