@@ -4,8 +4,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from study.options import flag
-
 Directory = Annotated[str, Argument(metavar="DIR", help="Results folder of a study, or its URI.")]
 LatestDirectory = Annotated[
     str | None,
@@ -29,8 +27,8 @@ Goal = Annotated[
     str | None,
     Option(metavar="GOAL", help="Criterion for the best configuration: throughput, time-to-accuracy or cost."),
 ]
-Laws = Annotated[bool, flag("--laws", help="Show the candidate laws, their weights and errors too.")]
-Details = Annotated[bool, flag("--details", help="Show every column and note too.")]
+Laws = Annotated[bool, Option("--laws", metavar="", help="Show the candidate laws, their weights and errors too.")]
+Details = Annotated[bool, Option("--details", metavar="", help="Show every column and note too.")]
 
 Baseline = Annotated[str, Argument(metavar="DIR_A", help="Results folder or URI of the baseline.")]
 Compared = Annotated[
@@ -50,13 +48,14 @@ FailAbove = Annotated[
     ),
 ]
 OfScaling = Annotated[
-    bool, flag("--scaling", help="With --fail-above: judge the scaling efficiency instead of the throughput.")
+    bool,
+    Option("--scaling", metavar="", help="With --fail-above: judge the scaling efficiency instead of the throughput."),
 ]
 AllowMissing = Annotated[
-    bool, flag("--allow-missing", help="With --fail-above: accept configurations that DIR_B lacks.")
+    bool, Option("--allow-missing", metavar="", help="With --fail-above: accept configurations that DIR_B lacks.")
 ]
 CompleteTable = Annotated[
-    bool, flag("--table", help="Show every configuration, the throughputs and the parts of a step too.")
+    bool, Option("--table", metavar="", help="Show every configuration, the throughputs and the parts of a step too.")
 ]
 Format = Annotated[str, Option("--format", metavar="FORMAT", help="text, or markdown for a comment on a pull request.")]
 
@@ -78,11 +77,12 @@ MostTrials = Annotated[
     int | None, Option("--trials", metavar="N", min=1, help="Most trials of the search. Default without --budget: 40.")
 ]
 KeepArithmetic = Annotated[
-    bool, flag("--keep-arithmetic", help="Leave out levers that change how numbers are computed.")
+    bool, Option("--keep-arithmetic", metavar="", help="Leave out levers that change how numbers are computed.")
 ]
 OutDirectory = Annotated[str | None, Option(metavar="DIR2", help="Output folder. Default: DIR/report.")]
 DropTraces = Annotated[
-    bool, flag("--drop-traces", help="In place: remove profiler traces, which a packed folder cannot hold.")
+    bool,
+    Option("--drop-traces", metavar="", help="In place: remove profiler traces, which a packed folder cannot hold."),
 ]
 
 ConvertedFrom = Annotated[str, Argument(metavar="SRC", help="Image folder, Tiny-ImageNet, or a converted data set.")]

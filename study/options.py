@@ -15,15 +15,14 @@ _FIRST, _AXES = "What to measure (comma lists)", "What else to vary (comma lists
 _RUN, _OUTPUT = "How to run it", "Output"
 _OWN = "Your own training code"
 
-
-def flag(*names: str, help: str, panel: str | None = None, **settings: Any) -> Any:
-    """Return the declaration of an option without a value. Typer's help would show it as `--quiet <bool>`."""
-    return Option(*names, help=help, rich_help_panel=panel, metavar="", **settings)
-
-
-Json = Annotated[bool, flag("--json", help="Print JSON.", panel=_OUTPUT)]
-Quiet = Annotated[bool, flag("--quiet", "-q", help="Print only results and errors.", panel=_OUTPUT)]
-Debug = Annotated[bool, flag("--debug", help="Show the traceback of an internal error.", panel=_OUTPUT)]
+# metavar: Typer's help would show a flag as `--json <bool>`
+Json = Annotated[bool, Option("--json", metavar="", help="Print JSON.", rich_help_panel=_OUTPUT)]
+Quiet = Annotated[
+    bool, Option("--quiet", "-q", metavar="", help="Print only results and errors.", rich_help_panel=_OUTPUT)
+]
+Debug = Annotated[
+    bool, Option("--debug", metavar="", help="Show the traceback of an internal error.", rich_help_panel=_OUTPUT)
+]
 Address = Annotated[
     str | None,
     Option(

@@ -43,7 +43,7 @@ from study.arguments import (
 from study.cli.process import OutputClosed, report_error, standard_streams, supervised
 from study.errors import DOES_NOT_FIT, DONE, INTERRUPTED, NO_CLUSTER, USAGE
 from study.help import COMPLETE_VARIABLE, MODULE, SHELL_COMMAND, SHELLS, completion_script, examples, version_line
-from study.options import Address, Debug, Json, Quiet, flag, refused_argument, with_script_arguments, with_study_options
+from study.options import Address, Debug, Json, Quiet, refused_argument, with_script_arguments, with_study_options
 
 app = typer.Typer(
     help=__doc__,
@@ -90,11 +90,14 @@ def _answer(text: Callable[[Any], str]) -> Callable[[Any], None]:
     return show
 
 
+_VERSION = _answer(lambda _: version_line())
+
+
 @app.callback()
 def program(
     version: Annotated[
         bool,
-        flag("--version", help="Show version and commit.", callback=_answer(lambda _: version_line()), is_eager=True),
+        typer.Option("--version", metavar="", help="Show version and commit.", callback=_VERSION, is_eager=True),
     ] = False,
     completion: Annotated[
         str | None,
@@ -246,8 +249,8 @@ def convert(
     manifest = convert_set(source, destination, storage, image_size, quiet=quiet)
     if json_:
         _print_json(manifest)
-        return DONE
-    print("\n".join(converted_lines(manifest, destination, storage)))
+    else:
+        print("\n".join(converted_lines(manifest, destination, storage)))
     return DONE
 
 
@@ -303,12 +306,7 @@ def compare(
 
 
 @_subcommand("pack", _FILES)
-def pack(
-    directory: Directory,
-    out: PackedInto = None,
-    drop_traces: DropTraces = False,
-    debug: Debug = False,
-) -> None:
+def pack(directory: Directory, out: PackedInto = None, drop_traces: DropTraces = False, debug: Debug = False) -> None:
     """Pack a results folder into at most seven files. All commands except run read them; unpack restores the folder."""
     from study.cli.inputs import existing_results
     from study.store.packing import pack as pack_folder

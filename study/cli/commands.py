@@ -62,17 +62,13 @@ def planning_nodes(address: str | None) -> Sequence[NodeCapacity]:
 
 def target_of(address: str | None, quiet: bool) -> Target:
     """Return the cluster that a command uses. Says what it waits for, and why an address on this host is ignored."""
-    say = _say_nothing if quiet else print_to_stderr
+    say = (lambda line: None) if quiet else print_to_stderr
     if is_local(address):  # no need to import anything of Ray
         return Target()
     target = find_cluster(address, say)
     if target.ignored:
         say(f"warning: {target.ignored}; a local Ray is used; fix: {target.ignored_fix}")
     return target
-
-
-def _say_nothing(line: str) -> None:
-    pass
 
 
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
@@ -368,7 +364,7 @@ def _finish(prepared: PreparedStudy, store: "Store", interrupted: bool, quiet: b
         statuses.get(row.trial.trial_id, "missing") for row in prepared.rows if row.trial is not None
     )
     with waiting("writing the report", quiet):
-        from analysis.report.report import write_report  # takes seconds
+        from analysis.report.report import write_report
 
         report = write_report(out, partial=interrupted and "missing" in counts)
     if table:
