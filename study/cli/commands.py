@@ -390,8 +390,8 @@ def print_to_stderr(line: str) -> None:
 def _check_workload(configuration: Configuration, quiet: bool) -> None:
     """Import a user's workload file in this process, so that an error is one line instead of one per rank."""
     for spec in configuration.axes.get("workload", ()):
-        from trainables.user_workload import load_user_workload
-
         # stdout is reserved for results
         with waiting(f"importing {spec}", quiet), contextlib.redirect_stdout(sys.stderr):
+            from trainables.user_workload import load_user_workload  # takes seconds
+
             load_user_workload(spec)
