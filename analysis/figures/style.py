@@ -186,7 +186,7 @@ def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
     """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
         mark_brief(figure)
-        figure.supxlabel(f"the first {shown} of {count} panels", fontsize=TEXT["font.size"])
+        figure.supxlabel(f"the first {shown} of {count} panels", fontsize=TEXT["font.size"], color=INK)
 
 
 def wrapped(label: str, columns: int) -> str:
