@@ -133,7 +133,7 @@ def ladder(analysis: Analysis) -> Figure | None:
     if rows.empty:
         return None
     machines = list(rows.groupby("machine", sort=False))
-    heights = [0.75 + (0.36 if is_narrow() else 0.27) * len(steps) for _, steps in machines]
+    heights = [0.75 + (0.42 if is_narrow() else 0.27) * len(steps) for _, steps in machines]
     colours = [sns.color_palette("colorblind")[machine != OURS] for machine, _ in machines]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         figure, grid = plt.subplots(

@@ -152,5 +152,5 @@ def phases(analysis: Analysis) -> Figure | None:
             f"{len(configurations)} of {count} configurations: the card's, and those that differ from it in one field"
         )
         mark_brief(figure)
-        figure.supxlabel(filled(note, 48 if is_narrow() else 100), fontsize=TEXT["font.size"])
+        figure.supxlabel(filled(note, 48 if is_narrow() else 100), fontsize=TEXT["font.size"], color=INK)
     return figure

@@ -163,7 +163,9 @@ def loss(analysis: Analysis) -> Figure | None:
     configurations = analysis.configurations
     line = next((name for name in _LINES if name in analysis.axes), "batch_per_gpu")
     rest = [name for name in analysis.axes if name != line and name in _LEARNING]
-    panels = list(configurations.groupby(rest, dropna=False)) if rest else [((), configurations)]
+    known = configurations.loc[configurations.index.isin(rows.dropna(subset="loss")["configuration"])]
+    panels = list(known.groupby(rest, dropna=False)) if rest else [((), known)]
+    varying = [name for i, name in enumerate(rest) if len({str(key[i]) for key, _ in panels}) > 1]
     kinds = sorted(configurations[line].dropna().unique()) if line in configurations else []
     colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
     styles = dict(zip(kinds, ["-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1))] * len(kinds), strict=False))
@@ -183,7 +185,9 @@ def loss(analysis: Analysis) -> Figure | None:
                         linewidth=1.3,
                     )
             axis.set_title(
-                wrapped(configuration_label(dict(zip(rest, key, strict=True)), rest, ranks), column_count(len(panels)))
+                wrapped(
+                    configuration_label(dict(zip(rest, key, strict=True)), varying, ranks), column_count(len(panels))
+                )
             )
         outer_labels(axes, "step", "loss")
         legend(

@@ -115,7 +115,7 @@ def most_panels() -> int:
 
 
 _VISIBLE_SHARE = 0.01
-"""Share of the longest bar below which a part is too small to recognise, and has no entry in the legend."""
+"""Share of the longest bar of its panel below which a part is too small to recognise, and is not in the legend."""
 
 COLOURS = (*sns.color_palette("colorblind").as_hex(), "#7800d8", "#595959", "#14213d")
 """Seaborn's ten colour-blind safe colours, a violet, a dark grey and a navy blue.
@@ -186,7 +186,7 @@ def _note_hidden_panels(figure: Figure, shown: int, count: int) -> None:
     """Note below the panels that there are more; the legend above would cover a title."""
     if count > shown:
         mark_brief(figure)
-        figure.supxlabel(f"the first {shown} of {count} panels", fontsize=TEXT["font.size"])
+        figure.supxlabel(f"the first {shown} of {count} panels", fontsize=TEXT["font.size"], color=INK)
 
 
 def wrapped(label: str, columns: int) -> str:
@@ -352,11 +352,15 @@ def stacked_bars(
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         _note_hidden_panels(figure, len(panels), len(all_panels))
-        longest = values.loc[[index for _, panel in panels for index in panel.index]].abs().sum(axis=1).max()
+        shares = []  # of each part in the longest bar of a panel, as each panel has its own scale
+        for _, panel in panels:
+            widths = values.loc[panel.index].abs()
+            shares.append(widths.max() / widths.sum(axis=1).max())
+        largest = pd.DataFrame(shares).max()
         handles: list[Any] = [
             Rectangle((0, 0), 1, 1, color=colours[name], label=labels[name])
             for name in values.columns
-            if values[name].abs().max() > _VISIBLE_SHARE * longest
+            if largest[name] > _VISIBLE_SHARE
         ]
         if totals is not None:
             handles.append(plt.Line2D([], [], color=INK, marker="|", linestyle="none", markersize=9, label="total"))

@@ -220,6 +220,14 @@ def test_each_phase_has_its_own_colour() -> None:
     assert len({bar.get_facecolor() for bar in bars}) == len(PHASE_LABELS) <= len(COLOURS)
 
 
+def test_the_legend_has_what_is_visible_in_any_panel() -> None:
+    found = pd.DataFrame({"batch_per_gpu": [4, 4096], "world_size": [1, 1]})
+    values = pd.DataFrame({"loss_s": [0.05, 0.001], "forward_s": [1.0, 1000.0], "optimizer_s": [0.001, 1.0]})
+    figure = stacked_bars(found, values, PHASE_LABELS, ["world_size"], ("GPU", "GPUs"), "ms")
+    shown = [text.get_text() for made in figure.legends for text in made.get_texts()]
+    assert shown == ["loss", "forward"]
+
+
 def test_losses_of_own_code_without_a_precision_are_drawn() -> None:
     """In a study of several entries, users' own code lacks the fields of the project's loop."""
     analysis = analyse(load(RESULTS / "doors" / "study"))
@@ -227,5 +235,7 @@ def test_losses_of_own_code_without_a_precision_are_drawn() -> None:
     drawing = loss(analysis)
     assert drawing is not None
     lines = sum(len(axis.get_lines()) for axis in drawing.axes)
-    assert lines == analysis.loss_curves["configuration"].nunique()
+    assert lines == analysis.loss_curves.dropna(subset="loss")["configuration"].nunique() > 0
+    assert all(axis.get_lines() for axis in drawing.axes), "no panel is empty"
+    assert not any("learning rate" in axis.get_title() for axis in drawing.axes), "own code has none to differ from"
     plt.close(drawing)

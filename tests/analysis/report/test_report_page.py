@@ -242,6 +242,12 @@ def test_the_first_mention_of_a_term_explains_it_and_links_to_the_glossary(page:
         assert entry and entry[1] == meaning
 
 
+def test_terms_of_captions_are_printed(page: str) -> None:
+    caption = page[page.index("<figcaption>") : page.index("</figcaption>")]
+    assert 'class="term"' in caption
+    assert "figcaption a:not(.term)" in page
+
+
 def test_terms_are_not_linked_in_headings_figures_or_other_links() -> None:
     term = Term("rank", "one process & its GPU.", "ranks?")
     html = "<main><h2>Ranks</h2><svg><text>rank</text></svg><a>rank</a><td>2 ranks, rank</td></main>"

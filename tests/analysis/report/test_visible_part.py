@@ -11,6 +11,7 @@ import yaml
 
 import analysis
 from analysis.figures.answers import work_rows
+from analysis.figures.style import INK
 from analysis.predict.inputs import report_inputs, with_models
 from analysis.read.results import load, load_reduced
 from analysis.report.answer_tables import MOST_ROWS, largest_steps, outlook, phases_of_headline, scales
@@ -194,6 +195,8 @@ def test_figures_of_a_study_with_many_configurations_show_a_part(tmp_path: Path)
     for question in questions(inputs):
         picture = first_drawn(inputs, question.figures, {}, shown)
         assert picture is None or picture.name not in shown
+        styles = re.findall("<text[^>]*>", picture.svg) if picture else []
+        assert all(INK in style for style in styles), "black text is invisible in the dark"
         shown |= {picture.name} if picture else set()
         if picture and not question.is_collapsed:
             words += sum(len(text.split()) for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.svg))
