@@ -30,8 +30,8 @@ import torch.multiprocessing
 from trainables.messages import one_line
 from trainables.probe.job import ScriptJob
 from trainables.probe.loop import PROBE_MODULE
-from trainables.probe.output import measured
 from trainables.probe.probe import Probe
+from trainables.probe.session import measured
 
 NAMES = ("study", "analysis", "trainables")
 """packages of this project, which a script may have as well"""

@@ -20,7 +20,7 @@ from trainables.clock import monotonic, unix_s
 from trainables.probe import failures
 from trainables.probe.child import END_FILE, ERROR_FILE, PROGRESS_FILE, RESULT_FILE, TRACE_FILE
 from trainables.probe.job import FailureKind, RankPlace, ScriptFailure, ScriptJob, ScriptOutput
-from trainables.probe.output import rank_tables
+from trainables.probe.session import rank_tables
 from trainables.scratch import scratch_folder
 
 CHILD = Path(__file__).with_name("child.py")

@@ -1,7 +1,7 @@
-"""Measure a training loop in this process: a train function that Ray Train runs, or a callback."""
+"""Measure a training loop in this process: a train function that Ray Train runs, or a callback. Make its tables."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any
 from trainables.clock import unix_s
 from trainables.messages import one_line
 from trainables.probe import failures
-from trainables.probe.job import ProbeJob, ScriptFailure, ScriptOutput
+from trainables.probe.collectives import WINDOW, TraceRows, trace_rows
+from trainables.probe.job import ProbeJob, Row, ScriptFailure, ScriptOutput
 from trainables.probe.loop import PROBE_MODULE
-from trainables.probe.output import measured, rank_tables
 from trainables.probe.probe import Probe
+from trainables.probe.rows import label_evaluations
 from trainables.scratch import scratch_folder
 
 
@@ -79,3 +80,63 @@ def probe_session(
                 None if failure is None else ScriptFailure(*failure, rank, "", None, probe.number, probe.needed_steps),
                 found.trace,
             )
+
+
+def measured(probe: Probe) -> dict[str, Any]:
+    """Return what a probe has measured so far, as values of JSON. Waits for the device."""
+    return {
+        "rows": probe.rows(),
+        "evaluated": sorted(probe.evaluated()),
+        "evidence": probe.evidence(),
+        "started_at": probe.started_at,
+        "ended_at": unix_s(),
+        "complete": probe.ended,
+        "loop_ended": probe.ended and probe.uses_loop,
+    }
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """Rows by table, the evidence, and the trace."""
+
+    tables: dict[str, list[Row]]
+    evidence: dict[str, Any]
+    trace: bytes | None = None
+
+
+def rank_tables(
+    result: Mapping[str, Any], rank: int, evaluated: Collection[int], trace_file: Path, keep_trace: bool
+) -> RankTables:
+    """Return the tables and the evidence of a rank. Operations that could not be counted are taken from the trace.
+
+    `result`: of `measured`. `evaluated`: the steps in which any rank evaluated."""
+    rows = label_evaluations(result.get("rows", ()), evaluated)
+    found, trace = TraceRows([], [], {}), None
+    if trace_file.exists():
+        numbers = [row["step"] for row in result.get("rows", ()) if row["window"] == WINDOW]
+        found = trace_rows(trace_file, rank, numbers)
+        trace = trace_file.read_bytes() if keep_trace else None
+    last = found.last_gradients_s
+    gradient_bytes = result.get("evidence", {}).get("gradient_bytes")
+    reductions = [_all_gradients(row, rank, gradient_bytes) for row in rows if "reduced_s" in row]
+    steps = [{"rank": rank, "last_gradient_s": last.get(row["step"])} | row for row in rows]
+    tables = {
+        "steps": [{name: value for name, value in row.items() if name != "reduced_s"} for row in steps],
+        "buckets": [row for row in (*reductions, *found.buckets) if row["step"] not in evaluated],
+        "collectives": [row for row in found.collectives if row["step"] not in evaluated],
+    }
+    evidence = dict(result.get("evidence", {}))
+    if evidence and evidence["step_flops"] is None and found.step_flops is not None:
+        nulls = {name: reason for name, reason in evidence["nulls"].items() if name != "step_flops"}
+        evidence |= {"step_flops": found.step_flops, "nulls": nulls}
+    return RankTables(tables, evidence, trace)
+
+
+def _all_gradients(row: Mapping[str, Any], rank: int, gradient_bytes: int) -> Row:
+    """Return a row of the buckets table for all gradients of a step of the phases window.
+
+    It is ready with the last gradient: what was hidden before is unknown without a trace.
+    """
+    step = {name: row[name] for name in ("window", "step")}
+    times = {"ready_s": row["last_gradient_s"], "end_s": row["reduced_s"]}
+    return {"rank": rank} | step | {"bucket": 0, "bytes": gradient_bytes} | times
