@@ -315,15 +315,11 @@ def _open(prepared: PreparedStudy, command: str) -> "Store":
     from study.store.store import Store
 
     planned = [row.trial.trial_id for row in prepared.rows if row.trial is not None]
-    ladder_steps: dict[str, list[str]] = {}
+    steps: dict[str, list[str]] = {}
     for row in prepared.rows:
         if prepared.study.ladder and row.trial is not None and row.case not in prepared.study.extra_trials:
-            ladder_steps.setdefault(row.case, []).append(row.trial.trial_id)
-    ladder = (
-        {"ladder_steps": [{"name": name, "trial_ids": ids} for name, ids in ladder_steps.items()]}
-        if ladder_steps
-        else {}
-    )
+            steps.setdefault(row.case, []).append(row.trial.trial_id)
+    ladder = {"ladder_steps": [{"name": name, "trial_ids": ids} for name, ids in steps.items()]} if steps else {}
     store = Store.open(
         prepared.configuration.out,
         name=prepared.study.name,
