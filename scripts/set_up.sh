@@ -61,7 +61,8 @@ if [[ $torch == cuda ]]; then
 else
     rest=.venv/without-cuda-$(basename "$lock")
     without_cuda "$lock" >"$rest"
-    "${install[@]}" --require-hashes -r "$rest"
+    # The lock is complete; without --no-deps, packages that need torch would ask for its hash.
+    "${install[@]}" --no-deps --require-hashes -r "$rest"
     if have_uv; then
         uv=uv
     else
