@@ -145,7 +145,7 @@ def glossary(ranks: tuple[str, str]) -> list[Term]:
             "how much longer a step takes while its phases are measured. Throughput is measured without.",
             "measurement overhead",
         ),
-        Term("throttled", "the driver lowered the clock of a GPU because of power or temperature.", "throttled"),
+        Term("throttled", "the driver lowered the clock of a device because of power or temperature.", "throttled"),
         Term(
             "largest lossless batch",
             "the largest global batch whose accuracy is not worse than that of the reference batch.",

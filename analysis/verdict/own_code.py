@@ -8,6 +8,8 @@ from analysis.text import named, number
 
 def separate_trials(analysis: Analysis) -> list[str]:
     """Return the trials of a user's own code whose ranks exchanged nothing in the traced steps."""
+    if analysis.measured.empty:
+        return []
     trials = analysis.measured.set_index("trial_id")
     windows = analysis.results.windows
     traced = trials.index.isin(windows.loc[windows["window"] == WINDOW, "trial_id"])

@@ -306,14 +306,14 @@ def test_a_single_batch_has_no_largest_lossless_batch(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_the_same_batch_on_more_ranks_is_compared_by_time(tmp_path: Path) -> None:
-    shuffled = {"order": "shuffled"}
-    on_two = shuffled | {"world_size": 2, "batch_per_gpu": 64}
-    found = trained_study(tmp_path / "results", (shuffled, [0.90, 0.91]), (on_two, [0.90, 0.91]))
+    in_order = {"order": "in_order"}
+    on_two = in_order | {"world_size": 2, "batch_per_gpu": 64}
+    found = trained_study(tmp_path / "results", (in_order, [0.90, 0.91]), (on_two, [0.90, 0.91]))
     said = " ".join(answer(found))
     assert "is no recipe at batch 128 (1 × 128)" in said
     assert "runner-up: no recipe at batch 128 (2 × 64)" in said
     write_report(tmp_path / "results")
-    assert "- order: shuffled" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
+    assert "- order: in_order" in (tmp_path / "results/report/report.md").read_text(), "a field of every trial"
 
 
 def test_an_epochs_file_without_accuracy_is_left_out_with_its_path(tmp_path: Path) -> None:

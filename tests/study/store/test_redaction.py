@@ -209,7 +209,8 @@ def test_errors_on_the_terminal_and_in_traceback_files_show_no_secret(
         raise RuntimeError(f"token={HIDDEN}")
 
     monkeypatch.setattr("study.cli.status.status_of", fail)
-    assert main(["status", "x"]) == main(["status", "x", "--debug"]) == 70
+    folder = str(tmp_path)
+    assert main(["status", folder]) == main(["status", folder, "--debug"]) == 70
     [log] = tmp_path.rglob("error-*.log")
     shown = capsys.readouterr()
     for text in (shown.err, shown.out, log.read_text()):
