@@ -160,7 +160,9 @@ def trial_breakdown(rows: pd.DataFrame, trials: pd.DataFrame, window_rows: pd.Da
     unknown = result.index.intersection(slowed).difference(exposed.index)
     result = result.drop(index=unknown).reindex(result.index.difference(unknown).union(exposed.index))
     result.loc[result.index.isin(slowed), TRACED] = np.nan
-    result.loc[exposed.index, EXPOSED] = exposed[EXPOSED]
+    is_exact = result.index.isin(exposed.index)
+    for name in EXPOSED:  # one by one, because they have several types
+        result[name] = result[name].mask(is_exact, exposed[name].reindex(result.index))
     total_s = result["communication_s"]
     result["communication_s"] = total_s.where(total_s.isna(), result[["communication_s", "exposed_s"]].max(axis=1))
     result["hidden_s"] = result["communication_s"] - result["exposed_s"]

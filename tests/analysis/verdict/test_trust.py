@@ -49,12 +49,19 @@ LATE_S = 0.02
 
 
 def script_on_two_ranks(directory: Path, traced_s: float, *, stamped: bool) -> Analysis:
-    """Analyse a script whose rank 1 is late by `LATE_S`, of which the trace shows nothing.
+    """Analyse a script whose rank 1 is late by `LATE_S`, of which the trace shows nothing."""
+    write_study(directory)
+    write_script_trial(directory, traced_s, stamped=stamped)
+    return analyse(load_reduced(directory))
+
+
+def write_script_trial(directory: Path, traced_s: float, *, stamped: bool, repeat: int = 0) -> None:
+    """Write a trial of a late script.
 
     traced_s: duration of a traced step, of 0.1 s without the profiler. stamped: the phases window has the last gradient
     and the end of the reductions.
     """
-    fields = ONE | {"script": "/home/me/train.py", "world_size": 2}
+    fields = ONE | {"script": "/home/me/train.py", "world_size": 2, "repeat": repeat}
     plain = steps(fields, 0.1).query("window == 'plain'").assign(step_s=0.1)
     last_s = np.where(plain["rank"] == 1, 0.07 + LATE_S, 0.07)
     phases = plain.assign(window="phases", last_gradient_s=last_s if stamped else None)
@@ -67,9 +74,7 @@ def script_on_two_ranks(directory: Path, traced_s: float, *, stamped: bool) -> A
         for frame in windows[1 if stamped else 2 :]
         for row in frame.itertuples()
     ]
-    write_study(directory)
     write_trial(directory, record(fields), pd.concat(windows, ignore_index=True), buckets=pd.DataFrame(buckets))
-    return analyse(load_reduced(directory))
 
 
 def test_a_profiler_that_hardly_slows_a_script_shows_its_communication(tmp_path: Path) -> None:
@@ -200,3 +205,12 @@ def test_a_script_without_buckets_in_its_trace_has_exposed_communication(tmp_pat
     [row] = trial_breakdown(rows, found.trials, found.windows).to_dict("records")
     assert (row["exposed_wait_s"], row["waited_for_rank"]) == (pytest.approx(LATE_S), 1)
     assert np.isnan(row["communication_s"])
+
+
+def test_trials_with_and_without_a_noted_last_gradient_are_broken_down_together(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    for repeat, stamped in enumerate((False, True, False, True)):
+        write_script_trial(tmp_path, 0.1, stamped=stamped, repeat=repeat)
+    breakdown = analyse(load_reduced(tmp_path)).communication.breakdown
+    assert breakdown["exposed_wait_s"].tolist() == pytest.approx([0, LATE_S, 0, LATE_S])
+    assert breakdown["waited_for_rank"].fillna(-1).tolist() == [-1, 1, -1, 1]
