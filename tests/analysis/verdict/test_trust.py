@@ -55,19 +55,21 @@ def script_on_two_ranks(directory: Path, traced_s: float, *, stamped: bool) -> A
     return analyse(load_reduced(directory))
 
 
-def write_script_trial(directory: Path, traced_s: float, *, stamped: bool, repeat: int = 0) -> None:
-    """Write a trial of a late script.
+def write_script_trial(
+    directory: Path, traced_s: float, *, stamped: bool, repeat: int = 0, late_s: float = LATE_S
+) -> None:
+    """Write a trial of a script whose rank 1 is late.
 
     traced_s: duration of a traced step, of 0.1 s without the profiler. stamped: the phases window has the last gradient
     and the end of the reductions.
     """
     fields = ONE | {"script": "/home/me/train.py", "world_size": 2, "repeat": repeat}
     plain = steps(fields, 0.1).query("window == 'plain'").assign(step_s=0.1)
-    last_s = np.where(plain["rank"] == 1, 0.07 + LATE_S, 0.07)
+    last_s = np.where(plain["rank"] == 1, 0.07 + late_s, 0.07)
     phases = plain.assign(window="phases", last_gradient_s=last_s if stamped else None)
     traced = plain.assign(window="communication", step_s=traced_s, last_gradient_s=0.08)
     windows = [frame.assign(step=frame["step"] + n * len(plain)) for n, frame in enumerate((plain, phases, traced))]
-    reduced_s = {"phases": 0.07 + LATE_S + 0.005, "communication": 0.09}
+    reduced_s = {"phases": 0.07 + late_s + 0.005, "communication": 0.09}
     buckets = [
         {"rank": row.rank, "window": row.window, "step": row.step, "bucket": 0, "bytes": 4000}
         | {"ready_s": row.last_gradient_s, "end_s": reduced_s[str(row.window)]}
@@ -209,8 +211,8 @@ def test_a_script_without_buckets_in_its_trace_has_exposed_communication(tmp_pat
 
 def test_trials_with_and_without_a_noted_last_gradient_are_broken_down_together(tmp_path: Path) -> None:
     write_study(tmp_path)
-    for repeat, stamped in enumerate((False, True, False, True)):
-        write_script_trial(tmp_path, 0.1, stamped=stamped, repeat=repeat)
+    for repeat, late_s in enumerate((None, 0.0, LATE_S, 0.0)):
+        write_script_trial(tmp_path, 0.1, stamped=late_s is not None, repeat=repeat, late_s=late_s or 0.0)
     breakdown = analyse(load_reduced(tmp_path)).communication.breakdown
-    assert breakdown["exposed_wait_s"].tolist() == pytest.approx([0, LATE_S, 0, LATE_S])
-    assert breakdown["waited_for_rank"].fillna(-1).tolist() == [-1, 1, -1, 1]
+    assert breakdown["exposed_wait_s"].tolist() == pytest.approx([0, 0, LATE_S, 0])
+    assert breakdown["waited_for_rank"].fillna(-1).tolist() == [-1, -1, 1, -1]
