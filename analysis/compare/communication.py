@@ -126,7 +126,7 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
     """
     rows = bucket_rows(results.buckets, results.steps, results.trials)
     slowed = slowed_by_trace(results.trials, results.windows)
-    breakdown = trial_breakdown(rows, results.trials, results.windows)
+    breakdown = trial_breakdown(rows, slowed, results.windows)
     exposed = exposed_costs(
         breakdown.join(results.trials.set_index("trial_id")["worker_group"]), configurations, scaling
     )
@@ -145,21 +145,20 @@ def communication(results: Results, configurations: pd.DataFrame, scaling: pd.Da
     )
 
 
-def trial_breakdown(rows: pd.DataFrame, trials: pd.DataFrame, window_rows: pd.DataFrame) -> pd.DataFrame:
+def trial_breakdown(rows: pd.DataFrame, slowed: pd.Series, window_rows: pd.DataFrame) -> pd.DataFrame:
     """Return `communication_breakdown` of all trials, with what a profiler changes taken from steps without one.
 
-    rows: see `bucket_rows`. trials, window_rows: frames of `results.Results`.
+    rows: see `bucket_rows`. slowed: see `slowed_by_trace`. window_rows: see `reduce.windows`.
 
     The buckets of a user's own trials come from a trace. A probe also notes a step's last gradient and the end of its
     reductions in the window "phases", without a profiler: `EXPOSED` columns of these trials are of that window. For the
-    trials in `slowed_by_trace`, the `TRACED` columns are null.
+    trials in `slowed`, the `TRACED` columns are null.
     """
     result = communication_breakdown(rows, window_rows)
     exposed = communication_breakdown(rows, window_rows, "phases")
-    slowed = slowed_by_trace(trials, window_rows).index
-    unknown = result.index.intersection(slowed).difference(exposed.index)
+    unknown = result.index.intersection(slowed.index).difference(exposed.index)
     result = result.drop(index=unknown).reindex(result.index.difference(unknown).union(exposed.index))
-    result.loc[result.index.isin(slowed), TRACED] = np.nan
+    result.loc[result.index.isin(slowed.index), TRACED] = np.nan
     is_exact = result.index.isin(exposed.index)
     for name in EXPOSED:  # one by one, because they have several types
         result[name] = result[name].mask(is_exact, exposed[name].reindex(result.index))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.compare.communication import trial_breakdown
+from analysis.compare.communication import slowed_by_trace, trial_breakdown
 from analysis.measure.communication import bucket_rows
 from analysis.measure.measures import summarise
 from analysis.read.results import load
@@ -186,7 +186,7 @@ def _delayed_runs(
         result.append({"round": round_, "door": "script", "size": size, "case": case} | run)
     results = load(RESULTS / options.name / STUDY)
     rows = bucket_rows(results.buckets, results.steps, results.trials)
-    breakdown = trial_breakdown(rows, results.trials, results.windows)
+    breakdown = trial_breakdown(rows, slowed_by_trace(results.trials, results.windows), results.windows)
     for run in result:
         parts = breakdown.loc[[str(run["trial_id"])]].iloc[0]
         run |= {name: float(parts[name]) for name in ("exposed_wire_s", "exposed_wait_s")}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare.communication import trial_breakdown
+from analysis.compare.communication import slowed_by_trace, trial_breakdown
 from analysis.measure.communication import bucket_rows
 from analysis.read.results import load_reduced
 from analysis.study import Analysis, analyse
@@ -204,7 +204,8 @@ def test_noise_is_no_pause(tmp_path: Path) -> None:
 def test_a_script_without_buckets_in_its_trace_has_exposed_communication(tmp_path: Path) -> None:
     found = script_on_two_ranks(tmp_path, 0.1, stamped=True).results
     rows = bucket_rows(found.buckets[found.buckets["window"] == "phases"], found.steps, found.trials)
-    [row] = trial_breakdown(rows, found.trials, found.windows).to_dict("records")
+    slowed = slowed_by_trace(found.trials, found.windows)
+    [row] = trial_breakdown(rows, slowed, found.windows).to_dict("records")
     assert (row["exposed_wait_s"], row["waited_for_rank"]) == (pytest.approx(LATE_S), 1)
     assert np.isnan(row["communication_s"])
 
