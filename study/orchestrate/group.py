@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_out_of_memory
-from study.orchestrate.protocol import Environment, Failure, Job
+from study.orchestrate.protocol import Environment, Failure, Job, RankProcess
 from study.orchestrate.stuck import Calls, calls_as_text, culprits, wait_for_each_other
 from study.plan.placement import Layout
 from trainables.clock import unix_s
@@ -65,7 +65,9 @@ class WorkerGroup:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.error: BaseException | None = None
         self.environment: Environment | None = None
-        self.processes: list[Any] = []
+        self.processes: dict[int, RankProcess] = {}
+        self.progress = asyncio.Event()
+        """set by each rank that makes progress while the group starts"""
         self.job_id = ""
         self.failures: list[Failure] = []
         self.stacks: list[Calls | None] = []
@@ -89,12 +91,20 @@ class WorkerGroup:
 
     def kill(self) -> None:
         self.killed = self.killed or not self.ended.done()
-        for process in self.processes:
-            self.backend.kill(process)
+        for process in self.processes.values():
+            self.backend.kill(process.handle)
+
+    def _absent_ranks(self) -> list[int]:
+        """Return the ranks of a starting group whose processes have not reported to the keeper yet."""
+        if self.environment is not None:
+            return []
+        return [rank for rank in range(len(self.layout.node_ids)) if rank not in self.processes]
 
     async def collect_stacks(self) -> None:
-        """Collect the call stacks of all ranks."""
-        self.stacks = list(await asyncio.gather(*map(self.backend.calls_of, self.processes)))
+        """Collect the call stacks of all ranks, if all have reported."""
+        if not self._absent_ranks():
+            processes = [process for _, process in sorted(self.processes.items())]
+            self.stacks = list(await asyncio.gather(*(self.backend.calls_of(process.handle) for process in processes)))
 
     def verdict(self, timed_out: str = "") -> tuple[str, str, str]:
         """Return status, one-line reason and log of the job that this group did not finish.
@@ -125,6 +135,8 @@ class WorkerGroup:
     def _timeout(self, timed_out: str) -> tuple[str, str] | None:
         if not timed_out:
             return None
+        if absent := self._absent_ranks():
+            return "timeout", f"{timed_out}; no sign of rank {', '.join(map(str, absent))}"
         blocking = culprits(self.stacks) if self.stacks else {}
         suspects = "".join(f"; {self.rank_and_host(rank)} {state}" for rank, state in blocking.items())
         nodes = self.environment.nodes if self.environment else []
@@ -147,7 +159,10 @@ class WorkerGroup:
 
     def rank_and_host(self, rank: int) -> str:
         """Return a rank with its host and the start of its node id."""
-        if self.environment is None or rank >= len(self.environment.ranks):
+        if self.environment is None:
+            process = self.processes.get(rank)
+            return f"rank {rank} on node {process.host} ({process.node_id[:8]})" if process else f"rank {rank}"
+        if rank >= len(self.environment.ranks):
             return f"rank {rank}"
         node_id = self.environment.ranks[rank]["node_id"]
         hosts = {node["node_id"]: node["host"] for node in self.environment.nodes}

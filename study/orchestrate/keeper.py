@@ -8,7 +8,7 @@ It runs on the driver's host, because checkpoints of training trials pass throug
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from study.orchestrate.activity import BUILDING, GROUP_STARTING, OWN_CODE, Activ
 from study.orchestrate.activity import REPEAT_S as ACTIVITY_REPEAT_S
 from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_of
 from study.orchestrate.metrics import REPEAT_S, Efficiencies, MakeGauge, Metrics
-from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload
+from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload, RankProcess
 from study.plan.placement import Layout, members
 from study.store import checkpoints
 from study.store.store import Store
@@ -24,7 +24,10 @@ from trainables.clock import unix_s
 from trainables.trial import Trial
 
 START_TIMEOUT_S = 300.0
-"""On two cores with a load of 12, a group took 171 s to start. Ray Train gives up earlier if resources are missing."""
+"""Time without progress of a starting group. On two cores with a load of 12, a group took 171 s to start.
+
+Ray Train gives up earlier if resources are missing.
+"""
 CLOSE_TIMEOUT_S = 20.0
 SCRIPT_GRACE_S = 30.0
 """Time after a script's limit in which its ranks end it and report what it was doing."""
@@ -53,7 +56,7 @@ class RunningJob:
     job: Job
     result: asyncio.Future[Sequence[Payload]]
     epochs: list[dict[str, Any]] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    epoch_reported: asyncio.Event = field(default_factory=asyncio.Event)
     concurrent: int = 0
     activity: str = GROUP_STARTING
 
@@ -126,9 +129,8 @@ class Keeper:
         self._notify()
         dispatched_at = unix_s()
         await group.jobs.put(running.job)
-        in_time = await _result_or_end(
-            running, group, timeout_s + (SCRIPT_GRACE_S if running.job.trial.script else 0.0)
-        )
+        grace_s = SCRIPT_GRACE_S if running.job.trial.script else 0.0
+        in_time = await _any_of({running.result, group.ended}, running.epoch_reported, timeout_s + grace_s)
         if running.result.done():
             outcome = _outcome_of(running.result.result(), group)
             if outcome.status == "out_of_memory":
@@ -202,11 +204,17 @@ class Keeper:
 
     # called by ranks
 
-    async def opened(self, name: str, environment: Environment, processes: Sequence[Any]) -> None:
+    async def rank_starting(self, name: str, process: RankProcess) -> None:
+        """Called by each rank while its group starts. Restarts the time limit of the start."""
+        if group := self._live(name):
+            group.processes[process.rank] = process
+            group.progress.set()
+
+    async def opened(self, name: str, environment: Environment) -> None:
         """Called by rank 0 when all ranks of its group are connected."""
         if group := self._live(name):
             times = {"asked_at": group.requested_at, "opened_at": unix_s()}
-            group.environment, group.processes = replace(environment, group=times), list(processes)
+            group.environment = replace(environment, group=times)
             group.ready.set_result(None)
 
     async def next_job(self, name: str) -> Job | None:
@@ -230,7 +238,7 @@ class Keeper:
         """Called by rank 0 with a row of epochs.parquet."""
         if running := self._job(name, job_id):
             running.epochs.append(row)
-            running.news.set()
+            running.epoch_reported.set()
             self.metrics.epoch_ended(job_id, row)
 
     async def load_checkpoint(self, name: str, job_id: str) -> bytes | None:
@@ -266,17 +274,15 @@ class Keeper:
         if slot.group is not None and (slot.group.key != key or slot.group.ended.done()):
             await self._end(slot, kill=False)
         group = slot.group or self._start(slot, layout, block)
-        await asyncio.wait(
-            {group.ready, group.ended}, timeout=self.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        in_time = await _any_of({group.ready, group.ended}, group.progress, self.start_timeout_s)
         if group.ready.done():
             await self._refuse_shared_gpus(slot, group)
             return group
-        timed_out = not group.ended.done()
+        if not in_time:
+            await group.collect_stacks()
         await self._end(slot, kill=True)
-        problem = f"did not start within {self.start_timeout_s:.0f} s" if timed_out else "did not start"
-        _, reason, log = group.verdict()
-        raise GroupError(f"worker group of {len(layout.node_ids)} ranks {problem}: {reason}", log)
+        _, reason, log = group.verdict("" if in_time else f"no progress within {self.start_timeout_s:g} s")
+        raise GroupError(f"worker group of {len(layout.node_ids)} ranks did not start: {reason}", log)
 
     def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
         self.opened_groups += 1
@@ -321,16 +327,12 @@ def shared_gpus(environment: Environment | None, others: Sequence[Environment | 
     return sorted(uuids(environment) & set().union(*map(uuids, others)))
 
 
-async def _result_or_end(running: RunningJob, group: WorkerGroup, timeout_s: float) -> bool:
-    """Wait for the job's result or the end of the group. Return False if neither came within `timeout_s`.
-
-    The time limit restarts with each epoch.
-    """
+async def _any_of(awaited: Collection[asyncio.Future[Any]], progress: asyncio.Event, timeout_s: float) -> bool:
+    """Wait until one of these is done. Return False if none is within `timeout_s`, which each progress restarts."""
     while True:
-        running.news.clear()
-        news = asyncio.ensure_future(running.news.wait())
-        awaited: set[asyncio.Future[Any]] = {running.result, group.ended, news}
-        done, _ = await asyncio.wait(awaited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        progress.clear()
+        news = asyncio.ensure_future(progress.wait())
+        done, _ = await asyncio.wait({*awaited, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         news.cancel()
         if done != {news}:
             return bool(done)

@@ -116,12 +116,21 @@ class Payload:
 
 
 @dataclass(frozen=True)
+class RankProcess:
+    """A rank of a group that starts: its host, and its handle for `RankBackend.kill`."""
+
+    rank: int
+    node_id: str
+    host: str
+    handle: Any
+
+
+@dataclass(frozen=True)
 class RankFacts:
-    """Facts that a rank sends to its group at the start. `process` is its handle for `RankBackend.kill`."""
+    """Facts that a rank sends to its group at the start."""
 
     rank: JSON
     node: JSON
-    process: Any
 
     @property
     def node_id(self) -> str:
@@ -235,7 +244,8 @@ class KnownTrials:
 
 @dataclass(frozen=True)
 class KeeperProxy:
-    """The keeper's methods for the ranks of one worker group. Any rank may call `failed`, only rank 0 the others.
+    """The keeper's methods for the ranks of one worker group. Any rank may call `starting` and `failed`, only rank 0
+    the others.
 
     `call(method, *arguments)` calls a method of the keeper and returns its answer. Calls about a job require a proxy
     from `for_job`, whose `load` and `save` are the `Checkpoints` of `trainables.train.train`.
@@ -248,9 +258,13 @@ class KeeperProxy:
     def for_job(self, job_id: str) -> Self:
         return replace(self, job_id=job_id)
 
-    def opened(self, environment: Environment, processes: Sequence[Any]) -> None:
+    def starting(self, process: RankProcess) -> None:
+        """Report that this rank makes progress while its group starts."""
+        self.call("rank_starting", self.group, process)
+
+    def opened(self, environment: Environment) -> None:
         """Report that all ranks of the group are connected."""
-        self.call("opened", self.group, environment, processes)
+        self.call("opened", self.group, environment)
 
     def next_job(self) -> Job | None:
         """Wait for the next job; None ends the group."""

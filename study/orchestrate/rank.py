@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ import torch.distributed as dist
 
 from study.orchestrate.failures import describe_failure
 from study.orchestrate.measure import TrialRank, measure
-from study.orchestrate.protocol import Environment, Job, KeeperProxy, Payload, RankFacts
+from study.orchestrate.protocol import Environment, Job, KeeperProxy, Payload, RankFacts, RankProcess
 from study.plan.placement import Layout, ProcessKind, members
 from study.store.environment import (
     git_state,
@@ -86,15 +87,18 @@ def serve(
     device context created, process groups created, first step of each group run.
     """
     startup = {"process_began_at": psutil.Process().create_time(), "loop_began_at": unix_s()}
+    rank = functions.collectives.get_rank()
+    this_process = RankProcess(rank, node_id, socket.gethostname(), process)
+    keeper.starting(this_process)
     _import_modules(layout)
+    keeper.starting(this_process)
     startup["imported_at"] = unix_s()
     own_code = layout.kind.door != "factory"
     if device.type == "cuda" and not own_code:
         torch.zeros(1, device=device)
     startup["context_at"] = unix_s()
-    rank = functions.collectives.get_rank()
     control = functions.collectives.new_group(backend="gloo", timeout=JOB_TIMEOUT)
-    facts = RankFacts(rank_facts(rank, node_id, device), node_facts(node_id) | {"versions": versions()}, process)
+    facts = RankFacts(rank_facts(rank, node_id, device), node_facts(node_id) | {"versions": versions()})
     all_facts: list[RankFacts] = _all_gather(facts, control, functions)
     groups = _trial_groups(layout, all_facts, functions)
     startup["grouped_at"] = unix_s()
@@ -104,7 +108,7 @@ def serve(
     startups = _all_gather(startup, control, functions)
     if rank == 0:
         environment = replace(_environment(all_facts, layout.kind), startup=startups)
-        keeper.opened(environment, [facts.process for facts in all_facts])
+        keeper.opened(environment)
     me = TrialRank(rank, device, control=control, node_id=node_id, address=address)
     _serve_jobs(me, groups, keeper, functions)
 

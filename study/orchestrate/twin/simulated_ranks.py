@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure
-from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload
+from study.orchestrate.protocol import Environment, Evidence, Job, KeeperProxy, Payload, RankProcess
 from study.orchestrate.stuck import Calls, calls_in
 from study.orchestrate.twin.in_process import CallInLoop, RankDied
 from study.plan.placement import Layout
@@ -79,7 +79,8 @@ class SimulatedRanks:
             raise errors[0]
 
     def _serve(self, keeper: KeeperProxy, layout: Layout, process: SimulatedProcess) -> None:
-        keeper.opened(self.environment(layout), [process])
+        keeper.starting(RankProcess(0, layout.node_ids[0], "", process))
+        keeper.opened(self.environment(layout))
         while (job := keeper.next_job()) is not None:
             of_job = keeper.for_job(job.id)
             try:

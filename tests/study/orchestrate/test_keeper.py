@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
-from types import SimpleNamespace
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
-from study.orchestrate.keeper import Keeper, RunningJob, _result_or_end, shared_gpus
-from study.orchestrate.protocol import Environment, Job, Outcome
+from study.orchestrate.keeper import Keeper, RunningJob, _any_of, shared_gpus
+from study.orchestrate.protocol import Environment, Job, Outcome, RankProcess
+from study.orchestrate.stuck import Calls
 from study.orchestrate.twin.in_process import LocalGauge
 from study.orchestrate.twin.simulated_ranks import payload_of, simulated_environment
 from study.plan.placement import Layout, ProcessKind
@@ -42,22 +43,24 @@ class ManualRanks:
     def kill(self, process: Any) -> None:
         self.over.set()
 
-    async def calls_of(self, process: Any) -> None:
-        return None
+    async def calls_of(self, process: Any) -> Calls | None:
+        return {"waits": [("/torch/distributed/c10d.py", 1, "wait")], "works": [("/study/own.py", 7, "prepare")]}[
+            process
+        ]
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         return False
 
 
-def new_keeper(ranks: ManualRanks) -> Keeper:
-    return Keeper("study", [], cast(Store, None), {}, LocalGauge, ranks)
+def new_keeper(ranks: ManualRanks, start_timeout_s: float = 60.0) -> Keeper:
+    return Keeper("study", [], cast(Store, None), {}, LocalGauge, ranks, start_timeout_s=start_timeout_s)
 
 
 async def prepared_and_measured(ranks: ManualRanks) -> Outcome:
     keeper = new_keeper(ranks)
     await keeper.prepare(LAYOUT, "block-0")
     await keeper.prepare(LAYOUT, "block-0")
-    await keeper.opened(ranks.started[0], ENVIRONMENT, ["process"])
+    await keeper.opened(ranks.started[0], ENVIRONMENT)
     measuring = asyncio.create_task(keeper.measure(JOB, LAYOUT, "block-0", 60.0))
     assert await keeper.next_job(ranks.started[0]) == JOB
     await keeper.finished(ranks.started[0], "first", [payload_of(JOB.trial, {})])
@@ -86,7 +89,7 @@ def test_an_interrupted_trial_has_no_outcome(ready: bool) -> None:
         while not ranks.started:
             await asyncio.sleep(0)
         if ready:
-            await keeper.opened(ranks.started[0], ENVIRONMENT, ["process"])
+            await keeper.opened(ranks.started[0], ENVIRONMENT)
             await keeper.next_job(ranks.started[0])
         else:
             asyncio.get_running_loop().call_later(0.1, ranks.over.set)
@@ -95,6 +98,52 @@ def test_an_interrupted_trial_has_no_outcome(ready: bool) -> None:
             await measuring
 
     asyncio.run(interrupted())
+
+
+PAIR = Layout(ProcessKind.of(Trial()), ("node-a", "node-b"), (2,))
+
+
+def start_of_two(
+    reports: Sequence[tuple[float, int, str]], opened_at_s: float | None = None, limit_s: float = 0.5
+) -> Outcome:
+    """Return the outcome of a job whose group may be silent for `limit_s`. `reports` has times, ranks and handles."""
+    ranks = ManualRanks()
+
+    async def play() -> Outcome:
+        keeper = new_keeper(ranks, start_timeout_s=limit_s)
+        measuring = asyncio.create_task(keeper.measure(JOB, PAIR, "block-0", 60.0))
+        while not ranks.started:
+            await asyncio.sleep(0)
+        began_s = time.monotonic()
+        for at_s, rank, handle in reports:
+            await asyncio.sleep(began_s + at_s - time.monotonic())
+            await keeper.rank_starting(ranks.started[0], RankProcess(rank, PAIR.node_ids[rank], f"host{rank}", handle))
+        if opened_at_s is not None:
+            await asyncio.sleep(began_s + opened_at_s - time.monotonic())
+            await keeper.opened(ranks.started[0], simulated_environment(PAIR))
+            await keeper.next_job(ranks.started[0])
+            await keeper.finished(ranks.started[0], "first", [payload_of(JOB.trial, {})])
+        outcome = await measuring
+        ranks.over.set()
+        return outcome
+
+    return asyncio.run(play())
+
+
+def test_each_report_of_a_starting_rank_restarts_the_time_limit_of_the_start() -> None:
+    assert start_of_two([(1.2, 0, "works"), (2.4, 1, "works")], opened_at_s=2.5, limit_s=2.0).status == "done"
+
+
+def test_a_start_without_progress_names_the_ranks_that_have_not_reported() -> None:
+    outcome = start_of_two([(0.0, 0, "waits")])
+    assert outcome.status == "failed"
+    assert outcome.reason.endswith("2 ranks did not start: no progress within 0.5 s; no sign of rank 1")
+
+
+def test_a_start_without_progress_names_what_the_blocking_rank_is_doing() -> None:
+    outcome = start_of_two([(0.0, 0, "waits"), (0.0, 1, "works")])
+    assert outcome.reason.endswith("no progress within 0.5 s; rank 1 on node host1 (node-b) is in prepare (own.py:7)")
+    assert "prepare" in outcome.log
 
 
 def group_on(*uuids: str | None) -> Environment:
@@ -117,14 +166,15 @@ def wait_for(timeout_s: float, epochs_at_s: list[float], result_at_s: float | No
         loop = asyncio.get_running_loop()
         started_s = loop.time()  # before the events are scheduled, so that none comes early by this clock
         job = RunningJob(JOB, loop.create_future())
-        group: Any = SimpleNamespace(ended=loop.create_future())
+        ended: asyncio.Future[None] = loop.create_future()
         for at_s in epochs_at_s:
-            loop.call_later(at_s, job.news.set)
+            loop.call_later(at_s, job.epoch_reported.set)
         if result_at_s is not None:
             loop.call_later(result_at_s, job.result.set_result, [])
         if end_at_s is not None:
-            loop.call_later(end_at_s, group.ended.set_result, None)
-        return await _result_or_end(job, group, timeout_s), loop.time() - started_s
+            loop.call_later(end_at_s, ended.set_result, None)
+        in_time = await _any_of({job.result, ended}, job.epoch_reported, timeout_s)
+        return in_time, loop.time() - started_s
 
     return asyncio.run(play())
 
