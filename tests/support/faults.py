@@ -66,6 +66,8 @@ class Cluster:
     repeats: int = REPEATS
     command: Sequence[str] = COMMAND
     number: int = field(default=0)
+    run: "Run | None" = None
+    """the command that was started last"""
 
     @property
     def out(self) -> str:
@@ -97,7 +99,8 @@ class Cluster:
         log = self.hosts[0].tmp / f"run-{self.number}-{time.monotonic_ns()}.err"
         with log.open("w") as stderr:
             process = self.hosts[0].start(self.arguments(), cwd=str(ROOT), stdout=subprocess.DEVNULL, stderr=stderr)
-        return Run(process, log)
+        self.run = Run(process, log)
+        return self.run
 
     def alive_nodes(self) -> int:
         """Return the number of nodes that Ray considers alive."""
@@ -203,14 +206,17 @@ def send(host: Host, pattern: str, number: signal.Signals) -> None:
 
 
 def await_step(cluster: Cluster) -> None:
-    """Wait until the rank on the second host is in a step. Raises FaultError if none is within `NEXT_TIMEOUT_S`."""
+    """Wait until the rank on the second host is in a step.
+
+    Raises FaultError if the command has ended, or if there is no step within `NEXT_TIMEOUT_S`.
+    """
     folder = cluster.hosts[1].tmp / STEPPING.name
     for sign in folder.iterdir():
         sign.unlink(missing_ok=True)
     deadline_s = time.monotonic() + NEXT_TIMEOUT_S
     while not any(folder.iterdir()):
-        if time.monotonic() > deadline_s:
-            raise FaultError("no rank is in a step")
+        if time.monotonic() > deadline_s or (cluster.run and cluster.run.has_ended):
+            raise FaultError(f"no rank is in a step:\n{cluster.run.output if cluster.run else ''}")
         time.sleep(0.05)
 
 
