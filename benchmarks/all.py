@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SMALL: dict[str, str] = {
-    "truth.account": "--device cpu --models mlp --batches 4 --out {results}/account",
+    "truth.communication": "--device cpu --models mlp --batches 4 --out {results}/communication",
     "cost.analysis": "--trials 200 --repeats 1",
     "cost.clock": "--small",
     "truth.coverage": "--studies 200",
@@ -34,7 +34,7 @@ SMALL: dict[str, str] = {
     "truth.known_laws": "--small",
     "truth.others": "--device cpu --small",
     "speed.peers": "--device cpu --small --seconds 60",
-    "truth.prediction": "--from benchmarks/results/account benchmarks/results/default-4gpu",
+    "truth.prediction": "--from benchmarks/results/communication benchmarks/results/default-4gpu",
     "truth.prediction_laws": "--seeds 1",
     "speed.resnet50_modes": "--device cpu --small --seconds 60",
     "cost.scaling_out": "--small",

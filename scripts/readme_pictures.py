@@ -20,7 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 CARD_OF = RESULTS / "default-2gpu"
 """the default study, with five worker groups"""
 
-FIGURE_OF, FIGURE = RESULTS / "account", "lost_ranks"
+FIGURE_OF, FIGURE = RESULTS / "communication", "lost_ranks"
 """four GPUs, which lose more than two"""
 
 _THEME = f"""<style>

@@ -215,7 +215,7 @@ class TrialFields(DataFields):
         table="own",
         any_door=True,
     )
-    account_steps: int = field(
+    communication_steps: int = field(
         10,
         "timing",
         "steps per window of the communication breakdown; 0: no breakdown, no sweep",
@@ -315,7 +315,7 @@ class TrialFields(DataFields):
 
         DDP's logger waits for the device in each of its first ten steps and once more after them
         (`should_collect_runtime_stats` in torch's reducer), which drains the launch queue. ResNet-50 at batch 256 takes
-        59 ms per step during that time and 55 ms afterwards (benchmarks/results/account).
+        59 ms per step during that time and 55 ms afterwards (benchmarks/results/communication).
         """
         waits = self.device == "cuda" and PARALLEL[self.parallel].ddp_wrapped
         return max(self.warmup_steps, 11) if waits else self.warmup_steps

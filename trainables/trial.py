@@ -45,6 +45,7 @@ class Trial(TrialFields):
         for name in (*OwnCodeFields.model_fields, *_OF_LANGUAGE_MODELS):  # they are newer than many stored trials
             if fields[name] == type(self).model_fields[name].default:
                 del fields[name]
+        fields["account_steps"] = fields.pop("communication_steps")  # its name when the first results were stored
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
         layout = f"n{self.nodes}x{self.world_size // self.nodes}"
         if self.door == "factory":

@@ -170,7 +170,7 @@ def fifth_epoch(inputs: ReportInputs) -> Reply | Missing:
     rows, accuracy = _epoch_rows(inputs), inputs.accuracy
     if len(rows) < 2 or accuracy is None:
         return Missing(_NO_TRAININGS, command="python -m study.scaling run fifth-epoch")
-    plain = rows[rows["remedy"] == accuracy.plain]
+    plain = rows[rows["recipe"] == accuracy.plain]
     if len(plain) < 2:
         return Missing("the largest batch was not trained without a recipe")
     small, large = plain.iloc[0], plain.iloc[-1]
@@ -198,16 +198,16 @@ def recipes(inputs: ReportInputs) -> Reply | Missing:
     if rows.empty or accuracy is None:
         return Missing(_NO_TRAININGS, command="python -m study.scaling run fifth-epoch")
     largest = rows[rows["global_batch"] == rows["global_batch"].max()]
-    plain, others = largest[largest["remedy"] == accuracy.plain], largest[largest["remedy"] != accuracy.plain]
+    plain, others = largest[largest["recipe"] == accuracy.plain], largest[largest["recipe"] != accuracy.plain]
     if plain.empty or others.empty:
         return Missing("no recipe was trained at the largest batch")
     base = float(plain["epoch_top1"].iloc[0])
-    listed = [f"{row['remedy']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points)"
+    listed = [f"{row['recipe']} reaches {_top1(row)} ({number(100 * (row['epoch_top1'] - base), 1)} points)"
               for _, row in others.iterrows()]  # fmt: skip
     best = highest(others, "epoch_top1")
     helps = float(best["epoch_top1_low"]) > float(plain["epoch_top1_high"].iloc[0])
     verdict = (
-        f"{best['remedy']} helps"
+        f"{best['recipe']} helps"
         if helps
         else "No recipe is significantly better than none (95\u00a0% intervals overlap)"
     )

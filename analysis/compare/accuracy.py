@@ -1,6 +1,6 @@
 """Compare accuracy over the global batch: the loss at large batches, recipes against it, and the fastest batch.
 
-A run is one training. A recipe (column `remedy`) consists of all fields in which runs differ except batch, layout and
+A run is one training. A recipe (column `recipe`) consists of all fields in which runs differ except batch, layout and
 seed. Runs of one recipe, batch and layout form a cell. The reference of a recipe is its cell at the reference batch.
 Learning-rate rules scale by 1 there and have no effect, so runs that differ only in their rule are the same training.
 """
@@ -29,7 +29,7 @@ a wide interval always does.
 
 
 LOSSLESS_BATCH_COLUMNS = [
-    "remedy", "reference_batch", "reference_top1", "elbow", "is_open", "failing_batch", "failing_difference",
+    "recipe", "reference_batch", "reference_top1", "lossless_batch", "is_open", "failing_batch", "failing_difference",
     "failing_difference_low", "failing_difference_high",
     *(f"critical_batch{period}{end}" for period in ("", *(f"_{period}" for period in PERIODS))
       for end in ("", "_low", "_high")),
@@ -49,17 +49,17 @@ def _members(runs: pd.DataFrame) -> dict[Key, pd.DataFrame]:
 
     A recipe without runs at the reference batch uses those of recipes that differ only in an idle rule.
     """
-    keys = ["remedy", "global_batch", *LAYOUT]
-    order = ["remedy_number", "global_batch", "accumulation_steps", "world_size"]
+    keys = ["recipe", "global_batch", *LAYOUT]
+    order = ["recipe_number", "global_batch", "accumulation_steps", "world_size"]
     result: dict[Key, pd.DataFrame] = {}
     ordered = runs.assign(is_shared=False).sort_values(order, kind="stable")
     at_reference = runs["global_batch"] == runs["reference_batch"]
-    for recipe, members in ordered.groupby("remedy", sort=False):
+    for recipe, members in ordered.groupby("recipe", sort=False):
         first = members.iloc[0]
-        shared = runs[at_reference & (runs["rest"] == first["rest"]) & (runs["remedy"] != recipe)]
+        shared = runs[at_reference & (runs["rest"] == first["rest"]) & (runs["recipe"] != recipe)]
         has_reference = (members["global_batch"] == members["reference_batch"]).any()
         if len(shared) and not has_reference:
-            shared = shared.assign(remedy=recipe, remedy_number=first["remedy_number"], is_shared=True)
+            shared = shared.assign(recipe=recipe, recipe_number=first["recipe_number"], is_shared=True)
             members = pd.concat([shared, members])
         # trainings that differ only in an idle rule are copies of each other
         members = members.sort_values(order[1:], kind="stable").drop_duplicates(["global_batch", *LAYOUT, *_SEEDS])
@@ -81,7 +81,7 @@ def _reference_of(members: dict[Key, pd.DataFrame], recipe: str, plain: str) -> 
 def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per recipe, global batch and layout. epochs: rows of epochs.parquet of these runs.
 
-    Columns: remedy, remedy_number, global_batch, the layout's fields, made_of (the layout in words). is_reference;
+    Columns: recipe, recipe_number, global_batch, the layout's fields, made_of (the layout in words). is_reference;
     is_chosen: the layout that represents its batch; is_shared: its runs also belong to another recipe.
     n: seeds.
     top1: mean of the last epoch's validation accuracy, with `_low` and `_high` (95 %, Student's t) and top1_sd.
@@ -105,10 +105,10 @@ def cells(runs: pd.DataFrame, plain: str, epochs: pd.DataFrame) -> pd.DataFrame:
         reference = _reference_of(members, str(recipe), plain)
         first_layout = next(candidate for candidate in members if candidate[:2] == key[:2])
         values = part["validation_top1"].dropna()
-        row: dict[str, Any] = dict(zip(["remedy", "global_batch", *LAYOUT], key, strict=True))
+        row: dict[str, Any] = dict(zip(["recipe", "global_batch", *LAYOUT], key, strict=True))
         low, high = mean_interval(values, least=0, most=1)
         row |= {
-            "remedy_number": part["remedy_number"].min(),
+            "recipe_number": part["recipe_number"].min(),
             "is_shared": bool(part["is_shared"].all()),
             "reference_batch": part["reference_batch"].iloc[0],
         }
@@ -165,16 +165,16 @@ def _to_target(part: pd.DataFrame) -> dict[str, Any]:
 def lossless_batches(cells: pd.DataFrame) -> pd.DataFrame:
     """Return one row per recipe with batches above its reference.
 
-    elbow: the largest batch, from the reference upwards, before accuracy first drops significantly (the interval of the
-    difference lies below 0); NaN if there are too few seeds.
-    is_open: accuracy never dropped, so the elbow may be larger.
+    lossless_batch: the largest batch, from the reference upwards, before accuracy first drops significantly (the
+    interval of the difference lies below 0); NaN if there are too few seeds.
+    is_open: accuracy never dropped, so the largest lossless batch may be larger.
     failing_batch: the first batch with a significant drop, and its difference with `_low` and `_high`.
     critical_batch and critical_batch_first, _middle, _last with `_low` and `_high`: see `critical_batch`, of the
     recipe's runs at the reference batch, or at its smallest batch with a noise scale. epochs_first, _middle, _last:
     their epochs. critical_from: the cell they come from.
     """
     rows = []
-    for recipe, part in cells.groupby("remedy", sort=False):
+    for recipe, part in cells.groupby("recipe", sort=False):
         chosen = part[part["is_chosen"]].sort_values("global_batch")
         reference = chosen[chosen["is_reference"]]
         if reference.empty:
@@ -187,8 +187,8 @@ def lossless_batches(cells: pd.DataFrame) -> pd.DataFrame:
         before = above if failing is None else above[above["global_batch"] < failing["global_batch"]]
         unknown = bool(before["within_noise"].isna().any())
         preserved = [int(reference["global_batch"].iloc[0]), *(int(batch) for batch in before["global_batch"])]
-        row = {"remedy": recipe, "reference_batch": preserved[0], "reference_top1": reference["top1"].iloc[0]}
-        row |= {"elbow": np.nan if unknown else preserved[-1], "is_open": not unknown and failing is None}
+        row = {"recipe": recipe, "reference_batch": preserved[0], "reference_top1": reference["top1"].iloc[0]}
+        row |= {"lossless_batch": np.nan if unknown else preserved[-1], "is_open": not unknown and failing is None}
         for name in ("global_batch", "difference", "difference_low", "difference_high"):
             row[f"failing_{name}".replace("global_", "")] = np.nan if failing is None else failing[name]
         rows.append(row | critical_batch(cells, str(recipe)))
@@ -242,7 +242,7 @@ def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
     columns = ["top1", "top1_low", "top1_high", "trained"]
     if accuracy is None or "precision" not in accuracy.runs:
         return pd.DataFrame(columns=columns)
-    formats = accuracy.runs.groupby("remedy")["precision"].agg(["first", "nunique"])
+    formats = accuracy.runs.groupby("recipe")["precision"].agg(["first", "nunique"])
     alone = (
         len(formats) == len(accuracy.cells) == accuracy.runs["precision"].nunique() and (formats["nunique"] == 1).all()
     )
@@ -250,7 +250,7 @@ def by_precision(accuracy: Accuracy | None) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     run = accuracy.runs.iloc[0]
     data = "a workload" if run.get("workload") else f"{run['model']} on {run['dataset']}"
-    frame = accuracy.cells.set_index(accuracy.cells["remedy"].map(formats["first"]))
+    frame = accuracy.cells.set_index(accuracy.cells["recipe"].map(formats["first"]))
     return frame.assign(trained=f"{data}, {run['epochs']} epochs at global batch {run['global_batch']:.0f}")[columns]
 
 
@@ -261,7 +261,7 @@ def critical_batch(cells: pd.DataFrame, recipe: str) -> dict[str, Any]:
     """
     names = [f"critical_batch{period}" for period in ("", *(f"_{period}" for period in PERIODS))]
     columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
-    known = cells[(cells["remedy"] == recipe) & (cells["noise_n"] > 0)]
+    known = cells[(cells["recipe"] == recipe) & (cells["noise_n"] > 0)]
     known = known.sort_values(["is_reference", "global_batch"], ascending=[False, True], kind="stable")
     epochs = [f"epochs_{period}" for period in PERIODS]
     if known.empty:
@@ -285,10 +285,10 @@ def goodput(cells: pd.DataFrame, plain: str) -> pd.DataFrame:
     independent.
     """
     shown = cells[cells["is_chosen"]].copy()
-    by_recipe = {str(recipe): critical_batch(cells, str(recipe)) for recipe in shown["remedy"].unique()}
+    by_recipe = {str(recipe): critical_batch(cells, str(recipe)) for recipe in shown["recipe"].unique()}
     of_plain = by_recipe.get(plain, critical_batch(cells, plain))
     for end in ("", "_low", "_high"):
-        phi = shown["remedy"].map(
+        phi = shown["recipe"].map(
             lambda recipe, end=end: (by_recipe[recipe] if by_recipe[recipe]["critical_from"] else of_plain)[
                 f"critical_batch{end}"
             ]
@@ -303,5 +303,5 @@ def goodput(cells: pd.DataFrame, plain: str) -> pd.DataFrame:
         relative = [np.log(shown[f"{part}_{end}"] / shown[part]) for part in ("throughput_samples_per_s", "efficiency")]
         shown[f"{name}_{end}"] = product * np.exp(sign * np.hypot(*relative))
     shown = shown.dropna(subset=name)
-    highest = shown.groupby("remedy")["goodput_samples_per_s"].transform("max")
+    highest = shown.groupby("recipe")["goodput_samples_per_s"].transform("max")
     return shown.assign(is_best=shown["goodput_samples_per_s"] == highest)

@@ -39,7 +39,7 @@ _WORDS = {
 def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, str]:
     """Add the recipe of each run, and return the name of the plain recipe.
 
-    Columns: remedy (name of the recipe), remedy_number (plain one first) and rest (all varying fields except the rule;
+    Columns: recipe (name of the recipe), recipe_number (plain one first) and rest (all varying fields except the rule;
     it identifies the reference).
 
     The plain run has no learning-rate rule. Its other fields have the most frequent values among runs without a rule;
@@ -62,10 +62,10 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
         str(row["precision"]) if only_precision_varies else _name(row, plain, named, warmups_differ, nouns)
         for _, row in runs.iterrows()
     ]
-    runs = runs.assign(remedy=names, rest=rest)
-    plain_name = NOTHING if NOTHING in names else str(runs["remedy"][runs["rest"] == plain_rest].iloc[0])
+    runs = runs.assign(recipe=names, rest=rest)
+    plain_name = NOTHING if NOTHING in names else str(runs["recipe"][runs["rest"] == plain_rest].iloc[0])
     rows = sorted(set(names), key=lambda name: (name != plain_name, name.count(" + "), name))
-    runs["remedy_number"] = [rows.index(name) for name in names]
+    runs["recipe_number"] = [rows.index(name) for name in names]
     return runs, plain_name
 
 

@@ -7,7 +7,7 @@ from analysis.compare.accuracy import Accuracy
 from analysis.statistics import mean_interval, welch_difference
 
 EPOCH_COLUMNS = [
-    "remedy", "global_batch", "made_of", "n", "trial_ids",
+    "recipe", "global_batch", "made_of", "n", "trial_ids",
     *(f"{name}{end}" for name in ("epoch_loss", "epoch_loss_difference", "epoch_top1", "epoch_top1_difference")
       for end in ("", "_low", "_high")),
 ]  # fmt: skip
@@ -21,7 +21,7 @@ def report_epoch_rows(accuracy: Accuracy, epoch: int) -> pd.DataFrame:
     """
     at_epoch = accuracy.epochs[accuracy.epochs["epoch"] == epoch].set_index("trial_id")
     cells = accuracy.cells
-    reference = cells[cells["is_reference"] & (cells["remedy"] == accuracy.plain)]
+    reference = cells[cells["is_reference"] & (cells["recipe"] == accuracy.plain)]
     largest = cells[~cells["is_reference"] & (cells["global_batch"] > cells["reference_batch"])]
     largest = largest[largest["world_size"] == largest["world_size"].max()]
     largest = largest[largest["batch_per_gpu"] == largest["batch_per_gpu"].max()]
@@ -30,10 +30,10 @@ def report_epoch_rows(accuracy: Accuracy, epoch: int) -> pd.DataFrame:
         return pd.DataFrame(columns=EPOCH_COLUMNS)
     base = at_epoch.reindex(list(reference["trial_ids"].iloc[0]))
     rows = []
-    compared = pd.concat([reference.iloc[:1], largest.sort_values("remedy_number", kind="stable")])
+    compared = pd.concat([reference.iloc[:1], largest.sort_values("recipe_number", kind="stable")])
     for i, (_, cell) in enumerate(compared.iterrows()):
         cell_epochs = at_epoch.reindex(list(cell["trial_ids"]))
-        row = {name: cell[name] for name in ("remedy", "global_batch", "made_of", "trial_ids")}
+        row = {name: cell[name] for name in ("recipe", "global_batch", "made_of", "trial_ids")}
         for name, column, limit in (("epoch_loss", "train_loss", np.inf), ("epoch_top1", "train_top1", 1.0)):
             values = cell_epochs[column].dropna()
             row |= {name: values.mean(), "n": len(values)}

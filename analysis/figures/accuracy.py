@@ -26,13 +26,13 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
     if accuracy is None or accuracy.lossless_batches.empty:
         return None
     shown = accuracy.cells[accuracy.cells["is_chosen"]]
-    names = list(dict.fromkeys(accuracy.cells.sort_values("remedy_number", kind="stable")["remedy"]))
+    names = list(dict.fromkeys(accuracy.cells.sort_values("recipe_number", kind="stable")["recipe"]))
     colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
     batches = sorted(shown["global_batch"].unique())
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         size = (NARROW_INCHES, 3.6) if is_narrow() else (7.2, 4.0)
         figure, axis = plt.subplots(figsize=size, layout="constrained")
-        plain = shown[shown["is_reference"] & (shown["remedy"] == accuracy.plain)]
+        plain = shown[shown["is_reference"] & (shown["recipe"] == accuracy.plain)]
         handles: list[Any] = []
         for _, row in plain.iterrows():
             axis.axhline(100 * row["top1"], color=INK, linestyle=(0, (4, 3)), linewidth=1)
@@ -40,7 +40,7 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
             if pd.notna(row["top1_low"]):
                 axis.axhspan(100 * row["top1_low"], 100 * row["top1_high"], color=INK, alpha=0.10, linewidth=0)
         for i, name in enumerate(names):
-            line = shown[shown["remedy"] == name].sort_values("global_batch")
+            line = shown[shown["recipe"] == name].sort_values("global_batch")
             nudge = 2 ** (0.08 * (i - (len(names) - 1) / 2))
             marker = MARKERS[i % len(MARKERS)]
             style = {"color": colours[name], "marker": marker, "markersize": 5, "linewidth": 1.3}
@@ -53,11 +53,11 @@ def accuracy_batch(analysis: Analysis) -> Figure | None:
             handles.append(Line2D([], [], label=name, **style))
         critical = accuracy.lossless_batches.dropna(subset="critical_batch")
         critical = (
-            critical[critical["remedy"] == accuracy.plain] if (critical["remedy"] == accuracy.plain).any() else critical
+            critical[critical["recipe"] == accuracy.plain] if (critical["recipe"] == accuracy.plain).any() else critical
         )
         for _, row in critical.iloc[:1].iterrows():
             axis.axvline(row["critical_batch"], color=INK, linestyle=":", linewidth=1.2)
-            label = f"critical batch, {row['remedy']} (estimated)"
+            label = f"critical batch, {row['recipe']} (estimated)"
             handles.append(Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label=label))
             if pd.notna(row["critical_batch_low"]):
                 axis.axvspan(row["critical_batch_low"], row["critical_batch_high"], color=INK, alpha=0.07, linewidth=0)
@@ -83,7 +83,7 @@ def training_curves(analysis: Analysis) -> Figure | None:
     if accuracy is None or accuracy.epochs["epoch"].max() < 2:
         return None
     rows = curve_rows(accuracy)
-    names = list(dict.fromkeys(rows["remedy"]))[: _MOST_COLUMNS * 2]
+    names = list(dict.fromkeys(rows["recipe"]))[: _MOST_COLUMNS * 2]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         columns = min(len(names), _MOST_COLUMNS)
         blocks = -(-len(names) // columns)
@@ -101,7 +101,7 @@ def training_curves(analysis: Analysis) -> Figure | None:
             ):
                 axis = grid[2 * block + line, column]
                 axis.set_visible(True)
-                _curves(axis, rows[rows["remedy"] == name], value, scale, colours)
+                _curves(axis, rows[rows["recipe"] == name], value, scale, colours)
                 values = scale * rows[value].dropna()
                 if value == "validation_top1" and len(values):
                     axis.set_ylim(max(0, values.min() - 3), min(100, values.max() + 3))
@@ -128,7 +128,7 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
     if accuracy is None or accuracy.epochs["epoch"].max() < 2 or accuracy.epochs["learning_rate"].isna().all():
         return None
     rows = curve_rows(accuracy).dropna(subset="learning_rate")
-    names = list(dict.fromkeys(rows["remedy"]))[: _MOST_COLUMNS * 2]
+    names = list(dict.fromkeys(rows["recipe"]))[: _MOST_COLUMNS * 2]
     with sns.axes_style("whitegrid", rc=STYLE), plt.rc_context(TEXT):
         columns = min(len(names), _MOST_COLUMNS)
         lines = -(-len(names) // columns)
@@ -138,7 +138,7 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
         )  # fmt: skip
         colours = _batch_colours(rows)
         for axis, name in zip(grid.flat, names, strict=False):
-            _curves(axis, rows[rows["remedy"] == name], "learning_rate", 1.0, colours)
+            _curves(axis, rows[rows["recipe"] == name], "learning_rate", 1.0, colours)
             axis.set_title(wrapped(name, columns))
             axis.set_xlabel("epoch")
             axis.tick_params(labelbottom=True)
@@ -153,10 +153,10 @@ def lr_schedules(analysis: Analysis) -> Figure | None:
 def curve_rows(accuracy: Accuracy) -> pd.DataFrame:
     """Return one row per recipe, batch and epoch, aggregated over seeds.
 
-    Columns: remedy, global_batch, made_of, epoch, and mean, `_min` and `_max` over seeds of validation_top1, train_loss
+    Columns: recipe, global_batch, made_of, epoch, and mean, `_min` and `_max` over seeds of validation_top1, train_loss
     and learning_rate. Only the layout chosen for each batch is included.
     """
-    chosen = accuracy.cells[accuracy.cells["is_chosen"]].sort_values(["remedy_number", "global_batch"], kind="stable")
+    chosen = accuracy.cells[accuracy.cells["is_chosen"]].sort_values(["recipe_number", "global_batch"], kind="stable")
     parts = []
     for _, cell in chosen.iterrows():
         epochs = accuracy.epochs[accuracy.epochs["trial_id"].isin(cell["trial_ids"])]
@@ -164,9 +164,9 @@ def curve_rows(accuracy: Accuracy) -> pd.DataFrame:
         part = pd.concat(
             [by_epoch.mean(), by_epoch.min().add_suffix("_min"), by_epoch.max().add_suffix("_max")], axis=1
         ).reset_index()
-        parts.append(part.assign(remedy=cell["remedy"], global_batch=cell["global_batch"], made_of=cell["made_of"]))
+        parts.append(part.assign(recipe=cell["recipe"], global_batch=cell["global_batch"], made_of=cell["made_of"]))
     frame = pd.concat(parts, ignore_index=True)
-    first = ["remedy", "global_batch", "made_of", "epoch"]
+    first = ["recipe", "global_batch", "made_of", "epoch"]
     return frame[[*first, *(name for name in frame if name not in first)]]
 
 

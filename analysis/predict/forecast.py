@@ -145,7 +145,7 @@ def _requested_models(analysis: ReportInputs, interconnect: str | None, name: st
     if not with_gradients:
         raise PredictionError(
             f"--interconnect {interconnect}: requires the size of the gradients, which no trial of {name} recorded; "
-            "rerun the study with --set account_steps=10"
+            "rerun the study with --set communication_steps=10"
         )
     return with_gradients
 

@@ -25,7 +25,8 @@ OTHER_STUDIES = {False: Spread(0.0081**2, PRIOR_DEGREES), True: Spread(0.111**2,
 
 The second is also used if the host computes the step (CPU ranks, which share their cores), and if it moves the
 gradients (over sockets), where equal trials spread as much. Source: benchmarks/results/prediction, "spread of a run":
-equal trials on two hosts (account and account-first), and repeats of default-1gpu and, if host-bound, of default-4gpu.
+equal trials on two hosts (communication and communication-first), and repeats of default-1gpu and, if host-bound, of
+default-4gpu.
 """
 
 LAW_ERROR = Spread(0.0101**2, PRIOR_DEGREES)

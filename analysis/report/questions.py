@@ -20,7 +20,7 @@ from analysis.predict.inputs import ReportInputs
 from analysis.report import answer_tables as tables
 from analysis.report import sentences
 from analysis.report.sections import ANSWERS, Figure, curves
-from analysis.tables.accuracy import accuracy_table, elbow
+from analysis.tables.accuracy import accuracy_table, lossless_batch
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.one_field import levers
 from analysis.tables.phases import unmeasured
@@ -95,7 +95,7 @@ def _accuracy(inputs: ReportInputs) -> list[str]:
 
 def _accuracy_table(inputs: ReportInputs) -> Table:
     """Return the largest lossless batches without the estimates of critical batches, or the accuracies."""
-    table = elbow(inputs)
+    table = lossless_batch(inputs)
     measured = tuple(column for column in table.columns if not column.name.startswith("critical"))
     table = dataclasses.replace(table, columns=measured, note="")
     return tables.shortened(table if len(table.frame) else accuracy_table(inputs))

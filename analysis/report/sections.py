@@ -22,7 +22,7 @@ from analysis.figures.scaling import phases as phases_figure
 from analysis.figures.scaling import scaling_strong, scaling_weak
 from analysis.figures.steps import loss, timeline
 from analysis.predict.inputs import ReportInputs
-from analysis.tables.accuracy import accuracy_table, elbow, goodput_table, report_epoch, time_to_target
+from analysis.tables.accuracy import accuracy_table, goodput_table, lossless_batch, report_epoch, time_to_target
 from analysis.tables.bandwidth import bandwidth, bucket_utilisation, ceiling, sweep
 from analysis.tables.batch_size import batch_size, ladder
 from analysis.tables.checks import data_checks, trace
@@ -107,7 +107,7 @@ SECTIONS: tuple[Section, ...] = (
         accuracy_table,
         (Figure(accuracy_batch), Figure(training_curves, curves), Figure(lr_schedules, curves)),
     ),
-    Section("elbow", elbow),
+    Section("lossless_batch", lossless_batch),
     Section("report_epoch", report_epoch),
     Section("time_to_target", time_to_target),
     Section("goodput", goodput_table),

@@ -10,7 +10,7 @@ from analysis.study import Analysis, study_ranks
 from analysis.tables.table import Column, Table
 from analysis.text import number, percent
 
-_RECIPE = Column("remedy", "recipe", "differences from plain training other than batch and seed.")
+_RECIPE = Column("recipe", "recipe", "differences from plain training other than batch and seed.")
 _BATCH = Column("global_batch", "global batch", "samples per optimizer step.", decimals=0)
 _MADE_OF = Column(
     "made_of",
@@ -93,7 +93,7 @@ def accuracy_table(analysis: Analysis) -> Table:
         ),
         frame,
         "With this many intervals, expect one in twenty to exclude 0 by chance.",
-        blocks=("remedy",),
+        blocks=("recipe",),
     )
 
 
@@ -114,17 +114,17 @@ _CRITICAL_BATCHES = tuple(
 )
 
 
-def elbow(analysis: Analysis) -> Table:
+def lossless_batch(analysis: Analysis) -> Table:
     """Tabulate the largest lossless batch of each recipe, next to the critical batch of the noise scale."""
     accuracy = analysis.accuracy
-    frame = accuracy.lossless_batches.copy() if accuracy else pd.DataFrame(columns=_ELBOW_COLUMNS)
+    frame = accuracy.lossless_batches.copy() if accuracy else pd.DataFrame(columns=_LOSSLESS_BATCH_COLUMNS)
     if accuracy and len(frame):
         trial_ids = {
             recipe: tuple(dict.fromkeys(cells.explode()))
-            for recipe, cells in accuracy.cells.groupby("remedy")["trial_ids"]
+            for recipe, cells in accuracy.cells.groupby("recipe")["trial_ids"]
         }
-        frame["trial_ids"] = frame["remedy"].map(trial_ids)
-        frame["elbow_text"] = [_elbow_text(row) for _, row in frame.iterrows()]
+        frame["trial_ids"] = frame["recipe"].map(trial_ids)
+        frame["lossless_batch_text"] = [_lossless_batch_text(row) for _, row in frame.iterrows()]
         frame = _percent(frame, "failing_difference", "reference_top1")
     return Table(
         "Largest lossless batch",
@@ -143,7 +143,7 @@ def elbow(analysis: Analysis) -> Table:
                 decimals=2,
             ),
             Column(
-                "elbow_text",
+                "lossless_batch_text",
                 "largest lossless batch",
                 "largest batch before accuracy first drops significantly below the reference; ≥: it never did.",
                 is_main=True,
@@ -167,9 +167,9 @@ def elbow(analysis: Analysis) -> Table:
     )
 
 
-_ELBOW_COLUMNS = [
-    "remedy", "reference_batch", "reference_top1_percent", "elbow_text", "failing_batch", "failing_difference_percent",
-    "failing_difference_percent_low", "failing_difference_percent_high",
+_LOSSLESS_BATCH_COLUMNS = [
+    "recipe", "reference_batch", "reference_top1_percent", "lossless_batch_text", "failing_batch",
+    "failing_difference_percent", "failing_difference_percent_low", "failing_difference_percent_high",
     *(f"{column.name}{end}" for column in _CRITICAL_BATCHES for end in ("", "_low", "_high")), "critical_from",
 ]  # fmt: skip
 
@@ -215,7 +215,7 @@ def time_to_target(analysis: Analysis) -> Table:
         ),
         frame,
         _target_note(accuracy),
-        blocks=("remedy",),
+        blocks=("recipe",),
     )
 
 
@@ -265,7 +265,7 @@ def goodput_table(analysis: Analysis) -> Table:
         frame,
         "Predicted from the gradient noise scale; only the throughput is measured. The prediction assumes that the "
         "learning rate suits each batch. Recipes without their own noise scale use that of plain training.",
-        blocks=("remedy",),
+        blocks=("recipe",),
     )
 
 
@@ -334,12 +334,12 @@ def _cells(accuracy: Accuracy | None) -> pd.DataFrame:
     cells = accuracy.cells
     duplicated = cells["is_shared"] & ~cells["is_reference"]  # listed under the recipe that they were run for
     return cells[~duplicated].sort_values(
-        ["remedy_number", "global_batch", "accumulation_steps", "world_size"], kind="stable"
+        ["recipe_number", "global_batch", "accumulation_steps", "world_size"], kind="stable"
     )
 
 
 _CELL_COLUMNS = [
-    "remedy", "global_batch", "made_of", "n", "top1", "top1_low", "top1_high", "top1_sd", "top5", "train_loss",
+    "recipe", "global_batch", "made_of", "n", "top1", "top1_low", "top1_high", "top1_sd", "top5", "train_loss",
     "within_noise", "difference", "difference_low", "difference_high", "plain_difference", "plain_difference_low",
     "plain_difference_high", "is_reference", "reached", "runs", "steps_to_target", "samples_to_target",
     "time_to_target_s", "time_to_target_s_low", "time_to_target_s_high", "hours_to_target", "concurrent", "trial_ids",
@@ -369,10 +369,10 @@ def _verdict(row: pd.Series) -> str:
     return "lower" if row["difference"] < 0 else "higher"
 
 
-def _elbow_text(row: pd.Series) -> str:
-    if pd.isna(row["elbow"]):
+def _lossless_batch_text(row: pd.Series) -> str:
+    if pd.isna(row["lossless_batch"]):
         return "unknown: too few seeds"
-    return f"{'≥ ' if row['is_open'] else ''}{number(row['elbow'], 0)}"
+    return f"{'≥ ' if row['is_open'] else ''}{number(row['lossless_batch'], 0)}"
 
 
 def _target_note(accuracy: Accuracy | None) -> str:

@@ -92,7 +92,7 @@ def without_validation(accuracy: Accuracy) -> str:
 
 def reference(accuracy: Accuracy, of: str = "") -> str | None:
     """State the accuracy that all others are compared with. `of` names what was trained, such as " of mlp"."""
-    rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["remedy"] == accuracy.plain)]
+    rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["recipe"] == accuracy.plain)]
     if rows.empty:
         return None
     row = rows.iloc[0]
@@ -106,7 +106,7 @@ def reference(accuracy: Accuracy, of: str = "") -> str | None:
 
 def at_one_batch(accuracy: Accuracy) -> str | None:
     """Compare recipes with plain training if no larger batch was trained, as in a study of number formats."""
-    rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["remedy"] != accuracy.plain)]
+    rows = accuracy.cells[accuracy.cells["is_reference"] & (accuracy.cells["recipe"] != accuracy.plain)]
     rows = rows.dropna(subset="plain_difference")
     if len(accuracy.lossless_batches) or rows.empty:
         return None
@@ -115,7 +115,7 @@ def at_one_batch(accuracy: Accuracy) -> str | None:
 
 def _against_plain(row: pd.Series) -> str:
     value, low, high = (100 * row[f"plain_difference{end}"] for end in ("", "_low", "_high"))
-    text = f"{row['remedy']} reaches {number(abs(value), 2)} points {'more' if value > 0 else 'less'}"
+    text = f"{row['recipe']} reaches {number(abs(value), 2)} points {'more' if value > 0 else 'less'}"
     if pd.isna(low):
         return text
     return f"{text} (difference [{number(low, 2)}, {number(high, 2)}], {significance(low <= 0 <= high)})"
@@ -135,13 +135,14 @@ def at_report_epoch(accuracy: Accuracy, epoch: int | None) -> str | None:
 
 def largest_plain_batch(accuracy: Accuracy) -> str | None:
     """State up to which batch plain training keeps its accuracy."""
-    plain = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] == accuracy.plain]
+    plain = accuracy.lossless_batches[accuracy.lossless_batches["recipe"] == accuracy.plain]
     if plain.empty:
         return None
     row = plain.iloc[0]
-    if pd.isna(row["elbow"]):
+    if pd.isna(row["lossless_batch"]):
         return "Too few seeds to tell whether a larger batch costs accuracy: run more repeats."
-    text = f"Without a recipe, accuracy is not significantly different (95 %) up to batch {number(row['elbow'], 0)}"
+    batch = number(row["lossless_batch"], 0)
+    text = f"Without a recipe, accuracy is not significantly different (95 %) up to batch {batch}"
     if row["is_open"]:
         return f"{text}, the largest batch measured."
     return f"{text} and drops by {_points(row)} at {number(row['failing_batch'], 0)}."
@@ -149,29 +150,31 @@ def largest_plain_batch(accuracy: Accuracy) -> str | None:
 
 def recipes(accuracy: Accuracy) -> str | None:
     """State the largest lossless batch of each recipe, the largest one first."""
-    others = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] != accuracy.plain]
-    others = others.dropna(subset="elbow").sort_values(["elbow", "is_open"], ascending=False, kind="stable")
+    others = accuracy.lossless_batches[accuracy.lossless_batches["recipe"] != accuracy.plain]
+    others = others.dropna(subset="lossless_batch").sort_values(
+        ["lossless_batch", "is_open"], ascending=False, kind="stable"
+    )
     if others.empty:
         return None
-    plain_batch = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] == accuracy.plain]["elbow"]
+    plain_batch = accuracy.lossless_batches[accuracy.lossless_batches["recipe"] == accuracy.plain]["lossless_batch"]
     limit = plain_batch.iloc[0] if len(plain_batch) else float("nan")
-    better = others[others["elbow"] > limit]
-    worse = others[others["elbow"] <= limit]
+    better = others[others["lossless_batch"] > limit]
+    worse = others[others["lossless_batch"] <= limit]
     text = []
     if len(better):
-        references = accuracy.cells[accuracy.cells["is_reference"]].set_index("remedy")
+        references = accuracy.cells[accuracy.cells["is_reference"]].set_index("recipe")
         lower_references = {
             str(name): f"; its own reference is {number(-100 * row['plain_difference'], 2)} points lower"
             for name, row in references.iterrows() if row["plain_difference_high"] < 0
         }  # fmt: skip
         listed = [
-            f"{row['remedy']} ({'at least ' if row['is_open'] else ''}{number(row['elbow'], 0)}"
-            f"{lower_references.get(row['remedy'], '')})"
+            f"{row['recipe']} ({'at least ' if row['is_open'] else ''}{number(row['lossless_batch'], 0)}"
+            f"{lower_references.get(row['recipe'], '')})"
             for _, row in better.iterrows()
         ]
         text.append(f"Recipes that extend the largest lossless batch: {join(listed)}.")
     if len(worse):
-        text.append(f"No larger batch is gained by {join(list(worse['remedy']), 'or')}.")
+        text.append(f"No larger batch is gained by {join(list(worse['recipe']), 'or')}.")
     return " ".join(text)
 
 
@@ -185,7 +188,7 @@ def critical(accuracy: Accuracy) -> str | None:
     listed = [f"{_samples(row, f'_{period}')} in epochs {row[f'epochs_{period}']}" for period in periods]
     overall = f"{_samples(row, '')} over all epochs"
     return (
-        f"The gradient noise scale estimates the critical batch of “{row['remedy']}” in samples: "
+        f"The gradient noise scale estimates the critical batch of “{row['recipe']}” in samples: "
         f"{join([*listed, overall])} ({row['critical_from']})."
     )
 
@@ -259,7 +262,7 @@ def most_goodput(accuracy: Accuracy) -> str | None:
 
 def _cell_labels(rows: pd.DataFrame) -> list[str]:
     """Label each row; add the layout if recipe and batch alone are ambiguous."""
-    ambiguous = rows.duplicated(["remedy", "global_batch"], keep=False)
+    ambiguous = rows.duplicated(["recipe", "global_batch"], keep=False)
     return [
         label(row) + (f" ({row['made_of']})" if is_ambiguous else "")
         for (_, row), is_ambiguous in zip(rows.iterrows(), ambiguous, strict=True)
@@ -268,7 +271,7 @@ def _cell_labels(rows: pd.DataFrame) -> list[str]:
 
 def label(row: pd.Series) -> str:
     """Return recipe and batch of a cell, as in "linear at batch 512"."""
-    recipe = "no recipe" if row["remedy"] == NOTHING else row["remedy"]
+    recipe = "no recipe" if row["recipe"] == NOTHING else row["recipe"]
     return f"{recipe} at batch {number(row['global_batch'], 0)}"
 
 

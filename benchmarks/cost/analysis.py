@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from benchmarks.harness.common import figure, write_summary
 from study.store.tables import parquet_bytes
-from tests.support.frames import account, gpu_law, grid, record, steps, write_study, write_trial
+from tests.support.frames import communication, gpu_law, grid, record, steps, write_study, write_trial
 
 ROWS_PER_TRIAL = 10_000
 GOAL_S, GOAL_GB, GOAL_RATIO = 60.0, 2.0, 11.0
@@ -48,7 +48,7 @@ def main() -> None:
 
 def generate(directory: Path, count: int) -> int:
     """Write a results folder of `count` trials on 1 to 8 GPUs, five repeats each. Return its number of step rows."""
-    base = {"device": "cuda", "image_size": 224, "cpus_per_rank": 8, "account_steps": 10, "sweep_bytes": 2**28}
+    base = {"device": "cuda", "image_size": 224, "cpus_per_rank": 8, "communication_steps": 10, "sweep_bytes": 2**28}
     trials = grid(
         base,
         loader_workers=[4, 6, 8, 10],
@@ -63,12 +63,12 @@ def generate(directory: Path, count: int) -> int:
     for fields in trials[:count]:
         fields["steps"] = (ROWS_PER_TRIAL // fields["world_size"] - OF_EACH_RANK) // 2
         law = gpu_law(fields)
-        measured = law.pop("account")
+        measured = law.pop("communication")
         law["step_s"] *= float(np.exp(0.006 * rng.standard_normal()))
         frame = steps(fields, **law, noise=0.02, rng=rng)
         tables: dict[str, pd.DataFrame] = {"steps": frame}
         if fields["world_size"] > 1:
-            more, tables["buckets"], tables["sweep"] = account(
+            more, tables["buckets"], tables["sweep"] = communication(
                 fields, plain_step_s=law["step_s"], noise=0.02, rng=rng, **measured
             )
             tables["steps"] = pd.concat([frame, more], ignore_index=True)

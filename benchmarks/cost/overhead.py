@@ -156,7 +156,7 @@ def _quadruples(trial: Trial, quadruples: int, ours: Ours, bare: Bare) -> Iterat
 def _window(ours: Ours, trial: Trial, quadruples: int, folder: Path, same_process: bool = False) -> None:
     """Run one trial with the study's blocks."""
     steps = 2 * quadruples * (LEAD_STEPS + trial.steps) + 1
-    ours(trial.but(workload=workload_file(folder, trial.steps, same_process), steps=steps, account_steps=0))
+    ours(trial.but(workload=workload_file(folder, trial.steps, same_process), steps=steps, communication_steps=0))
 
 
 def _bare_blocks(bare: Bare, trial: Trial, quadruples: int, folder: Path, side: str = "B") -> None:

@@ -77,7 +77,7 @@ def grid(gpus: int, cpus: int) -> list[Trial]:
         prefetch_batches=1,
     )
     if not gpus:  # gloo would take most of the time of a trial, which is not what is asked
-        base = base.but(account_steps=1, sweep_bytes=2**20)
+        base = base.but(communication_steps=1, sweep_bytes=2**20)
     largest = gpus or min(2, cpus)
     sizes = [size for size in (1, 2, 4, 8) if size <= largest]
     precisions = ("bf16", "fp32") if gpus else ("fp32",)

@@ -187,7 +187,7 @@ def write_known_law(
         of_groups = rng.permutation(effects) if noise.by_configuration else np.array(effects)
         for repeat, group in enumerate(groups):
             base = {"device": "cuda", "model": "resnet50", "dataset": "synthetic", "image_size": 224}
-            base |= {"steps": steps, "account_steps": COMMUNICATION_STEPS, "sweep_bytes": SWEEP_SIZES[-1]}
+            base |= {"steps": steps, "communication_steps": COMMUNICATION_STEPS, "sweep_bytes": SWEEP_SIZES[-1]}
             layout = {"world_size": ranks, "nodes": law.nodes(ranks), "repeat": repeat}
             trial = Trial(**(base | layout | dict(fields or {})))
             tables = _tables(law, trial, noise, float(1 + of_groups[group]), rng)

@@ -123,7 +123,7 @@ def trial_of(case: str, options: dict[str, Any]) -> Trial:
         optimizer="adamw",
         learning_rate=3e-4,
         warmup_steps=5,
-        account_steps=0,
+        communication_steps=0,
     )
     return base.but(**changes_of(levers))
 

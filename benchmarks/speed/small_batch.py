@@ -68,7 +68,7 @@ def cases(options: dict[str, Any], sizes: list[int]) -> list[Trial]:
         precision=options["precision"],
         memory_format="channels_last",
         warmup_steps=5,
-        account_steps=0,
+        communication_steps=0,
     )
     modes = options["modes"].split(",")
     kinds = [("ddp", 1), ("none", 1), *(("ddp", size) for size in reversed(sizes) if size > 1)]

@@ -142,7 +142,7 @@ def _base(options: argparse.Namespace) -> Trial:
         precision="fp32" if small else "bf16",
         memory_format="channels_last",
         parallel="none",
-        account_steps=0,
+        communication_steps=0,
         prefetch_batches=1,  # the plain window lasts ten times what the loaders keep ready
         warmup_steps=2 if small else 15,
         steps=options.steps,

@@ -55,7 +55,7 @@ SIMULATED_NOISE = (0.003, 0.03)
 """Standard deviation of the logarithm of a step between runs; between worker groups it is three times as large."""
 
 NULL_TRIAL: dict[str, Any] = {
-    "model": "mlp", "world_size": 2, "batch_per_gpu": 16, "warmup_steps": 3, "steps": 20, "account_steps": 3,
+    "model": "mlp", "world_size": 2, "batch_per_gpu": 16, "warmup_steps": 3, "steps": 20, "communication_steps": 3,
     "sweep_bytes": 2**12, "prefetch_batches": 1,
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ NOISE = Noise(0.03, 0.03, (0.0, 0.02, 0.0))
 GOAL, REMAINDER_GOAL, GROWTH_SHARE = 0.05, 0.10, 0.05
 NEGLIGIBLE_S = 1e-9
 COMMITTED = (
-    "account", "account-first", "captured", "forum-phases", "hpml-lab4", "mlstm-scaling", "vgg-case-study",
+    "communication", "communication-first", "captured", "forum-phases", "hpml-lab4", "mlstm-scaling", "vgg-case-study",
     "interconnect/unlimited", "interconnect/1gbit", "interconnect/200mbit",
 )  # fmt: skip
 

@@ -123,12 +123,14 @@ def measure(folder: Path, device: str, groups: int, small: bool, seconds: float)
 def _trial(fields: Mapping[str, Any], device: str, small: bool, group: int) -> Trial:
     base: dict[str, Any] = {"device": device, "dataset": "synthetic", "world_size": RANKS, "repeat": group}
     if small:
-        return Trial(**base, **fields, image_size=32, batch_per_gpu=8, steps=6, account_steps=4, sweep_bytes=4 * MIB)
+        return Trial(
+            **base, **fields, image_size=32, batch_per_gpu=8, steps=6, communication_steps=4, sweep_bytes=4 * MIB
+        )
     on_gpus = (
         {"precision": "bf16", "memory_format": "channels_last", "profile_ranks": "all"} if device == "cuda" else {}
     )
     cores = max(1, count_cpus() // RANKS)
-    sizes = {"image_size": 224, "batch_per_gpu": 32, "steps": 20, "account_steps": 10, "sweep_bytes": 256 * MIB}
+    sizes = {"image_size": 224, "batch_per_gpu": 32, "steps": 20, "communication_steps": 10, "sweep_bytes": 256 * MIB}
     return Trial(**base, **fields, **on_gpus, **sizes, cpus_per_rank=cores)
 
 

@@ -1,7 +1,7 @@
 """How accurate are predictions? Predict 4 GPUs from 1 and 2, for every series of results that contains all three.
 
     cd benchmarks/results
-    python -m benchmarks.truth.prediction --from account captured account-first default-4gpu default-1gpu
+    python -m benchmarks.truth.prediction --from communication captured communication-first default-4gpu default-1gpu
 
 Each series is cut to 1 and 2 GPUs. The laws are fitted and weighted as `predict` does, so nothing of 4 GPUs decides
 the law (nested error), and evaluated at 4. The naive estimate is the throughput of one GPU x 4. If the host bounds a

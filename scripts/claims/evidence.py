@@ -199,12 +199,12 @@ def trace_differences(folder: str) -> list[Value]:
 
 
 def _breakdown_rows() -> list[tuple[str | Cell, ...]]:
-    differences = trace_differences("account")
-    ratios = [figures("account", rf"busbw of our sweep / bare, .*, {n} cuda")[0] for n in (2, 4)]
+    differences = trace_differences("communication")
+    ratios = [figures("communication", rf"busbw of our sweep / bare, .*, {n} cuda")[0] for n in (2, 4)]
     bus = "busbw at 1073741824 B, 4 cuda"
-    late = figures("account", r"late rank, reported as wait for rank 1, .*")[0]
-    slow = figures("account", r"slow loader, reported as load wait of the latest rank, .*")[0]
-    links = slow_links("account")
+    late = figures("communication", r"late rank, reported as wait for rank 1, .*")[0]
+    slow = figures("communication", r"slow loader, reported as load wait of the latest rank, .*")[0]
+    links = slow_links("communication")
     found, lost = [link for link in links if link.holds], missed(links)
     return [
         (
@@ -215,9 +215,9 @@ def _breakdown_rows() -> list[tuple[str | Cell, ...]]:
         ),
         (
             "busbw of 1 GiB, 4 GPUs",
-            cell("{:0} GB/s", figure("account", bus)),
-            cell("{:0} GB/s", goal("account", bus)),
-            yes_no(figure("account", bus)),
+            cell("{:0} GB/s", figure("communication", bus)),
+            cell("{:0} GB/s", goal("communication", bus)),
+            yes_no(figure("communication", bus)),
         ),
         (
             "busbw, ours / bare, lowest from 16 MiB on: 2 and 4 GPUs",
@@ -254,7 +254,7 @@ def _breakdown_rows() -> list[tuple[str | Cell, ...]]:
 
 def _no_sync_ms(interconnect: str) -> Value:
     """Return the median step without all-reduce of the traced ResNet-50, batch 256, 2 GPUs."""
-    trials, steps, _ = frames("account")
+    trials, steps, _ = frames("communication")
     trial = one(
         trials, model="resnet50", batch_per_gpu=256, world_size=2, interconnect=interconnect, profile_ranks="all"
     )
@@ -265,19 +265,19 @@ def _no_sync_ms(interconnect: str) -> Value:
 def _communication_overheads(model: str, batch: int) -> list[Value]:
     """Return by how many percent communication windows are longer than plain ones, without a trace, on two hosts."""
     pattern = rf"communication/plain, {model} batch {batch} on . cuda"
-    ratios = [value for folder in ("account", "account-first") for value in figures(folder, pattern)]
+    ratios = [value for folder in ("communication", "communication-first") for value in figures(folder, pattern)]
     return sorted((number(100 * (ratio.value - 1)) for ratio in ratios), key=lambda value: value.value)
 
 
 def _traced_overhead(**fields: Any) -> Value:
     """Return by how many percent the communication window of a traced trial is longer than its plain one."""
-    row = one(frames("account").trials, profile_ranks="all", **fields)
+    row = one(frames("communication").trials, profile_ranks="all", **fields)
     return number(100 * (float(row["communication_ratio"]) - 1))
 
 
 def _launch_us(run: int) -> Value:
     """Return the median duration of a bare all-reduce of at most 4 KiB on 2 GPUs, in microseconds."""
-    rows = [row for row in samples("account") if row["kind"] == "bare sweep" and row["world_size"] == 2]
+    rows = [row for row in samples("communication") if row["kind"] == "bare sweep" and row["world_size"] == 2]
     seconds = sorted(row["seconds"] for row in rows if row["run"] == run and row["bytes"] <= 4096)
     return number(1e6 * seconds[len(seconds) // 2])
 
@@ -287,21 +287,24 @@ BREAKDOWN: Entries = [
     shows("breakdown", ("what", "measured", "goal", "goal met"), _breakdown_rows()),
     says(
         "{} % is {} ms of transfer for a step that is {} ms longer, so that goal is missed too.",
-        100 * figure("account", LARGE),
-        figure("account", LARGE).value * unit_number("account", LARGE),
-        unit_number("account", LARGE),
+        100 * figure("communication", LARGE),
+        figure("communication", LARGE).value * unit_number("communication", LARGE),
+        unit_number("communication", LARGE),
     ),
-    says("What is missing of the {} ms", unit_number("account", SMALL)),
+    says("What is missing of the {} ms", unit_number("communication", SMALL)),
     says("takes {} ms there and {} ms on `auto`", _no_sync_ms("socket"), _no_sync_ms("auto")),
     says(
         "misses the first goal in {} of {} cases, by {} and {} ms (ResNet-50 at 32, `no_p2p`), and the last in {} of "
         "{}: {} and {} % (ResNet-50 at 32)",
-        count(missed(trace_differences("account-first"))),
-        count(trace_differences("account-first")),
-        *(-1 * value for value in sorted(missed(trace_differences("account-first")), key=lambda value: -value.value)),
-        count(missed(slow_links("account-first"))),
-        count(slow_links("account-first")),
-        *(100 * value for value in sorted(missed(slow_links("account-first")), key=lambda value: value.value)),
+        count(missed(trace_differences("communication-first"))),
+        count(trace_differences("communication-first")),
+        *(
+            -1 * value
+            for value in sorted(missed(trace_differences("communication-first")), key=lambda value: -value.value)
+        ),
+        count(missed(slow_links("communication-first"))),
+        count(slow_links("communication-first")),
+        *(100 * value for value in sorted(missed(slow_links("communication-first")), key=lambda value: value.value)),
     ),
     says(
         "{} to {} % longer at batch 256 (ResNet-50 and VGG-19), and {} to {} % longer with VGG-19 at 32",

@@ -230,8 +230,8 @@ README: Entries = [
             ),
             (
                 "Exposed communication is that of profiler traces: largest difference, 2 and 4 H200",
-                cell("{:2v} ms", largest(trace_differences("account"))),
-                _met(trace_differences("account")),
+                cell("{:2v} ms", largest(trace_differences("communication"))),
+                _met(trace_differences("communication")),
                 _evidence("evidence", "whether-the-communication-breakdown-is-true"),
             ),
             (
@@ -242,8 +242,8 @@ README: Entries = [
             ),
             (
                 "The cost of an emulated slow link is attributed to communication: share of it",
-                _range("{:0} to {:0} %", [100 * share for share in slow_links("account")]),
-                _met(slow_links("account")),
+                _range("{:0} to {:0} %", [100 * share for share in slow_links("communication")]),
+                _met(slow_links("communication")),
                 _evidence("evidence", "whether-the-communication-breakdown-is-true"),
             ),
             (

@@ -95,9 +95,9 @@ def _socket_difference() -> Value:
             if row["fields"]["interconnect"] == "socket"
             for ranks in ("2", "4")
         ]
-        for folder in ("account", "account-first")
+        for folder in ("communication", "communication-first")
     }
-    ratios = [a / b for a, b in zip(steps["account"], steps["account-first"], strict=True)]
+    ratios = [a / b for a, b in zip(steps["communication"], steps["communication-first"], strict=True)]
     return number(100 * (max(max(ratio, 1 / ratio) for ratio in ratios) - 1))
 
 
@@ -151,8 +151,8 @@ PREDICTION: Entries = [
     ),
     says("Its {} series:", number(len(samples("prediction")))),
     says(
-        "{} from `account` and `account-first`",
-        number(len(_series(folder="account")) + len(_series(folder="account-first"))),
+        "{} from `communication` and `communication-first`",
+        number(len(_series(folder="communication")) + len(_series(folder="communication-first"))),
     ),
     says("{} from `captured`", number(len(_series(folder="captured")))),
     says("{} from `default-4gpu`", number(len(_series(folder="default-4gpu")))),
@@ -181,7 +181,7 @@ PREDICTION: Entries = [
     ),
     says("The {} series that are outside of their intervals", number(len(OUTSIDE))),
     says("spread by {} % there, up to {} % between the two hosts", SOCKET_SPREAD, _socket_difference()),
-    says("{} % for VGG-19 at batch 256.", number(_errors(_series(folder="account", fields=VGG_SOCKET))[-1])),
+    says("{} % for VGG-19 at batch 256.", number(_errors(_series(folder="communication", fields=VGG_SOCKET))[-1])),
     shows(
         "prediction-laws",
         ("case", "mean error", "high / low", "true step, new run within"),
@@ -214,7 +214,7 @@ BATCHES = (128, 512, 2_048, 8_192, 16_384, 32_768)
 
 def accuracy(recipe: str, batch: int, column: str = "top1") -> Value:
     """Return an accuracy, or a difference in accuracy, in percent or points, of a recipe at a global batch."""
-    row = one(table("large-batch", "accuracy"), remedy=recipe, global_batch=batch, is_chosen=True)
+    row = one(table("large-batch", "accuracy"), recipe=recipe, global_batch=batch, is_chosen=True)
     return 100 * number(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
 
 
@@ -227,14 +227,14 @@ def _accuracy_cell(recipe: str, batch: int) -> Cell:
 
 def _fifth_epoch(recipe: str, batch: int) -> tuple[Value, Value]:
     """Return training loss, and training accuracy in percent."""
-    row = one(table("fifth-epoch", "report_epoch"), remedy=recipe, global_batch=batch)
+    row = one(table("fifth-epoch", "report_epoch"), recipe=recipe, global_batch=batch)
     return number(row["epoch_loss"]), number(row["epoch_top1_percent"])
 
 
 LARS, WARM_UP = "square root + gradual warm-up + LARS", "linear + gradual warm-up"
-ELBOW = table("large-batch", "elbow").iloc[0]
+LOSSLESS_BATCH = table("large-batch", "lossless_batch").iloc[0]
 CRITICAL_BATCHES = [
-    number(*(ELBOW[f"critical_batch_{third}{end}"] for end in ("", "_low", "_high")))
+    number(*(LOSSLESS_BATCH[f"critical_batch_{third}{end}"] for end in ("", "_low", "_high")))
     for third in ("first", "middle", "last")
 ]
 LARGE_BATCH: Entries = [

@@ -60,7 +60,7 @@ _LAYOUT = "--set memory_format=channels_last --set gradient_as_bucket_view=false
 REFERENCES: Mapping[str, Reference] = {
     "resnet50-transformer_2xh100_2026-11": Reference("default-2gpu", "run default --gpus 1,2"),
     "resnet50-vgg19_4xh200_2026-11": Reference(
-        "account",
+        "communication",
         "run weak --gpus 1,2,4 --batch-per-gpu 32,256 --model resnet50,vgg19 --precision bf16 --loader-workers 0 "
         f"{_SYNTHETIC} {_LAYOUT}",
     ),
@@ -72,7 +72,7 @@ REFERENCES: Mapping[str, Reference] = {
 }
 """By name: model, hardware and date."""
 
-_WINDOWS = ("warmup_steps", "steps", "median_width", "account_steps", "sweep_bytes")
+_WINDOWS = ("warmup_steps", "steps", "median_width", "communication_steps", "sweep_bytes")
 """Fields in which a trial may differ from a reference: the lengths of its windows."""
 
 

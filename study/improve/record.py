@@ -14,7 +14,16 @@ from study.options import OPTION_OF_FIELD
 from trainables.fields import FIELD_FACTS
 from trainables.trial import Trial
 
-_SELF_SET = ("repeat", "nodes", "cpus_per_rank", "device", "warmup_steps", "steps", "account_steps", "sweep_bytes")
+_SELF_SET = (
+    "repeat",
+    "nodes",
+    "cpus_per_rank",
+    "device",
+    "warmup_steps",
+    "steps",
+    "communication_steps",
+    "sweep_bytes",
+)
 """Fields that `run` chooses itself."""
 
 

@@ -145,8 +145,8 @@ def probe_job(trial: Trial, rank: int) -> ProbeJob:
     return ProbeJob(
         warmup_steps=max(trial.warmup_steps, DDP_WARMUP_STEPS) if on_gpus else trial.warmup_steps,
         plain_steps=trial.steps,
-        phase_steps=trial.steps if trial.account_steps else 0,
-        trace_steps=min(TRACE_STEPS, trial.account_steps) if trial.world_size > 1 else 0,
+        phase_steps=trial.steps if trial.communication_steps else 0,
+        trace_steps=min(TRACE_STEPS, trial.communication_steps) if trial.world_size > 1 else 0,
         tokens_per_sample=trial.tokens_per_sample,
         keep_trace=trial.profiles(rank),
     )
@@ -322,7 +322,7 @@ def _sweep(
     trial: Trial, trial_rank: TrialRank, output: ScriptOutput, places: Sequence[tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """Return the rows of sweep.parquet for the sizes of the script's own messages. Empty for one rank."""
-    if trial.world_size == 1 or not trial.account_steps:
+    if trial.world_size == 1 or not trial.communication_steps:
         return []
     seen = {row["bytes"] for name in ("buckets", "collectives") for row in output.tables.get(name, ()) if row["bytes"]}
     [messages, address] = _all_gather((sorted(seen), _free_address(trial_rank)), trial_rank, trial)[0]

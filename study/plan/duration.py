@@ -30,7 +30,7 @@ GPU_FLOPS = {"fp32": 20e12, "tf32": 40e12}
 OTHER_GPU_FLOPS = 60e12
 NOT_RESIDUAL = 2.5
 """Operations per second of an H200 in training: 2,480 images/s of ResNet-50 in bf16 at batch 256 are 60e12
-(`benchmarks/results/account`). Models without the many batch normalisations of a residual network reach more."""
+(`benchmarks/results/communication`). Models without the many batch normalisations of a residual network reach more."""
 
 CPU_WEIGHT_S, CPU_EXCHANGE_S = 6e-9, 9e-9
 """Seconds per weight and step: to read and update the weights, and to average their gradients over gloo. ResNet-18 has
@@ -88,7 +88,7 @@ def _timed_steps(trial: Trial) -> int:
     if trial.device == "cuda":
         steps += _ISSUE_BUSY_AND_COPY_STEPS
     if PARALLEL[trial.parallel].ddp_wrapped and trial.world_size > 1:
-        steps += 3 * trial.account_steps + (trial.settling_steps if trial.account_steps else 0)
+        steps += 3 * trial.communication_steps + (trial.settling_steps if trial.communication_steps else 0)
     return steps
 
 

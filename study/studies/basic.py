@@ -32,7 +32,7 @@ def default(capacity: Capacity) -> Study:
     else:
         # No loader processes: each rank has one core. Steps of 25 ms and more keep gloo's latency small against them.
         base |= {"device": "cpu", "model": "resnet20", "dataset": "fashion_mnist_sample"}
-        base |= {"warmup_steps": 15, "steps": 110, "account_steps": 5, "sweep_bytes": 4 * 2**20}  # gloo is slow
+        base |= {"warmup_steps": 15, "steps": 110, "communication_steps": 5, "sweep_bytes": 4 * 2**20}  # gloo is slow
         axes |= {"batch_per_gpu": (16, 64)}
     models = "ResNet-50 and a small transformer" if on_gpus else "a small residual network"
     return Study(
@@ -88,7 +88,7 @@ def smoke(capacity: Capacity) -> Study:
             "warmup_steps": 2,
             "steps": 4,
         }
-        | ({} if on_gpus else {"account_steps": 1, "sweep_bytes": 4 * 2**20}),
+        | ({} if on_gpus else {"communication_steps": 1, "sweep_bytes": 4 * 2**20}),
         axes={
             "world_size": tuple(size for size in world_sizes(capacity) if size <= 2),
             "batch_per_gpu": (8, 16),
@@ -116,7 +116,7 @@ def interconnect(capacity: Capacity) -> Study:
             "image_size": 32,
             "warmup_steps": 2,
             "steps": 3,
-            "account_steps": 3,
+            "communication_steps": 3,
             "sweep_bytes": 2**22,
         }
         models, batch = ("mlp", "resnet18_small"), 8

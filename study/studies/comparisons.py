@@ -6,7 +6,7 @@ from study.capacity import Capacity, default_cpus_per_rank
 from study.studies.study import Study, gpus, small_form, world_sizes
 from study.studies.training import RECIPES, REFERENCE_BATCH, base_of_trainings, short_training
 
-_SMALL = {"warmup_steps": 2, "steps": 4, "account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
+_SMALL = {"warmup_steps": 2, "steps": 4, "communication_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
 
 
 def _photographs(on_gpus: bool) -> dict[str, Any]:

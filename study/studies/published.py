@@ -58,7 +58,7 @@ def everything(capacity: Capacity) -> Study:
         "warmup_steps": 2,
         "steps": 2,
         "prefetch_batches": 1,
-        "account_steps": 2,
+        "communication_steps": 2,
         "sweep_bytes": 2**16,
     }
     return Study(
@@ -116,7 +116,7 @@ def forum_phases(capacity: Capacity) -> Study:
         axes |= {"model": ("resnet18", "resnet50"), "batch_per_gpu": (64, 256, 512, 1024)}
     else:
         base = {"device": "cpu", "image_size": 32, "loader_workers": 1, "warmup_steps": 2, "steps": 3}
-        base |= {"prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
+        base |= {"prefetch_batches": 1, "communication_steps": 1, "sweep_bytes": 2**20}
         axes |= {"model": ("resnet18",), "batch_per_gpu": (2, 8)}
     return Study(
         name="forum-phases",
@@ -166,7 +166,7 @@ def acceleration_ladder(capacity: Capacity) -> Study:
         base |= {"dataset": "image_folder", "model": "resnet18", "image_size": 224, "warmup_steps": 200, "steps": 300}
     else:
         base |= {"dataset": "image_folder_sample", "model": "resnet18", "image_size": 32, "warmup_steps": 2, "steps": 4}
-        base |= {"account_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
+        base |= {"communication_steps": 1, "sweep_bytes": 2**20, "prefetch_batches": 1}
     # Speed does not show whether a precision can learn. Short training trials on the shipped sample do, whatever data
     # set the steps of the ladder read.
     levels = {"fp32 (O0)": "fp32", "mixed precision (O1)": mixed_precision}
@@ -240,7 +240,7 @@ def hpml_lab4(capacity: Capacity) -> Study:
         "epoch_steps": on_gpus,
     }
     if not on_gpus:
-        base |= {"warmup_steps": 2, "steps": 3, "prefetch_batches": 1, "account_steps": 1, "sweep_bytes": 2**20}
+        base |= {"warmup_steps": 2, "steps": 3, "prefetch_batches": 1, "communication_steps": 1, "sweep_bytes": 2**20}
     trainings = {f"epoch 5, {name}": trial for name, trial in fifth_epoch(capacity).combinations()}
     return Study(
         name="hpml-lab4",
@@ -272,7 +272,7 @@ def vgg_case_study(capacity: Capacity) -> Study:
         base |= {"image_size": 224, "loader_workers": 8, "warmup_steps": 11, "steps": 50}
         batches: tuple[int, ...] = (12, 16, 32, 48, 64, 100, 128, 256, 512, 1024, 2048, 4096)
     else:
-        base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "account_steps": 1, "sweep_bytes": 2**20}
+        base |= {"image_size": 32, "warmup_steps": 2, "steps": 2, "communication_steps": 1, "sweep_bytes": 2**20}
         batches = (2, 4)
     training: dict[str, Any] = {"parallel": "ddp", "epochs": 5, "momentum": 0.9}
     if not on_gpus:  # an epoch of VGG-19 takes half an hour on CPUs
@@ -315,7 +315,7 @@ def mlstm_scaling(capacity: Capacity) -> Study:
             cases[f"threads of one process, {size}"] = {"parallel": "dp", "interconnect": "auto", "world_size": size}
     else:
         base |= {"precision": "fp32", "parallel": "ddp_fp16", "sequence_length": 16, "warmup_steps": 2, "steps": 3}
-        base |= {"account_steps": 1, "sweep_bytes": 2**20}
+        base |= {"communication_steps": 1, "sweep_bytes": 2**20}
         axes, cases = {"model": ("mlstm64",), "batch_per_gpu": (4,)}, {}
     return Study(
         name="mlstm-scaling",

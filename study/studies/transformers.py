@@ -13,7 +13,7 @@ def _base(on_gpus: bool) -> dict[str, Any]:
     if not on_gpus:
         return {
             "device": "cpu", "dataset": "token_sample", "model": "gpt2_tiny", "sequence_length": 64,
-            "optimizer": "adamw", "learning_rate": 3e-4, "steps": 8, "account_steps": 4, "sweep_bytes": 2**20,
+            "optimizer": "adamw", "learning_rate": 3e-4, "steps": 8, "communication_steps": 4, "sweep_bytes": 2**20,
         }  # fmt: skip
     return {
         "device": "cuda", "dataset": "synthetic", "model": "gpt2", "precision": "bf16", "execution": "compile",

@@ -66,7 +66,7 @@ import torch
 from trainables.measure.run import run
 from trainables.step.context import RankSetup
 from trainables.trial import Trial
-trial = Trial({fields}, steps=2, warmup_steps=2, account_steps=0)
+trial = Trial({fields}, steps=2, warmup_steps=2, communication_steps=0)
 rows = run(trial, RankSetup(rank=0, device=torch.device("cpu"))).tables["steps"]
 print(sum(row["window"] == "plain" for row in rows))
 """

@@ -140,7 +140,7 @@ def test_a_word_of_the_left_column_is_found(word: str) -> None:
 
 
 def test_code_names_of_columns_and_comments_may_keep_their_words() -> None:
-    text = "Run `--set account_steps=3`, see [the page](remedy.md), wire time.\n\n    mend\n"
+    text = "Run `--set communication_steps=3`, see [the page](remedy.md), wire time.\n\n    mend\n"
     assert in_markdown("page.md", text) == []
     source = '"""A mend of the wire."""\nrow["remedy"], x = 1, 2\n"""The ceiling of x."""'
     assert in_code("study/module.py", source) == []

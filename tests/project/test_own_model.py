@@ -22,7 +22,13 @@ CPU = torch.device("cpu")
 
 
 def trial_of(folder: Path, name: str) -> Trial:
-    quick: dict[str, Any] = {"warmup_steps": 2, "steps": 3, "account_steps": 0, "world_size": 2, "batch_per_gpu": 4}
+    quick: dict[str, Any] = {
+        "warmup_steps": 2,
+        "steps": 3,
+        "communication_steps": 0,
+        "world_size": 2,
+        "batch_per_gpu": 4,
+    }
     return Trial(workload=f"{folder / name}.py:build", **quick)
 
 

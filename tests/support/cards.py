@@ -24,8 +24,8 @@ def step_law(fields: dict[str, Any]) -> dict[str, Any]:
         return {"step_s": compute_s, "launch_ratio": 0.2}
     growth_s = 0.001 * (size - 1)
     late = {"straggler": size - 1, "late_s": 0.0015}
-    account = {"last_gradient_s": 0.9 * compute_s, "bandwidth": 60e9, "tail_s": 0.1 * compute_s, "noise": 0.0}
-    return {"step_s": compute_s + growth_s, "launch_ratio": 0.2, "account": account | late}
+    communication = {"last_gradient_s": 0.9 * compute_s, "bandwidth": 60e9, "tail_s": 0.1 * compute_s, "noise": 0.0}
+    return {"step_s": compute_s + growth_s, "launch_ratio": 0.2, "communication": communication | late}
 
 
 def weak(directory: Path) -> Path:

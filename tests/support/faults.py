@@ -85,7 +85,7 @@ class Cluster:
             "--address", self.address,
             "--gpus", "2", "--nodes", "2", "--batch-per-gpu", "4,8", "--repeats", str(self.repeats), "--steps", "4",
             "--out", self.out, "--trial-timeout", str(TRIAL_TIMEOUT_S),
-            "--set", "account_steps=2", "--set", "warmup_steps=2",
+            "--set", "communication_steps=2", "--set", "warmup_steps=2",
         ]  # fmt: skip
 
     def records(self) -> Records:

@@ -18,7 +18,7 @@ MIB = 2**20
 H200 = "NVIDIA H200"
 CPU = "AMD EPYC 9554 64-Core Processor"
 
-FIELDS: dict[str, Any] = Trial(model="resnet18_small", account_steps=6, sweep_bytes=2**28).model_dump()
+FIELDS: dict[str, Any] = Trial(model="resnet18_small", communication_steps=6, sweep_bytes=2**28).model_dump()
 RECORDED = recorded_fields()
 DECLARED = fields_of({"fields": RECORDED})
 """the declaration of trial fields in a study's results"""
@@ -194,7 +194,7 @@ def _copies(fields: dict[str, Any]) -> bool:
     return bool(fields["device"] == "cuda" and fields["dataset"] != "synthetic")
 
 
-def account(
+def communication(
     fields: dict[str, Any],
     *,
     last_gradient_s: float,
@@ -218,7 +218,7 @@ def account(
     `tail_s`.
     """
     rng = rng or np.random.default_rng(0)
-    cuda, ranks, count = fields["device"] == "cuda", range(fields["world_size"]), fields["account_steps"]
+    cuda, ranks, count = fields["device"] == "cuda", range(fields["world_size"]), fields["communication_steps"]
     sizes = np.array(list(bucket_bytes))
     late = {rank: late_s if rank == straggler else 0.0 for rank in ranks}
     first = sum(_window_steps(fields).values())
@@ -339,21 +339,21 @@ def write_results(
 ) -> Path:
     """Write a folder of completed trials. `law` returns the keyword arguments of `steps` for a trial's fields.
 
-    Step times vary between repeats with a log-normal spread. If `law` also returns `account`, the keyword arguments of
-    that function, trials on several ranks get a communication breakdown.
+    Step times vary between repeats with a log-normal spread. If `law` also returns `communication`, the keyword
+    arguments of that function, trials on several ranks get a communication breakdown.
     """
     rng = np.random.default_rng(seed)
     write_study(directory)
     for fields in trials:
         arguments = law(fields)
-        account_arguments = arguments.pop("account", None)
+        communication_arguments = arguments.pop("communication", None)
         arguments["step_s"] *= float(np.exp(spread * rng.standard_normal()))
         frame = steps(fields, **arguments, noise=noise, rng=rng)
-        if account_arguments is None or fields["world_size"] == 1:
+        if communication_arguments is None or fields["world_size"] == 1:
             write_trial(directory, record(fields), frame)
             continue
-        more, buckets, sweep = account(
-            fields, **{"plain_step_s": arguments["step_s"], "noise": noise, "rng": rng} | account_arguments
+        more, buckets, sweep = communication(
+            fields, **{"plain_step_s": arguments["step_s"], "noise": noise, "rng": rng} | communication_arguments
         )
         write_trial(directory, record(fields), pd.concat([frame, more], ignore_index=True), buckets, sweep)
     return directory
@@ -369,13 +369,13 @@ def cpu_law(fields: dict[str, Any]) -> dict[str, Any]:
         np.array([load, 0.0, 0.32 * compute, 0.01 * compute, 0.6 * compute + communication, 0.07 * compute]) / step_s
     )
     last_gradient_s = 0.93 * step_s - communication
-    account_arguments = {
+    communication_arguments = {
         "last_gradient_s": last_gradient_s,
         "bandwidth": 2e9,
         "bucket_bytes": (40 * MIB, 4 * MIB),
         "tail_s": 0.01,
     }
-    return {"step_s": step_s, "shares": tuple(parts), "account": account_arguments}
+    return {"step_s": step_s, "shares": tuple(parts), "communication": communication_arguments}
 
 
 def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
@@ -392,7 +392,7 @@ def gpu_law(fields: dict[str, Any]) -> dict[str, Any]:
     bound = host >= device
     late = {"straggler": 3, "late_s": 0.004} if fields["world_size"] == 4 and fields["loader_workers"] == 4 else {}
     return {
-        "account": {"last_gradient_s": 0.9 * step_s, "tail_s": 0.08 * step_s, "bandwidth": 150e9} | late,
+        "communication": {"last_gradient_s": 0.9 * step_s, "tail_s": 0.08 * step_s, "bandwidth": 150e9} | late,
         "step_s": step_s,
         "shares": tuple(parts / step_s),
         "launch_ratio": 0.99 if bound else host / device,

@@ -9,7 +9,7 @@ QUICK: dict[str, Any] = {
     "steps": 3,
     "warmup_steps": 2,
     "prefetch_batches": 1,
-    "account_steps": 2,
+    "communication_steps": 2,
     "sweep_bytes": 2**12,
 }
 

@@ -33,7 +33,9 @@ ATTEMPTS = 6
 CLONE_NEWNET = 0x40000000
 """Linux, sched.h"""
 
-PAIR = quick_pair(dataset="synthetic", image_size=32, batch_per_gpu=4, steps=10, account_steps=10, sweep_bytes=2**20)
+PAIR = quick_pair(
+    dataset="synthetic", image_size=32, batch_per_gpu=4, steps=10, communication_steps=10, sweep_bytes=2**20
+)
 
 
 def measured(rank: int, *trials: Trial) -> list[RankOutput]:
@@ -140,7 +142,7 @@ def measured_in_namespace(rank: int, names: list[str], meeting_point: str, trial
 
 @needs(*NETWORK)
 def test_a_slow_link_causes_transfer_time(slow_wire: list[str], tmp_path: Path) -> None:
-    trial = PAIR.but(steps=4, account_steps=4)
+    trial = PAIR.but(steps=4, communication_steps=4)
     found = findings(trial, on_ranks(2, measured_in_namespace, slow_wire, str(tmp_path / "meeting"), trial))
     # each of two ranks sends all gradients once: 2(N-1)/N = 1
     expected_s = found["gradient_bytes"] / WIRE_BYTES_PER_S

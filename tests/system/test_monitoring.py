@@ -41,7 +41,7 @@ class Study:
         self.dashboard_port = urllib.parse.urlsplit(cluster.dashboard_url or "").port
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self.listening: dict[str, set[tuple[str, int]]] = {}
-        self.trials = [quick_trial(world_size=ranks, batch_per_gpu=8, account_steps=4) for ranks in (1, RANKS)]
+        self.trials = [quick_trial(world_size=ranks, batch_per_gpu=8, communication_steps=4) for ranks in (1, RANKS)]
         self.trials.append(workload_trial("raises"))
         with self._prometheus() as self.port:
             store = new_store(folder / "results")

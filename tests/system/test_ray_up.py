@@ -27,7 +27,7 @@ ENOUGH = "&& break; ray stop --force; done"
 """A raylet that waits for its agents' ports gives up after half a minute, whatever its settings. It never receives the
 dashboard agent's HTTP port (Ray 2.60). Other tests start Ray at the same time: this one runs first, with retries."""
 STUDY = (
-    "python -m study.scaling run smoke --gpus 4 --nodes 2 --batch-per-gpu 8 --repeats 1 --set account_steps=1 "
+    "python -m study.scaling run smoke --gpus 4 --nodes 2 --batch-per-gpu 8 --repeats 1 --set communication_steps=1 "
     "--set sweep_bytes=65536 --out results/up"
 )
 WAIT = (

@@ -28,7 +28,7 @@ from trainables.workload import Workload, WorkloadError, pair
 
 FILE = Path(wide_workloads.__file__)
 CPU = torch.device("cpu")
-PAIR = Trial(world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, account_steps=2, sweep_bytes=64)
+PAIR = Trial(world_size=2, batch_per_gpu=8, warmup_steps=2, steps=3, communication_steps=2, sweep_bytes=64)
 FORMS = ("dicts", "stream", "own_loader", "generator")
 STRATEGIES = ("ddp", "ddp_delayed", "zero1", "fsdp2")
 
@@ -68,12 +68,12 @@ def visit_all(rank: int) -> dict[str, Any]:
     for name in ("zero1", "fsdp2"):
         found[f"dicts, {name}"] = run(PAIR.but(workload=workload("dicts"), parallel=name), setup)
     for name in ("dicts", "own_loader"):
-        found[f"{name}, epochs"] = train(PAIR.but(workload=workload(name), epochs=2, account_steps=10), setup)
+        found[f"{name}, epochs"] = train(PAIR.but(workload=workload(name), epochs=2, communication_steps=10), setup)
     try:
-        train(PAIR.but(workload=workload("stream"), epochs=1, account_steps=10), setup)
+        train(PAIR.but(workload=workload("stream"), epochs=1, communication_steps=10), setup)
     except WorkloadError as error:
         found["stream, epochs"] = str(error)
-    unused = PAIR.but(workload=workload("unused_parameters"), account_steps=0)
+    unused = PAIR.but(workload=workload("unused_parameters"), communication_steps=0)
     found["unused"] = run(unused.but(find_unused_parameters=True), setup)
     return found
 
@@ -197,7 +197,7 @@ class Saved:
 
 
 def test_a_resumed_training_continues_the_schedule() -> None:
-    trial = PAIR.but(workload=workload("dicts"), world_size=1, parallel="none", epochs=3, account_steps=10)
+    trial = PAIR.but(workload=workload("dicts"), world_size=1, parallel="none", epochs=3, communication_steps=10)
     first = Saved()
     with pytest.raises(KeyboardInterrupt):
         train(trial, RankSetup(0, CPU, checkpoints=first, checkpoint_every_s=0.0))
@@ -313,7 +313,7 @@ def test_a_workload_that_cannot_work_is_described_in_one_line(tmp_path: Path, ex
 
 
 def test_a_schedule_of_the_trial_is_refused_if_the_workload_has_one() -> None:
-    trial = PAIR.but(workload=workload("dicts"), epochs=1, decay="cosine", account_steps=10)
+    trial = PAIR.but(workload=workload("dicts"), epochs=1, decay="cosine", communication_steps=10)
     assert "its scheduler replaces decay of the trial; omit it" in (check(trial) or "")
 
 

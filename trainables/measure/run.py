@@ -123,7 +123,7 @@ def run(trial: Trial, setup: RankSetup) -> RankOutput:
     Returns the rows of steps.parquet, buckets.parquet and sweep.parquet.
     """
     with rank_context(trial, setup) as context:
-        communicates = context.strategy.buckets and trial.world_size > 1 and trial.account_steps > 0
+        communicates = context.strategy.buckets and trial.world_size > 1 and trial.communication_steps > 0
         distributed = context.distributed
         output = _timed_windows(context, setup, communicates)
         del context  # frees the loaders and the model before the next trial
@@ -132,7 +132,7 @@ def run(trial: Trial, setup: RankSetup) -> RankOutput:
         if communicates:
             output.tables["sweep"] = _sweep(trial, setup, output.tables["buckets"])
         output = replace(output, span=(output.span[0], unix_s()))
-    if setup.device.type == "cuda" and trial.account_steps > 0:
+    if setup.device.type == "cuda" and trial.communication_steps > 0:
         output.evidence["matmul_flops_per_s"] = _matmul_limits(trial, setup)
     return output
 
@@ -305,7 +305,7 @@ def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
         step, contexts = _two_graphs(windows, step, no_sync)
     else:
         contexts = {True: contextlib.nullcontext, False: no_sync}
-    for communicates, count in interleaved_blocks(context.trial.account_steps):
+    for communicates, count in interleaved_blocks(context.trial.communication_steps):
         block = [contexts[communicates]] * (1 + count)
         _, window_marks = step_window(step, windows.batches, block, windows.clock, context.barrier)
         windows.add("lead_in", None, window_marks[:1], step_row)
@@ -354,7 +354,7 @@ def _recorded_windows(windows: _Windows, sizes: list[int]) -> tuple[list[Row], b
     def run_window(name: str, steps: int, annotate: Annotate | None = None) -> None:
         contexts = [step_context] * steps
         window_s, window_marks = step_window(step, windows.batches, contexts, clock, context.barrier, annotate)
-        add_rows(name, None if name == "account_warmup" else window_s, window_marks)
+        add_rows(name, None if name == "communication_warmup" else window_s, window_marks)
 
     def add_rows(name: str, window_s: float | None, window_marks: list[StepMarks]) -> None:
         first = len(windows.steps)
@@ -365,10 +365,10 @@ def _recorded_windows(windows: _Windows, sizes: list[int]) -> tuple[list[Row], b
             marks.last_gradient = last
         if not trial.captured:
             windows.add(name, window_s, window_marks, communication_row)
-        elif name != "account_warmup":
+        elif name != "communication_warmup":
             [row] = [communication_row(marks, clock) for marks in window_marks]
             windows.add(name, None, window_marks, lambda *_: row)
-        if name != "account_warmup":
+        if name != "communication_warmup":
             buckets.extend(bucket_rows(recorder, window_marks, name, context.rank, first, clock.seconds))
 
     def run_recorded(name: str, steps: int, annotate: Annotate | None = None) -> None:
@@ -376,13 +376,13 @@ def _recorded_windows(windows: _Windows, sizes: list[int]) -> tuple[list[Row], b
         for _ in range(count):
             run_window(name, steps // count, annotate)
 
-    run_window("account_warmup", trial.settling_steps)
+    run_window("communication_warmup", trial.settling_steps)
     if trial.captured:
         recorder.clock = GraphClock(context.device)
         step, step_context = context.capture(step, next(windows.batches), step_context), contextlib.nullcontext
-        run_window("account_warmup", CAPTURED_WARMUP)
+        run_window("communication_warmup", CAPTURED_WARMUP)
     if sizes:
-        run_recorded("communication", trial.account_steps)
+        run_recorded("communication", trial.communication_steps)
         if bucket_bytes(model) != sizes:
             raise RuntimeError(
                 f"the recorded wrapper has buckets of {bucket_bytes(model)} bytes, but the plain wrapper {sizes}"

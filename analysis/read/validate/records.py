@@ -22,7 +22,7 @@ _RESERVED = re.compile(
     r"|(throughput|speed_up|critical_batch|held|reference|scaling|efficiency)(_.*)?|after|against|balance|baseline"
     r"|bucket|buckets|bytes|calls|caveat|command|configuration|each|final_loss|global_batch|groups|holds|host|ideal"
     r"|index|late|law|level_\d|link|log|loss|mfu|n|operation|outcome|parameters|place|power_w.*|problem|rank|ranks"
-    r"|ratio|reading|relative|rest|remedy|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
+    r"|ratio|reading|relative|rest|recipe|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
     r"|step|step_flops|trial_ids?|utilisation|value|verdict|weight|window|reason|environment|hosts|device_name"
     r"|busy_fraction|concurrent|worker_group|started_at|trace_paths|own_code"
 )
@@ -60,7 +60,7 @@ class Fields(_Part):
     accumulation_steps: Annotated[int, Field(ge=1, le=2**12)] = 1
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
-    account_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    communication_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     loader_workers: Annotated[int, Field(ge=0, le=2**16)] = 0
     prefetch_batches: Annotated[int, Field(ge=0, le=2**16)] = 0
     epochs: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.read.validate.records import MAX_ROWS, TrialFile
 
 WINDOWS = (
-    "warmup", "plain", "phases", "issue", "busy", "transfer_synced", "account_warmup", "lead_in", "synchronised",
+    "warmup", "plain", "phases", "issue", "busy", "transfer_synced", "communication_warmup", "lead_in", "synchronised",
     "no_sync", "communication", "profile", "evaluation", "train",
 )  # fmt: skip
 """Windows that ranks write."""
@@ -48,7 +48,7 @@ def most_rows(name: str, file: TrialFile) -> int:
         return min(MAX_ROWS, _FACTOR * (fields.epochs + 1))
     if name == "steps" and fields.epochs:
         return MAX_ROWS  # the record does not say how many steps an epoch has
-    longest = max(file.most_plain_steps, fields.warmup_steps, fields.account_steps, 64)
+    longest = max(file.most_plain_steps, fields.warmup_steps, fields.communication_steps, 64)
     per_rank = _ROWS_PER_RANK.get(name, 1) * (1 if name == "sweep" else longest)
     if name == "steps":
         per_rank = len(WINDOWS) * longest * _FACTOR

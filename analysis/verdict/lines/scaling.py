@@ -137,7 +137,7 @@ def _why_no_causes(subject: Subject) -> str:
     strategy = subject.row.get("parallel")
     if isinstance(strategy, str) and not strategy.startswith("ddp"):
         return f" ({strategy} has no communication breakdown)"
-    return " (rerun with --set account_steps=10)" if subject.row.get("account_steps") == 0 else ""
+    return " (rerun with --set communication_steps=10)" if subject.row.get("communication_steps") == 0 else ""
 
 
 def _key(name: str) -> str:

@@ -43,7 +43,7 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
             "accuracy", "accuracy", f"none: no validation set{of}; training loss {number(loss, 3)}", (quantity,)
         )
     cells = accuracy.cells
-    rows = cells[cells["is_reference"] & (cells["remedy"] == accuracy.plain) & (cells["n"] > 0)]
+    rows = cells[cells["is_reference"] & (cells["recipe"] == accuracy.plain) & (cells["n"] > 0)]
     if rows.empty:
         return None
     row = rows.iloc[0]
@@ -59,7 +59,7 @@ def accuracy_line(analysis: Analysis) -> CardLine | None:
 
 def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
     """State the loss of accuracy at the first batch where it is significant, without a recipe; or of other recipes."""
-    plain = accuracy.lossless_batches[accuracy.lossless_batches["remedy"] == accuracy.plain]
+    plain = accuracy.lossless_batches[accuracy.lossless_batches["recipe"] == accuracy.plain]
     if plain.empty:
         return _against_plain(accuracy)
     row = plain.iloc[0]
@@ -68,42 +68,44 @@ def _accuracy_lost(accuracy: Accuracy) -> CardLine | None:
         lost = Quantity.of("accuracy_lost", "1", *ends)
         text = f"{lost.text(2, 100)} points at batch {number(row['failing_batch'], 0)}, without a recipe"
         return CardLine("accuracy_lost", "lost", text, (lost,))
-    if pd.isna(row["elbow"]):
+    if pd.isna(row["lossless_batch"]):
         return CardLine("accuracy_lost", "lost", "unknown: too few seeds to tell whether larger batches cost accuracy")
-    text = f"nothing significant up to batch {number(row['elbow'], 0)}, the largest measured"
+    text = f"nothing significant up to batch {number(row['lossless_batch'], 0)}, the largest measured"
     return CardLine("accuracy_lost", "lost", text)
 
 
 def _against_plain(accuracy: Accuracy) -> CardLine | None:
     """Compare recipes, such as number formats, at the reference batch."""
     cells = accuracy.cells
-    rows = cells[cells["is_reference"] & (cells["remedy"] != accuracy.plain)].dropna(subset="plain_difference")
+    rows = cells[cells["is_reference"] & (cells["recipe"] != accuracy.plain)].dropna(subset="plain_difference")
     if rows.empty:
         return None
     quantities, texts = [], []
     for _, row in rows.iterrows():
         ends = (-float(row[f"plain_difference{end}"]) for end in ("", "_high", "_low"))
-        quantities.append(Quantity.of("accuracy_lost", "1", *ends, part=str(row["remedy"])))
-        texts.append(f"{quantities[-1].text(2, 100)} points with {row['remedy']}")
+        quantities.append(Quantity.of("accuracy_lost", "1", *ends, part=str(row["recipe"])))
+        texts.append(f"{quantities[-1].text(2, 100)} points with {row['recipe']}")
     text = f"{join(texts)}, compared with {accuracy.plain}"
     return CardLine("accuracy_lost", "lost", text, tuple(quantities))
 
 
 def _lossless_batch(accuracy: Accuracy) -> CardLine | None:
     """State the largest lossless batch of the best recipe, and without a recipe."""
-    rows = accuracy.lossless_batches.dropna(subset="elbow")
+    rows = accuracy.lossless_batches.dropna(subset="lossless_batch")
     if rows.empty:
         return None
-    best = rows.sort_values(["elbow", "is_open"], ascending=False, kind="stable").iloc[0]
-    plain = rows[rows["remedy"] == accuracy.plain]
-    batches = [Quantity("largest_lossless_batch", float(best["elbow"]), "samples", part=str(best["remedy"]))]
-    text = f"{'at least ' if best['is_open'] else ''}{number(best['elbow'], 0)}"
-    if best["remedy"] == NOTHING or (len(plain) and plain["elbow"].iloc[0] == best["elbow"]):
+    best = rows.sort_values(["lossless_batch", "is_open"], ascending=False, kind="stable").iloc[0]
+    plain = rows[rows["recipe"] == accuracy.plain]
+    batches = [Quantity("largest_lossless_batch", float(best["lossless_batch"]), "samples", part=str(best["recipe"]))]
+    text = f"{'at least ' if best['is_open'] else ''}{number(best['lossless_batch'], 0)}"
+    if best["recipe"] == NOTHING or (len(plain) and plain["lossless_batch"].iloc[0] == best["lossless_batch"]):
         return CardLine("largest_lossless_batch", "lossless", f"batch {text} without a recipe", tuple(batches))
-    text = f"batch {text} with {best['remedy']}"
+    text = f"batch {text} with {best['recipe']}"
     if len(plain):
-        text += f"; {number(plain['elbow'].iloc[0], 0)} without a recipe"
-        batches.append(Quantity("largest_lossless_batch", float(plain["elbow"].iloc[0]), "samples", part=NOTHING))
+        text += f"; {number(plain['lossless_batch'].iloc[0], 0)} without a recipe"
+        batches.append(
+            Quantity("largest_lossless_batch", float(plain["lossless_batch"].iloc[0]), "samples", part=NOTHING)
+        )
     return CardLine("largest_lossless_batch", "lossless", text, tuple(batches))
 
 
@@ -130,13 +132,15 @@ def _do_next(accuracy: Accuracy) -> CardLine | None:
     rows = accuracy.lossless_batches
     if len(accuracy.cells) and (accuracy.cells["n"] < 2).any():
         return CardLine("do_next", "do next", "more seeds: --repeats 5")
-    known = rows.dropna(subset="elbow")
+    known = rows.dropna(subset="lossless_batch")
     if len(rows) and known.empty:
         return CardLine("do_next", "do next", "more seeds: --repeats 5")
     if len(known) and known["is_open"].any():
-        row = known[known["is_open"].astype(bool)].sort_values("elbow").iloc[-1]
-        recipe = "without a recipe" if row["remedy"] == NOTHING else f"with {row['remedy']}"
-        return CardLine("do_next", "do next", f"batches above {number(row['elbow'], 0)} {recipe}: no limit found yet")
+        row = known[known["is_open"].astype(bool)].sort_values("lossless_batch").iloc[-1]
+        recipe = "without a recipe" if row["recipe"] == NOTHING else f"with {row['recipe']}"
+        return CardLine(
+            "do_next", "do next", f"batches above {number(row['lossless_batch'], 0)} {recipe}: no limit found yet"
+        )
     best = best_goodput(accuracy)
     if best is None:
         return None

@@ -136,7 +136,7 @@ def _step_rows(trial: Trial, rank: int) -> Rows:
         "warmup": trial.warmup_steps,
         "plain": trial.window_steps,
         "phases": trial.steps,
-        "account": COMMUNICATION_STEPS,
+        "communication": COMMUNICATION_STEPS,
     }
     phases = {"load_wait_s": 0.001, "host_to_device_s": 0.001, "optimizer_s": 0.002, "backward_s": 0.06 + 1e-6 * rank}
     return [
@@ -151,7 +151,7 @@ def _step_rows(trial: Trial, rank: int) -> Rows:
 def _bucket_rows(trial: Trial, rank: int) -> Rows:
     bucket = {"bytes": 25 * 2**20, "ready_s": 0.05, "end_s": 0.06}
     return [
-        {"rank": rank, "window": "account", "step": step, "bucket": number} | bucket
+        {"rank": rank, "window": "communication", "step": step, "bucket": number} | bucket
         for step in range(COMMUNICATION_STEPS)
         for number in range(BUCKETS if trial.world_size > 1 else 0)
     ]

@@ -108,8 +108,8 @@ def linear_law(fields: dict[str, Any]) -> dict[str, Any]:
     exposed_s = (4.0 if large else 1.0) * (0.008 if slow else 0.0001) if fields["world_size"] > 1 else 0.0
     step_s = compute_s + exposed_s
     sizes = (256 * 2**20,) if large else (64 * 2**20,)
-    account = {"last_gradient_s": 0.9 * compute_s, "bucket_bytes": sizes, "latency_s": 0.0, "bandwidth": 8e9}
-    return {"step_s": step_s, "launch_ratio": 0.1, "account": account | {"contention": 1.0}}
+    communication = {"last_gradient_s": 0.9 * compute_s, "bucket_bytes": sizes, "latency_s": 0.0, "bandwidth": 8e9}
+    return {"step_s": step_s, "launch_ratio": 0.1, "communication": communication | {"contention": 1.0}}
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def lab_law(fields: dict[str, Any]) -> dict[str, Any]:
         "launch_ratio": 0.008 / step_s,
         "busy_ratio": device_s / step_s / 0.97,
         "previous_done": 0.9 if device_s < 0.008 else 0.0,
-        "account": {
+        "communication": {
             "last_gradient_s": 0.9 * step_s, "bucket_bytes": (40_000_000,), "latency_s": 0.0, "bandwidth": 20e9,
             "contention": 1.0,
         },

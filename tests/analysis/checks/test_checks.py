@@ -171,7 +171,7 @@ def test_a_single_trial_has_no_finding() -> None:
 def test_the_report_lists_findings_and_fixes(tmp_path: Path) -> None:
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         result = gpu_law(fields)
-        result.pop("account")
+        result.pop("communication")
         return result | {"step_s": result["step_s"] * (1.0 if fields["repeat"] < 3 else 1.1)}
 
     trials = grid(

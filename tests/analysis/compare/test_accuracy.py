@@ -86,9 +86,14 @@ def test_cells_match_hand_computed_values(tmp_path: Path) -> None:
 
 def test_the_largest_lossless_batch_of_every_recipe_is_found(known: ReportInputs) -> None:
     assert known.accuracy is not None
-    rows = known.accuracy.lossless_batches.set_index("remedy")
+    rows = known.accuracy.lossless_batches.set_index("recipe")
     lars = "square root + gradual warm-up + LARS"
-    assert rows["elbow"].to_dict() == {"no recipe": 512, "linear": 2048, "linear + gradual warm-up": 8192, lars: 32768}
+    assert rows["lossless_batch"].to_dict() == {
+        "no recipe": 512,
+        "linear": 2048,
+        "linear + gradual warm-up": 8192,
+        lars: 32768,
+    }
     assert rows["is_open"].to_dict() == {
         "no recipe": False,
         "linear": False,
@@ -151,7 +156,7 @@ def test_recipes_are_named_by_the_fields_that_differ(tmp_path: Path) -> None:
     runs = [NOTHING, large, large | LINEAR, large | WARMED, large | WARMED | {"warmup": "constant"}, large | LARS]
     analysis = trained_study(tmp_path / "results", *((run, [0.9]) for run in [*runs, large | WARMED | regularised]))
     assert analysis.accuracy is not None
-    assert list(dict.fromkeys(analysis.accuracy.cells.sort_values("remedy_number", kind="stable")["remedy"])) == [
+    assert list(dict.fromkeys(analysis.accuracy.cells.sort_values("recipe_number", kind="stable")["recipe"])) == [
         "no recipe",
         "linear",
         "linear + constant warm-up",
@@ -170,7 +175,7 @@ def test_recipes_with_a_rule_share_the_plain_runs_at_the_reference_batch(tmp_pat
     )
     assert analysis.accuracy is not None
     rows = analysis.accuracy.cells
-    assert rows[["remedy", "global_batch", "n", "is_reference"]].to_numpy().tolist() == [
+    assert rows[["recipe", "global_batch", "n", "is_reference"]].to_numpy().tolist() == [
         ["no recipe", 128, 2, True],
         ["linear", 128, 2, True],
         ["linear", 512, 2, False],
@@ -179,7 +184,7 @@ def test_recipes_with_a_rule_share_the_plain_runs_at_the_reference_batch(tmp_pat
 
 def test_with_one_seed_the_largest_lossless_batch_is_unknown(tmp_path: Path) -> None:
     analysis = trained_study(tmp_path / "results", (NOTHING, [0.9]), ({"batch_per_gpu": 512}, [0.5]))
-    assert TABLES["elbow"](analysis).cells()["largest lossless batch"].tolist() == ["unknown: too few seeds"]
+    assert TABLES["lossless_batch"](analysis).cells()["largest lossless batch"].tolist() == ["unknown: too few seeds"]
     assert TABLES["accuracy"](analysis).cells()["compared with reference"].tolist() == [
         "reference",
         "unknown: too few seeds",
@@ -287,7 +292,7 @@ def test_the_report_of_a_training_study_has_no_empty_timing_tables(folder: Path,
     report = write_report(folder)
     page, found = Path(report.path).read_text(), report.summary
     written = {path.stem for path in (folder / "report" / "tables").glob("*.csv")}
-    assert {"accuracy", "elbow", "time_to_target", "goodput", "trials"} <= written
+    assert {"accuracy", "lossless_batch", "time_to_target", "goodput", "trials"} <= written
     assert not {"report_epoch", "throughput", "phases", "weak_scaling"} & written
     assert "No trial is done yet" not in page
     assert found.columns[:4] == ["recipe", "global batch", "composition", "accuracy (%)"]

@@ -74,7 +74,7 @@ def slowdown(tmp_path: Path, several: dict[str, Any], base: dict[str, Any]) -> p
     law = {"last_gradient_s": 0.09, "tail_s": 0.01, "bucket_bytes": [8 * 2**20]}
 
     def law_of(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step_s": 0.1} if fields["world_size"] == 1 else several | {"account": law}
+        return {"step_s": 0.1} if fields["world_size"] == 1 else several | {"communication": law}
 
     trials = grid({"steps": 4, "cpus_per_rank": 8} | base, world_size=[1, 2])
     [(_, row)] = analyse(

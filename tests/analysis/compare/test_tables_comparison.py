@@ -276,7 +276,7 @@ def communicating(directory: Path) -> ReportInputs:
     }
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "account": measured}
+        return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "communication": measured}
 
     return with_models(analyse(load(write_results(directory, grid(GPU, world_size=[1, 2]), law, spread=0.0))))
 
@@ -389,7 +389,7 @@ def test_the_command_plans_the_same_trial_for_any_study(tmp_path: Path) -> None:
     study = STUDIES["smoke"](host).with_overrides(configuration.axes, 2)
     rows = plan_trials(study, host, {}, [])
     directory = write_study(
-        tmp_path / "results", name="account", command="python -m benchmarks.truth.account --gpus 1,2"
+        tmp_path / "results", name="communication", command="python -m benchmarks.truth.communication --gpus 1,2"
     )
     planned = {row.trial.trial_id: row.trial for row in rows if row.trial is not None}
     for trial in planned.values():

@@ -159,7 +159,7 @@ def test_gains_are_those_of_the_comparisons_and_of_the_largest_parts(tmp_path: P
 
 
 def test_a_figure_of_one_colour_is_not_drawn(tmp_path: Path) -> None:
-    trials = grid({"device": "cuda", "steps": 4, "account_steps": 0}, world_size=[1, 2])
+    trials = grid({"device": "cuda", "steps": 4, "communication_steps": 0}, world_size=[1, 2])
     directory = write_results(
         tmp_path / "results", trials, lambda t: {"step_s": 0.1, "shares": (0, 0, 1.0, 0, 0, 0)}, spread=0.0
     )

@@ -52,7 +52,9 @@ def test_sizes_between_those_of_the_sweep_are_interpolated() -> None:
 
 def study_with_sweep(directory: Path, law: dict[str, Any], **axes: Any) -> Results:
     trials = grid({"device": "cuda", "steps": 2}, **axes)
-    return load(write_results(directory, trials, lambda _: {"step_s": 0.1, "account": {"last_gradient_s": 0.09} | law}))
+    return load(
+        write_results(directory, trials, lambda _: {"step_s": 0.1, "communication": {"last_gradient_s": 0.09} | law})
+    )
 
 
 def test_busbw_follows_from_algbw_and_trials_of_the_same_ranks_are_pooled(tmp_path: Path) -> None:

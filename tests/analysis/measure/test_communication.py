@@ -21,7 +21,7 @@ TRIALS = pd.DataFrame({"trial_id": ["gpu", "cpu"], "device": ["cuda", "cpu"], "w
 def study(directory: Path, base: dict[str, Any], law: dict[int, Any], **axes: Any) -> Analysis:
     """Return trials on 1 and 2 ranks.
 
-    law: the keyword arguments of `frames.steps`, and `account`, by number of ranks.
+    law: the keyword arguments of `frames.steps`, and `communication`, by number of ranks.
     """
 
     def law_of(fields: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_hidden_and_exposed_add_up_to_the_union_and_so_do_wire_and_wait(step: An
 def test_wire_and_exposed_time_of_a_generated_study_are_recovered(tmp_path: Path, device: str) -> None:
     sizes, alone_s = [32 * MIB, 8 * MIB], np.array([32 * MIB, 8 * MIB]) / 10e9 + 50e-6
     law = {"last_gradient_s": 0.08, "bucket_bytes": sizes, "contention": 1.25}
-    analysis = study(tmp_path, {"device": device}, {1: {"step_s": 0.1}, 2: {"step_s": 0.102, "account": law}})
+    analysis = study(tmp_path, {"device": device}, {1: {"step_s": 0.1}, 2: {"step_s": 0.102, "communication": law}})
     (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
     assert row["gradient_bytes"] == 40 * MIB
     assert row["buckets"] == 2
@@ -139,7 +139,7 @@ def test_wire_and_exposed_time_of_a_generated_study_are_recovered(tmp_path: Path
 def test_a_rank_that_is_20_ms_late_causes_wait_on_the_others(tmp_path: Path, device: str) -> None:
     law = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB], "straggler": 2, "late_s": 0.020}
     base = {"device": device, "world_size": 4}
-    analysis = study(tmp_path, base, {4: {"step_s": 0.1, "account": law}}, world_size=[4])
+    analysis = study(tmp_path, base, {4: {"step_s": 0.1, "communication": law}}, world_size=[4])
     (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
     assert row["waited_for_rank"] == 2
     transfer_s = 1.25 * (8 * MIB / 10e9 + 50e-6)
@@ -152,7 +152,7 @@ def test_a_rank_that_is_20_ms_late_causes_wait_on_the_others(tmp_path: Path, dev
 
 def test_a_late_rank_delays_every_bucket_but_costs_its_lateness_once(tmp_path: Path) -> None:
     law = {"last_gradient_s": 0.2, "straggler": 1, "late_s": 0.020, "bandwidth": 1e12, "latency_s": 1e-6}
-    analysis = study(tmp_path, GPU, {1: {"step_s": 0.2}, 2: {"step_s": 0.22, "account": law}})
+    analysis = study(tmp_path, GPU, {1: {"step_s": 0.2}, 2: {"step_s": 0.22, "communication": law}})
     (row,) = (row for _, row in analysis.communication.breakdown.iterrows())
     assert row["wait_s"] == pytest.approx(4 * 0.020, rel=0.01)
     assert row["exposed_wait_s"] == pytest.approx(0.020, rel=0.01)
@@ -162,7 +162,7 @@ def test_a_late_rank_delays_every_bucket_but_costs_its_lateness_once(tmp_path: P
 def test_exposed_cost_has_three_estimates_with_intervals(tmp_path: Path) -> None:
     law = {"last_gradient_s": 0.08, "bucket_bytes": [8 * MIB]}
     exposed_s = 1.25 * (8 * MIB / 10e9 + 50e-6)
-    steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.13, "account": law}}
+    steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.13, "communication": law}}
     analysis = study(tmp_path, GPU, steps, repeat=range(3))
     (row,) = (row for _, row in analysis.communication.exposed.iterrows())
     assert row["n"] == 3
@@ -171,7 +171,7 @@ def test_exposed_cost_has_three_estimates_with_intervals(tmp_path: Path) -> None
 
 
 def test_one_repeat_has_a_cost_but_no_interval(tmp_path: Path) -> None:
-    steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.13, "account": {"last_gradient_s": 0.08}}}
+    steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.13, "communication": {"last_gradient_s": 0.08}}}
     (row,) = (row for _, row in study(tmp_path, GPU, steps).communication.exposed.iterrows())
     assert row[["exposed_s", "difference_s", "step_time_difference_s"]].notna().all()
     assert row[[f"{name}_low" for name in ("exposed_s", "difference_s", "step_time_difference_s")]].isna().all()
@@ -183,8 +183,12 @@ def test_costs_of_repeats_are_the_median_of_their_costs(tmp_path: Path) -> None:
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         repeat = fields["repeat"]
-        account = {"last_gradient_s": 0.05 + 0.1 * repeat, "bucket_bytes": [sizes[repeat] * 10**6], "latency_s": 0.0}
-        return {"step_s": 0.1, "account": account | {"bandwidth": 1e9, "contention": 1.0}}
+        communication = {
+            "last_gradient_s": 0.05 + 0.1 * repeat,
+            "bucket_bytes": [sizes[repeat] * 10**6],
+            "latency_s": 0.0,
+        }
+        return {"step_s": 0.1, "communication": communication | {"bandwidth": 1e9, "contention": 1.0}}
 
     trials = grid(GPU, world_size=[2], repeat=range(3))
     [(_, row)] = analyse(
@@ -197,7 +201,7 @@ def test_costs_of_repeats_are_the_median_of_their_costs(tmp_path: Path) -> None:
 
 def test_hidden_and_exposed_add_up_to_the_all_reduces(tmp_path: Path) -> None:
     law = {"last_gradient_s": 0.08, "straggler": 1, "late_s": 0.004, "noise": 0.2}
-    steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.1, "account": law}}
+    steps = {1: {"step_s": 0.1}, 2: {"step_s": 0.1, "communication": law}}
     exposed = study(tmp_path, GPU, steps, repeat=range(3)).communication.exposed
     assert np.allclose(exposed["hidden_s"] + exposed["exposed_s"], exposed["communication_s"])
 
@@ -216,7 +220,7 @@ def test_a_study_on_one_rank_has_no_breakdown(tmp_path: Path) -> None:
 
 
 def test_the_profiled_window_has_its_own_breakdown(tmp_path: Path) -> None:
-    law = {1: {"step_s": 0.1}, 2: {"step_s": 0.1, "account": {"last_gradient_s": 0.08}}}
+    law = {1: {"step_s": 0.1}, 2: {"step_s": 0.1, "communication": {"last_gradient_s": 0.08}}}
     results = study(tmp_path, GPU, law).results
     rows = bucket_rows(
         results.buckets.assign(window="profile"), results.steps.replace("communication", "profile"), results.trials

@@ -125,7 +125,7 @@ def test_series_over_an_emulated_interconnect_use_the_one_rank_measured_without(
 
 def test_the_all_reduce_of_a_series_follows_from_sweep_and_buckets(tmp_path: Path) -> None:
     measured = {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9, "bucket_bytes": (40 * MIB, 24 * MIB)}
-    found = study(tmp_path, lambda fields: ring_law(fields) | {"account": dict(measured)}, batch_per_gpu=[32])
+    found = study(tmp_path, lambda fields: ring_law(fields) | {"communication": dict(measured)}, batch_per_gpu=[32])
     [one] = series_of(found)
     assert (one.gradient_bytes, one.buckets) == (64 * MIB, 2)
     # from the sweep on 4 ranks: 6 hops, and bytes / seconds = busbw / 1.5
@@ -220,7 +220,7 @@ def test_buckets_grow_by_the_latency_and_bandwidth_of_the_sweep() -> None:
 
 def test_a_series_has_the_buckets_of_its_communication_breakdown(tmp_path: Path) -> None:
     measured = {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9, "bucket_bytes": (40 * MIB, 24 * MIB)}
-    found = study(tmp_path, lambda fields: ring_law(fields) | {"account": dict(measured)}, batch_per_gpu=[32])
+    found = study(tmp_path, lambda fields: ring_law(fields) | {"communication": dict(measured)}, batch_per_gpu=[32])
     [one] = series_of(found)
     assert one.transfers["world_size"].tolist() == [2, 2, 4, 4]
     assert one.transfers["bucket"].tolist() == [0, 1, 0, 1]
@@ -494,7 +494,7 @@ def test_nothing_is_predicted_if_the_host_bounds_one_or_two_gpus(tmp_path: Path)
 
 
 def with_breakdown(fields: dict[str, Any]) -> dict[str, Any]:
-    return ring_law(fields) | {"account": {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9}}
+    return ring_law(fields) | {"communication": {"last_gradient_s": 0.01, "latency_s": 6e-5, "bandwidth": 100e9}}
 
 
 @pytest.mark.parametrize("text", [None, "auto", "5", "5:", ":5", "5:0", "-5:50", "5:50:1", "a:b", "1.2.3:5", "inf:5"])
@@ -541,7 +541,7 @@ def test_across_nodes_the_stated_interconnect_is_the_one_between_them(tmp_path: 
     ("interconnect", "words"),
     [
         ("ethernet", ("--interconnect", "(auto)", "LATENCY_US:BANDWIDTH_GB_S", "'ethernet'")),
-        ("5:50", ("--interconnect 5:50", "size of the gradients", "DIR", "--set account_steps=10")),
+        ("5:50", ("--interconnect 5:50", "size of the gradients", "DIR", "--set communication_steps=10")),
     ],
 )
 def test_an_unknown_interconnect_is_an_error(interconnect: str, words: tuple[str, ...], plain: ReportInputs) -> None:

@@ -23,11 +23,11 @@ from analysis.read.validate.records import is_reserved
 from analysis.report.report import write_report
 from study.scaling import main
 from study.store.packing import pack
-from tests.support.frames import FIELDS, RECORDED, account, record, steps, trial_id, write_study, write_trial
+from tests.support.frames import FIELDS, RECORDED, communication, record, steps, trial_id, write_study, write_trial
 from trainables.fields import TrialFields
 from trainables.registry import AHEAD_BATCHES
 
-ONE = FIELDS | {"steps": 12, "world_size": 2, "account_steps": 2}
+ONE = FIELDS | {"steps": 12, "world_size": 2, "communication_steps": 2}
 OTHER = ONE | {"repeat": 1}
 
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     """A study of two done trials on two ranks, with a communication breakdown."""
     directory = write_study(tmp_path / "results")
     for fields in (ONE, OTHER):
-        more, buckets, sweep = account(fields, last_gradient_s=0.05)
+        more, buckets, sweep = communication(fields, last_gradient_s=0.05)
         write_trial(directory, record(fields), pd.concat([steps(fields, 0.1), more], ignore_index=True), buckets, sweep)
     return directory
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from analysis.read.results import ResultsError, load_reduced
 from analysis.read.schema import SCHEMA_VERSION
 from analysis.report.report import write_report
-from tests.support.frames import FIELDS, RECORDED, account, record, steps
+from tests.support.frames import FIELDS, RECORDED, communication, record, steps
 from tests.support.trainings import TRAINING, epochs
 
 EXAMPLES = int(os.environ.get("FOLDER_EXAMPLES", "12"))
@@ -45,11 +45,11 @@ class Content(NamedTuple):
 
 
 def timed(**changes: Any) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    fields = FIELDS | {"steps": 9, "account_steps": 2, "sweep_bytes": 1024} | changes
+    fields = FIELDS | {"steps": 9, "communication_steps": 2, "sweep_bytes": 1024} | changes
     frame = steps(fields, 0.1 / fields["world_size"], noise=0.02, rng=np.random.default_rng(fields["repeat"]))
     if fields["world_size"] == 1:
         return record(fields), {"steps": frame}
-    more, buckets, sweep = account(fields, last_gradient_s=0.04, bucket_bytes=(1024, 512))
+    more, buckets, sweep = communication(fields, last_gradient_s=0.04, bucket_bytes=(1024, 512))
     return record(fields), {"steps": pd.concat([frame, more], ignore_index=True), "buckets": buckets, "sweep": sweep}
 
 

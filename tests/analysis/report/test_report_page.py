@@ -96,7 +96,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         step_s = STEP_S[fields["batch_per_gpu"]] * faster
         return {
             "step_s": step_s * (1.1 if fields["world_size"] > 1 else 1.0),
-            "account": {"last_gradient_s": 0.9 * step_s},
+            "communication": {"last_gradient_s": 0.9 * step_s},
         }
 
     return write_results(directory, trials, law, spread=0.0)

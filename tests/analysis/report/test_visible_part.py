@@ -248,7 +248,7 @@ def test_actions_ask_for_what_the_study_lacks(tmp_path: Path) -> None:
         lambda t: {"step_s": 0.1}, spread=0.002,
     )  # fmt: skip
     assert actions(analyse(load(quiet))) == []
-    for name in ("default-4gpu", "account", "hpml-lab4"):
+    for name in ("default-4gpu", "communication", "hpml-lab4"):
         found = actions(report_inputs(load_reduced(RESULTS / name))[0])
         assert 0 < len(found) <= MOST_ACTIONS + 1
         assert all(len(line.split()) < 40 for line in found)

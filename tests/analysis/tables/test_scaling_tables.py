@@ -97,7 +97,7 @@ def test_slow_interconnects_are_compared_with_the_single_rank_without_one(tmp_pa
     """One GPU needs no interconnect, so it ran once, with "auto"; with sockets, 2 and 4 GPUs take 200 and 400 ms."""
     trials = [
         *grid(BASE, world_size=[1, 2], interconnect=["auto"]),
-        *grid(BASE, world_size=[2, 4], interconnect=["socket"], account_steps=[3], repeat=[1]),
+        *grid(BASE, world_size=[2, 4], interconnect=["socket"], communication_steps=[3], repeat=[1]),
     ]
     step_s = {("auto", 1): 0.1, ("auto", 2): 0.1, ("socket", 2): 0.2, ("socket", 4): 0.4}
 

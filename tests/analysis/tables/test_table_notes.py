@@ -16,7 +16,7 @@ from analysis.text import as_prose
 from tests.support.frames import RECORDED, grid, write_results, write_study
 
 RESULTS = Path(__file__).parent.parent.parent.parent / "benchmarks" / "results"
-STUDIES = ("account", "hpml-lab4", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
+STUDIES = ("communication", "hpml-lab4", "large-batch", "acceleration-ladder-1gpu", "everything-1gpu")
 
 
 @cache

@@ -109,9 +109,9 @@ def test_smaller_batches_of_strong_scaling_are_slower_compute(tmp_path: Path) ->
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         step_s = 0.02 + 0.08 * fields["batch_per_gpu"] / 256
-        account = {"last_gradient_s": 0.9 * step_s, "bandwidth": 1e13, "latency_s": 1e-7, "tail_s": 0.1 * step_s}
+        communication = {"last_gradient_s": 0.9 * step_s, "bandwidth": 1e13, "latency_s": 1e-7, "tail_s": 0.1 * step_s}
         shares = (0.0, 0.0, 0.3, 0.02, 0.6, 0.08)
-        return {"step_s": step_s, "launch_ratio": 0.2, "account": account, "shares": shares}
+        return {"step_s": step_s, "launch_ratio": 0.2, "communication": communication, "shares": shares}
 
     analysis = analysed(write_results(tmp_path, trials, law, spread=0.0))
     parts = lost_ranks(only_subject(analysis).scaling, analysis.communication.exposed, analysis.configurations)

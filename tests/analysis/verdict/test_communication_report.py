@@ -35,7 +35,7 @@ def late(directory: Path, base: dict[str, Any] = GPU, **axes: Any) -> Path:
     """Write a study of 1 and 2 ranks in which rank 1 is 20 ms late."""
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "account": LATE_RANK}
+        return {"step_s": 0.1 if fields["world_size"] == 1 else 0.125, "communication": LATE_RANK}
 
     return write_results(directory, grid(base, **({"world_size": [1, 2]} | axes)), law, spread=0.0)
 
@@ -70,7 +70,7 @@ def test_slowdown_without_communication_breakdown_is_explained_by_phases(tmp_pat
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         if fields["world_size"] == 1:
             return {"step_s": 0.1}
-        return {"step_s": 0.2} if fields["parallel"] == "dp" else {"step_s": 0.125, "account": LATE_RANK}
+        return {"step_s": 0.2} if fields["parallel"] == "dp" else {"step_s": 0.125, "communication": LATE_RANK}
 
     trials = grid(GPU, world_size=[1, 2], parallel=["ddp", "dp"])
     found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))
@@ -128,7 +128,7 @@ def test_forced_interconnects_are_marked_as_emulated_everywhere(tmp_path: Path) 
 def test_every_table_distinguishes_interconnects(tmp_path: Path) -> None:
     fast, slow = (grid(GPU | {"interconnect": name}, world_size=[1, 2]) for name in ("auto", "socket"))
     slow = [fields | {"model": "vgg"} for fields in slow]  # so that ids of trials differ
-    law = {"step_s": 0.1, "account": {"last_gradient_s": 0.08}}
+    law = {"step_s": 0.1, "communication": {"last_gradient_s": 0.08}}
     analysis = with_models(
         analyse(load(write_results(tmp_path / "results", [*fast, *slow], lambda _: dict(law), spread=0.0)))
     )
@@ -168,7 +168,7 @@ def test_buckets_are_drawn_in_the_panel_of_their_rank_group(tmp_path: Path) -> N
         write_results(
             tmp_path / "results",
             trials,
-            lambda t: {"step_s": 0.1, "account": LATE_RANK | {"bucket_bytes": [sizes[t["batch_per_gpu"]]]}},
+            lambda t: {"step_s": 0.1, "communication": LATE_RANK | {"bucket_bytes": [sizes[t["batch_per_gpu"]]]}},
         )
     )
     other = results.trials.index[results.trials["batch_per_gpu"] == 64][0]
@@ -195,7 +195,7 @@ def test_trials_with_measurement_overhead_above_two_percent_are_listed(tmp_path:
 
     def law(fields: dict[str, Any]) -> dict[str, Any]:
         measured = {"last_gradient_s": 0.08, "communication_ratio": costs[fields["repeat"]]}
-        return {"step_s": 0.1, "instruments": 1.0, "account": measured}
+        return {"step_s": 0.1, "instruments": 1.0, "communication": measured}
 
     trials = grid(GPU, world_size=[2], repeat=range(2))
     found = with_models(analyse(load(write_results(tmp_path / "results", trials, law, spread=0.0))))

@@ -139,7 +139,7 @@ def test_the_first_seed_determines_the_order_of_trials() -> None:
         {},
         {"study": "strong", "seed": "3,4", "set": ["pin_memory=yes,no"], "price-per-gpu-hour": 2.5, "goal": "cost"},
         {"study": "smoke", "profile": True},
-        {"study": "smoke", "interconnect": "auto,socket", "set": ["profile_ranks=0+1,all", "account_steps=0"]},
+        {"study": "smoke", "interconnect": "auto,socket", "set": ["profile_ranks=0+1,all", "communication_steps=0"]},
         {"study": "smoke", "repeats": 1, "isolate": True, "address": "local", "model": "mlp,resnet18"},
     ],
 )

@@ -11,7 +11,7 @@ from study.store.store import Store
 
 TINY = [
     "--model", "mlp", "--gpus", "2", "--batch-per-gpu", "4", "--steps", "4", "--keep-arithmetic", "--trials", "15",
-    "--set", "warmup_steps=2", "--set", "account_steps=2", "--set", "sweep_bytes=4096",
+    "--set", "warmup_steps=2", "--set", "communication_steps=2", "--set", "sweep_bytes=4096",
     "--set", "prefetch_batches=1", "--json",
 ]  # fmt: skip
 

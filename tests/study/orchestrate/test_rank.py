@@ -297,7 +297,7 @@ def users_file(tmp_path: Path) -> str:
 
 
 def users_job(job_id: str, spec: str, world_size: int, source: str | None = None) -> Job:
-    fields = {"world_size": world_size, "batch_per_gpu": 4, "warmup_steps": 2, "steps": 2, "account_steps": 0}
+    fields = {"world_size": world_size, "batch_per_gpu": 4, "warmup_steps": 2, "steps": 2, "communication_steps": 0}
     return job(job_id, Trial.model_validate({"workload": spec} | fields), source)
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = Path(__file__).parent.parent.parent.parent / "examples"
 NODES = [NodeCapacity("node-a", "localhost", cpus=2, gpus=0)]
-QUICK: dict[str, Any] = {"steps": 3, "warmup_steps": 6, "account_steps": 2, "sweep_bytes": 2**12}
+QUICK: dict[str, Any] = {"steps": 3, "warmup_steps": 6, "communication_steps": 2, "sweep_bytes": 2**12}
 
 
 def script_trial(path: str, flags: str = "", **fields: Any) -> Trial:
@@ -182,7 +182,7 @@ for step in range(8 if "--short" in sys.argv else 10_000):
 def test_failures_of_a_real_script_are_rows_with_its_output(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(BROKEN)
-    trials = [script_trial(str(path), flags, account_steps=0) for flags in ("", "--large", "--short", "--exit")]
+    trials = [script_trial(str(path), flags, communication_steps=0) for flags in ("", "--large", "--short", "--exit")]
     store = new_store(tmp_path / "results")
     run_trials("test", [trials], store, local_cluster(NODES), ranks=LocalProcesses(), trial_timeout_s=120)
     records = {record["trial"]["script_flags"]: record for record in store.records()}

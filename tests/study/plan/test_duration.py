@@ -19,7 +19,8 @@ RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 
 
 @pytest.mark.parametrize(
-    "folder", ["account", "captured", "default-1gpu", "default-4gpu", "forum-phases", "hpml-lab4", "vgg-case-study"]
+    "folder",
+    ["communication", "captured", "default-1gpu", "default-4gpu", "forum-phases", "hpml-lab4", "vgg-case-study"],
 )
 def test_a_recorded_gpu_study_took_between_half_and_twice_the_modelled_time(folder: str) -> None:
     trials = load(RESULTS / folder).trials

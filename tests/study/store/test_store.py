@@ -254,7 +254,9 @@ def truncate(path: Path, kept_bytes: int) -> None:
 @pytest.mark.parametrize("kept_bytes", [0, 4, 11, -1, -4, -40])
 def test_a_done_trial_with_a_truncated_table_is_corrupt(tmp_path: Path, name: str, kept_bytes: int) -> None:
     store, trial, other = open_store(tmp_path), Trial(), Trial(seed=1)
-    buckets = pa.Table.from_pylist([dict.fromkeys(BUCKETS_SCHEMA.names, 1) | {"window": "account"}], BUCKETS_SCHEMA)
+    buckets = pa.Table.from_pylist(
+        [dict.fromkeys(BUCKETS_SCHEMA.names, 1) | {"window": "communication"}], BUCKETS_SCHEMA
+    )
     store.save(result_of(trial, buckets=buckets))
     store.save(result_of(other))
     truncate(Path(store.trial_folder(trial.trial_id), f"{name}.parquet"), kept_bytes)

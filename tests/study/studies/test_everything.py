@@ -52,7 +52,7 @@ def test_every_registered_name_trains_or_is_infeasible_and_strategies_measure_al
         assert case is not None and trial is not None
         # only strategies measure communication: its windows would take minutes for all cases
         with_communication = case in ("plain", "accumulation") or case.startswith("parallel ")
-        trials[case] = trial if with_communication else trial.but(steps=1, warmup_steps=2, account_steps=0)
+        trials[case] = trial if with_communication else trial.but(steps=1, warmup_steps=2, communication_steps=0)
     trials["static"] = trials["plain"].but(static_graph=True, gradient_as_bucket_view=False)
     for field, registry in REGISTRIES.items():
         names = {getattr(trial, field) for trial in trials.values()}
@@ -80,5 +80,5 @@ def _check_tables(case: str, trial: Trial, output: RankOutput) -> None:
     parts = [key for key in phases[0] if key.endswith("_s") and not key.startswith(("host", "step", "window"))]
     for row in phases:
         assert sum(row[key] or 0 for key in parts) == pytest.approx(row["step_s"], abs=1e-9)
-    has_communication = trial.account_steps > 0 and trial.world_size > 1 and case not in WITHOUT_BUCKETS
+    has_communication = trial.communication_steps > 0 and trial.world_size > 1 and case not in WITHOUT_BUCKETS
     assert bool(output.tables["buckets"]) == bool(output.tables["sweep"]) == has_communication, case

@@ -176,7 +176,7 @@ def test_the_default_study_times_resnet50_and_a_transformer_on_all_gpus_in_power
     trials = [row.trial for row in plan_trials(study, GPU_CLUSTER)]
     assert {(t.world_size, t.nodes) for t in trials if t} == {(1, 1), (2, 1), (4, 1), (8, 2)}
     assert {(t.dataset, t.image_size, t.precision) for t in trials if t} == {("synthetic", 224, "bf16")}
-    assert {(t.account_steps, t.sweep_bytes) for t in trials if t} == {(10, 2**30)}
+    assert {(t.communication_steps, t.sweep_bytes) for t in trials if t} == {(10, 2**30)}
 
 
 def test_the_default_study_is_estimated_to_take_at_most_four_minutes_on_two_cores_and_eight_on_two_gpus() -> None:

@@ -24,7 +24,7 @@ from trainables.step.timing import CpuClock, no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = quick_pair(model="resnet18", batch_per_gpu=2, image_size=8, steps=2, account_steps=4, profile_ranks="1")
+PAIR = quick_pair(model="resnet18", batch_per_gpu=2, image_size=8, steps=2, communication_steps=4, profile_ranks="1")
 GRADIENT_BYTES = 4 * 11_175_370
 """parameters of a ResNet-18 with ten classes, one input channel and 7 x 7 first filters, in fp32"""
 
@@ -208,8 +208,8 @@ def test_the_sweep_has_every_size_on_every_rank(pair: list[RankOutput]) -> None:
         assert all(row["seconds"] > 0 and row["rank"] == rank for row in measurement.tables["sweep"])
 
 
-def test_without_account_steps_there_is_no_breakdown_and_no_sweep() -> None:
-    trial = Trial(model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=2, account_steps=0)
+def test_without_communication_steps_there_is_no_breakdown_and_no_sweep() -> None:
+    trial = Trial(model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=2, communication_steps=0)
     for measurement in on_ranks(2, measured, trial):
         assert (measurement.tables["buckets"], measurement.tables["sweep"], measurement.trace) == ([], [], None)
         assert {row["window"] for row in measurement.tables["steps"]} == {"warmup", "plain", "phases"}
@@ -270,4 +270,4 @@ def test_a_graph_that_communicates_is_recorded_step_by_step() -> None:
     assert first.trace is not None and second.trace is None
     for measurement in (first, second):
         assert len(steps_of(measurement, "profile")) == PROFILE_STEPS
-        assert len(steps_of(measurement, "communication")) == PAIR.account_steps
+        assert len(steps_of(measurement, "communication")) == PAIR.communication_steps

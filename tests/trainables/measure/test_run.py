@@ -33,7 +33,7 @@ from trainables.step.timing import no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = quick_pair(batch_per_gpu=16, steps=5, account_steps=4, sweep_bytes=1024, deterministic=True)
+PAIR = quick_pair(batch_per_gpu=16, steps=5, communication_steps=4, sweep_bytes=1024, deterministic=True)
 ALONE = PAIR.but(world_size=1, batch_per_gpu=32)
 CONVOLUTIONS = ALONE.but(model="resnet18", batch_per_gpu=4, steps=3)
 UNLIKE = CONVOLUTIONS.but(
@@ -45,12 +45,12 @@ UNLIKE = CONVOLUTIONS.but(
     deterministic=False,
     seed=7,
 )
-LEARNING = PAIR.but(steps=60, learning_rate=0.05, account_steps=0)
+LEARNING = PAIR.but(steps=60, learning_rate=0.05, communication_steps=0)
 
 PHASES = {"load_wait_s", "forward_s", "loss_s", "backward_s", "optimizer_s"}
 
 COMMUNICATION_WINDOWS = [
-    ("lead_in", 3), ("synchronised", 4), ("no_sync", 4), ("account_warmup", 2), ("communication", 4),
+    ("lead_in", 3), ("synchronised", 4), ("no_sync", 4), ("communication_warmup", 2), ("communication", 4),
 ]  # fmt: skip
 """additional windows of two ranks, with their steps"""
 

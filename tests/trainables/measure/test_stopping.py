@@ -33,7 +33,9 @@ from trainables.step.context import RankSetup
 from trainables.step.timing import CpuClock, StartPart, StepOutput
 from trainables.trial import Trial
 
-PAIR = Trial(model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=40, account_steps=0, median_width=0.01)
+PAIR = Trial(
+    model="mlp", world_size=2, batch_per_gpu=4, warmup_steps=2, steps=40, communication_steps=0, median_width=0.01
+)
 
 
 @given(least=st.integers(0, 500), most=st.integers(1, 500))

@@ -289,7 +289,7 @@ def test_the_transformers_attention_matches_the_textbook() -> None:
 
 
 def learn(rank: int, model: str, learning_rate: float) -> list[float]:
-    fields = {"steps": 20, "account_steps": 4, "sweep_bytes": 4096}
+    fields = {"steps": 20, "communication_steps": 4, "sweep_bytes": 4096}
     trial = text_trial(model=model, world_size=2, batch_per_gpu=8, learning_rate=learning_rate, **fields)
     return [row["loss"] for row in run(trial, RankSetup(rank=rank, device=CPU)).tables["steps"]]
 

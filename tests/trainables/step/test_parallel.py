@@ -21,7 +21,7 @@ from trainables.step.timing import CpuClock, no_mark
 from trainables.trial import Trial
 
 CPU = torch.device("cpu")
-PAIR = quick_pair(account_steps=4, sweep_bytes=64)
+PAIR = quick_pair(communication_steps=4, sweep_bytes=64)
 ALONE = PAIR.but(world_size=1, batch_per_gpu=16, parallel="none")
 
 TEXT = PAIR.but(dataset="token_sample", model="gpt2_tiny", sequence_length=16, batch_per_gpu=4, learning_rate=0.1)

@@ -1,8 +1,8 @@
 """Is the communication breakdown correct? Compare it with a profiler, a bare all-reduce sweep, and injected faults.
 
-    python -m benchmarks.truth.account                    # ResNet-50 and VGG-19, batch 32 and 256, all GPUs
-    python -m benchmarks.truth.account --gpus 2,4 --interconnects auto,socket
-    python -m benchmarks.truth.account --device cpu       # a small form: gloo, no trace, one interconnect
+    python -m benchmarks.truth.communication                    # ResNet-50 and VGG-19, batch 32 and 256, all GPUs
+    python -m benchmarks.truth.communication --gpus 2,4 --interconnects auto,socket
+    python -m benchmarks.truth.communication --device cpu       # a small form: gloo, no trace, one interconnect
 
 All trials run through the product into one results folder, given by `--out`; a rerun measures only what is missing.
 Goals:
@@ -123,7 +123,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batches", help="per rank")
     parser.add_argument("--interconnects", help="in this order; auto must come first, as the reference")
     parser.add_argument("--image-size", type=int)
-    parser.add_argument("--out", default="account", help="folder; relative paths are below benchmarks/results")
+    parser.add_argument("--out", default="communication", help="folder; relative paths are below benchmarks/results")
     options = parser.parse_args()
     for name, value in DEFAULTS[options.device].items():
         if getattr(options, name) is None:
@@ -137,7 +137,7 @@ def _opened(options: argparse.Namespace) -> AccountBenchmark:
     kept = kept_samples(options.out)
     store = Store.open(
         str(folder),
-        name="account",
+        name="communication",
         question="Is the communication breakdown correct?",
         configuration=vars(options),
         versions={name: version for name, version in versions().items() if version},
@@ -161,7 +161,7 @@ def _base(benchmark: AccountBenchmark) -> Trial:
         precision="bf16" if on_gpus else "fp32",
         memory_format="channels_last",
         steps=20,
-        account_steps=10,
+        communication_steps=10,
         sweep_bytes=GIB if on_gpus else 4 * MIB,
     )
 
@@ -196,7 +196,7 @@ def run(benchmark: AccountBenchmark, cluster: Cluster, trials: Sequence[Trial]) 
     done = benchmark.store.statuses()
     missing = [trial for trial in trials if done.get(trial.trial_id) != "done"]
     if missing:
-        run_trials("account", [missing], benchmark.store, cluster, on_event=_tell)
+        run_trials("communication", [missing], benchmark.store, cluster, on_event=_tell)
 
 
 def _tell(event: Event) -> None:
