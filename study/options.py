@@ -132,8 +132,9 @@ STUDY_OPTIONS = (
         field="workload", derived=("workload_digest",),
     ),
     StudyOption(
-        "script", "Your own training script, as torchrun would start it. Its arguments follow after --.", "FILE.py",
-        panel=_OWN, field="script", derived=("script_digest",), setting="script",
+        "script", "Your own training script, as torchrun would start it, or a module, as torchrun -m would. Its "
+        "arguments follow after --.", "FILE.py", panel=_OWN, field="script", derived=("script_digest",),
+        setting="script",
     ),
     StudyOption(
         "train-func", "Your own Ray Train function: train_func(config) in a Python file.", "FILE.py:NAME", panel=_OWN,

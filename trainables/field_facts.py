@@ -74,7 +74,7 @@ class OwnCodeFields(BaseModel):
     script: str = field(
         "",
         "workload",
-        "path of an unmodified torchrun script, replaces model and dataset",
+        "path of an unmodified torchrun script, or name of a module; replaces model and dataset",
         any_door=True,
         label="{file}",
     )
@@ -137,6 +137,17 @@ class OwnCodeFields(BaseModel):
     def bound_fields(self) -> dict[str, str]:
         """The script's flag, or the key of the function's config, by the field that is passed to it."""
         return dict(entry.split("=", 1) for entry in shlex.split(self.bindings))
+
+    @property
+    def command_line(self) -> tuple[str, ...]:
+        """The script's arguments: fixed ones, varied flags, then fields bound to flags."""
+        bound = (part for field, flag in self.bound_fields.items() for part in _flag_with(flag, getattr(self, field)))
+        return (*shlex.split(self.script_arguments), *shlex.split(self.script_flags), *bound)
+
+
+def _flag_with(flag: str, value: Any) -> list[str]:
+    """Return a flag and its value as arguments: `--name value`, or `name=value` if it has no dashes (Hydra)."""
+    return [flag, str(value)] if flag.startswith("-") else [f"{flag}={value}"]
 
 
 class DataFields(OwnCodeFields):

@@ -11,6 +11,7 @@ from typing import Any
 
 from study.errors import ConfigurationError, near, one_line, shown
 from trainables.data.image_layout import kind_of, read_manifest, storages_in
+from trainables.probe.job import is_module
 from trainables.registry import DATASETS
 
 _MAX_LISTED = 5
@@ -140,10 +141,28 @@ def workload_spec(value: Any, source: str) -> tuple[str, str]:
     return f"{path}:{name}", digest
 
 
-def python_file(value: Any, source: str) -> tuple[str, str]:
-    """Return the absolute path of a Python file and its digest. The file is parsed, not run."""
+def script_or_module(value: Any, source: str) -> tuple[str, str]:
+    """Return the absolute path of a script, or the name of a module, and the digest of its file, which is not run."""
+    if isinstance(value, str) and is_module(value) and not os.path.exists(value):
+        path = _file_of_module(value)
+        if path is None:
+            raise ConfigurationError(
+                f"{source}: no file {value} and no module of that name here; give the path of a script, or the name of "
+                "a module as after `torchrun -m`"
+            )
+        return value, _parsed(str(path), source)[2]
     path, _, digest = _parsed(value, source)
     return str(path), digest
+
+
+def _file_of_module(name: str) -> Path | None:
+    """Return the file that `python -m NAME` runs in this folder. Imports nothing."""
+    for folder in (os.getcwd(), *sys.path):
+        base = Path(folder, *name.split("."))
+        for path in (base / "__main__.py", base.with_name(f"{base.name}.py")):
+            if path.is_file():
+                return path
+    return None
 
 
 def _parsed(value: Any, source: str) -> tuple[Path, ast.Module, str]:

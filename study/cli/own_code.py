@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from study.cli.inputs import python_file, workload_spec
+from study.cli.inputs import script_or_module, workload_spec
 from study.errors import ConfigurationError, clipped, near, shown
 from study.studies.basic import STUDIES
 from study.studies.study import TYPE_OF_PLAN_FIELD
@@ -61,7 +61,7 @@ def own_code_axes(
         if values:
             axes["function_config"] = tuple(map(_as_json, _combinations(values)))
         return axes
-    path, digest = python_file(script, "--script")
+    path, digest = script_or_module(script, "--script")
     axes |= {"script": (path,), "script_digest": (digest,)}
     arguments = _split(script_arguments)
     flags = [*values, *(flag for _, flag in map(_field_and_flag, bind))]

@@ -12,6 +12,7 @@ from study.improve.rounds import Configuration, Settings
 from study.improve.search import Attempt, Search
 from study.options import OPTION_OF_FIELD
 from trainables.fields import FIELD_FACTS
+from trainables.probe.job import is_module
 from trainables.trial import Trial
 
 _SELF_SET = (
@@ -159,9 +160,8 @@ def _own_command(trial: Trial) -> str:
     """Return the command that starts the user's script with its flags and variables; empty for a train function."""
     if not trial.script:
         return ""
-    bound = [word for name, flag in trial.bound_fields.items() for word in (flag, str(getattr(trial, name)))]
-    arguments = shlex.split(trial.script_arguments) + shlex.split(trial.script_flags) + bound
-    start = ["torchrun", f"--nproc-per-node={trial.world_size // trial.nodes}", trial.script, *arguments]
+    script = ["-m", trial.script] if is_module(trial.script) else [trial.script]
+    start = ["torchrun", f"--nproc-per-node={trial.world_size // trial.nodes}", *script, *trial.command_line]
     return " ".join(filter(None, [trial.script_env, shlex.join(start)]))
 
 

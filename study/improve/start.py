@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from study.capacity import NodeCapacity
 from study.cli.configuration import Configuration, resolve
-from study.cli.inputs import python_file, workload_spec
+from study.cli.inputs import script_or_module, workload_spec
 from study.errors import DOES_NOT_FIT, ConfigurationError, clipped, near, shown
 from study.improve import factory_levers, own_code_levers
 from study.improve.lever import Lever, Machine
@@ -167,7 +167,7 @@ def _of_folder(directory: str, overrides: Mapping[str, Any], nodes: Sequence[Nod
         trial_id = str(found.configurations.loc[[found.headline], "trial_ids"].iloc[0][0])
     record = next(record for record in Store.at(directory).scan()[0] if record["trial_id"] == trial_id)
     fields = record["trial"] | {"repeat": 0, "profile_ranks": ""} | dict(overrides)
-    for name, read in (("script", python_file), ("workload", workload_spec), ("train_function", workload_spec)):
+    for name, read in (("script", script_or_module), ("workload", workload_spec), ("train_function", workload_spec)):
         if fields.get(name):  # the file may have changed since
             fields[name], fields[f"{name}_digest"] = read(fields[name], directory)
     fields["nodes"], does_not_fit = fit(

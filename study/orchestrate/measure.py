@@ -152,17 +152,6 @@ def probe_job(trial: Trial, rank: int) -> ProbeJob:
     )
 
 
-def script_arguments(trial: Trial) -> tuple[str, ...]:
-    """Return the command line of a trial's script: fixed arguments, varied flags, then fields bound to flags."""
-    bound = [part for field, flag in trial.bound_fields.items() for part in flag_with(flag, getattr(trial, field))]
-    return (*shlex.split(trial.script_arguments), *shlex.split(trial.script_flags), *bound)
-
-
-def flag_with(flag: str, value: Any) -> list[str]:
-    """Return a flag and its value as arguments: `--name value`, or `name=value` if it has no dashes (Hydra)."""
-    return [flag, str(value)] if flag.startswith("-") else [f"{flag}={value}"]
-
-
 def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
     """Run a script in a process of its own. This process does not use the GPU, so the script has all its memory."""
     trial, rank = job.trial, trial_rank.rank
@@ -175,7 +164,7 @@ def _measure_script(job: Job, trial_rank: TrialRank) -> Payload:
         ScriptJob(
             script=trial.script,
             log=str(log),
-            arguments=script_arguments(trial),
+            arguments=trial.command_line,
             environment=_environment(trial, trial_rank, places),
             directory=job.directory if os.path.isdir(job.directory) else None,
             threads=trial.cpus_per_rank,

@@ -1,7 +1,7 @@
 """The size of a batch whose structure is unknown."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,35 +9,49 @@ from torch.nn.utils.rnn import PackedSequence
 
 from trainables.batch import tensors_of
 
+BATCH_OF_IMAGES_DIMENSIONS = 4
+"""[samples, channels, height, width]"""
+
 
 def samples(batch: Any) -> int | None:
     """Return the number of samples of a batch, or None if its structure does not show it.
 
     The leading dimension that most of the batch's tensors share. A list of dicts, and a list inside a batch (images of
-    different sizes), have one sample per item.
+    different sizes), have one sample per item, unless its tensors are batches themselves (several views of the images).
     """
     if isinstance(batch, (tuple, list)) and batch and all(isinstance(item, Mapping) for item in batch):
         return len(batch)
     if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
-        return _most_common(_of_field(item) for item in batch)
-    return _of_field(batch)
+        return _most_common(map(_of_field, batch))
+    return _most_common([_of_field(batch)])
 
 
-def _of_field(value: Any) -> int | None:
-    """Return the samples of one field of a batch."""
+def _of_field(value: Any) -> Sequence[int]:
+    """Return the numbers of samples that one field of a batch may have, the most probable one first."""
     if isinstance(value, torch.Tensor):
-        return int(value.shape[0]) if value.dim() else None
+        return [int(value.shape[0])] if value.dim() else []
     if isinstance(value, PackedSequence):
-        return int(value.batch_sizes[0])
+        return [int(value.batch_sizes[0])]
     if isinstance(value, Mapping):
-        return _most_common(_of_field(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return len(value) or None
-    return None
+        size = _most_common(map(_of_field, value.values()))
+        return [] if size is None else [size]
+    if isinstance(value, (tuple, list)) and value:
+        return _of_list(value)
+    return []
 
 
-def _most_common(sizes: Iterable[int | None]) -> int | None:
-    counts = Counter(size for size in sizes if size is not None)
+def _of_list(items: Sequence[Any]) -> Sequence[int]:
+    """Return the items of a list, and the leading dimension that all its tensors share."""
+    shared = {int(item.shape[0]) if isinstance(item, torch.Tensor) and item.dim() else None for item in items}
+    size = shared.pop() if len(shared) == 1 else None
+    if size is None:
+        return [len(items)]
+    return [size, len(items)] if items[0].dim() >= BATCH_OF_IMAGES_DIMENSIONS else [len(items), size]
+
+
+def _most_common(fields: Iterable[Sequence[int]]) -> int | None:
+    """Return the number that most fields may have; of equally common ones, the first."""
+    counts = Counter(size for sizes in fields for size in dict.fromkeys(sizes))
     return counts.most_common(1)[0][0] if counts else None
 
 

@@ -17,6 +17,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import runpy
 import signal
 import time
 import traceback
@@ -100,12 +101,12 @@ def main(job_path: Path) -> NoReturn:
     probe.install()
     _refuse_to_start_ranks()
     try:
-        _run(job, probe)
+        _run(job, probe, folder.path)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+            _write_error(f"{end.code}\n")
             folder.write(ERROR_FILE, json.dumps({"type": "SystemExit", "text": end.code, "place": None, "bases": []}))
     except BaseException as error:  # noqa: BLE001 - the parent reports every exception
         _describe(error, job, folder)
@@ -116,28 +117,36 @@ def main(job_path: Path) -> NoReturn:
         with contextlib.suppress(Exception):  # a device that failed cannot be read
             probe.remove()
             save()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     if code:
         os._exit(code)  # as the script has failed, no exit handler of its libraries may wait for other ranks
     sys.exit(0)
 
 
-def _run(job: ScriptJob, probe: Probe) -> None:
-    """Execute the script as `__main__`."""
-    script = Path(job.script).resolve()
-    sys.argv = [job.script, *job.arguments]
-    module = types.ModuleType("__main__")
-    vars(module).update(__file__=str(script), __builtins__=__builtins__, __cached__=None)
+def _run(job: ScriptJob, probe: Probe, folder: Path) -> None:
+    """Execute the script or module as `__main__`."""
     handle = types.ModuleType(PROBE_MODULE)
     vars(handle)["probe"] = probe
     sys.path.remove(PROJECT)
-    sys.path.insert(0, str(script.parent))
-    sys.path.append(PROJECT)  # `from trainables.probe import steps`, unless the script has a module of that name
     for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
         del sys.modules[name]
-    sys.modules["__main__"] = module
     sys.modules[PROBE_MODULE] = handle
+    # `from trainables.probe import steps`, unless the script has a module of that name. No other package of the project
+    # is on the path: `benchmarks`, with an `__init__.py`, would replace a folder of the script without one.
+    modules = folder / "modules"
+    modules.mkdir()
+    (modules / "trainables").symlink_to(Path(PROJECT, "trainables"))
+    sys.path.append(str(modules))
+    sys.argv = [job.script, *job.arguments]
+    if job.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(job.script, run_name="__main__", alter_sys=True)
+        return
+    script = Path(job.script).absolute()  # as Python does: a link's own path, but the folder that it points to
+    sys.path.insert(0, str(script.resolve().parent))
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=str(script), __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = module
     exec(compile(script.read_bytes(), str(script), "exec"), vars(module))  # noqa: S102 - the script that was asked for
 
 
@@ -162,20 +171,30 @@ def _exit_with_all_ranks(folder: Folder) -> NoReturn:
         worker.terminate()
     while not (folder.path / END_FILE).exists():
         time.sleep(END_POLL_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(0)
+
+
+def _flush() -> None:
+    """Write out what the script printed. It may have closed or replaced its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _write_error(text: str) -> None:
+    """Write to stderr. Many scripts replace `print` by one that is silent on all ranks but the first."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
 
 
 def _describe(error: BaseException, job: ScriptJob, folder: Folder) -> None:
     """Print the traceback without the frames of this file, and write the error's type, text and place."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__]
-    print("Traceback (most recent call last):", file=sys.stderr)
-    print("".join(traceback.format_list(own)), end="", file=sys.stderr)
-    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-    folder_of_script = str(Path(job.script).resolve().parent)
-    users = [frame for frame in own if frame.filename.startswith(folder_of_script)] or own
+    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    _write_error("".join(["Traceback (most recent call last):\n", *lines]))
+    users = [frame for frame in own if _is_of_script(frame.filename, job)] or own
     place = f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else None
     description = {
         "type": type(error).__name__,
@@ -183,8 +202,24 @@ def _describe(error: BaseException, job: ScriptJob, folder: Folder) -> None:
         "text": one_line(error),
         "errno": getattr(error, "errno", None),
         "place": place,
+        "module": _missing_module(error, job) if isinstance(error, ImportError) else None,
     }
     folder.write(ERROR_FILE, json.dumps(description))
+
+
+def _is_of_script(filename: str, job: ScriptJob) -> bool:
+    """Return True for the user's files: those next to the script, except packages that are installed there."""
+    folder = Path.cwd() if job.is_module else Path(job.script).resolve().parent
+    path = Path(filename).resolve()
+    return path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts
+
+
+def _missing_module(error: ImportError, job: ScriptJob) -> dict[str, Any]:
+    """Return the package that could not be imported: whether it is installed, and whether it is in this folder."""
+    package = (error.name or "").partition(".")[0]
+    installed = not isinstance(error, ModuleNotFoundError) or package in sys.modules
+    is_here = not job.is_module and any(Path(name).exists() for name in (package, f"{package}.py"))
+    return {"package": package, "installed": installed, "is_here": bool(package) and is_here}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ LEAD_IN_STEPS = 1
 """untimed steps after each change of the instruments"""
 
 
+def is_module(script: str) -> bool:
+    """Return True for the name of a module, False for the path of a file."""
+    return not script.endswith(".py") and all(part.isidentifier() for part in script.split("."))
+
+
 @dataclass(frozen=True)
 class ProbeJob:
     """The windows of a training loop, in optimizer steps. All ranks of a trial have the same.
@@ -57,12 +62,12 @@ class ProbeJob:
 class ScriptJob:
     """A script as `torchrun` would start it, on one rank.
 
-    script: path of the file, relative to `directory` if not absolute. arguments: its command line. environment: extra
-    variables. directory: working directory; None: that of the parent. log: file for the rank's output (stdout and
-    stderr); its folder exists. threads: OMP_NUM_THREADS, unless `environment` sets it; None: unchanged.
-    start_timeout_s: longest time until the first optimizer step. step_timeout_s: longest time between steps, which
-    includes an evaluation. end_grace_s: time for a script to end by itself after the last window, in which `steps` has
-    ended its loop.
+    script: path of the file, relative to `directory` if not absolute, or name of a module, see `is_module`. arguments:
+    its command line. environment: extra variables. directory: working directory; None: that of the parent. log: file
+    for the rank's output (stdout and stderr); its folder exists. threads: OMP_NUM_THREADS, unless `environment` sets
+    it; None: unchanged. start_timeout_s: longest time until the first optimizer step. step_timeout_s: longest time
+    between steps, which includes an evaluation. end_grace_s: time for a script to end by itself after the last window,
+    in which `steps` has ended its loop.
     """
 
     script: str
@@ -75,6 +80,11 @@ class ScriptJob:
     start_timeout_s: float = 900.0
     step_timeout_s: float = 600.0
     end_grace_s: float = 10.0
+
+    @property
+    def is_module(self) -> bool:
+        """True if `script` is the name of a module, as after `torchrun -m`."""
+        return is_module(self.script)
 
     def to_json(self) -> str:
         """Return the job as JSON."""

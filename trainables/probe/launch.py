@@ -143,7 +143,7 @@ def _watch(
         steps = _steps(folder)
         return ScriptFailure(kind, line, place.rank, job.log, code, steps, job.probe.needed_steps)
 
-    if not (directory / job.script).is_file():
+    if not job.is_module and not (directory / job.script).is_file():
         ranks.store.set(ranks.key("failed"), str(place.rank))
         return failure("not_found", f"the script {directory / job.script} does not exist")
     (folder / PROGRESS_FILE).write_bytes(bytes(8))

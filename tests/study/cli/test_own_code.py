@@ -15,7 +15,6 @@ from study.capacity import NodeCapacity
 from study.cli.commands import prepare
 from study.cli.configuration import Configuration, resolve
 from study.errors import ConfigurationError
-from study.orchestrate.measure import script_arguments
 from trainables.trial import Trial
 
 NODES = [NodeCapacity("", "here", cpus=2, gpus=0)]
@@ -50,7 +49,7 @@ def test_every_combination_of_flags_and_variables_is_a_trial(script: str, result
         "--batch-size 16", "--batch-size 16 --amp", "--batch-size 32", "--batch-size 32 --amp",
     }  # fmt: skip
     assert {trial.script_env for trial in planned} == {"OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2"}
-    assert {script_arguments(trial)[:2] for trial in planned} == {("--data", "/a b")}
+    assert {trial.command_line[:2] for trial in planned} == {("--data", "/a b")}
     assert all(trial.door == "script" and trial.script == script for trial in planned)
 
 
@@ -59,7 +58,7 @@ def test_a_bound_field_is_an_axis_that_reaches_the_script(script: str, results_f
         "script": script, "gpus": "1", "bind": ["batch_per_gpu=--bs", "loader_workers=data.workers"],
         "batch-per-gpu": "4,8", "loader-workers": "2", "repeats": 1, "out": results_folder,
     }  # fmt: skip
-    lines = [script_arguments(trial) for trial in trials(resolve(options))]
+    lines = [trial.command_line for trial in trials(resolve(options))]
     assert lines == [("--bs", "4", "data.workers=2"), ("--bs", "8", "data.workers=2")]
 
 
@@ -70,6 +69,18 @@ def test_values_of_a_config_are_typed(script: str, results_folder: str) -> None:
     }  # fmt: skip
     configs = [json.loads(trial.function_config) for trial in trials(resolve(options))]
     assert configs == [{"lr": 0.1, "name": "a", "amp": True}, {"lr": 0.1, "name": "a", "amp": False}]
+
+
+def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("package").mkdir()
+    Path("package/train.py").write_text("print('training')\n")
+    axes = resolve({"script": "package.train", "gpus": "1", "out": str(tmp_path / "results")}).axes
+    assert axes["script"] == ("package.train",)
+    Path("package/train.py").write_text("print('edited')\n")
+    edited = resolve({"script": "package.train", "gpus": "1", "out": str(tmp_path / "results")}).axes
+    assert edited["script_digest"] != axes["script_digest"]
+    assert "no module of that name" in message({"script": "package.missing", "gpus": "1"})
 
 
 def test_an_edited_script_is_another_trial(script: str, results_folder: str) -> None:
@@ -151,7 +162,7 @@ def test_varied_values_reach_the_script_unchanged(values: dict[str, list[str]]) 
     axes = resolve(options).axes
     seen: dict[str, set[str]] = {name: set() for name in values}
     for text in axes["script_flags"]:
-        arguments = script_arguments(Trial(script=__file__, script_flags=text))
+        arguments = Trial(script=__file__, script_flags=text).command_line
         while arguments:
             name, equals, value = arguments[0].partition("=")
             taken = 1 if equals and name in values else 2

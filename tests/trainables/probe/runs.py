@@ -14,17 +14,34 @@ SHORT = ProbeJob(warmup_steps=6, plain_steps=8, phase_steps=8, trace_steps=6)
 
 
 def run_on(
-    ranks: int, script: str, *arguments: str, logs: Path, probe: ProbeJob = SHORT, **job: Any
+    ranks: int,
+    script: str,
+    *arguments: str,
+    logs: Path,
+    probe: ProbeJob = SHORT,
+    directory: Path | None = None,
+    **job: Any,
 ) -> list[ScriptOutput]:
-    """Run a script of `SCRIPTS` and return the output of each rank. A thread stands for each rank's parent process."""
+    """Run a script of `SCRIPTS` and return the output of each rank. A thread stands for each rank's parent process.
+
+    directory: working directory; None: the script's folder.
+    """
     path = SCRIPTS / script
+    folder = directory or path.parent
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def run(rank: int) -> ScriptOutput:
         client = dist.TCPStore("127.0.0.1", store.port, is_master=False)
         log = logs / f"{path.stem}-{'-'.join(arguments)[:20]}-rank{rank}.log"
         script_job = ScriptJob(
-            path.name, str(log), arguments, {"GLOO_SOCKET_IFNAME": "lo"}, str(path.parent), 1, probe, **job
+            str(path.relative_to(folder)),
+            str(log),
+            arguments,
+            {"GLOO_SOCKET_IFNAME": "lo"},
+            str(folder),
+            1,
+            probe,
+            **job,
         )
         return run_script(script_job, RankPlace(rank, ranks, rank, ranks), client, script)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.trainables.probe.runs import SHORT, rows, run_on
+from tests.trainables.probe.runs import SCRIPTS, SHORT, rows, run_on
 from trainables.probe.job import ScriptFailure, ScriptOutput
 
 TRACED = f"early {SHORT.needed_steps - 1}"
@@ -16,9 +16,15 @@ TRACED = f"early {SHORT.needed_steps - 1}"
 KINDS = {
     "exit": ("exit", 3, "code 3"),
     "hang": ("start_timeout", None, "no optimizer step within 8 s"),
-    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:26)"),
-    "imported spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:47)"),
-    "import": ("import", 1, "a_module_that_does_not_exist"),
+    "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:"),
+    "imported spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:"),
+    "import": ("import", 1, "a_module_that_does_not_exist' (broken.py:"),
+    "old import": (
+        "import",
+        1,
+        "No module named 'torch._six' (broken.py:",
+    ),
+    "silent print": ("error", 1, "ValueError: not printed"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),
     "early 4": ("early", 0, f"after 4 optimizer steps, but {SHORT.needed_steps} are needed"),
@@ -64,6 +70,12 @@ def test_no_profiler_is_live_when_a_script_exits(outputs: dict[str, ScriptOutput
     assert "profiler at exit: False" in Path(failure_of(outputs[TRACED]).log).read_text()
 
 
+def test_the_log_has_the_traceback_of_a_script_that_silences_print(outputs: dict[str, ScriptOutput]) -> None:
+    """As many scripts do on all ranks but the first."""
+    log = Path(failure_of(outputs["silent print"]).log).read_text()
+    assert log.startswith("Traceback (most recent call last):") and log.rstrip().endswith("ValueError: not printed")
+
+
 def test_a_script_that_swallows_all_exceptions_is_ended(outputs: dict[str, ScriptOutput]) -> None:
     assert outputs["swallow"].failure is None
     assert outputs["swallow"].evidence["steps_run"] == SHORT.needed_steps
@@ -82,6 +94,13 @@ def test_ranks_without_a_common_process_group_are_no_training(tmp_path: Path) ->
         assert failure_of(output).kind == "alone"
         assert "no process group at the end of the measurement, but 2 ranks" in failure_of(output).line
         assert len(rows(output, "plain")) == SHORT.plain_steps
+
+
+def test_a_package_in_the_working_directory_is_not_one_to_install(tmp_path: Path) -> None:
+    """As of a script that people start with `torchrun -m`."""
+    [output] = run_on(1, "broken.py", "import of a neighbour", logs=tmp_path, directory=SCRIPTS.parent)
+    assert "scripts is in the working directory" in failure_of(output).line
+    assert "install it" not in failure_of(output).line
 
 
 def test_a_script_that_does_not_exist_is_reported(tmp_path: Path) -> None:

@@ -133,6 +133,12 @@ def test_a_script_has_its_own_modules_arguments_and_loader_processes(logs: Path)
         }
 
 
+def test_a_module_runs_as_after_torchrun_m(logs: Path) -> None:
+    [output] = run_on(1, "as_module.train", "--flag", "a b", logs=logs)
+    assert output.failure is None, next(logs.glob("as_module*")).read_text()
+    assert output.evidence["samples_per_step"] == 7
+
+
 def test_a_loop_with_marked_steps_ends_by_itself_and_its_slow_loader_is_seen(logs: Path) -> None:
     [output] = run_on(1, "stream.py", logs=logs)
     assert output.failure is None

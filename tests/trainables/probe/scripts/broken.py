@@ -1,6 +1,7 @@
 """A script that fails in the way its argument says."""
 
 import atexit
+import builtins
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,13 @@ elif kind == "spawn":
     multiprocessing.spawn(train, nprocs=2)
 elif kind == "import":
     import a_module_that_does_not_exist  # type: ignore[import-not-found] # noqa: F401
+elif kind == "old import":
+    import torch._six  # type: ignore[import-not-found] # noqa: F401
+elif kind == "import of a neighbour":
+    import scripts.own_modules  # noqa: F401
+elif kind == "silent print":
+    builtins.print = lambda *_, **__: None  # type: ignore[assignment]
+    raise ValueError("not printed")
 elif kind == "read-only":
     Path("/sys/checkpoints").mkdir()
 elif kind == "memory":

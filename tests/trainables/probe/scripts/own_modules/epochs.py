@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.sizes import SAMPLES  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -31,7 +32,7 @@ def main() -> None:
     assert Path(sys.path[0]) == Path(__file__).parent == Path.cwd()
     dist.init_process_group("gloo", init_method="env://")
     assert dist.get_rank() == int(os.environ["RANK"]) == int(os.environ["LOCAL_RANK"])
-    train, validation = Samples(80), Samples(16)
+    train, validation = Samples(SAMPLES), Samples(16)
     sampler: DistributedSampler[dict[str, Any]] = DistributedSampler(train)
     loader = DataLoader(
         train, 5, sampler=sampler, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
