@@ -57,6 +57,10 @@ class FaultError(AssertionError):
     """A requirement after a fault is violated."""
 
 
+class NoStepError(FaultError):
+    """There is no step to inject a fault into, for example because the command has ended."""
+
+
 @dataclass
 class Cluster:
     """Two hosts under Ray, and a study's command on the first."""
@@ -208,7 +212,7 @@ def send(host: Host, pattern: str, number: signal.Signals) -> None:
 def await_step(cluster: Cluster) -> None:
     """Wait until the rank on the second host is in a step.
 
-    Raises FaultError if the command has ended, or if there is no step within `NEXT_TIMEOUT_S`.
+    Raises NoStepError if the command has ended, or if there is no step within `NEXT_TIMEOUT_S`.
     """
     folder = cluster.hosts[1].tmp / STEPPING.name
     for sign in folder.iterdir():
@@ -216,7 +220,7 @@ def await_step(cluster: Cluster) -> None:
     deadline_s = time.monotonic() + NEXT_TIMEOUT_S
     while not any(folder.iterdir()):
         if time.monotonic() > deadline_s or (cluster.run and cluster.run.has_ended):
-            raise FaultError(f"no rank is in a step:\n{cluster.run.output if cluster.run else ''}")
+            raise NoStepError(f"no rank is in a step:\n{cluster.run.output if cluster.run else ''}")
         time.sleep(0.05)
 
 
@@ -331,11 +335,17 @@ def suffer(cluster: Cluster, rng: random.Random, names: Sequence[str] = tuple(FA
     for name in names:
         fault = FAULTS[name]
         started_s = time.monotonic()
-        run = _await_next_trial(cluster, run)
-        wait_s = rng.uniform(0.0, 4.0)
-        time.sleep(wait_s)
-        finished, since = cluster.done_trials(), len(run.output)
-        fault.inject(cluster)
+        for further in (1, 0):
+            run = _await_next_trial(cluster, run)
+            wait_s = rng.uniform(0.0, 4.0)
+            time.sleep(wait_s)
+            finished, since = cluster.done_trials(), len(run.output)
+            try:
+                fault.inject(cluster)
+                break
+            except NoStepError:  # the last planned trial may be over; repeating the command runs those that failed
+                if not further:
+                    raise
         if fault.message is None:
             run.end()
         else:

@@ -30,4 +30,4 @@ def test_a_study_survives_a_killed_rank_and_a_killed_driver() -> None:
 @pytest.mark.faults
 @pytest.mark.xdist_group("other faults")  # beside the test above, since both mostly wait
 def test_a_study_survives_every_other_fault_and_is_completed_by_the_same_command() -> None:
-    survives([name for name in FAULTS if name not in ALWAYS], repeats=9, command=SHORT_PAUSES)
+    survives([name for name in FAULTS if name not in ALWAYS], repeats=12, command=SHORT_PAUSES)
