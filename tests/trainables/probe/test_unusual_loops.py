@@ -1,12 +1,15 @@
 """Loops that hide the parts of a step from a simple view: wrappers of optimizers, and modules that contain the loop."""
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from trainables.probe.counter import DEEPSPEED_ENGINE
 from trainables.probe.job import ProbeJob, ScriptOutput
 from trainables.probe.session import probe_session
 
@@ -50,6 +53,53 @@ def test_a_wrapper_whose_step_is_never_called_is_no_optimizer_of_the_cycle() -> 
     assert output.evidence["optimizer_calls_per_step"] == 1
     assert output.evidence["micro_batches"] == 2
     assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in phases(output))
+
+
+ENGINE = """
+class DeepSpeedEngine:
+    def __init__(self, *optimizers):
+        self.optimizer = optimizers[0]
+        self.optimizers = optimizers
+
+    def _take_model_step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+"""
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class that counts as DeepSpeed's."""
+    module = ModuleType(DEEPSPEED_ENGINE)
+    exec(ENGINE, vars(module))  # noqa: S102
+    monkeypatch.setitem(sys.modules, DEEPSPEED_ENGINE, module)
+    return module.DeepSpeedEngine
+
+
+@pytest.mark.usefixtures("engine")
+def test_deepspeed_that_is_only_imported_does_not_hide_the_steps() -> None:
+    """accelerate and transformers import it if it is installed."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert measured(step).evidence["optimizers"] == ["SGD"]
+
+
+def test_the_steps_of_an_engine_of_deepspeed_are_counted(engine: Any) -> None:
+    model = nn.Linear(4, 4)
+    trained = engine(*(torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()))
+
+    def step() -> None:
+        model(torch.ones(3, 4)).square().mean().backward()
+        trained._take_model_step()
+
+    output = measured(step)
+    assert output.evidence["optimizers"] == ["DeepSpeedEngine"]
+    assert output.evidence["samples_per_step"] == 3
 
 
 class ManualOptimization(nn.Module):
