@@ -101,9 +101,15 @@ def label_evaluations(rows: Sequence[Row], evaluated: Collection[int]) -> list[R
 
 
 def usual(values: Sequence[int | None]) -> int | None:
-    """Return the most common known value, or None."""
+    """Return the value of more than half of the steps; without one, the mean, as if batches are padded; or None.
+
+    Unknown values do not count.
+    """
     known = [value for value in values if value is not None]
-    return statistics.mode(known) if known else None
+    if not known:
+        return None
+    common = statistics.mode(known)
+    return common if 2 * known.count(common) > len(known) else round(statistics.fmean(known))
 
 
 def per_step(steps: Sequence[StepSpans], name: str) -> list[Any]:
