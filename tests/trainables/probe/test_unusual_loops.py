@@ -1,5 +1,6 @@
 """Loops that hide the parts of a step from a simple view: wrappers of optimizers, and modules that contain the loop."""
 
+import itertools
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -100,6 +101,30 @@ def test_the_steps_of_an_engine_of_deepspeed_are_counted(engine: Any) -> None:
     output = measured(step)
     assert output.evidence["optimizers"] == ["DeepSpeedEngine"]
     assert output.evidence["samples_per_step"] == 3
+
+
+@pytest.mark.parametrize("part", ["accuracy", "frozen layer"])
+def test_an_evaluation_is_seen_although_each_step_looks_like_one(part: str) -> None:
+    """torchvision computes the accuracy of each step in inference mode; some loops freeze the statistics of a layer."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = itertools.count(1)
+
+    def step() -> None:
+        model.train()
+        if part == "frozen layer":
+            model[0].eval()
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.inference_mode():
+            loss.item()
+        if next(steps) % 5 == 0:
+            model.eval()
+
+    evidence = measured(step).evidence
+    assert evidence["evaluation_steps"] == [5, 10, 15]
+    assert "evaluation" not in evidence["nulls"]
 
 
 class ManualOptimization(nn.Module):
