@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 STARTING, ENDING = "starting Ray Tune", "ending the worker group"
 NEXT_TRIAL = "next trial"
 CHECKING = "checking your code on the first rank"
+MOST_WITH_DECIMALS = 100
+"""samples/s from which whole numbers are exact enough"""
+
 LINE_EVERY_S = 30.0
 """time between two lines about the same trial in a log"""
 
@@ -181,7 +184,7 @@ class Progress:
         if trial.epochs and "epoch" in event.summary:
             label += f", {_epoch_and_accuracy(trial, event.summary)}"
         rate = event.summary.get("throughput_samples_per_s")
-        label += f": {rate:,.0f} samples/s" if rate is not None else ""
+        label += f": {rate:,.{0 if rate >= MOST_WITH_DECIMALS else 2}f} samples/s" if rate is not None else ""
         self.ended.append(f"{event.status.replace('_', ' ')}: {label}")
         self._log(f"[{self._counts()}{self._times()}] {self.ended[-1]}")
         if event.status in ("failed", "timeout"):

@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from trainables.step.timing import Clock, CudaClock, clock_for
 
 MOST_CALLS = 24
 """Calls after which a cycle is recognised although some optimizers have not been called."""
+
+DEEPSPEED_ENGINE = "deepspeed.runtime.engine"
+"""module of DeepSpeed's training loop"""
 
 
 def period(calls: Sequence[Hashable], optimizers: int) -> int | None:
@@ -123,9 +127,12 @@ class StepCounter:
                 self.on_step(optimizer)
 
     def _follow_deepspeed(self) -> bool:
-        """Count the steps of DeepSpeed's engine from now on, if there is one."""
-        engine: Any = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
-        if engine is None:
+        """Count the steps of DeepSpeed's engine from now on, if the optimizer is called by one.
+
+        That its module is imported means nothing: accelerate imports it if it is installed.
+        """
+        engine: Any = getattr(sys.modules.get(DEEPSPEED_ENGINE), "DeepSpeedEngine", None)
+        if engine is None or not _is_called_by(DEEPSPEED_ENGINE):
             return False
         self._counts_engine = True
         self.names.append("DeepSpeedEngine")
@@ -142,6 +149,16 @@ class StepCounter:
         engine._take_model_step = take_model_step
         self._restore.append(lambda: setattr(engine, "_take_model_step", original))
         return True
+
+
+def _is_called_by(module: str) -> bool:
+    """Return True if code of a module is being executed."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _live_optimizers() -> int:

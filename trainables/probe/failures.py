@@ -30,7 +30,7 @@ def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
             "the function that trains one rank with RANK and LOCAL_RANK from the environment"
         )
     if "ImportError" in bases:
-        return "import", f"{text}{at}; {_import_hint(**error['module'])}"
+        return "import", "; ".join(filter(None, (f"{text}{at}", _import_hint(**error["module"]))))
     if "OutOfMemoryError" in bases or "MemoryError" in bases or "out of memory" in text.lower():
         return "out_of_memory", f"out of memory{at}: {text}"
     if error.get("errno") in (errno.EROFS, errno.EACCES, errno.EPERM) and "OSError" in bases:
@@ -41,14 +41,16 @@ def exception(error: Mapping[str, Any]) -> tuple[FailureKind, str]:
 
 
 def _import_hint(package: str, installed: bool, is_here: bool) -> str:
-    """Return what to do about a package that could not be imported."""
+    """Return what to do about a package that could not be imported; "" if the error does not name it."""
+    if not package:
+        return ""
     if is_here and not installed:
         return (
             f"{package} is in the working directory, from which a script imports nothing: give the script as a module "
             "(package.train for package/train.py), or add --env PYTHONPATH=."
         )
     if installed:
-        return f"the script requires another version of {package or 'the package'}"
+        return f"the script requires another version of {package}"
     return "install it in the environment of the study"
 
 

@@ -1,6 +1,7 @@
 """The windows of a training loop: what is installed when, and what is known at the end."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Probe:
         self._marks: list[Mark] = []
         self._starts: dict[int, Mark] = {}
         self._call_marks: list[Mark] = []
-        self._evaluated: set[int] = set()
+        self._evaluated: dict[Hashable, set[int]] = defaultdict(set)  # steps by module that `eval` was called of
         self._spans: dict[int, StepSpans] = {}
         self._previous_done: dict[int, bool | None] = {}
         self._modules: list[Outermost] = []
@@ -104,15 +105,15 @@ class Probe:
     def install(self) -> None:
         """Start to count steps and evaluations."""
         self.counter.install()
-        for owner, name in ((nn.Module, "eval"), (torch.inference_mode, "__enter__")):
-            self._watch_evaluation(owner, name)
+        self._watch_evaluation(nn.Module, "eval")
+        self._watch_evaluation(torch.inference_mode, "__enter__")
 
     def _watch_evaluation(self, owner: Any, name: str) -> None:
         """Note the steps in which a function is called that training steps do not call."""
         original = getattr(owner, name)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            self._evaluated.add(self.number)
+            self._evaluated[name if owner is torch.inference_mode else id(args[0])].add(self.number)
             return original(*args, **kwargs)
 
         called._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -126,9 +127,10 @@ class Probe:
             if "eval" in vars(cls):
                 self._watch_evaluation(cls, "eval")
 
-    def _called_modules(self) -> list[nn.Module]:
-        """Return the modules that the loop calls itself, and that still exist."""
-        return [module for outermost in self._modules if (module := outermost.module()) is not None]
+    def _called_modules(self, trained: bool = False) -> list[nn.Module]:
+        """Return the modules that the loop calls itself, and that still exist; all, or those with gradients."""
+        called = [outermost for outermost in self._modules if outermost.trained or not trained]
+        return [module for outermost in called if (module := outermost.module()) is not None]
 
     def remove(self) -> None:
         """Remove everything that is installed. Not from within an optimizer's call."""
@@ -344,9 +346,11 @@ class Probe:
     def evaluated(self) -> set[int]:
         """Return the steps of this rank that contain an evaluation pass."""
         windows = self._labels[: self.number + 1]
-        steps, problem = evaluation_steps(self._evaluated, windows)
-        if problem:
-            self.nulls["evaluation"] = problem
+        steps, common = evaluation_steps(self._evaluated, windows)
+        if not steps and any(
+            id(module) in common for root in self._called_modules(trained=True) for module in root.modules()
+        ):
+            self.nulls["evaluation"] = "most steps put the model in evaluation mode, so evaluation looks like training"
         phases = [number for number in self._spans if windows[number] == "phases"]
         return steps | unusual_inference([self._spans[number] for number in phases], min(phases, default=0))
 

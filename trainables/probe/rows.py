@@ -1,7 +1,7 @@
 """Build the rows of steps.parquet from the marks of a script's steps."""
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -59,19 +59,17 @@ def _add(row: Row, part: str, seconds: float) -> None:
     row[f"{part}_s"] = row.get(f"{part}_s", 0.0) + seconds
 
 
-def evaluation_steps(evaluated: Collection[int], windows: Sequence[str]) -> tuple[set[int], str | None]:
-    """Return the steps that contain an evaluation pass, and why they cannot be told apart, if so.
+def evaluation_steps(
+    signals: Mapping[Hashable, Collection[int]], windows: Sequence[str]
+) -> tuple[set[int], set[Hashable]]:
+    """Return the steps that contain an evaluation pass, and the signals that show none.
 
-    evaluated: steps in which a module was put in evaluation mode. windows: window of each step. If that happens in more
-    than half of the steps, it is part of a training step (a frozen module, a teacher).
+    signals: steps by signal, such as `eval` of a module. windows: window of each step. What is seen in more than half
+    of the steps is part of a training step: a frozen module, a teacher, an accuracy.
     """
-    timed = [step for step, window in enumerate(windows) if window != "warmup"]
-    if len([step for step in timed if step in evaluated]) * 2 > len(timed):
-        return (
-            set(),
-            "most steps put a module in evaluation mode, so evaluation passes look like training",
-        )
-    return set(evaluated), None
+    timed = {step for step, window in enumerate(windows) if window != "warmup"}
+    common = {signal for signal, steps in signals.items() if len(timed.intersection(steps)) * 2 > len(timed)}
+    return {step for signal, steps in signals.items() if signal not in common for step in steps}, common
 
 
 def unusual_inference(steps: Sequence[StepSpans], first: int) -> set[int]:
@@ -101,9 +99,15 @@ def label_evaluations(rows: Sequence[Row], evaluated: Collection[int]) -> list[R
 
 
 def usual(values: Sequence[int | None]) -> int | None:
-    """Return the most common known value, or None."""
+    """Return the value of more than half of the steps; without one, the mean, as if batches are padded; or None.
+
+    Unknown values do not count.
+    """
     known = [value for value in values if value is not None]
-    return statistics.mode(known) if known else None
+    if not known:
+        return None
+    common = statistics.mode(known)
+    return common if 2 * known.count(common) > len(known) else round(statistics.fmean(known))
 
 
 def per_step(steps: Sequence[StepSpans], name: str) -> list[Any]:

@@ -19,11 +19,8 @@ KINDS = {
     "spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:"),
     "imported spawn": ("starts_processes", 1, "starts its ranks itself (broken.py:"),
     "import": ("import", 1, "a_module_that_does_not_exist' (broken.py:"),
-    "old import": (
-        "import",
-        1,
-        "No module named 'torch._six' (broken.py:",
-    ),
+    "old import": ("import", 1, "the script requires another version of torch"),
+    "import with a hint": ("import", 1, "rouge needs a package: pip install absl-py (broken.py:"),
     "silent print": ("error", 1, "ValueError: not printed"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),

@@ -20,7 +20,7 @@ from trainables.probe.flops import OperationCounter, traced_operations
 from trainables.probe.job import ProbeJob, ScriptJob
 from trainables.probe.loop import steps
 from trainables.probe.probe import BOUNDARY
-from trainables.probe.rows import label_evaluations
+from trainables.probe.rows import label_evaluations, usual
 from trainables.probe.session import Session, probe_session
 
 SHORT = ProbeJob(warmup_steps=6, plain_steps=5, phase_steps=4, issue_steps=3, trace_steps=2)
@@ -81,6 +81,14 @@ def test_tokens_are_the_elements_of_an_integer_matrix() -> None:
     ids = torch.zeros(4, 16, dtype=torch.int64)
     assert tokens(([ids], {"attention_mask": ids.bool(), "labels": ids})) == 64
     assert tokens(([X], {})) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([16, 16, 16, 4], 16), ([600, 640, 500, 640], 595), ([None, 8], 8), ([None], None)]
+)
+def test_a_size_that_varies_is_a_mean(values: list[int | None], expected: int | None) -> None:
+    """The last batch of an epoch is smaller; tokens differ in each step if batches are padded to their longest text."""
+    assert usual(values) == expected
 
 
 def test_an_evaluation_is_no_part_of_a_window() -> None:

@@ -1,12 +1,16 @@
 """Loops that hide the parts of a step from a simple view: wrappers of optimizers, and modules that contain the loop."""
 
+import itertools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from trainables.probe.counter import DEEPSPEED_ENGINE
 from trainables.probe.job import ProbeJob, ScriptOutput
 from trainables.probe.session import probe_session
 
@@ -50,6 +54,77 @@ def test_a_wrapper_whose_step_is_never_called_is_no_optimizer_of_the_cycle() -> 
     assert output.evidence["optimizer_calls_per_step"] == 1
     assert output.evidence["micro_batches"] == 2
     assert all(row["forward_s"] > 0 and row["backward_s"] > 0 for row in phases(output))
+
+
+ENGINE = """
+class DeepSpeedEngine:
+    def __init__(self, *optimizers):
+        self.optimizer = optimizers[0]
+        self.optimizers = optimizers
+
+    def _take_model_step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+"""
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class that counts as DeepSpeed's."""
+    module = ModuleType(DEEPSPEED_ENGINE)
+    exec(ENGINE, vars(module))  # noqa: S102
+    monkeypatch.setitem(sys.modules, DEEPSPEED_ENGINE, module)
+    return module.DeepSpeedEngine
+
+
+@pytest.mark.usefixtures("engine")
+def test_deepspeed_that_is_only_imported_does_not_hide_the_steps() -> None:
+    """accelerate and transformers import it if it is installed."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert measured(step).evidence["optimizers"] == ["SGD"]
+
+
+def test_the_steps_of_an_engine_of_deepspeed_are_counted(engine: Any) -> None:
+    model = nn.Linear(4, 4)
+    trained = engine(*(torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()))
+
+    def step() -> None:
+        model(torch.ones(3, 4)).square().mean().backward()
+        trained._take_model_step()
+
+    output = measured(step)
+    assert output.evidence["optimizers"] == ["DeepSpeedEngine"]
+    assert output.evidence["samples_per_step"] == 3
+
+
+@pytest.mark.parametrize("part", ["accuracy", "frozen layer"])
+def test_an_evaluation_is_seen_although_each_step_looks_like_one(part: str) -> None:
+    """torchvision computes the accuracy of each step in inference mode; some loops freeze the statistics of a layer."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = itertools.count(1)
+
+    def step() -> None:
+        model.train()
+        if part == "frozen layer":
+            model[0].eval()
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.inference_mode():
+            loss.item()
+        if next(steps) % 5 == 0:
+            model.eval()
+
+    evidence = measured(step).evidence
+    assert evidence["evaluation_steps"] == [5, 10, 15]
+    assert "evaluation" not in evidence["nulls"]
 
 
 class ManualOptimization(nn.Module):

@@ -29,6 +29,8 @@ elif kind == "import":
     import a_module_that_does_not_exist  # type: ignore[import-not-found] # noqa: F401
 elif kind == "old import":
     import torch._six  # type: ignore[import-not-found] # noqa: F401
+elif kind == "import with a hint":
+    raise ImportError("rouge needs a package: pip install absl-py")
 elif kind == "import of a neighbour":
     import scripts.own_modules  # noqa: F401
 elif kind == "silent print":
