@@ -299,6 +299,8 @@ def test_a_copied_trial_is_left_out_though_it_bears_a_name_of_its_own(folder: Pa
 
 def test_a_loop_of_links_and_undecodable_names_are_passed_over(folder: Path) -> None:
     (folder / "trials" / "loop").symlink_to(folder / "trials")
+    for link in (folder / "trials" / "itself", path_of(folder, "itself"), path_of(folder, "traces")):
+        link.symlink_to(link.name)
     os.mkdir(os.fsencode(folder / "trials") + b"/bad\xff")
     (path_of(folder, "") / "deeper").mkdir()
     (path_of(folder, "") / "deeper" / "trial.json").write_text("{}")
