@@ -18,10 +18,10 @@ MAX_FIELDS = 1000
 """Largest accepted counts: ranks of a trial, steps of a window, rows of one table of a trial, and fields of a trial."""
 
 _RESERVED = re.compile(
-    r".*_(s|s_\d+|low|high|more|bytes|ratio|share|percent|per_s|sd|samples|target|rank|bound)"
+    r".*_(s|s_\d+|low|high|more|bytes|ratio|share|percent|per_s|sd|samples|per_epoch|target|rank|bound)"
     r"|(throughput|speed_up|critical_batch|held|reference|scaling|efficiency)(_.*)?|after|against|balance|baseline"
-    r"|bucket|buckets|bytes|calls|caveat|command|configuration|each|final_loss|global_batch|groups|holds|host|ideal"
-    r"|index|late|law|level_\d|link|log|loss|mfu|n|operation|outcome|parameters|place|power_w.*|problem|rank|ranks"
+    r"|bucket|buckets|bytes|calls|caveat|command|configuration|each|exposed|final_loss|global_batch|groups|holds|host|ideal"
+    r"|index|late|law|level_\d|link|log|loss|hfu|mfu(_unmasked)?|share_of_.*|n|operation|outcome|parameters|place|power_w.*|problem|rank|ranks"
     r"|ratio|reading|relative|rest|remedy|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
     r"|step|step_flops|trial_ids?|utilisation|value|verdict|weight|window|reason|environment|hosts|device_name"
     r"|busy_fraction|concurrent|worker_group|started_at|trace_paths|own_code"
