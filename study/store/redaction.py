@@ -56,7 +56,7 @@ _FORMS = re.compile(
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)|(?<=hooks\.slack\.com/services/)[\w/]+"
     r"|(?<=PRIVATE KEY-----)[^-]{1,10000}"
 )
-"""tokens of GitHub, GitLab, Hugging Face, AWS, Google, OpenAI, Stripe, Slack, npm, PyPI; JSON web tokens; private keys"""
+"""tokens of GitHub, GitLab, Hugging Face, AWS, Google, OpenAI, Stripe, Slack, npm, PyPI; JSON web tokens; keys"""
 
 _KEPT = ("trial", "trial_id", "trial_ids", "planned_trials", "status", "versions")
 """names of a record that identify a trial; `secret_in` finds secrets in them before a study starts"""

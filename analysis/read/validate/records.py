@@ -25,6 +25,10 @@ _RESERVED = re.compile(
     r"|ratio|reading|relative|rest|remedy|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
     r"|step|step_flops|trial_ids?|utilisation|value|verdict|weight|window|reason|environment|hosts|device_name"
     r"|busy_fraction|concurrent|worker_group|started_at|trace_paths|own_code"
+    r"|(.*_)?(variance|degrees|difference|error|losses|top1|top5)|(train|epoch)_loss|elbow(_.*)?"
+    r"|(epochs|early|longest|is|previous|failing|own)_.*|critical_from|change|how|gain|machine|made_of"
+    r"|plain_efficiency|lane|kind|log_mean|outlying|group_names|not_resolved|beats_naive|residual|loss_scale"
+    r"|first_is_slowest|outliers|dip_p|within_noise|reached|runs|in_order"
 )
 """Columns that the analysis adds to the fields of a trial."""
 
