@@ -120,10 +120,10 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
         name for name in fields if name not in ("batch_per_gpu", *LAYOUT) and rows[name].nunique(dropna=False) > 1
     ]
     order = ["batch_per_gpu", *varying, *LAYOUT]
-    rows = rows.sort_values(order, kind="stable")
+    rows = rows.sort_values(order, kind="stable").copy()  # one block per type, else pandas warns of many fields
     rows = rows.assign(configuration=rows.groupby(fields, dropna=False, sort=False).ngroup())
     grouped = rows.groupby("configuration")
-    result = grouped[fields].first()
+    result = grouped[fields].first().copy()
     result["global_batch"] = result["world_size"] * result["batch_per_gpu"]
     if "accumulation_steps" in result:
         result["global_batch"] *= result["accumulation_steps"]
@@ -145,7 +145,7 @@ def configurations(rows: pd.DataFrame) -> pd.DataFrame:
         rows[peaks].astype(float).groupby(by_configuration).max(),
         grouped["trial_id"].agg(tuple).rename("trial_ids"),
     ]
-    return pd.concat(parts, axis=1).copy()  # the copy is one block per type, which pandas asks for
+    return pd.concat(parts, axis=1).copy()
 
 
 def throughput_estimates(found: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,7 @@ A results folder may come from somebody else. Neither reading it nor writing its
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow.fs as pafs
 
@@ -76,13 +76,21 @@ def _is_of_trial(path: str) -> bool:
 
 def _local_files(trials: str) -> Iterator[tuple[str, int]]:
     for trial in _named_entries(trials):
-        for entry in _named_entries(trial.path) if trial.is_dir() else ():
-            if entry.is_file():
+        for entry in _named_entries(trial.path) if _is(os.DirEntry.is_dir, trial) else ():
+            if _is(os.DirEntry.is_file, entry):
                 yield f"{trial.name}/{entry.name}", entry.stat().st_size
-            elif entry.name == "traces" and entry.is_dir():
+            elif entry.name == "traces" and _is(os.DirEntry.is_dir, entry):
                 for trace in _named_entries(entry.path):
-                    if trace.is_file():
+                    if _is(os.DirEntry.is_file, trace):
                         yield f"{trial.name}/traces/{trace.name}", trace.stat().st_size
+
+
+def _is(kind: Callable[["os.DirEntry[str]"], bool], entry: "os.DirEntry[str]") -> bool:
+    """Return whether an entry is of a kind. A link to itself is of none."""
+    try:
+        return kind(entry)
+    except OSError:
+        return False
 
 
 def _named_entries(folder: str) -> list["os.DirEntry[str]"]:

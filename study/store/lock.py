@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import secrets
 import socket
@@ -23,6 +24,7 @@ import psutil
 import pyarrow as pa
 from pyarrow import fs
 
+from analysis.read.errors import printable
 from study.store.spool import flush
 from study.store.store import Store, StoreError, store_errors
 from trainables.scratch import open_regular, user_folder
@@ -30,6 +32,8 @@ from trainables.scratch import open_regular, user_folder
 NAME = ".lock"
 LEASE_S = 120.0
 """time after which a lease that is not renewed expires, by the clocks of the hosts"""
+MOST_LEASE_S = 3600.0
+"""a lease that ends later is damaged: not even clocks of hosts that differ explain it"""
 RENEW_S = 30.0
 SETTLE_S = 0.5
 """time in which a second run that saw no lease either has written its own"""
@@ -147,7 +151,7 @@ def _holder(file: IO[bytes]) -> dict[str, Any]:
     """Return what a run has written about itself, {} if it is damaged."""
     try:
         holder = json.loads(file.read(1000))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 
@@ -155,19 +159,20 @@ def _holder(file: IO[bytes]) -> dict[str, Any]:
 def _is_valid(lease: Mapping[str, Any]) -> bool:
     """Return True if the run of a lease goes on, as far as this host can tell."""
     expires, pid = lease.get("expires"), lease.get("pid")
-    if not isinstance(expires, (int, float)) or expires < time.time():
+    if not isinstance(expires, (int, float)) or not time.time() <= expires <= time.time() + MOST_LEASE_S:
         return False
     if lease.get("host") != socket.gethostname() or not isinstance(pid, int):
         return True
     try:
         return bool(psutil.Process(pid).create_time() == lease.get("process_started_at"))
-    except psutil.Error:
+    except (psutil.Error, ValueError):  # ValueError: no process has such a number
         return False
 
 
 def _in_use(store: Store, holder: Mapping[str, Any]) -> StoreError:
-    who = "pid {pid} on host {host}, since {since}".format_map({"pid": "?", "host": "?", "since": "?"} | dict(holder))
+    known = {"pid": "?", "host": "?", "since": "?"} | dict(holder)
+    who = printable("pid {pid} on host {host}, since {since}".format_map(known))
     waiting = "wait until it ends"
-    if isinstance(expires := holder.get("expires"), (int, float)):
+    if isinstance(expires := holder.get("expires"), (int, float)) and math.isfinite(expires):
         waiting += f" (its lease expires in {max(0.0, expires - time.time()):.0f} s unless it is renewed)"
     return StoreError(f"{store.out}: another run writes into it: {who}; fix: {waiting}, or choose another --out")

@@ -23,20 +23,26 @@ LOG_LENGTH = 1_000_000
 
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|_KEY(_ID)?$"
-    r"|(^|_)(PASS|PAT|DSN)$|_PWD$|WEBHOOK|COOKIE|DATABASE_URL|CONNECTION_STRING",
+    r"|(^|_)(PASS|PAT|DSN|AUTH|JWT|SAS)$|_PWD$|WEBHOOK|COOKIE|DATABASE_URL|CONNECTION_STRING",
     re.IGNORECASE,
 )
-_USER_OF_ADDRESS = re.compile(r"""(?<=://)[^\s/?#@'"]+@|(?<![\w.:/-])[\w.-]{1,64}:[^\s/?#@'"]{1,256}@(?=[\w.-])""")
+_USER_OF_ADDRESS = re.compile(
+    r"""(?<=s3://)[^\s/?#@'":]+:[^\s?#'"]{1,256}@|(?<=://)[^\s/?#'"]+@|(?<![\w.:/-])[\w.-]{1,64}:[^\s/?#'"]{1,256}@(?=[\w.-])"""
+)
+"""A password may contain @, and the secret key of S3 may contain a slash."""
 # Repetitions are bounded, and none can start within a word that another attempt has scanned.
 _NAME = (
-    r"(?:token(?!s|iz)|secret|password|passwd|passphrase|credential|signature|webhook|api_?key|access_?key|private_?key)"
+    r"(?:token(?!s|iz)|secret|password|passwd|passphrase|credential|signature|webhook|api[_-]?key|access[_-]?key|account[_-]?key"
+    r"|private[_-]?key)"
     r"[\w.-]{0,64}"
 )
 _SECRET_OPTION = re.compile(
-    rf"({_NAME}=|(?<![\w.-])--[\w.-]{{0,64}}?{_NAME}\s+|\b(?:Bearer|Basic)\s+)[^\s&'\",;]{{{MIN_LENGTH},}}",
+    rf"({_NAME}=|(?<![\w.-])--[\w.-]{{0,64}}?{_NAME}\s+|\b(?:Bearer|Basic)\s+|api-key:\s+)[^\s&'\",;]{{{MIN_LENGTH},}}",
     re.IGNORECASE,
 )
-
+_QUOTED_OPTION = re.compile(
+    rf"""((?:{_NAME}=|(?<![\w.-])--[\w.-]{{0,64}}?{_NAME}\s{{1,8}})(["']))(?:(?!\2)[^\\\n]|\\.)+""", re.IGNORECASE
+)
 
 _SHORT_OPTION = re.compile(r"(?<![\w.-])(pwd=(?!/)|key=(?=[\w+/=-]{16}))[^\s&'\",;]{8,}", re.IGNORECASE)
 _QUOTED_NAME = rf"(?:{_NAME}|(?<![\w.-])pwd)"
@@ -46,11 +52,11 @@ _ESCAPED_ENTRY = re.compile(rf"""({_QUOTED_NAME}\\["']\s{{0,8}}:\s{{0,8}}\\["'])
 """the same in JSON that is itself a string"""
 _FORMS = re.compile(
     r"(?<![\w-])(?:gh[oprsu]_\w{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
-    r"|AIza[\w-]{35}|sk-[\w-]{20,}|xox[a-z]-[\w-]{10,}|npm_\w{30,}|pypi-[\w-]{30,}"
+    r"|AIza[\w-]{35}|sk-[\w-]{20,}|[rs]k_(?:live|test)_\w{16,}|xox[a-z]-[\w-]{10,}|npm_\w{30,}|pypi-[\w-]{30,}"
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)|(?<=hooks\.slack\.com/services/)[\w/]+"
     r"|(?<=PRIVATE KEY-----)[^-]{1,10000}"
 )
-"""tokens of GitHub, GitLab, Hugging Face, AWS, Google, OpenAI, Slack, npm and PyPI; JSON web tokens; private keys"""
+"""tokens of GitHub, GitLab, Hugging Face, AWS, Google, OpenAI, Stripe, Slack, npm, PyPI; JSON web tokens; keys"""
 
 _KEPT = ("trial", "trial_id", "trial_ids", "planned_trials", "status", "versions")
 """names of a record that identify a trial; `secret_in` finds secrets in them before a study starts"""
@@ -132,7 +138,7 @@ def _redact(value: Any, secret_values: list[str]) -> Any:
         for secret in secret_values:
             value = value.replace(secret, REDACTED)
         value = _USER_OF_ADDRESS.sub(f"{REDACTED}@", _FORMS.sub(REDACTED, value))
-        for pattern in (_SECRET_OPTION, _SHORT_OPTION, _ENTRY, _ESCAPED_ENTRY):
+        for pattern in (_SECRET_OPTION, _QUOTED_OPTION, _SHORT_OPTION, _ENTRY, _ESCAPED_ENTRY):
             value = pattern.sub(rf"\1{REDACTED}", value)
         return encodable(value)
     if isinstance(value, Mapping):

@@ -18,6 +18,9 @@ VERSION = 1
 
 SPLITS = ("train", "val")
 
+MAX_COUNT = 10**9
+"""most images of a split"""
+
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 """of image files, in lower case; other files are ignored"""
 
@@ -37,13 +40,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     All its names can be joined to a path without leaving the folder.
     """
     manifest = _manifest(folder)
-    return None if manifest is None or _bad_name(manifest) else manifest
+    return None if manifest is None or _bad_entry(manifest) else manifest
 
 
 def manifest_error(folder: Path) -> str | None:
-    """Return which name makes `read_manifest` refuse the manifest of a converted set, in one line, or None."""
+    """Return which entry makes `read_manifest` refuse the manifest of a converted set, in one line, or None."""
     manifest = _manifest(folder)
-    reason = manifest and _bad_name(manifest)
+    reason = manifest and _bad_entry(manifest)
     return f"{folder / MANIFEST}: {reason}; convert the original images again" if reason else None
 
 
@@ -56,20 +59,32 @@ def bad_class(name: Any) -> str | None:
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
+        path = folder / MANIFEST
+        manifest = json.loads(path.read_text()) if path.is_file() else None  # a named pipe would hang
+    except (OSError, ValueError, RecursionError):
         return None
     known = isinstance(manifest, dict) and manifest.get("format") == FORMAT and manifest.get("version") == VERSION
-    valid = known and manifest.get("storage") in STORAGES
+    valid = known and isinstance(storage := manifest.get("storage"), str) and storage in STORAGES
     valid = valid and isinstance(manifest.get("splits"), dict) and isinstance(manifest.get("classes"), list)
     return manifest if valid else None
 
 
-def _bad_name(manifest: dict[str, Any]) -> str | None:
-    """Return what is wrong with a name in a manifest: names of splits and classes become paths."""
+def _bad_entry(manifest: dict[str, Any]) -> str | None:
+    """Return what is wrong with a manifest: names of splits and classes become paths, counts become loops."""
     unknown = next((split for split in manifest["splits"] if split not in SPLITS), None)
     if unknown is not None:
         return f"split {unknown!r} is not known; allowed: {', '.join(SPLITS)}"
+    counts = {
+        f"count of split {split!r}": entry.get("count") if isinstance(entry, dict) else None
+        for split, entry in manifest["splits"].items()
+    }
+    if manifest["storage"].startswith("arrow"):
+        counts["part_images"] = manifest.get("part_images")
+    if manifest["storage"] == "arrow_raw":
+        counts |= {name: manifest.get(name) for name in ("image_size", "stored_side")}
+    for name, count in counts.items():
+        if type(count) is not int or not 0 < count < MAX_COUNT:
+            return f"{name} is {count!r}, not a number of 1 to {MAX_COUNT}"
     return next(filter(None, map(bad_class, manifest["classes"])), None)
 
 

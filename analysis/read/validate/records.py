@@ -18,13 +18,18 @@ MAX_FIELDS = 1000
 """Largest accepted counts: ranks of a trial, steps of a window, rows of one table of a trial, and fields of a trial."""
 
 _RESERVED = re.compile(
-    r".*_(s|s_\d+|low|high|more|bytes|ratio|share|percent|per_s|sd|samples|target|rank|bound)"
+    r".*_(s|s_\d+|low|high|more|bytes|ratio|share|percent|per_s|sd|samples|per_epoch|target|rank|bound)"
     r"|(throughput|speed_up|critical_batch|held|reference|scaling|efficiency)(_.*)?|after|against|balance|baseline"
-    r"|bucket|buckets|bytes|calls|caveat|command|configuration|each|final_loss|global_batch|groups|holds|host|ideal"
-    r"|index|late|law|level_\d|link|log|loss|mfu|n|operation|outcome|parameters|place|power_w.*|problem|rank|ranks"
+    r"|bucket|buckets|bytes|calls|caveat|command|configuration|each|exposed|final_loss|global_batch|groups|holds|host"
+    r"|ideal|index|late|law|level_\d|link|log|loss|hfu|mfu(_unmasked)?|share_of_.*|n|operation|outcome|parameters|place"
+    r"|power_w.*|problem|rank|ranks"
     r"|ratio|reading|relative|rest|recipe|sample|samples|seconds|series|setting|side|sizes|skipped_steps|status"
     r"|step|step_flops|trial_ids?|utilisation|value|verdict|weight|window|reason|environment|hosts|device_name"
     r"|busy_fraction|concurrent|worker_group|started_at|trace_paths|own_code"
+    r"|(.*_)?(variance|degrees|difference|error|losses|top1|top5)|(train|epoch)_loss|lossless_batch(_.*)?"
+    r"|(epochs|early|longest|is|previous|failing|own)_.*|critical_from|change|how|gain|machine|made_of"
+    r"|plain_efficiency|lane|kind|log_mean|outlying|group_names|not_resolved|beats_naive|residual|loss_scale"
+    r"|first_is_slowest|outliers|dip_p|within_noise|reached|runs|in_order"
 )
 """Columns that the analysis adds to the fields of a trial."""
 

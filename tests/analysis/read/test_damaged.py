@@ -1,10 +1,13 @@
 """Results folders that somebody forged or damaged: the trial is left out with one line, and the others are reported."""
 
 import gzip
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import analysis
 from analysis.measure.measures import MEASURES
 from analysis.measure.trace import TraceError, read_kernels
 from analysis.read.results import OUTCOME_COLUMNS, ResultsError, load, load_reduced
@@ -299,6 +303,8 @@ def test_a_copied_trial_is_left_out_though_it_bears_a_name_of_its_own(folder: Pa
 
 def test_a_loop_of_links_and_undecodable_names_are_passed_over(folder: Path) -> None:
     (folder / "trials" / "loop").symlink_to(folder / "trials")
+    for link in (folder / "trials" / "itself", path_of(folder, "itself"), path_of(folder, "traces")):
+        link.symlink_to(link.name)
     os.mkdir(os.fsencode(folder / "trials") + b"/bad\xff")
     (path_of(folder, "") / "deeper").mkdir()
     (path_of(folder, "") / "deeper" / "trial.json").write_text("{}")
@@ -369,9 +375,35 @@ def test_a_trace_that_expands_without_bound_is_not_read(tmp_path: Path, monkeypa
         read_kernels(str(path), 2)
 
 
+def columns_of_the_analysis() -> set[str]:
+    """Return the columns that modules of the analysis list in constants, besides the fields of a trial."""
+    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(analysis.__path__, "analysis.")]
+    lists = [value for module in modules for name, value in vars(module).items() if name.endswith("COLUMNS")]
+    names = {name for listed in lists if isinstance(listed, tuple | list) for name in listed if isinstance(name, str)}
+    return names - set(TrialFields.model_fields)
+
+
+@pytest.mark.parametrize("name", ["exposed", "gpu_hours_per_epoch", "hfu", "in_order", "how"])
+def test_a_field_with_the_name_of_a_column_leaves_its_trial_out(folder: Path, name: str) -> None:
+    content = json.loads(path_of(folder, "trial.json").read_text())
+    content["trial"][name] = 1
+    path_of(folder, "trial.json").write_text(json.dumps(content))
+    assert f"trial.{name}: no field of a trial can have this name" in damaged(folder)
+
+
+def test_many_unknown_fields_give_a_report_without_a_warning(folder: Path, no_figures: None) -> None:
+    for number, path in enumerate(sorted(folder.glob("trials/*/trial.json"))):
+        content = json.loads(path.read_text())
+        content["trial"] |= {f"unknown{field}": number for field in range(120)}
+        path.write_text(json.dumps(content))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_report(folder)
+
+
 def test_no_field_of_a_trial_has_the_name_of_a_column_of_the_analysis() -> None:
     assert [name for name in TrialFields.model_fields if is_reserved(name)] == []
-    assert [name for name in (*MEASURES, *OUTCOME_COLUMNS) if not is_reserved(name)] == []
+    assert [name for name in (*MEASURES, *OUTCOME_COLUMNS, *columns_of_the_analysis()) if not is_reserved(name)] == []
     assert set(RECORDED) == set(TrialFields.model_fields)
     assert AHEAD_BATCHES == 3
 

@@ -170,6 +170,10 @@ def test_a_lease_is_renewed_and_removed_at_the_end(remote: Store, monkeypatch: p
         ({"host": socket.gethostname(), "pid": 2**22 + 1}, False),
         ({"host": socket.gethostname(), "process_started_at": 1.0}, False),
         ({"expires": "never"}, False),
+        ({"expires": float("nan")}, False),
+        ({"expires": 1e12}, False),
+        ({"host": socket.gethostname(), "pid": -1}, False),
+        ({"host": socket.gethostname(), "pid": 2**70}, False),
     ],
 )
 def test_a_lease_is_respected_until_it_expires_or_its_process_is_gone(
@@ -185,11 +189,19 @@ def test_a_lease_is_respected_until_it_expires_or_its_process_is_gone(
             assert lease(remote)["id"] != "other"
 
 
-def test_a_damaged_lease_hinders_no_run(remote: Store) -> None:
+@pytest.mark.parametrize("content", [b"[" * 300, b"[" * 1000, b"\xff", b"1", b'{"expires": 1' + b"0" * 900])
+def test_a_damaged_lease_hinders_no_run(remote: Store, content: bytes) -> None:
     write_lease(remote)
-    remote.replace_file(NAME, b"[" * 300)
+    remote.replace_file(NAME, content)
     with one_run(remote):
         assert lease(remote)["pid"] == os.getpid()
+
+
+def test_what_a_lease_says_reaches_the_terminal_without_control_characters(remote: Store) -> None:
+    write_lease(remote, host="\x1b[2Ja", pid="1\n2", since="\u202eb")
+    with pytest.raises(StoreError, match="pid 1 2 on host .2Ja, since b;") as refusal, one_run(remote):
+        pass
+    assert str(refusal.value).isprintable()
 
 
 # --------------------------------------------------------------------------------------------- what is never replaced

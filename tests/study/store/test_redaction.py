@@ -165,6 +165,16 @@ def test_the_secret_in_a_value_is_found_by_its_source(value: str, found: str | N
         (f"pypi-{'a1' * 20}", "***"),
         ("https://hooks.slack.com/services/T000/B000/XXXX", "https://hooks.slack.com/services/***"),
         ("cannot reach user:hunter2@host:1", "cannot reach ***@host:1"),
+        ("cannot reach user:hunt@er2@host:1", "cannot reach ***@host:1"),
+        ("https://user:hunt@er2@host/x@y", "https://***@host/x@y"),
+        ("s3://AKIA1:hun/ter+2@bucket/x", "s3://***@bucket/x"),
+        ("run --api-key=hunter2hunter2 --gpus 1", "run --api-key=*** --gpus 1"),
+        ("run --api-key 'hunter2 hunter2' --gpus 1", "run --api-key '***' --gpus 1"),
+        ("connect(password='hunter2', user='me')", "connect(password='***', user='me')"),
+        ('export HUB_TOKEN="hunter2 hunter2"; run', 'export HUB_TOKEN="***"; run'),
+        ("X-Api-Key: hunter2hunter2", "X-Api-Key: ***"),
+        ("AccountName=me;AccountKey=hunter2hunter2==;", "AccountName=me;AccountKey=***;"),
+        (f"sk_live_{'a1' * 12}", "***"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-def_1", "***"),
         (
             "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc=\n-----END RSA PRIVATE KEY-----",
@@ -185,6 +195,8 @@ def test_secrets_in_json_dicts_and_of_well_known_forms_are_replaced(text: str, k
         "sorted(trials, key=operator.itemgetter(0))",
         "PWD=/home/user/project",
         "model sk-learn, hf_hub, AKIA",
+        "http://localhost:8000/a@2x.png",
+        "token='' password=\"\"",
         "train.py:12: @decorated at 12:30 by user@host",
     ],
 )
@@ -192,7 +204,9 @@ def test_text_without_a_secret_is_unchanged(text: str) -> None:
     assert redacted(text, {}) == text
 
 
-@pytest.mark.parametrize("name", ["DB_PASS", "GITHUB_PAT", "SLACK_WEBHOOK", "SENTRY_DSN", "ROOT_PWD", "DATABASE_URL"])
+@pytest.mark.parametrize(
+    "name", ["DB_PASS", "GITHUB_PAT", "SLACK_WEBHOOK", "SENTRY_DSN", "ROOT_PWD", "DATABASE_URL", "NPM_AUTH"]
+)
 def test_values_of_variables_with_the_name_of_a_secret_are_replaced(name: str) -> None:
     assert redacted("login with hunter2hunter2", {name: HIDDEN}) == "login with ***"
     assert redacted("login with hunter2hunter2", {"BYPASS": HIDDEN, "PWD": HIDDEN}) == "login with hunter2hunter2"

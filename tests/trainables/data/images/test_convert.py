@@ -143,6 +143,38 @@ def test_a_class_of_tiny_imagenet_that_is_no_folder_name_is_refused(tmp_path: Pa
     assert not (tmp_path / "made.partial").exists()
 
 
+@pytest.mark.parametrize(
+    ("storage", "changes", "name"),
+    [
+        ("lmdb", {"splits": {"train": 5}}, "count of split 'train'"),
+        ("lmdb", {"splits": {"train": {"count": "a"}}}, "count of split 'train'"),
+        ("lmdb", {"splits": {"train": {"count": -1}}}, "count of split 'train'"),
+        ("lmdb", {"splits": {"val": {"count": 10**30}}}, "count of split 'val'"),
+        ("arrow_jpeg", {"part_images": 0}, "part_images"),
+        ("arrow_jpeg", {"part_images": None}, "part_images"),
+    ],
+)
+def test_a_count_of_a_manifest_that_is_none_is_refused(
+    photos: Path, storage: str, changes: dict[str, Any], name: str
+) -> None:
+    convert(photos, photos.parent / "set", storage)
+    change_manifest(photos.parent / "set", **changes)
+    message = error_message(photos.parent / "set", photos.parent / "made", "jpeg")
+    assert message.startswith(f"{photos.parent / 'set' / MANIFEST}: {name} is ")
+
+
+@pytest.mark.parametrize("kind", ["nested", "list", "pipe"])
+def test_a_manifest_that_cannot_be_read_is_as_if_there_were_none(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / MANIFEST
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        known = {"format": "scaling-study image set", "version": 1, "splits": {}, "classes": [], "storage": ["lmdb"]}
+        path.write_text("[" * 100_000 if kind == "nested" else json.dumps(known))
+    assert read_manifest(tmp_path) is None
+    assert error_message(tmp_path, tmp_path / "made").startswith(f"no images in {tmp_path}")
+
+
 def test_a_label_without_a_class_is_refused(photos: Path) -> None:
     convert(photos, photos.parent / "set", "lmdb")
     change_manifest(photos.parent / "set", classes=["cat"])
