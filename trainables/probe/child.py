@@ -199,7 +199,7 @@ def _describe(error: BaseException, job: ScriptJob, folder: Folder) -> None:
     description = {
         "type": type(error).__name__,
         "bases": [base.__name__ for base in type(error).__mro__],
-        "text": one_line(error),
+        "text": one_line(str(error).strip() or (users[-1].line if users else "") or error),  # `assert` may have no text
         "errno": getattr(error, "errno", None),
         "place": place,
         "module": _missing_module(error, job) if isinstance(error, ImportError) else None,

@@ -92,7 +92,7 @@ def too_few_steps(run: int, needed: int, starts_processes: bool, log: str = "") 
             "steps per window"
         )
     hint = "; it starts processes, in which the steps cannot be seen" if starts_processes else ""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if any(map(str.isalnum, line))]
     said = f', and its last output was "{lines[-1][:MOST_QUOTED]}"' if lines else ""
     return "no_step", (
         f"the script ended without a step of a torch optimizer{said}{hint}; if it has its own optimizer, mark the "

@@ -21,6 +21,7 @@ KINDS = {
     "import": ("import", 1, "a_module_that_does_not_exist' (broken.py:"),
     "old import": ("import", 1, "the script requires another version of torch"),
     "import with a hint": ("import", 1, "rouge needs a package: pip install absl-py (broken.py:"),
+    "assertion": ("error", 1, 'AssertionError: assert torch.__version__ == "0.3.2" (broken.py:'),
     "silent print": ("error", 1, "ValueError: not printed"),
     "read-only": ("read_only", 1, "/sys/checkpoints"),
     "memory": ("out_of_memory", 1, "2.00 GiB"),

@@ -27,14 +27,16 @@ elif kind == "spawn":
     multiprocessing.spawn(train, nprocs=2)
 elif kind == "import":
     import a_module_that_does_not_exist  # type: ignore[import-not-found] # noqa: F401
+elif kind == "assertion":
+    assert torch.__version__ == "0.3.2"
 elif kind == "old import":
     import torch._six  # type: ignore[import-not-found] # noqa: F401
 elif kind == "import with a hint":
     raise ImportError("rouge needs a package: pip install absl-py")
 elif kind == "import of a neighbour":
-    import scripts.own_modules  # noqa: F401
+    import scripts.own_modules  # type: ignore[import-not-found] # noqa: F401
 elif kind == "silent print":
-    builtins.print = lambda *_, **__: None  # type: ignore[assignment]
+    builtins.print = lambda *_, **__: None
     raise ValueError("not printed")
 elif kind == "read-only":
     Path("/sys/checkpoints").mkdir()
@@ -56,4 +58,4 @@ elif kind == "imported spawn":
 
     spawn(train, nprocs=2)
 elif kind == "one GPU":
-    print("2 GPUs are needed")
+    print("2 GPUs are needed\n", "=" * 80)
