@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ class Cluster:
     def done_trials(self) -> Records:
         return {trial: record for trial, record in self.records().items() if record["status"] == "done"}
 
+    def reasons(self, earlier: Records) -> list[str]:
+        """Return the reasons of failed trials whose records are not among `earlier`."""
+        records = self.records().items()
+        return [record["reason"] for trial, record in records if record["reason"] and record != earlier.get(trial)]
+
     def rejoin(self) -> None:
         """Bring the second host back if it has left the cluster."""
         if self.alive_nodes() == 2:
@@ -148,11 +154,18 @@ class Run:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
-    def await_message(self, pattern: str, since: int) -> None:
-        """Wait until the command has printed `pattern` after its first `since` characters."""
+    def await_reason(self, pattern: str, since: int, reasons: Callable[[], Sequence[str]]) -> str:
+        """Return a line that matches: printed after the first `since` characters, or one of `reasons`.
+
+        The command prints a cause only once, even if several trials fail for it.
+        """
         deadline_s = time.monotonic() + MESSAGE_TIMEOUT_S
-        while not re.search(pattern, self.output[since:]):
-            if self.has_ended or time.monotonic() > deadline_s:
+        while True:
+            has_ended = self.has_ended
+            for line in (*self.output[since:].splitlines(), *reasons()):
+                if re.search(pattern, line):
+                    return line.strip()
+            if has_ended or time.monotonic() > deadline_s:
                 raise FaultError(f"no message matches {pattern!r}:\n{self.output[since:]}")
             time.sleep(0.2)
 
@@ -298,7 +311,8 @@ def _second_host() -> dict[str, str]:
 class Fault:
     """How a fault is injected and repaired.
 
-    message: pattern of the command's output; None if the fault ends the command, which is then repeated.
+    message: pattern of the command's output, or of the reason in the record of the trial that failed; None if the fault
+    ends the command, which is then repeated.
     """
 
     inject: Callable[[Cluster], None]
@@ -339,24 +353,25 @@ def suffer(cluster: Cluster, rng: random.Random, names: Sequence[str] = tuple(FA
             run = _await_next_trial(cluster, run)
             wait_s = rng.uniform(0.0, 4.0)
             time.sleep(wait_s)
-            finished, since = cluster.done_trials(), len(run.output)
+            finished, earlier, since = cluster.done_trials(), cluster.records(), len(run.output)
             try:
                 fault.inject(cluster)
                 break
             except NoStepError:  # the last planned trial may be over; repeating the command runs those that failed
                 if not further:
                     raise
+        said = ""
         if fault.message is None:
             run.end()
         else:
-            run.await_message(fault.message, since)
+            said = run.await_reason(fault.message, since, partial(cluster.reasons, earlier))
         fault.repair(cluster)
         _check_unchanged(cluster, finished)
         yield {
             "fault": name,
             "moment_s": round(wait_s, 2),
             "finished_before": len(finished),
-            "said": _first_line(run.output[since:], fault.message),
+            "said": said,
             "seconds": round(time.monotonic() - started_s, 1),
         }
     started_s = time.monotonic()
@@ -403,11 +418,6 @@ def _check_unchanged(cluster: Cluster, finished: Records) -> None:
     records = cluster.records()
     changed = sorted(trial for trial, record in finished.items() if records.get(trial) != record)
     _require(not changed, f"finished trials were lost or repeated: {changed}")
-
-
-def _first_line(output: str, pattern: str | None) -> str:
-    """Return the first line of the output that matches."""
-    return next((line.strip() for line in output.splitlines() if pattern and re.search(pattern, line)), "")
 
 
 def _require(condition: Any, message: str) -> None:
