@@ -277,7 +277,7 @@ def series_of(analysis: Analysis) -> list[ScalingSeries]:
 
     A series without one rank starts with the configuration of `scaling.one_rank`, if there is one.
     """
-    points = _points(analysis)
+    points = _points(analysis).dropna(subset="batch_per_gpu")  # no law without the work of a step
     if points.empty:
         return []
     fields = [

@@ -60,10 +60,12 @@ def bad_class(name: Any) -> str | None:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         path = folder / MANIFEST
-        manifest = json.loads(path.read_text()) if path.is_file() else None  # a named pipe would hang
+        manifest: Any = json.loads(path.read_text()) if path.is_file() else None  # a named pipe would hang
     except (OSError, ValueError, RecursionError):
         return None
-    known = isinstance(manifest, dict) and manifest.get("format") == FORMAT and manifest.get("version") == VERSION
+    if not isinstance(manifest, dict):
+        return None
+    known = manifest.get("format") == FORMAT and manifest.get("version") == VERSION
     valid = known and isinstance(storage := manifest.get("storage"), str) and storage in STORAGES
     valid = valid and isinstance(manifest.get("splits"), dict) and isinstance(manifest.get("classes"), list)
     return manifest if valid else None

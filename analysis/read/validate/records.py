@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -14,8 +14,10 @@ from analysis.read.schema import SCHEMA_VERSION, STATUSES
 MAX_RANKS = 2**16
 MAX_STEPS = 2**24
 MAX_ROWS = 10_000_000
-MAX_FIELDS = 1000
-"""Largest accepted counts: ranks of a trial, steps of a window, rows of one table of a trial, and fields of a trial."""
+MAX_FIELDS = 256
+"""Largest accepted counts: ranks of a trial, steps of a window, rows of one table of a trial, and fields of a trial.
+
+The latter is also that of a script's flags, variables or entries, because each is a column of every table."""
 
 _RESERVED = re.compile(
     r".*_(s|s_\d+|low|high|more|bytes|ratio|share|percent|per_s|sd|samples|per_epoch|target|rank|bound)"
@@ -53,6 +55,13 @@ def is_reserved(name: str) -> bool:
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
+
+
+def _few(value: str, entries: Sized) -> str:
+    """Return the value. Raises ValueError if it has more entries than a trial may have fields."""
+    if len(entries) > 2 * MAX_FIELDS:  # a flag and its value are two
+        raise ValueError(f"has {len(entries)} entries; at most {2 * MAX_FIELDS} are read")
+    return value
 
 
 class Fields(_Part):
@@ -97,13 +106,12 @@ class Fields(_Part):
     def _pairs(cls, value: str) -> str:
         if not all(name and equals for name, equals, _ in (entry.partition("=") for entry in shlex.split(value))):
             raise ValueError("is no list of NAME=VALUE")
-        return value
+        return _few(value, shlex.split(value))
 
     @field_validator("script_flags")
     @classmethod
     def _arguments(cls, value: str) -> str:
-        shlex.split(value)
-        return value
+        return _few(value, shlex.split(value))
 
     @field_validator("function_config")
     @classmethod
@@ -111,7 +119,7 @@ class Fields(_Part):
         config = json.loads(value or "{}")
         if not (isinstance(config, dict) and all(isinstance(item, _SCALARS) for item in config.values())):
             raise ValueError("is no mapping of numbers and texts")
-        return value
+        return _few(value, config)
 
     @model_validator(mode="after")
     def _layout(self) -> "Fields":

@@ -391,6 +391,21 @@ def test_a_field_with_the_name_of_a_column_leaves_its_trial_out(folder: Path, na
     assert f"trial.{name}: no field of a trial can have this name" in damaged(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("script_flags", " ".join(f"--a{number} 1" for number in range(5000))),
+        ("script_env", " ".join(f"A{number}=1" for number in range(5000))),
+        ("function_config", json.dumps({f"a{number}": 1 for number in range(5000)})),
+    ],
+)
+def test_a_script_with_thousands_of_flags_is_left_out(folder: Path, name: str, value: str) -> None:
+    content = json.loads(path_of(folder, "trial.json").read_text())
+    content["trial"] |= {"script": "train.py", name: value}
+    path_of(folder, "trial.json").write_text(json.dumps(content))
+    assert f"trial.{name}: has " in damaged(folder)
+
+
 def test_many_unknown_fields_give_a_report_without_a_warning(folder: Path, no_figures: None) -> None:
     for number, path in enumerate(sorted(folder.glob("trials/*/trial.json"))):
         content = json.loads(path.read_text())

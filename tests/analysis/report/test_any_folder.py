@@ -244,3 +244,11 @@ def test_the_unchanged_folders_have_no_damaged_trial(content: Content, tmp_path:
     results = load_reduced(tmp_path)
     assert results.damaged == ()
     assert len(results.trials) == len(content.records)
+
+
+def test_scripts_whose_batch_no_probe_has_seen_are_reported_without_a_law(tmp_path: Path, no_figures: None) -> None:
+    content = copy.deepcopy(STUDIES[0])
+    for trial in content.records:
+        trial["trial"]["script"] = "train.py"
+    write(content, tmp_path)
+    assert Path(write_report(tmp_path).path).read_text().startswith("<!")
