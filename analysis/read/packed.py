@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from analysis.read.errors import RESTORE, ResultsError, line
@@ -28,6 +29,9 @@ TRIALS = "trials.parquet"
 
 MAX_TRIALS, MAX_BYTES = 2**20, 2**29
 """Largest trials.parquet that is read: its rows, and its bytes before compression."""
+
+MAX_CELLS, MAX_TEXT_BYTES = 2**25, 2**30
+"""Rows times columns of trials.parquet, and the text of all rows, of which the file holds equal ones once."""
 
 _NESTED = ("trial", "environment")
 """Keys of trial.json whose mappings become one column per key: `trial.model`, `environment.nodes`."""
@@ -126,8 +130,19 @@ def read_trials(system: pafs.FileSystem, root: str) -> list[PackedTrial]:
                     f"{path}: declares {metadata.num_rows} trials of {size_bytes} bytes; at most {MAX_TRIALS} and "
                     f"{MAX_BYTES} are read; {RESTORE}"
                 )
-            texts = [column.name for column in metadata.schema.to_arrow_schema() if _is_text(column.type)]
+            if metadata.num_rows * metadata.num_columns > MAX_CELLS:
+                raise ResultsError(
+                    f"{path}: declares {metadata.num_rows} trials with {metadata.num_columns} columns; at most "
+                    f"{MAX_CELLS} values are read; {RESTORE}"
+                )
+            texts = [column.name for column in metadata.schema.to_arrow_schema() if _is_text(_value_type(column.type))]
             table = pq.read_table(file, read_dictionary=texts)  # equal texts are in memory once
+            text_bytes = sum(_text_bytes(table[name]) for name in texts)
+            if text_bytes > MAX_TEXT_BYTES:
+                raise ResultsError(
+                    f"{path}: has {text_bytes} bytes of text in {table.num_rows} trials; at most {MAX_TEXT_BYTES} are "
+                    f"read; {RESTORE}"
+                )
         return trials_from_table(table)
     except (pa.ArrowException, OSError) as error:
         raise ResultsError(f"{path}: not readable as Parquet ({line(error)}); {RESTORE}") from None
@@ -209,6 +224,16 @@ def _plain_values(column: pa.ChunkedArray, convert: Callable[[Any], Any] = lambd
         values = [*map(convert, chunk.dictionary.to_pylist()), convert(None)]
         result += [values[-1 if index is None else index] for index in chunk.indices.to_pylist()]
     return result
+
+
+def _text_bytes(column: pa.ChunkedArray) -> int:
+    """Return the bytes of the texts of all rows of a dictionary-encoded column."""
+    lengths = (pc.take(pc.binary_length(chunk.dictionary), chunk.indices) for chunk in column.chunks)
+    return sum(pc.sum(pc.cast(length, pa.int64())).as_py() or 0 for length in lengths)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_text(kind: pa.DataType) -> bool:

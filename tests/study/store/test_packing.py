@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from analysis.compare.folders import compare
 from analysis.export import main as export
-from analysis.read import parquet
+from analysis.read import packed, parquet
 from analysis.read.packed import PackedTrial, trials_from_table, trials_table
 from analysis.read.results import ResultsError, load, load_reduced
 from analysis.read.schema import SCHEMAS
@@ -255,6 +255,14 @@ def test_a_folder_in_an_object_store_is_packed_and_unpacked(tmp_path: Path) -> N
     assert store.scan() == (before, [])
 
 
+def wider(table: pa.Table, columns: dict[str, pa.Array]) -> pa.Table:
+    return pa.table(dict(zip(table.column_names, table.columns, strict=True)) | columns)
+
+
+def same_text(length: int, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * length]))
+
+
 def errors_of_readers(folder: Path) -> list[str]:
     """Return the one-line error of each reader about a damaged packed folder."""
     lines = []
@@ -311,6 +319,36 @@ def test_a_malformed_trials_file_is_a_one_line_error(tmp_path: Path, change: Any
     path = folder / "trials.parquet"
     pq.write_table(change(pq.ParquetFile(path).read()), path)
     assert all(str(path) in line for line in errors_of_readers(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda table: pa.concat_tables([table] * 400), "trials of"),
+        (
+            lambda table: wider(table, {f"trial.f{i}": pa.array([i] * len(table)) for i in range(900)}),
+            "values are read",
+        ),
+        (lambda table: wider(table, {"trial.note": same_text(2**19, len(table))}), "bytes of text in"),
+    ],
+    ids=["trials", "columns", "a text that the file holds once"],
+)
+def test_a_trials_file_that_expands_beyond_the_limits_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, reason: str
+) -> None:
+    for name, limit in {"MAX_TRIALS": 1_000, "MAX_CELLS": 40_000, "MAX_TEXT_BYTES": 2**24}.items():
+        monkeypatch.setattr(packed, name, limit)
+    folder = write_stored_study(tmp_path / "a")
+    pack(str(folder))
+    path = folder / "trials.parquet"
+    table = pq.ParquetFile(path).read()
+    table = pa.concat_tables([table] * (100 // len(table)))
+    pq.write_table(table, path)
+    assert not any(reason in line for line in errors_of_readers(folder))
+    pq.write_table(change(table), path)
+    for line in errors_of_readers(folder):
+        assert str(path) in line
+        assert reason in line
 
 
 def test_a_trial_id_with_a_path_is_not_unpacked(tmp_path: Path) -> None:
