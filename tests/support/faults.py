@@ -378,6 +378,7 @@ def suffer(cluster: Cluster, rng: random.Random, names: Sequence[str] = tuple(FA
     codes = [run.end()]
     finished = cluster.done_trials()
     while codes[-1] != 0 and len(codes) < 4:
+        cluster.rejoin()
         run = cluster.start()
         codes.append(run.end())
     _check_unchanged(cluster, finished)
