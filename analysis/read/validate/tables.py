@@ -23,7 +23,7 @@ MAX_TEXT = 256
 
 _FACTOR = 4
 _ROWS_PER_RANK: Mapping[str, int] = {"buckets": 4096, "collectives": 4096, "sweep": 100_000}
-_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+_SHORTEST_S, _LONGEST_S = 1e-15, 1e9
 _NOT_FINITE_IS_UNKNOWN = (
     "loss", "train_loss", "validation_loss", "noise_trace", "noise_norm2",
 )  # fmt: skip
@@ -104,7 +104,7 @@ def _out_of_range(column: str, values: pd.Series) -> Iterator[tuple[pd.Series, s
     if column in _POSITIVE:
         yield numbers <= 0, f"{column} is not positive"
         if column != "group_size":
-            yield numbers < _SHORTEST_S, f"{column} is shorter than a nanosecond"
+            yield numbers < _SHORTEST_S, f"{column} is shorter than a femtosecond"
     elif column in _SHARES:
         yield (numbers < 0) | (numbers > 1), f"{column} is not between 0 and 1"
     elif not column.endswith("_s") and column not in _NOT_FINITE_IS_UNKNOWN:

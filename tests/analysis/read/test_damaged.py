@@ -204,7 +204,7 @@ def with_more_plain_steps(frame: pd.DataFrame) -> pd.DataFrame:
         (with_more_plain_steps, "more steps than planned"),
         (set_to("window_s", 0.0), "window_s is not positive"),
         (set_to("window_s", -1.0), "window_s is not positive"),
-        (set_to("window_s", 1e-300), "window_s is shorter than a nanosecond"),
+        (set_to("window_s", 1e-300), "window_s is shorter than a femtosecond"),
         (set_to("window_s", np.inf), "window_s is not finite"),
         (set_to("samples", 0), "no sample was processed"),
         (set_to("step_s", np.inf, "phases"), "step_s is not finite"),
