@@ -9,7 +9,7 @@ from study.cli.terminal import print_summary
 
 COLUMNS = ["law", "step time (ms)", "residual (%)", "note"]
 ROWS = [
-    ("parts of the communication", "T₁ + c · (host + wait)", "–", "identifiable"),
+    ("parts of the breakdown", "T₁ + c · (host + wait)", "–", "identifiable"),
     ("all-reduce, α and β fitted", "T₁ + 2(N-1)/N · β", "25.77", "identifiable"),
 ]
 
@@ -34,7 +34,7 @@ def test_a_table_too_wide_for_the_terminal_becomes_a_few_lines_per_row(
 ) -> None:
     assert printed(40, capsys, monkeypatch) == [
         "all rows: note: identifiable",
-        "- law: parts of the communication; step time",
+        "- law: parts of the breakdown; step time",
         "  (ms): T₁ + c · (host + wait)",
         "- law: all-reduce, α and β fitted; step",
         "  time (ms): T₁ + 2(N-1)/N · β; residual",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from analysis.read.schema import SCHEMAS
 from study.orchestrate.failures import describe_failure, first_line, is_out_of_memory
-from study.orchestrate.protocol import Environment, Failure, Job, KeeperProxy, Payload
+from study.orchestrate.protocol import Environment, Failure, Job, KeeperProxy, Payload, RankProcess
 from study.orchestrate.rank import serve
 from study.plan.placement import Layout, ProcessKind
 from tests.support.gloo import RankFailed, on_ranks
@@ -67,7 +67,7 @@ class RecordingKeeper:
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
         self.environments: list[Environment] = []
-        self.processes: Sequence[Any] = []
+        self.processes: list[RankProcess] = []
         self.results: dict[str, Sequence[Payload]] = {}
         self.failures: list[Failure] = []
         self.windows: dict[str, list[str]] = {}
@@ -78,9 +78,11 @@ class RecordingKeeper:
     def __call__(self, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
 
-    def opened(self, group: str, environment: Environment, processes: Sequence[Any]) -> None:
+    def rank_starting(self, group: str, process: RankProcess) -> None:
+        self.processes.append(process)
+
+    def opened(self, group: str, environment: Environment) -> None:
         self.environments.append(environment)
-        self.processes = processes
 
     def next_job(self, group: str) -> Job | None:
         return self.jobs.pop(0) if self.jobs else None
@@ -193,12 +195,17 @@ def test_rank_0_announces_each_window_before_it_starts(served: list[RecordingKee
     assert served[1].windows == {}
 
 
-def test_only_rank_0_calls_the_keeper_unless_a_rank_fails(served: list[RecordingKeeper]) -> None:
+def test_only_rank_0_calls_the_keeper_of_a_started_group_unless_a_rank_fails(served: list[RecordingKeeper]) -> None:
     assert [len(reports.environments) for reports in served] == [1, 0]
     assert served[1].results == {}
     assert [reports.failures for reports in served] == [[], []]
     assert [reports.raised for reports in served] == [None, None]
-    assert served[0].processes == ["process of rank 0", "process of rank 1"]
+
+
+def test_each_rank_reports_its_process_before_and_after_its_imports(served: list[RecordingKeeper]) -> None:
+    for rank, reports in enumerate(served):
+        assert [(process.rank, process.node_id) for process in reports.processes] == [(rank, "a")] * 2
+        assert {process.handle for process in reports.processes} == {f"process of rank {rank}"}
 
 
 def test_the_environment_lists_every_rank_and_each_node_once(served: list[RecordingKeeper]) -> None:
