@@ -104,9 +104,10 @@ class Fields(_Part):
     @field_validator("bindings", "script_env")
     @classmethod
     def _pairs(cls, value: str) -> str:
-        if not all(name and equals for name, equals, _ in (entry.partition("=") for entry in shlex.split(value))):
+        entries = shlex.split(value)
+        if not all(name and equals for name, equals, _ in (entry.partition("=") for entry in entries)):
             raise ValueError("is no list of NAME=VALUE")
-        return _few(value, shlex.split(value))
+        return _few(value, entries)
 
     @field_validator("script_flags")
     @classmethod
