@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.gpt2 --gpus 1 --profile 1:compile:64 --seconds 240
     python -m benchmarks.speed.gpt2 --gpus 2 --seconds 240
-    python -m benchmarks.speed.gpt2 --cases 1:compile:64,1:compile:64:fused_loss --sides ours --name gpt2-levers
+    python -m benchmarks.speed.gpt2 --cases 1:compile_graph:32:fused_loss --sides ours,without --name gpt2-levers
     python -m benchmarks.speed.gpt2 --device cpu --small                     # a small form, on two CPU ranks
 
 1,024 tokens per sequence, bf16, AdamW, resident random tokens. All sides stay ready in the same processes and
@@ -10,8 +10,9 @@ alternate: ours, the bare loop, and on several GPUs our step on the first of the
 efficiency.
 
 A case is gpus:mode:sequences or gpus:mode:sequences:lever+lever, with the sequences per GPU. A lever changes our trial,
-or an option of the compiler, which then applies to all sides. `--sides ours` compares levers with one
-another, one after the other. Utilisation divides the operations that `trainables.step.flops` counts (Chowdhery et al.
+or an option of the compiler, which then applies to all sides but "without": our step without the levers, as a CUDA
+graph. (The compiler would give two steps of one model the same kernels, but a graph keeps those it was captured with.)
+Utilisation divides the operations that `trainables.step.flops` counts (Chowdhery et al.
 2022, appendix B; causal attention counts in full) by the data sheet's peak.
 
 `--profile` also stores the time of each kernel and its least time, see `benchmarks.speed.roofline`. Goals: 560,000
@@ -38,7 +39,7 @@ from study.capacity import count_gpus
 from trainables.registry import MODELS, PRECISIONS, load
 from trainables.step.cuda_graph import stream_for
 from trainables.step.flops import step_flops
-from trainables.step.process import drop_buckets, release_memory, settings_for
+from trainables.step.process import drop_buckets, kernels_for, release_memory, settings_for
 from trainables.trial import Trial
 
 GOAL_TOKENS_PER_S = 560_000
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", help="gpus:mode:sequences[:lever+lever],...; levers: " + ", ".join(sorted(TOKEN_LEVERS))
     )
-    parser.add_argument("--sides", default="ours,bare,one", help="a comma list of these")
+    parser.add_argument("--sides", default="ours,bare,one", help="a comma list of these and without")
     parser.add_argument("--profile", default="", help="cases of these whose kernels are listed, a comma list")
     options = parser.parse_args()
     options.cases = options.cases or CASES[options.gpus]
@@ -132,11 +133,17 @@ def measured(case: str, trial: Trial, place: Place, options: dict[str, Any], clo
     """Alternate the sides of a case, and list the kernels of ours if that was asked for. Collective over its ranks."""
     outcome = Outcome(trial)
     levers = (*case.split(":"), "")[3]
-    with settings_for(trial, load(PRECISIONS[trial.precision])), levered(levers), stream_for(trial, place.device):
+    names = options["sides"].split(",")
+    plain = trial_of(":".join(case.split(":")[:3]), options)
+    with settings_for(plain, load(PRECISIONS[plain.precision])), stream_for(trial, place.device):
         sides: dict[str, Side] = {}
         mine: list[Ours] = []
         with noted(outcome):
-            sides = built(trial, place, options["sides"].split(","), mine)
+            if "without" in names and levers and trial.captured:
+                sides["without"] = Side(ours(plain, place).timed, plain.global_batch)
+                torch.compiler.reset()  # a graph needs no compiler any more; `ours` must not find the kernels of this
+            with kernels_for(trial), levered(levers):
+                sides = built(trial, place, names, mine) | sides
         if not any(reasons := gathered(place, trial, outcome.reason)):
             with noted(outcome):
                 outcome.blocks = abba(sides, place, trial.world_size, options["quadruples"], clock)
@@ -215,6 +222,9 @@ def figures_of(case: str, outcome: Outcome) -> list[dict[str, Any]]:
         ratio, interval = abba_ratio(blocks.rates["ours"], blocks.rates["bare"])
         holds = ratio >= GOAL_RATIO if on_gpu else None
         figures.append(figure(f"ours/bare, {case}", ratio, interval, "ratio", f">= {GOAL_RATIO}", holds))
+    if "without" in blocks.rates:
+        ratio, interval = abba_ratio(blocks.rates["ours"], blocks.rates["without"])
+        figures.append(figure(f"with/without, {case}", ratio, interval, "ratio", "none", None))
     if "one" in blocks.rates:
         ratio, interval = abba_ratio(blocks.rates["ours"], blocks.rates["one"])
         asked = GOAL_EFFICIENCY.get(trial.batch_per_gpu) if on_gpu and count == 2 else None

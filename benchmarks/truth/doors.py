@@ -69,7 +69,9 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--forms", default=",".join(FORMS_RUN), help="forms to run, a comma list")
     parser.add_argument("--delayed-rounds", type=int, default=3, help="rounds that also run the delayed scripts")
+    parser.add_argument("--cases", default=",".join(FOUND_AS), help="delays to run, a comma list")
     parser.add_argument("--budget-s", type=float, default=math.inf, help="start no run after this many seconds")
     parser.add_argument("--name", default="doors", help="folder under benchmarks/results")
     options = parser.parse_args()
@@ -77,7 +79,7 @@ def main() -> None:
     runs: list[Run] = []
     ends_s = time.monotonic() + options.budget_s
     with _measuring(options, sizes) as measure:
-        for round_, door in _order(options.rounds):
+        for round_, door in _order(options.rounds, options.forms.split(",")):
             for size in sizes:
                 if time.monotonic() < ends_s:
                     runs.append(_run(options, measure, round_, door, size))
@@ -87,11 +89,11 @@ def main() -> None:
     pack(str(RESULTS / options.name / STUDY))
 
 
-def _order(rounds: int) -> Iterator[tuple[int, str]]:
+def _order(rounds: int, forms: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield round and form in running order. Each round starts with another form."""
     for number in range(rounds):
-        first = number % len(FORMS_RUN)
-        yield from ((number, form) for form in (*FORMS_RUN[first:], *FORMS_RUN[:first]))
+        first = number % len(forms)
+        yield from ((number, form) for form in (*forms[first:], *forms[:first]))
 
 
 def _arguments(options: argparse.Namespace, *more: str) -> str:
@@ -178,6 +180,9 @@ def _delayed_runs(
     if options.device == "cuda":  # a training whose step depends on the link
         vgg19 = ("--model", "vgg19", "--batch-size", "32")
         cases |= {"fast link": (vgg19, "DELAY=none"), "no P2P": (vgg19, "NCCL_P2P_DISABLE=1")}
+    asked = options.cases.split(",")
+    needed = {*asked, *(FOUND_AS[case][0] for case in asked)}
+    cases = {case: way for case, way in cases.items() if case in needed}
     result = []
     for case, (more, environment) in cases.items():
         if time.monotonic() > ends_s:

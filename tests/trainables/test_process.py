@@ -175,3 +175,22 @@ def test_kernels_of_attention_and_graphs_per_bucket_are_chosen_only_during_a_tri
     with settings_for(trial, load(PRECISIONS[trial.precision])):
         assert chosen() == (False, True, False)
     assert chosen() == before == (True, True, before[2]) and before[2]
+
+
+def _attends(query: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+
+def test_compiled_code_that_is_stored_for_other_kernels_of_attention_is_not_reused() -> None:
+    kernels = {}
+    for attention in ("auto", "math"):
+        trial = Trial(model="gpt2_tiny", dataset="token_sample", attention=attention, execution="compile")
+        with settings_for(trial, load(PRECISIONS[trial.precision])):
+            query = torch.randn(2, 4, 32, 16, requires_grad=True)
+            step = torch.compile(_attends)
+            step(query).sum().backward()
+            with torch.profiler.profile() as recorded:
+                step(query).sum().backward()
+        kernels[attention] = {event.key for event in recorded.key_averages()}
+    assert any("flash" in name for name in kernels["auto"])
+    assert not any("flash" in name for name in kernels["math"])

@@ -48,15 +48,25 @@ def settings_for(trial: Trial, precision: Precision) -> Iterator[None]:
         with ExitStack() as stack:
             if trial.pin_cores:
                 stack.enter_context(exclusive_cores(trial.cpus_per_rank))
-            if trial.attention != "auto":
-                stack.enter_context(sdpa_kernel(_ATTENTION[trial.attention]))
-            if not trial.split_graph:
-                stack.enter_context(torch._dynamo.config.patch(optimize_ddp=False))
+            stack.enter_context(kernels_for(trial))
             yield
     finally:
         _reset()
         torch.set_num_threads(threads)
         release_memory()
+
+
+@contextmanager
+def kernels_for(trial: Trial) -> Iterator[None]:
+    """Choose the trial's kernels of attention, and whether the compiler splits its graph for DDP."""
+    with ExitStack() as stack:
+        if trial.attention != "auto":
+            stack.enter_context(sdpa_kernel(_ATTENTION[trial.attention]))
+            # else the compiler reuses code that it compiled and stored for other kernels
+            stack.enter_context(torch.compiler.config.patch(cache_key_tag=f"attention {trial.attention}"))
+        if not trial.split_graph:
+            stack.enter_context(torch._dynamo.config.patch(optimize_ddp=False))
+        yield
 
 
 def set_seeds(seed: int) -> None:
