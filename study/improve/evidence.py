@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 120.0
 class Run:
     """A finished trial. throughput_samples_per_s: of all ranks; None if the trial is not done.
 
-    started_at, duration_s: with the start of its worker group, if it is the first one there.
+    started_at, duration_s: with the start of its worker group, if it is the first one there. start_s: of that start.
     """
 
     trial_id: str
@@ -27,6 +27,7 @@ class Run:
     started_at: float
     duration_s: float
     reason: str = ""
+    start_s: float = 0.0
 
 
 class Ratio(NamedTuple):
@@ -58,6 +59,13 @@ class Evidence:
             total_s += max(0.0, end - (run.started_at if is_interruption else ended_at))
             ended_at = max(end, ended_at)
         return total_s
+
+    def expected_s(self, trial_ids: Collection[str], trials: int, groups: int) -> float:
+        """Return how long further trials take in so many new worker groups, if they are like these trials."""
+        starts = [run.start_s for name in trial_ids if (run := self.runs[name]).start_s > 0]
+        start_s = sum(starts) / len(starts) if starts else 0.0
+        trial_s = (self.elapsed_s(trial_ids) - sum(starts)) / len(trial_ids)
+        return trials * max(0.0, trial_s) + groups * start_s
 
 
 class Sample(NamedTuple):

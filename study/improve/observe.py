@@ -33,13 +33,19 @@ class Observer:
             throughput = dict(measured.set_index("trial_id")["throughput_samples_per_s"].dropna().items())  # type: ignore[arg-type]
         runs, groups = {}, set()
         for _, row in results.trials.sort_values("started_at").iterrows():
-            started_at, ended_at = float(row["started_at"]), float(row["started_at"]) + float(row["duration_s"])
+            begins_at = started_at = float(row["started_at"])
             if row["worker_group"] not in groups:
-                started_at = min(started_at, row["environment"].get("group", {}).get("asked_at", started_at))
+                begins_at = min(started_at, row["environment"].get("group", {}).get("asked_at", started_at))
             groups.add(row["worker_group"])
-            name = row["trial_id"]
+            name, start_s, duration_s = row["trial_id"], started_at - begins_at, float(row["duration_s"])
             runs[name] = Run(
-                name, row["status"], throughput.get(name), started_at, ended_at - started_at, row["reason"] or ""
+                name,
+                row["status"],
+                throughput.get(name),
+                begins_at,
+                start_s + duration_s,
+                row["reason"] or "",
+                start_s,
             )
         return Evidence(runs, self._shares, self._losses)
 

@@ -64,7 +64,8 @@ class Search:
     pending: the round to run next; None if the search has ended. best: the configuration so far, () for the baseline.
     steps: each addition to it, with its gain over the one before. chosen: the verified configuration; None before the
     end. problem: why the search cannot go on. not_tried: levers that apply, for which the budget did not suffice, with
-    their bounds. dropped: why a lever that gained is not part of the best configuration.
+    their bounds. least: trials and seconds that the search would have needed to try one of them. dropped: why a lever
+    that gained is not part of the best configuration.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -74,6 +75,7 @@ class Search:
     steps: list[tuple[Configuration, Ratio]] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     not_tried: dict[str, float | None] = field(default_factory=dict)
+    least: tuple[int, float] | None = None
     chosen: Configuration | None = None
     verified: Configuration = ()
     final: Ratio = UNKNOWN
@@ -110,12 +112,10 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
     confidence = 1 - (1 - CONFIDENCE) / comparisons
     while candidates := _candidates(settings, evidence, found):
         bounds = dict(candidates)
-        count = next(
-            (n for n in range(LEVERS_PER_ROUND, 0, -1) if _fits(settings, evidence, found, (n + 1) * GROUPS)), 0
-        )
+        count = next((n for n in range(LEVERS_PER_ROUND, 0, -1) if _fits(settings, evidence, found, n + 1)), 0)
         tried = _together(settings, found.best, list(bounds), count)
         if not tried:
-            found.not_tried = bounds
+            found.not_tried, found.least = bounds, _needed(settings, evidence, found, 2)
             break
         reference = found.best
         bottleneck = _shares(evidence, found)[1]
@@ -125,7 +125,7 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
             _attempt(evidence, settings, found, name, reference, bounds[name], bottleneck, confidence) for name in tried
         ]
         promising = [attempt for attempt in attempts if attempt.is_promising and not attempt.is_gain]
-        if promising and _fits(settings, evidence, found, (len(promising) + 1) * GROUPS):
+        if promising and _fits(settings, evidence, found, len(promising) + 1):
             again = [reference, *((*reference, attempt.lever) for attempt in promising)]
             yield Round(next(number), "confirm", again, GROUPS).planned_for(settings)
             attempts = [
@@ -141,7 +141,7 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
         found.best = (*reference, winners[0].lever)
         found.steps.append((found.best, winners[0].gain))
         chain = _chain(settings, found, [attempt.lever for attempt in winners[1:]])
-        while len(chain) > 1 and not _fits(settings, evidence, found, len(chain) * GROUPS):
+        while len(chain) > 1 and not _fits(settings, evidence, found, len(chain)):
             found.dropped[chain.pop()[-1]] = "the budget did not suffice to combine it"
         if len(chain) > 1:
             yield Round(next(number), "combine", chain, GROUPS).planned_for(settings)
@@ -224,19 +224,24 @@ def _shares(evidence: Evidence, found: Search) -> tuple[dict[str, float], str | 
     return dict(shares), bottleneck
 
 
-def _fits(settings: Settings, evidence: Evidence, found: Search, runs: int) -> bool:
-    """Return True if the budget allows that many runs of a configuration, and the final comparison after them."""
+def _fits(settings: Settings, evidence: Evidence, found: Search, configurations: int) -> bool:
+    """Return True if the budget allows a round of so many configurations (0: none), and the final one after it."""
+    trials, seconds = _needed(settings, evidence, found, configurations)
+    return (settings.trials is None or trials <= settings.trials) and (
+        settings.budget_s is None or seconds <= settings.budget_s
+    )
+
+
+def _needed(settings: Settings, evidence: Evidence, found: Search, configurations: int) -> tuple[int, float]:
+    """Return trials and seconds of the rounds so far, one of so many configurations (0: none), and the final one."""
     used = [name for done in found.rounds for name in done.trial_ids]
-    final = 2 * FINAL_GROUPS * len(settings.sizes) + (LOSS_TRIALS if _can_compare_losses(settings) else 0)
-    if found.rounds and found.rounds[-1].kind == "final" and not runs:
-        final = 2 * FINAL_GROUPS * len(settings.sizes)
-    further = runs * len(settings.sizes) + final
-    if settings.trials is not None and len(used) + further > settings.trials:
-        return False
-    if settings.budget_s is None:
-        return True
-    elapsed_s = evidence.elapsed_s(used)
-    return elapsed_s * (1 + further / len(used)) <= settings.budget_s
+    is_checked = found.rounds[-1].kind == "final" and not configurations
+    losses = LOSS_TRIALS if _can_compare_losses(settings) and not is_checked else 0
+    trials = len(settings.sizes) * (configurations * GROUPS + 2 * FINAL_GROUPS) + losses
+    groups = FINAL_GROUPS + (GROUPS if configurations else 0)
+    if settings.base.door != "factory":
+        groups = trials  # a script needs new processes each time
+    return len(used) + trials, evidence.elapsed_s(used) + evidence.expected_s(used, trials, groups)
 
 
 def _chain(settings: Settings, found: Search, names: Sequence[str]) -> list[Configuration]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.duration import duration
 from analysis.text import number
 from study.capacity import local_capacity
 from study.cli import process
@@ -224,6 +225,11 @@ def _finish(session: Session, quiet: bool, as_json: bool) -> int:
         print_to_stderr(
             f"error: the baseline has no result: {found.problem}; fix: see its log in "
             f"{_trials_folder(session.asked.configuration.out)}"
+        )
+    if found.least and not found.attempts:
+        print_to_stderr(
+            f"warning: nothing was tried, because a lever and the final comparison would end after "
+            f"{duration(found.least[1])}; fix: a larger --budget"
         )
     if not as_json:
         print(report.path)

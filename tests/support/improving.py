@@ -47,7 +47,7 @@ class SimulatedTraining:
     """Runs the rounds of a search by a law, with noise of worker groups, of their configurations, and of runs.
 
     noise: standard deviation of the logarithm of a run's step. Others are multiples of it. fails: status and reason of
-    trials that do not end well.
+    trials that do not end well. start_s: of each worker group.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class SimulatedTraining:
         seed: int = 0,
         fails: Callable[[Trial], tuple[str, str] | None] = lambda trial: None,
         losses: Callable[[Trial], Sequence[float]] = lambda trial: [2.0] * 20,
+        start_s: float = 0.0,
     ) -> None:
+        self.start_s = start_s
         self.law, self.noise, self.random, self.fails, self.loss = law, noise, random.Random(seed), fails, losses
         self.runs: dict[str, Run] = {}
         self.trials: dict[str, Trial] = {}
@@ -72,12 +74,14 @@ class SimulatedTraining:
         for block in pending.blocks:
             shift = self.random.gauss(0, 3 * self.noise)
             within: dict[tuple[str, ...], float] = {}
+            start_s = self.start_s
             for planned in block:
                 if planned.trial.trial_id in self.runs or left == 0:
                     continue
                 left -= 1
                 own = within.setdefault(planned.configuration, self.random.gauss(0, self.noise))
-                self._run(planned, shift + own + self.random.gauss(0, self.noise))
+                self._run(planned, shift + own + self.random.gauss(0, self.noise), start_s)
+                start_s = 0.0
 
     def search(self, settings: Settings) -> Search:
         """Run a search to its end."""
@@ -89,13 +93,13 @@ class SimulatedTraining:
         """Return the throughput without noise, samples/s."""
         return trial.global_batch / sum(self.law(trial).values())
 
-    def _run(self, planned: Planned, noise: float) -> None:
+    def _run(self, planned: Planned, noise: float, start_s: float) -> None:
         trial = planned.trial
         status, reason = self.fails(trial) or ("done", "")
         throughput = self.throughput(trial) * math.exp(noise) if status == "done" else None
-        self.runs[trial.trial_id] = Run(trial.trial_id, status, throughput, self.now_s, 10.0, reason)
+        self.runs[trial.trial_id] = Run(trial.trial_id, status, throughput, self.now_s, start_s + 10.0, reason, start_s)
         self.trials[trial.trial_id] = trial
-        self.now_s += 11.0
+        self.now_s += start_s + 11.0
 
     def _shares(self, trial_ids: tuple[str, ...]) -> tuple[dict[str, float], str]:
         parts = self.law(self.trials[trial_ids[0]])

@@ -165,6 +165,24 @@ def test_a_search_ends_within_its_time() -> None:
     assert found.not_tried
 
 
+def test_a_slow_start_of_a_worker_group_does_not_count_for_every_trial() -> None:
+    training = SimulatedTraining(start_s=30.0)
+    found = training.search(settings_of(LEVERS, budget_s=600.0))
+    assert 450.0 < training.evidence().elapsed_s(list(training.runs)) <= 600.0
+    assert found.attempts
+    assert found.final.low > 1
+
+
+def test_a_search_without_time_for_one_lever_says_how_much_it_would_need() -> None:
+    training = SimulatedTraining(start_s=30.0)
+    found = training.search(settings_of(LEVERS, budget_s=300.0))
+    assert (len(found.rounds), found.attempts, found.chosen) == (1, [], ())
+    assert found.least is not None
+    trials, seconds = found.least
+    assert trials == 1 + 4 + 10 + 3
+    assert seconds == pytest.approx(40 + 7 * 30 + 17 * 10)  # 7 more worker groups, 17 more trials
+
+
 @given(stops=st.lists(st.integers(min_value=0, max_value=7), min_size=1, max_size=4))
 @settings(max_examples=6, deadline=None)
 def test_an_interrupted_search_takes_the_same_steps_as_one_that_was_not(stops: list[int]) -> None:
