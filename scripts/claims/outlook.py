@@ -140,6 +140,7 @@ def _law_row(label: str, case: str) -> tuple[str | Cell, ...]:
     )
 
 
+BLIND = f"mean absolute error, {len(figures('blind', '.*: error of the step'))} series"
 IN_LAW, IN_NEW_RUN = (f"{what} in its 95 % interval, 12 cases" for what in ("law", "new run"))
 PREDICTION: Entries = [
     claim(
@@ -182,6 +183,17 @@ PREDICTION: Entries = [
     says("The {} series that are outside of their intervals", number(len(OUTSIDE))),
     says("spread by {} % there, up to {} % between the two hosts", SOCKET_SPREAD, _socket_difference()),
     says("{} % for VGG-19 at batch 256.", number(_errors(_series(folder="communication", fields=VGG_SOCKET))[-1])),
+    says(
+        "The mean absolute error of {} series is {} % (goal: {} %)",
+        count(figures("blind", ".*: error of the step")),
+        100 * figure("blind", BLIND),
+        100 * goal("blind", BLIND),
+    ),
+    says(
+        "the naive estimate {} %, and {} of the intervals hold",
+        100 * figure("blind", "mean absolute error of the naive estimate"),
+        figure("blind", f"intervals that hold, of {len(figures('blind', '.*: error of the step'))}"),
+    ),
     shows(
         "prediction-laws",
         ("case", "mean error", "high / low", "true step, new run within"),
