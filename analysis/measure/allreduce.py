@@ -128,6 +128,7 @@ def limit_seconds(seconds: pd.DataFrame, buckets: pd.DataFrame) -> pd.Series:
     for trial_id, group in buckets.groupby("trial_id"):
         if trial_id in curves:
             x, y = np.log(curves[trial_id]["bytes"].astype(float)), np.log(curves[trial_id]["seconds"])
+            group = group[group["bytes"] > 0]  # parameters without elements have buckets without bytes
             size = np.log(group["bytes"].astype(float))
             result[group.index] = np.exp(np.interp(size, x, y, left=np.nan, right=np.nan))
     return result

@@ -92,6 +92,8 @@ def _bad_rows(name: str, frame: pd.DataFrame, files: Mapping[str, TrialFile]) ->
         yield frame["rank"] >= processes, "has a rank that the trial does not have"
     if name == "steps":
         yield from _bad_steps(frame, files)
+    if name == "sweep":
+        yield frame["bytes"] <= 0, "bytes is not positive"
     if name == "epochs":
         ordered = frame.sort_values("epoch").groupby("trial_id", observed=True)
         for column in ("step", "samples", "train_s"):

@@ -50,6 +50,13 @@ def test_sizes_between_those_of_the_sweep_are_interpolated() -> None:
     assert limit_seconds(sweep, buckets).tolist() == pytest.approx(expected, nan_ok=True)
 
 
+def test_a_bucket_without_bytes_has_no_limit() -> None:
+    sweep = pd.DataFrame({"trial_id": "a", "bytes": [4, 16], "seconds": [1.0, 2.0]})
+    buckets = pd.DataFrame({"trial_id": "a", "bytes": [0, 16]})
+    with np.errstate(all="raise"):
+        assert limit_seconds(sweep, buckets).tolist() == pytest.approx([np.nan, 2.0], nan_ok=True)
+
+
 def study_with_sweep(directory: Path, law: dict[str, Any], **axes: Any) -> Results:
     trials = grid({"device": "cuda", "steps": 2}, **axes)
     return load(
