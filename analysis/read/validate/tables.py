@@ -84,6 +84,8 @@ def _bad_rows(name: str, frame: pd.DataFrame, files: Mapping[str, TrialFile]) ->
     for column in frame.columns:
         if pd.api.types.is_numeric_dtype(frame[column]):
             yield from _out_of_range(column, frame[column])
+    if name == "sweep":
+        yield frame["bytes"] <= 0, "bytes is not positive"
     if "window" in frame:
         yield ~frame["window"].isin(WINDOWS), "has an unknown window"
     yield frame.duplicated(["trial_id", *keys]), f"two rows have the same {', '.join(keys)}"
@@ -92,8 +94,6 @@ def _bad_rows(name: str, frame: pd.DataFrame, files: Mapping[str, TrialFile]) ->
         yield frame["rank"] >= processes, "has a rank that the trial does not have"
     if name == "steps":
         yield from _bad_steps(frame, files)
-    if name == "sweep":
-        yield frame["bytes"] <= 0, "bytes is not positive"
     if name == "epochs":
         ordered = frame.sort_values("epoch").groupby("trial_id", observed=True)
         for column in ("step", "samples", "train_s"):
