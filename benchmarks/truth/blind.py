@@ -97,7 +97,7 @@ def figures(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if None not in bounds:
             held.append(bounds[0] <= sample["measured_s"] <= bounds[1])
         interval = tuple(bound / sample["measured_s"] - 1 for bound in bounds) if None not in bounds else None
-        result.append(figure(f"{name}: error of the step", errors[-1], interval, "", "none", None))  # type: ignore[arg-type]
+        result.append(figure(f"{name}: error of the step", errors[-1], interval, "", "none", None))
     mean = statistics.fmean(map(abs, errors))
     goal = f"<= {MEAN_GOAL}"
     result.append(figure(f"mean absolute error, {len(errors)} series", mean, None, "", goal, mean <= MEAN_GOAL))

@@ -63,7 +63,8 @@ def kernels_for(trial: Trial) -> Iterator[None]:
         if trial.attention != "auto":
             stack.enter_context(sdpa_kernel(_ATTENTION[trial.attention]))
             # else the compiler reuses code that it compiled and stored for other kernels
-            stack.enter_context(torch.compiler.config.patch(cache_key_tag=f"attention {trial.attention}"))
+            config: Any = torch.compiler.config
+            stack.enter_context(config.patch(cache_key_tag=f"attention {trial.attention}"))
         if not trial.split_graph:
             stack.enter_context(torch._dynamo.config.patch(optimize_ddp=False))
         yield
