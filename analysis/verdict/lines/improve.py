@@ -20,7 +20,9 @@ def measured_advice(improvement: Improvement | None) -> CardLine | None:
     if improvement is None or not improvement.is_complete:
         return None
     if improvement.gain is None or not improvement.kept:
-        tried = sum(row.gain is not None for row in improvement.levers)
+        tried = _tried(improvement)
+        if not tried:
+            return None
         return CardLine("do_next", "do next", f"nothing: none of {tried} changes tried gains significantly (measured)")
     gain = improvement.gain
     what = "throughput" if improvement.goal == "throughput" else "scaling efficiency"
@@ -40,12 +42,19 @@ def trust_in_improvement(improvement: Improvement) -> Trust:
     gain = improvement.gain
     if not improvement.is_complete:
         return Trust(POOR, "the search has not ended")
+    if gain is None and not _tried(improvement):
+        return Trust(POOR, "no change was tried")
     if gain is None or gain.low is None or gain.high is None:
         return Trust(FAIR, "no change gained significantly")
     half_width = math.sqrt(gain.high / gain.low) - 1
     level = GOOD if half_width <= GOOD_INTERVAL else FAIR
     groups = min((len(side.trial_ids) for side in (improvement.baseline, improvement.chosen) if side), default=0)
     return Trust(level, f"{groups} separate starts each, ±{percent(half_width, 1)}", groups, half_width)
+
+
+def _tried(improvement: Improvement) -> int:
+    """Return how many changes were measured."""
+    return sum(row.gain is not None for row in improvement.levers)
 
 
 def _gain(improvement: Improvement) -> CardLine | None:
@@ -61,7 +70,8 @@ def _gain(improvement: Improvement) -> CardLine | None:
     noun = "GPU" if improvement.on_gpus else "CPU rank"
     start = _rate(before, improvement.ranks)
     if improvement.gain is None or after is None or not improvement.kept:
-        text = f"none: {start} {unit}/s per {noun} as before; {cost}"
+        found = "none" if _tried(improvement) else "unknown, since no change was tried"
+        text = f"{found}: {start} {unit}/s per {noun} as before; {cost}"
         return CardLine("gain", "gain", text, ())
     all_ranks = improvement.gain_on_all or improvement.gain
     text = f"{start} → {_rate(after, improvement.ranks)} {unit}/s per {noun}, {_ratio(all_ranks)}"

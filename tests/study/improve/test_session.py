@@ -150,3 +150,13 @@ def test_a_search_can_start_from_the_result_of_another_but_not_in_its_folder(fin
     assert found.base.bucket_mb == 50.0
     with pytest.raises(ConfigurationError, match="--out"):
         request(options | {"out": str(finished)}, str(finished), None, None, None, False)
+
+
+def test_a_search_that_could_try_nothing_does_not_say_that_nothing_gains(tmp_path: Path) -> None:
+    run_search(session_in(tmp_path, trials=5))
+    card = card_at(tmp_path)
+    assert (card.trust.level, card.trust.reason) == ("poor", "no change was tried")
+    gain = card.line("gain")
+    assert gain is not None
+    assert gain.text.startswith("unknown")
+    assert card.line("do_next") is None
