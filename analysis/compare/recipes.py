@@ -49,12 +49,14 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     fields = [name for name in _fields(runs) if name not in excluded]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
     rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
-    ruled = runs["lr_rule"] != "none"
+    # a record of another program, or a changed one, may lack a field
+    ruled = runs["lr_rule"] != "none" if "lr_rule" in runs else pd.Series(False, index=runs.index)
     base = pd.Series(rest)[~ruled.to_numpy()] if (~ruled).any() else pd.Series(rest)
     plain_rest = _most_frequent(base, runs)
     plain = runs.iloc[rest.index(plain_rest)]
     named = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
-    warmups_differ = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
+    has_warmups = {"warmup", "warmup_epochs"} <= {*runs}
+    warmups_differ = has_warmups and runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
     nouns = RankNouns.of((), declared.labels)
     # Number formats are compared with each other; none of them is a recipe.
     only_precision_varies = named == ["precision"] and not ruled.any()
@@ -85,15 +87,17 @@ def _fields(runs: pd.DataFrame) -> list[str]:
 
 def _follows_optimizer(runs: pd.DataFrame) -> bool:
     """Return True if each optimizer has a single learning rate, which its name then implies."""
-    return "optimizer" in runs and bool((runs.groupby("optimizer")["learning_rate"].nunique() == 1).all())
+    return {"optimizer", "learning_rate"} <= {*runs} and bool(
+        (runs.groupby("optimizer")["learning_rate"].nunique() == 1).all()
+    )
 
 
 def _name(row: pd.Series, plain: pd.Series, named: Sequence[str], warmups_differ: bool, nouns: RankNouns) -> str:
     parts = []
-    at_reference = row["global_batch"] == row["reference_batch"]
-    if row["lr_rule"] != "none" and not (at_reference and _alike(row, plain, named)):
+    at_reference = row["global_batch"] == row.get("reference_batch")
+    if row.get("lr_rule", "none") != "none" and not (at_reference and _alike(row, plain, named)):
         parts.append(_RULES.get(row["lr_rule"], str(row["lr_rule"])))
-        if row["warmup"] != "none":
+        if row.get("warmup", "none") != "none":
             over = f" over {row['warmup_epochs']:g} epochs" if warmups_differ else ""
             parts.append(f"{row['warmup']} warm-up{over}")
     parts += [_word(name, row[name], nouns) for name in named if str(row[name]) != str(plain[name])]

@@ -86,6 +86,7 @@ def _bad_rows(name: str, frame: pd.DataFrame, files: Mapping[str, TrialFile]) ->
             yield from _out_of_range(column, frame[column])
     if name == "sweep":
         yield frame["bytes"] <= 0, "bytes is not positive"
+        yield frame["seconds"].isna(), "seconds is null"
     if "window" in frame:
         yield ~frame["window"].isin(WINDOWS), "has an unknown window"
     yield frame.duplicated(["trial_id", *keys]), f"two rows have the same {', '.join(keys)}"
