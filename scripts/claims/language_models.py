@@ -134,7 +134,7 @@ ENTRIES += [
     table_of_speed(
         "gpt2-options",
         ("option, sequences", "predicted tokens/s with / without, because", "measured"),
-        [(option, prediction, measured) for option, prediction, measured in OPTIONS],
+        list(OPTIONS),
     ),
     stated_of_speed("and of 0.985 at 64", "goal"),
 ]

@@ -140,7 +140,8 @@ def _law_row(label: str, case: str) -> tuple[str | Cell, ...]:
     )
 
 
-BLIND = f"mean absolute error, {len(figures('blind', '.*: error of the step'))} series"
+BLIND_SERIES = figures("blind", ".*: error of the step")
+BLIND = f"mean absolute error, {len(BLIND_SERIES)} series"
 IN_LAW, IN_NEW_RUN = (f"{what} in its 95 % interval, 12 cases" for what in ("law", "new run"))
 PREDICTION: Entries = [
     claim(
@@ -185,14 +186,14 @@ PREDICTION: Entries = [
     says("{} % for VGG-19 at batch 256.", number(_errors(_series(folder="communication", fields=VGG_SOCKET))[-1])),
     says(
         "The mean absolute error of {} series is {} % (goal: {} %)",
-        count(figures("blind", ".*: error of the step")),
+        count(BLIND_SERIES),
         100 * figure("blind", BLIND),
         100 * goal("blind", BLIND),
     ),
     says(
         "the naive estimate {} %, and {} of the intervals hold",
         100 * figure("blind", "mean absolute error of the naive estimate"),
-        figure("blind", f"intervals that hold, of {len(figures('blind', '.*: error of the step'))}"),
+        figure("blind", f"intervals that hold, of {len(BLIND_SERIES)}"),
     ),
     shows(
         "prediction-laws",
