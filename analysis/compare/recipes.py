@@ -1,6 +1,6 @@
 """Names for large-batch training recipes, derived from the fields that differ from the plain run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,6 +21,12 @@ _NO_RECIPE_KINDS = ("loading", "layout", "batch", "machine", "timing", "run")
 _NO_RECIPE = ("noise_scale", "reference_batch", "interconnect")
 """Fields that are never part of a recipe."""
 
+_ABSENT: Mapping[str, Any] = {
+    "lr_rule": "none", "warmup": "none", "warmup_epochs": 0.0, "reference_batch": float("nan"), "precision": "",
+    "optimizer": "", "learning_rate": float("nan"), "seed": 0, "repeat": 0,
+}  # fmt: skip
+"""Values of fields that a record lacks, because another program wrote it or it was changed."""
+
 _RULES = {"linear": "linear", "sqrt": "square root"}
 _OPTIMIZERS = {"sgd": "SGD", "nesterov": "Nesterov momentum", "lars": "LARS", "lamb": "LAMB", "adamw": "AdamW"}
 _WORDS = {
@@ -40,23 +46,24 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     """Add the recipe of each run, and return the name of the plain recipe.
 
     Columns: recipe (name of the recipe), recipe_number (plain one first) and rest (all varying fields except the rule;
-    it identifies the reference).
+    it identifies the reference). Fields that the comparison needs and records lack are
+    added.
 
     The plain run has no learning-rate rule. Its other fields have the most frequent values among runs without a rule;
     fp32 wins ties.
     """
+    recorded = _fields(runs)
+    runs = runs.assign(**{name: _filled(runs, name, value) for name, value in _ABSENT.items()})
     excluded = {*declared.of_kind(*_NO_RECIPE_KINDS), *_NO_RECIPE, *RULE}
-    fields = [name for name in _fields(runs) if name not in excluded]
+    fields = [name for name in recorded if name not in excluded]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
     rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
-    # a record of another program, or a changed one, may lack a field
-    ruled = runs["lr_rule"] != "none" if "lr_rule" in runs else pd.Series(False, index=runs.index)
+    ruled = runs["lr_rule"] != "none"
     base = pd.Series(rest)[~ruled.to_numpy()] if (~ruled).any() else pd.Series(rest)
     plain_rest = _most_frequent(base, runs)
     plain = runs.iloc[rest.index(plain_rest)]
     named = [name for name in varying if not (name == "learning_rate" and _follows_optimizer(runs))]
-    has_warmups = {"warmup", "warmup_epochs"} <= {*runs}
-    warmups_differ = has_warmups and runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
+    warmups_differ = runs.loc[runs["warmup"] != "none", "warmup_epochs"].nunique() > 1
     nouns = RankNouns.of((), declared.labels)
     # Number formats are compared with each other; none of them is a recipe.
     only_precision_varies = named == ["precision"] and not ruled.any()
@@ -71,12 +78,16 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     return runs, plain_name
 
 
+def _filled(runs: pd.DataFrame, name: str, value: Any) -> Any:
+    """Return the column with `value` where a record lacks the field."""
+    return runs[name].where(runs[name].notna(), value) if name in runs else value
+
+
 def _most_frequent(rest: pd.Series, runs: pd.DataFrame) -> str:
     """Return the most frequent value; fp32, the reference for number formats, wins ties."""
     counts = rest.value_counts()
     first = rest[rest.isin(counts[counts == counts.max()].index)].drop_duplicates()
-    precisions = runs["precision"].iloc[first.index] if "precision" in runs else pd.Series("", index=first.index)
-    return str(min(zip(precisions != "fp32", first, strict=True))[1])
+    return str(min(zip(runs["precision"].iloc[first.index] != "fp32", first, strict=True))[1])
 
 
 def _fields(runs: pd.DataFrame) -> list[str]:
@@ -87,17 +98,15 @@ def _fields(runs: pd.DataFrame) -> list[str]:
 
 def _follows_optimizer(runs: pd.DataFrame) -> bool:
     """Return True if each optimizer has a single learning rate, which its name then implies."""
-    return {"optimizer", "learning_rate"} <= {*runs} and bool(
-        (runs.groupby("optimizer")["learning_rate"].nunique() == 1).all()
-    )
+    return bool((runs.groupby("optimizer")["learning_rate"].nunique() <= 1).all())
 
 
 def _name(row: pd.Series, plain: pd.Series, named: Sequence[str], warmups_differ: bool, nouns: RankNouns) -> str:
     parts = []
-    at_reference = row["global_batch"] == row.get("reference_batch")
-    if row.get("lr_rule", "none") != "none" and not (at_reference and _alike(row, plain, named)):
+    at_reference = row["global_batch"] == row["reference_batch"]
+    if row["lr_rule"] != "none" and not (at_reference and _alike(row, plain, named)):
         parts.append(_RULES.get(row["lr_rule"], str(row["lr_rule"])))
-        if row.get("warmup", "none") != "none":
+        if row["warmup"] != "none":
             over = f" over {row['warmup_epochs']:g} epochs" if warmups_differ else ""
             parts.append(f"{row['warmup']} warm-up{over}")
     parts += [_word(name, row[name], nouns) for name in named if str(row[name]) != str(plain[name])]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
+from analysis.read.schema import SCHEMAS
 from analysis.read.validate.records import MAX_ROWS, TrialFile
 
 WINDOWS = (
@@ -37,8 +38,6 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "epochs": ("epoch",),
 }
 """Columns that identify a row of a trial."""
-
-_MAY_BE_NULL = ("group", "bytes")
 
 
 def most_rows(name: str, file: TrialFile) -> int:
@@ -78,15 +77,14 @@ def _bad_rows(name: str, frame: pd.DataFrame, files: Mapping[str, TrialFile]) ->
     if frame.empty:
         return
     keys = [key for key in _KEYS[name] if key in frame]
-    for key in keys:
-        if key not in _MAY_BE_NULL:
-            yield frame[key].isna(), f"{key} is null"
+    for column in SCHEMAS[name]:
+        if not column.nullable and column.name in frame:
+            yield frame[column.name].isna(), f"{column.name} is null"
     for column in frame.columns:
         if pd.api.types.is_numeric_dtype(frame[column]):
             yield from _out_of_range(column, frame[column])
     if name == "sweep":
         yield frame["bytes"] <= 0, "bytes is not positive"
-        yield frame["seconds"].isna(), "seconds is null"
     if "window" in frame:
         yield ~frame["window"].isin(WINDOWS), "has an unknown window"
     yield frame.duplicated(["trial_id", *keys]), f"two rows have the same {', '.join(keys)}"

@@ -1,5 +1,6 @@
 """Comparison of trainings: hand-made folders with known accuracies, lossless batches and noise scales."""
 
+import json
 import math
 import warnings
 from dataclasses import replace
@@ -362,3 +363,34 @@ def test_trainings_that_differ_in_more_than_number_format_are_not_compared_by_it
     kinds = ({"precision": "fp32"}, {"precision": "bf16"}, {"precision": "bf16", "learning_rate": 0.5})
     result = trained_study(tmp_path / "results", *((fields, [0.8, 0.8]) for fields in kinds))
     assert by_precision(result.accuracy).empty and by_precision(None).empty
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    ["lr_rule", "warmup", "warmup_epochs", "reference_batch", "learning_rate", "optimizer", "precision", "repeat",
+     "accumulation_steps"],
+)  # fmt: skip
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_trainings_whose_records_lack_a_field_are_compared_and_reported(
+    tmp_path: Path, lacking: str, everywhere: bool
+) -> None:
+    write_study(tmp_path)
+    for seed in range(2):
+        for batch in (128, 256):
+            fields = TRAINING | {"batch_per_gpu": batch, "seed": seed, "repeat": seed}
+            if everywhere or seed:
+                fields = {name: value for name, value in fields.items() if name != lacking}
+            frame = epochs(TRAINING | {"batch_per_gpu": batch}, 0.9)
+            write_training(tmp_path, TRAINING | fields, frame)
+            path = next(path for path in tmp_path.rglob("trial.json") if is_of(path, seed, batch))
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"trial": fields}))
+    known = with_models(analyse(load(tmp_path)))
+    assert known.accuracy is not None
+    assert known.accuracy.runs["global_batch"].tolist().count(128) == 2
+    assert not known.accuracy.cells["recipe"].str.contains("nan").any()
+    write_report(tmp_path)
+
+
+def is_of(path: Path, seed: int, batch: int) -> bool:
+    trial = json.loads(path.read_text())["trial"]
+    return (trial["seed"], trial["batch_per_gpu"]) == (seed, batch)

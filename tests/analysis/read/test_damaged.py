@@ -233,6 +233,7 @@ def test_steps_that_do_not_fit_their_trial_are_left_out(
         ("sweep", "rank", -1, "rank is negative"),
         ("sweep", "bytes", 0, "bytes is not positive"),
         ("sweep", "seconds", None, "seconds is null"),
+        ("buckets", "ready_s", None, "ready_s is null"),
     ],
 )
 def test_other_tables_are_checked_too(folder: Path, name: str, column: str, value: Any, reason: str) -> None:
