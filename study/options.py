@@ -126,6 +126,10 @@ STUDY_OPTIONS = (
     _axis("epochs", "epochs", "Train for N epochs with validation after each, instead of timing windows."),
     _axis("target-accuracy", "target_accuracy", "Validation accuracy, such as 0.93, at which training stops early."),
     _axis("seed", "seed", "Seeds of weights and data. The first also sets the order of trials."),
+    StudyOption(
+        "case", "Run only this case of a study of cases, such as 'weak, 8' of gpt2-scaling. May be repeated.", "NAME",
+        list[str], _AXES, setting="case",
+    ),
     StudyOption("set", "Set any other field of a trial. May be repeated.", "FIELD=LIST", list[str], _AXES),
     StudyOption(
         "workload", "Your own model and data: a function in a Python file.", "FILE.py:NAME", panel=_OWN,
@@ -198,8 +202,8 @@ STUDY_OPTIONS = (
 
 LACKS: Mapping[str, Collection[str]] = {
     "improve": (
-        "study", "repeats", "goal", "epochs", "target-accuracy", "max-concurrent", "profile", "print-config", "table",
-        "price-per-gpu-hour",
+        "study", "case", "repeats", "goal", "epochs", "target-accuracy", "max-concurrent", "profile", "print-config",
+        "table", "price-per-gpu-hour",
     )
 }  # fmt: skip
 """Options of `run` that a command does not have, by command. `improve` makes its own plan, of timed trials."""
@@ -276,7 +280,7 @@ def explicit_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-REPEATABLE_OPTIONS = ("--set", "--vary", "--bind", "--env")
+REPEATABLE_OPTIONS = tuple(f"--{option.name}" for option in STUDY_OPTIONS if option.type == list[str])
 
 
 def refused_argument(arguments: Sequence[str]) -> str | None:

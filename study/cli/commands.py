@@ -74,7 +74,7 @@ def target_of(address: str | None, quiet: bool) -> Target:
 def prepare(configuration: Configuration, nodes: Sequence[NodeCapacity]) -> PreparedStudy:
     """Plan a configuration on these nodes. Trials that the results folder already holds are taken into account."""
     study_of = _study_of(configuration)
-    study = study_of(nodes).with_overrides(configuration.axes, configuration.repeats)
+    study = study_of(nodes).only(configuration.case).with_overrides(configuration.axes, configuration.repeats)
     store = existing_store(configuration.out, study.name)
     records, damaged = store.scan() if store else ([], [])
     known = KnownTrials.of(records)

@@ -58,6 +58,7 @@ class Configuration(BaseModel):
     train_function: str = ""
     vary: tuple[str, ...] = ()
     bind: tuple[str, ...] = ()
+    case: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     axes: dict[str, tuple[Any, ...]] = {}
     repeats: int | None = Field(None, ge=1, le=1000)
@@ -75,7 +76,7 @@ class Configuration(BaseModel):
             raise ValueError("its port must be between 1 and 65535")
         return address
 
-    @field_validator("vary", "bind", "env", mode="before")
+    @field_validator("case", "vary", "bind", "env", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
@@ -158,7 +159,7 @@ def to_yaml(configuration: Configuration, study: Study) -> str:
     }
     if not configuration.is_named:
         del options["study"]
-    options |= {name: list(options[name]) for name in ("vary", "bind", "env") if name in options}
+    options |= {name: list(options[name]) for name in ("case", "vary", "bind", "env") if name in options}
     options["repeats"] = study.repeats
     in_cases = {name for of_case in study.cases.values() for name in of_case}  # as axes, they would override the cases
     all_fields = {name: [value] for name, value in study.base.items()} | {

@@ -2,11 +2,12 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from study.capacity import Capacity
+from study.errors import ConfigurationError
 
 Fields = Mapping[str, Any]
 """Values of a trial's fields, by name, plus optionally the names in `PLAN_ONLY_FIELDS`."""
@@ -79,6 +80,19 @@ class Study:
                 for name, fields in self.extra_trials.items()
             },
         )
+
+    def only(self, names: Sequence[str]) -> "Study":
+        """Return this study with some of its cases and no extra trials; without names, all of it.
+
+        Raises ConfigurationError for an unknown name.
+        """
+        if not names:
+            return self
+        if unknown := [name for name in names if name not in self.cases]:
+            cases = f"its cases are {', '.join(map(repr, self.cases))}" if self.cases else "leave --case out"
+            raise ConfigurationError(f"--case: {unknown[0]!r} is no case of the study {self.name!r}; {cases}")
+        chosen = {name: fields for name, fields in self.cases.items() if name in names}
+        return dataclasses.replace(self, cases=chosen, extra_trials={})
 
     def combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield case name and fields of every combination once, without repeats, then the extra trials."""

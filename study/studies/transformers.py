@@ -27,6 +27,8 @@ def gpt2_scaling(capacity: Capacity) -> Study:
     batches, tokens = ((1, 4, 8, 16, 32, 64), TOKENS_PER_STEP) if on_gpus else ((2, 8), 1024)
     cases: dict[str, dict[str, Any]] = {f"weak, {batch}": {"batch_per_gpu": batch} for batch in batches}
     cases["strong"] = {"batch_per_gpu": batches[-1], "tokens_per_step": tokens}
+    if on_gpus:
+        cases["strong"] |= {"steps": 20}  # of up to a second each
     return Study(
         name="gpt2-scaling",
         question=(

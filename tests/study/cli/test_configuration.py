@@ -141,15 +141,17 @@ def test_the_first_seed_determines_the_order_of_trials() -> None:
         {"study": "smoke", "profile": True},
         {"study": "smoke", "interconnect": "auto,socket", "set": ["profile_ranks=0+1,all", "communication_steps=0"]},
         {"study": "smoke", "repeats": 1, "isolate": True, "address": "local", "model": "mlp,resnet18"},
+        {"study": "gpt2-scaling", "case": ["weak, 8", "strong"]},
     ],
 )
 def test_the_printed_yaml_reproduces_the_trials(options: dict[str, Any], tmp_path: Path) -> None:
     def trial_ids(configuration: Any) -> set[str]:
-        study = STUDIES[configuration.study](HOST).with_overrides(configuration.axes, configuration.repeats)
+        chosen = STUDIES[configuration.study](HOST).only(configuration.case)
+        study = chosen.with_overrides(configuration.axes, configuration.repeats)
         return {row.trial.trial_id for row in plan_trials(study, HOST) if row.trial}
 
     first = resolve(options)
-    study = STUDIES[first.study](HOST).with_overrides(first.axes, first.repeats)
+    study = STUDIES[first.study](HOST).only(first.case).with_overrides(first.axes, first.repeats)
     again = resolve({}, write(tmp_path / "printed.yaml", to_yaml(first, study)))
     assert trial_ids(again) == trial_ids(first)
     assert again.model_copy(update={"axes": {}, "repeats": first.repeats}) == first.model_copy(update={"axes": {}})

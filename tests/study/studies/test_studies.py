@@ -3,6 +3,7 @@
 import pytest
 
 from study.capacity import NodeCapacity
+from study.errors import ConfigurationError
 from study.plan.estimate import estimate
 from study.plan.trials import plan_trials
 from study.studies.basic import STUDIES
@@ -249,3 +250,21 @@ def test_the_vgg_study_also_trains_with_each_timed_batch() -> None:
     trained = {(t.parallel, t.world_size, t.batch_per_gpu) for t in trials if t.epochs}
     assert trained == {key for key in timed if key[0] == "ddp"} and len(timed) == 8
     assert {(t.model, t.dataset, t.image_size) for t in trials} == {("vgg19", "cifar10", 224)}
+
+
+def test_one_case_of_a_study_is_planned_alone() -> None:
+    study = STUDIES["acceleration-ladder"](CPU_HOST).only(["LMDB", "DDP, fp32"])
+    assert {row.case for row in plan_trials(study, CPU_HOST)} == {"LMDB", "DDP, fp32"}
+    assert STUDIES["weak"](CPU_HOST).only(()).axes == STUDIES["weak"](CPU_HOST).axes
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt2-scaling", r"--case: 'weak' is no case of the study 'gpt2-scaling'; its cases are 'weak, 2', 'weak, 8'"),
+        ("default", "--case: 'weak' is no case of the study 'default'; leave --case out"),
+    ],
+)
+def test_an_unknown_case_is_refused_with_the_names_of_the_others(name: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        STUDIES[name](CPU_HOST).only(["weak"])
