@@ -6,13 +6,15 @@ The few degrees of freedom of a configuration are extended by `PRIOR_DEGREES` of
 shrunk towards that of its stratum (Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004, with
 fixed prior degrees). Strata are host-bound or not, for example. A configuration whose variance lies beyond the 1 %
 point of the F distribution keeps its own. If it lies beyond the 1 % point of the largest of all configurations, it does
-not count towards the variance of its stratum either.
+not count towards the variance of its stratum either. The latter test goes from half of a stratum to a single
+configuration, so that several do not hide each other (Rosner, Technometrics 25, 1983).
 
 If every configuration ran in every group, the estimates have a closed form (analysis of variance, weighted if strata
 differ). Otherwise they are by restricted maximum likelihood (Searle, Casella and McCulloch, Variance Components, 1992,
 chapter 6). Coverage: benchmarks/results/coverage.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +34,8 @@ It is excluded from the variance of the stratum if even the largest of all its c
 exclude all outlying ones costs 1 to 2 % of coverage if configurations differ in their spread.
 """
 
-MIN_STRATUM = 3
-"""Smaller strata are pooled with the rest of the study."""
+_EXCLUDED_AT_MOST = 0.5
+"""Largest share of a stratum that is excluded."""
 
 _ROUNDING = 1e-20
 """Variance of a logarithm below which values are equal but for rounding."""
@@ -81,7 +83,6 @@ def independent(means: Array, strata: Array) -> Components:
     center = np.nansum(means, axis=-1) / np.maximum(counts, 1)
     squares = np.nansum((means - center[..., None]) ** 2, axis=-1)
     degrees = np.maximum(counts - 1.0, 0.0)
-    strata = _merged(strata)
     excluded = np.zeros(squares.shape, dtype=bool)
     for _ in range(_ITERATIONS):
         excluded = _excluded(squares, degrees, degrees, strata, excluded)
@@ -93,7 +94,6 @@ def independent(means: Array, strata: Array) -> Components:
 def complete(means: Array, strata: Array) -> Components:
     """Estimate the components of [..., configurations, groups] without missing values, two or more of each."""
     configurations, groups = means.shape[-2:]
-    strata = _merged(strata)
     centred = means - means.mean(axis=-1, keepdims=True)
     degrees = np.full(means.shape[:-1], groups - 1.0)
     excluded = np.zeros(means.shape[:-1], dtype=bool)
@@ -124,7 +124,6 @@ def incomplete(means: Array, strata: Array) -> Components:
     present = ~np.isnan(means)
     counts = present.sum(axis=1)
     degrees = counts - 1.0
-    strata = _merged(strata)
     centred = np.where(present, means - np.nanmean(means, axis=1, keepdims=True), 0.0)
     excluded = np.zeros(len(means), dtype=bool)
     for _ in range(_ITERATIONS):
@@ -184,21 +183,6 @@ def _layout(present: Array, weights: Array) -> Array:
     return np.diag(weighted.sum(axis=0)) - (weighted / counts[:, None]).T @ present
 
 
-def _merged(strata: Array) -> Array:
-    """Return strata numbered from 0, with those of fewer than `MIN_STRATUM` configurations merged into one.
-
-    If that one is too small as well, it joins the largest.
-    """
-    names, index, counts = np.unique(strata, return_inverse=True, return_counts=True)
-    small = counts < MIN_STRATUM
-    if not small.any() or small.all():
-        return index * 0 if small.all() else index
-    joined = np.where(small, len(names), np.arange(len(names)))
-    if counts[small].sum() < MIN_STRATUM:
-        joined[small] = int(counts.argmax())
-    return np.unique(joined[index], return_inverse=True)[1]
-
-
 def _summed(values: Array, strata: Array, counted: Array) -> Array:
     """Return, per configuration, the sum over all counted configurations of its stratum."""
     result = np.empty(values.shape)
@@ -209,23 +193,49 @@ def _summed(values: Array, strata: Array, counted: Array) -> Array:
 
 
 def _excluded(squares: Array, freedom: Array, degrees: Array, strata: Array, excluded: Array) -> Array:
-    """Return which configurations do not count towards the variance of their stratum, given those known so far."""
-    members = _summed(np.ones(squares.shape), strata, ~excluded)
-    result: Array = excluded | _beyond(squares, freedom, degrees, strata, excluded, OUTLYING_P / np.maximum(members, 1))
+    """Return which configurations do not count towards the variance of their stratum, given those known so far.
+
+    The k largest variances are excluded together if the smallest of them lies beyond the limit for the rest, with 1 / k
+    of the probability. A test of the largest alone would find none of several, because each hides the others.
+    """
+    variance = squares / np.where(freedom > 0.05 * degrees, freedom, np.inf)
+    result = excluded.copy()
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)
+        order = members[np.argsort(-variance[..., members], axis=-1)]
+        ranked = [np.take_along_axis(values, order, axis=-1) for values in (squares, freedom, degrees)]
+        first = np.arange(len(members)) < _EXCLUDED_AT_MOST * len(members)
+        beyond = _beyond_smaller(*ranked, OUTLYING_P / len(members) / np.arange(1, len(members) + 1)) & first
+        together = np.flip(np.logical_or.accumulate(np.flip(beyond, axis=-1), axis=-1), axis=-1)
+        found = np.zeros(result.shape, dtype=bool)
+        np.put_along_axis(found, order, together, axis=-1)
+        result |= found
     return result
 
 
-def _beyond(squares: Array, freedom: Array, degrees: Array, strata: Array, excluded: Array, p: Array | float) -> Array:
+def _beyond_smaller(squares: Array, freedom: Array, degrees: Array, p: Array) -> Array:
+    """Return which variances, largest first, lie beyond the upper `p` of F, given all smaller ones together."""
+    smaller = [
+        np.flip(np.cumsum(np.flip(values, axis=-1), axis=-1), axis=-1) - values
+        for values in (squares, freedom, degrees)
+    ]
+    return _is_beyond((squares, freedom, degrees), smaller, p)
+
+
+def _beyond(squares: Array, freedom: Array, degrees: Array, strata: Array, excluded: Array, p: float) -> Array:
     """Return which variances lie beyond the upper `p` of the F distribution, given the others of their stratum."""
-    counted = ~excluded
-    others_squares, others_freedom, others_degrees = (
-        _summed(values, strata, counted) - values * counted for values in (squares, freedom, degrees)
-    )
+    one = (squares, freedom, degrees)
+    return _is_beyond(one, [_summed(values, strata, ~excluded) - values * ~excluded for values in one], p)
+
+
+def _is_beyond(one: Sequence[Array], others: Sequence[Array], p: Array | float) -> Array:
+    """Return whether variances exceed those of others, both as sums of squares, their freedom, and degrees for F."""
+    (squares, freedom, degrees), (others_squares, others_freedom, others_degrees) = one, others
     testable = (freedom > 0.05 * degrees) & (others_freedom > 1e-9) & (degrees > 0) & (others_degrees > 0)
     variance = squares / np.where(testable, freedom, 1.0)
-    others = np.maximum(others_squares / np.where(testable, others_freedom, 1.0), _ROUNDING)
+    of_others = np.maximum(others_squares / np.where(testable, others_freedom, 1.0), _ROUNDING)
     limit = fdtri(np.maximum(degrees, 1.0), np.maximum(others_degrees, 1.0), 1 - p)
-    result: Array = testable & (variance > _ROUNDING) & (variance > limit * others)
+    result: Array = testable & (variance > _ROUNDING) & (variance > limit * of_others)
     return result
 
 

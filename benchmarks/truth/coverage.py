@@ -10,8 +10,9 @@ two sides of a speed-up. No training is measured.
 Cases: groups differ by 0, 1 or 3 sigma, independently per configuration; "spreads differ": the sigma of a configuration
 is log-normal (0.5), and with "groups too" also its differences between groups; "shared": a group shifts all
 configurations alike; "outliers": 5 % of repeats are 6 sigma slow; 1 to 36 configurations; "two kinds": half of the
-configurations are host-bound and spread 5 times as much, and a speed-up has one of each; "missing": 10 % of the trials;
-"split": a failure starts a new group in the middle of a repeat.
+configurations are host-bound and spread 5 times as much, and a speed-up has one of each; "noisy": so many of 9 spread
+30 times as much, and are "known" to be host-bound; "missing": 10 % of the trials; "split": a failure starts
+a new group in the middle of a repeat.
 
 Goals: 94 to 97 % in every case. With five groups of one repeat, the median interval of a speed-up is at most 0.6 times
 as wide as before, that is, with 2+1 repeats and an F test (5 %) that chose between groups and repeats as the sample.
@@ -52,6 +53,8 @@ class Case:
     outliers: float = 0.0
     configurations: int = CONFIGURATIONS
     two_kinds: bool = False
+    noisy: int = 0
+    are_known: bool = False
     missing: float = 0.0
     split: bool = False
 
@@ -100,6 +103,9 @@ def cases() -> list[Case]:
         for shared in (0.0, 3.0):
             name = f"{label} repeats, two kinds, shared by {shared:.0f} sigma"
             result.append(Case(name, LAYOUTS[label], shared=shared, two_kinds=True))
+        for noisy, known in ((1, True), (2, True), (1, False), (2, False), (3, False)):
+            name = f"{label} repeats, {noisy} of 9 noisy{', known' if known else ''}"
+            result.append(Case(name, LAYOUTS[label], configurations=9, shared=1.0, noisy=noisy, are_known=known))
         for shared in (0.0, 1.0, 3.0):
             name = f"{label} repeats, shared by {shared:.0f} sigma"
             result.append(Case(f"{name}, 10 % missing", LAYOUTS[label], shared=shared, missing=0.1))
@@ -114,6 +120,7 @@ def repeats(case: Case, studies: int) -> tuple[Array, Array]:
     group = np.repeat(np.arange(len(layout)), layout)
     spread = np.exp(0.5 * rng.standard_normal((studies, count))) if case.spreads_differ else np.ones((studies, count))
     spread = spread * np.where(case.two_kinds & (np.arange(count) % 2 == 1), 5.0, 1.0)
+    spread = spread * np.where(np.arange(count) < case.noisy, 30.0, 1.0)
     logs = rng.standard_normal((studies, count, len(group)))
     logs -= 6.0 * (rng.random(logs.shape) < case.outliers)
     logs *= spread[..., None]
@@ -181,7 +188,7 @@ def _columns(found: Components) -> dict[str, Array]:
 def product(case: Case, logs: Array, truth: Array) -> Outcome:
     """Return the coverage of the product's rule."""
     studies, count = len(logs), case.configurations
-    strata = np.arange(count) % 2 if case.two_kinds else np.zeros(count, dtype=int)
+    strata = np.arange(count) % 2 if case.two_kinds else (np.arange(count) < case.noisy) * int(case.are_known)
     frame = estimates(group_means(case, logs), strata)
     frame["study"], frame["configuration"] = np.divmod(np.arange(len(frame)), count)
     numerator = frame["configuration"].mod(2).eq(0) & frame["configuration"].lt(count - 1)
