@@ -18,8 +18,8 @@ from study.improve.lever import changed_fields, changes_batch
 from study.improve.losses import LossCheck, check_losses
 from study.improve.rounds import SEEDS, Configuration, Round, Settings
 
-GROUPS, FINAL_GROUPS = 2, 5
-"""Worker groups per round, and of the final comparison."""
+GROUPS, FINAL_GROUPS, LEAST_FINAL_GROUPS = 2, 5, 3
+"""Worker groups per round, and of the final comparison; it has fewer if the budget would not allow one lever else."""
 
 LOSS_TRIALS = 1 + SEEDS
 """Most trials of the final round that only show a loss: with other seeds, and with the batch of the baseline."""
@@ -112,10 +112,9 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
     confidence = 1 - (1 - CONFIDENCE) / comparisons
     while candidates := _candidates(settings, evidence, found):
         bounds = dict(candidates)
-        count = next((n for n in range(LEVERS_PER_ROUND, 0, -1) if _fits(settings, evidence, found, n + 1)), 0)
-        tried = _together(settings, found.best, list(bounds), count)
+        tried = _together(settings, found.best, list(bounds), _most_levers(settings, evidence, found))
         if not tried:
-            found.not_tried, found.least = bounds, _needed(settings, evidence, found, 2)
+            found.not_tried, found.least = bounds, _needed(settings, evidence, found, 2, LEAST_FINAL_GROUPS)
             break
         reference = found.best
         bottleneck = _shares(evidence, found)[1]
@@ -141,16 +140,18 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
         found.best = (*reference, winners[0].lever)
         found.steps.append((found.best, winners[0].gain))
         chain = _chain(settings, found, [attempt.lever for attempt in winners[1:]])
-        while len(chain) > 1 and not _fits(settings, evidence, found, len(chain)):
+        while len(chain) > 1 and not _fits(settings, evidence, found, len(chain), LEAST_FINAL_GROUPS):
             found.dropped[chain.pop()[-1]] = "the budget did not suffice to combine it"
         if len(chain) > 1:
             yield Round(next(number), "combine", chain, GROUPS).planned_for(settings)
             _combine(settings, evidence, found, chain)
     while found.best:
-        yield _final_round(next(number), settings, found.best)
+        groups = range(FINAL_GROUPS, LEAST_FINAL_GROUPS, -1)
+        most = next((n for n in groups if _fits(settings, evidence, found, 0, n)), LEAST_FINAL_GROUPS)
+        yield _final_round(next(number), settings, found.best, most)
         if not _verify(settings, evidence, found):
             break
-        if found.best and not _fits(settings, evidence, found, 0):
+        if found.best and not _fits(settings, evidence, found, 0, LEAST_FINAL_GROUPS):
             found.dropped |= {name: "the budget did not suffice to verify it" for name in found.best}
             found.best = ()
     found.chosen = found.best
@@ -224,21 +225,34 @@ def _shares(evidence: Evidence, found: Search) -> tuple[dict[str, float], str | 
     return dict(shares), bottleneck
 
 
-def _fits(settings: Settings, evidence: Evidence, found: Search, configurations: int) -> bool:
+def _most_levers(settings: Settings, evidence: Evidence, found: Search) -> int:
+    """Return how many levers the next round may have."""
+    counts = range(LEVERS_PER_ROUND, 0, -1)
+    most = next((n for n in counts if _fits(settings, evidence, found, n + 1)), 0)
+    if most or found.attempts:
+        return most
+    return next((n for n in counts if _fits(settings, evidence, found, n + 1, LEAST_FINAL_GROUPS)), 0)
+
+
+def _fits(
+    settings: Settings, evidence: Evidence, found: Search, configurations: int, final_groups: int = FINAL_GROUPS
+) -> bool:
     """Return True if the budget allows a round of so many configurations (0: none), and the final one after it."""
-    trials, seconds = _needed(settings, evidence, found, configurations)
+    trials, seconds = _needed(settings, evidence, found, configurations, final_groups)
     return (settings.trials is None or trials <= settings.trials) and (
         settings.budget_s is None or seconds <= settings.budget_s
     )
 
 
-def _needed(settings: Settings, evidence: Evidence, found: Search, configurations: int) -> tuple[int, float]:
+def _needed(
+    settings: Settings, evidence: Evidence, found: Search, configurations: int, final_groups: int
+) -> tuple[int, float]:
     """Return trials and seconds of the rounds so far, one of so many configurations (0: none), and the final one."""
     used = [name for done in found.rounds for name in done.trial_ids]
     is_checked = found.rounds[-1].kind == "final" and not configurations
     losses = LOSS_TRIALS if _can_compare_losses(settings) and not is_checked else 0
-    trials = len(settings.sizes) * (configurations * GROUPS + 2 * FINAL_GROUPS) + losses
-    groups = FINAL_GROUPS + (GROUPS if configurations else 0)
+    trials = len(settings.sizes) * (configurations * GROUPS + 2 * final_groups) + losses
+    groups = final_groups + (GROUPS if configurations else 0)
     if settings.base.door != "factory":
         groups = trials  # a script needs new processes each time
     return len(used) + trials, evidence.elapsed_s(used) + evidence.expected_s(used, trials, groups)
@@ -346,14 +360,14 @@ def without_batch_levers(settings: Settings, configuration: Configuration) -> Co
     return kept
 
 
-def _final_round(number: int, settings: Settings, best: Configuration) -> Round:
+def _final_round(number: int, settings: Settings, best: Configuration, groups: int) -> Round:
     """Compare the best configuration with the baseline, and its losses with those of other seeds if it changes them."""
     losses: list[tuple[Configuration, int]] = []
     same_batch = without_batch_levers(settings, best)
     if _can_compare_losses(settings) and any(settings.levers[name].effect == "arithmetic" for name in same_batch):
         losses = [((), seed) for seed in range(1, SEEDS + 1)]
         losses += [] if same_batch == best else [(same_batch, 0)]
-    return Round(number, "final", [(), best], FINAL_GROUPS, losses).planned_for(settings)
+    return Round(number, "final", [(), best], groups, losses).planned_for(settings)
 
 
 def _verify(settings: Settings, evidence: Evidence, found: Search) -> bool:
@@ -367,7 +381,7 @@ def _verify(settings: Settings, evidence: Evidence, found: Search) -> bool:
     if len(settings.sizes) > 1:
         found.final_on_one = ratio(samples, pair, (1,), blocks=blocks)
     if not (found.final.low > 1 and found.final_on_all.value >= 1):
-        found.dropped |= {name: f"no significant gain in {FINAL_GROUPS} fresh worker groups" for name in found.best}
+        found.dropped |= {name: f"no significant gain in {last.groups} fresh worker groups" for name in found.best}
         found.best = ()
         return False
     if last.losses:

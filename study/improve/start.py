@@ -16,7 +16,7 @@ from study.errors import DOES_NOT_FIT, ConfigurationError, clipped, near, shown
 from study.improve import factory_levers, own_code_levers
 from study.improve.lever import Lever, Machine
 from study.improve.rounds import Goal, Settings
-from study.improve.search import FINAL_GROUPS, GROUPS, LOSS_TRIALS
+from study.improve.search import GROUPS, LEAST_FINAL_GROUPS, LOSS_TRIALS
 from study.options import explicit_options
 from study.plan.trials import fit, plan_trials
 from study.store.redaction import secret_in
@@ -81,7 +81,7 @@ def request(
         trials = DEFAULT_TRIALS
     sizes = 2 if goal == "efficiency" else 1
     losses = 0 if keep_arithmetic or configuration.has_own_code else LOSS_TRIALS
-    least = 1 + (2 * GROUPS + 2 * FINAL_GROUPS) * sizes + losses
+    least = 1 + (2 * GROUPS + 2 * LEAST_FINAL_GROUPS) * sizes + losses
     if trials is not None and trials < least:
         raise ConfigurationError(
             f"--trials {trials} is too few: one lever and the final comparison take {least}; give at least {least}"

@@ -179,8 +179,18 @@ def test_a_search_without_time_for_one_lever_says_how_much_it_would_need() -> No
     assert (len(found.rounds), found.attempts, found.chosen) == (1, [], ())
     assert found.least is not None
     trials, seconds = found.least
-    assert trials == 1 + 4 + 10 + 3
-    assert seconds == pytest.approx(40 + 7 * 30 + 17 * 10)  # 7 more worker groups, 17 more trials
+    assert trials == 1 + 4 + 6 + 3
+    assert seconds == pytest.approx(40 + 5 * 30 + 13 * 10)  # 5 more worker groups, 13 more trials
+
+
+def test_a_short_budget_shortens_the_final_comparison_rather_than_trying_nothing() -> None:
+    """On one H100, 8 minutes ended after the baseline, because five groups and one lever would have taken nine."""
+    training = SimulatedTraining(start_s=20.0)
+    found = training.search(settings_of(LEVERS, budget_s=330.0))
+    assert training.evidence().elapsed_s(list(training.runs)) <= 330.0
+    assert found.attempts and found.chosen
+    assert found.rounds[-1].kind == "final" and 3 <= found.rounds[-1].groups < 5
+    assert found.final.low > 1
 
 
 @given(stops=st.lists(st.integers(min_value=0, max_value=7), min_size=1, max_size=4))
