@@ -203,9 +203,10 @@ def _excluded(squares: Array, freedom: Array, degrees: Array, strata: Array, exc
     for stratum in np.unique(strata):
         members = np.flatnonzero(strata == stratum)
         order = members[np.argsort(-variance[..., members], axis=-1)]
-        ranked = [np.take_along_axis(values, order, axis=-1) for values in (squares, freedom, degrees)]
+        largest_first = [np.take_along_axis(values, order, axis=-1) for values in (squares, freedom, degrees)]
         first = np.arange(len(members)) < _EXCLUDED_AT_MOST * len(members)
-        beyond = _beyond_smaller(*ranked, OUTLYING_P / len(members) / np.arange(1, len(members) + 1)) & first
+        limits = OUTLYING_P / len(members) / np.arange(1, len(members) + 1)
+        beyond = _beyond_smaller(largest_first, limits) & first
         together = np.flip(np.logical_or.accumulate(np.flip(beyond, axis=-1), axis=-1), axis=-1)
         found = np.zeros(result.shape, dtype=bool)
         np.put_along_axis(found, order, together, axis=-1)
@@ -213,13 +214,13 @@ def _excluded(squares: Array, freedom: Array, degrees: Array, strata: Array, exc
     return result
 
 
-def _beyond_smaller(squares: Array, freedom: Array, degrees: Array, p: Array) -> Array:
-    """Return which variances, largest first, lie beyond the upper `p` of F, given all smaller ones together."""
-    smaller = [
-        np.flip(np.cumsum(np.flip(values, axis=-1), axis=-1), axis=-1) - values
-        for values in (squares, freedom, degrees)
-    ]
-    return _is_beyond((squares, freedom, degrees), smaller, p)
+def _beyond_smaller(largest_first: Sequence[Array], p: Array) -> Array:
+    """Return which variances lie beyond the upper `p` of the F distribution, given all smaller ones together.
+
+    largest_first: sums of squares, their freedom, and degrees, in the order of the variances.
+    """
+    smaller = [np.flip(np.cumsum(np.flip(values, axis=-1), axis=-1), axis=-1) - values for values in largest_first]
+    return _is_beyond(largest_first, smaller, p)
 
 
 def _beyond(squares: Array, freedom: Array, degrees: Array, strata: Array, excluded: Array, p: float) -> Array:

@@ -19,6 +19,8 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["epochs"].fillna(0) > 0].reset_index(drop=True)
     if rows.empty:
         return rows
+    accumulated = rows["accumulation_steps"].fillna(1).astype(int) if "accumulation_steps" in rows else 1
+    rows = rows.assign(accumulation_steps=accumulated)
     ordered = epochs.sort_values(["trial_id", "epoch"], kind="stable")
     last = ordered.drop_duplicates("trial_id", keep="last").set_index("trial_id").drop(columns=["learning_rate"])
     last = last.rename(columns={"epoch": "epochs_trained", "step": "steps_trained", "samples": "samples_trained"})

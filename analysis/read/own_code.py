@@ -43,7 +43,7 @@ def trial_columns(fields: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]],
     if unknown.
     """
     if not is_own_code(fields):
-        return {**fields, "accumulation_steps": fields.get("accumulation_steps", 1), COMMAND_COLUMN: None}
+        return {**fields, COMMAND_COLUMN: None}
     bound = dict(entry.split("=", 1) for entry in shlex.split(fields.get("bindings") or ""))
     kept = {
         name: value
