@@ -97,9 +97,19 @@ def scratch_folder(kind: str) -> Iterator[str]:
 def own_temporary_folder() -> Iterator[None]:
     """Let this process and those that it starts put their temporary files into a new scratch folder.
 
-    So nothing remains if they are killed. torch's cache of compiled code stays where it is.
+    So nothing remains if they are killed.
     """
-    with contextlib.ExitStack() as held, scratch_folder("rank") as folder:
+    with scratch_folder("rank") as folder, temporary_files_in(folder):
+        yield
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: str) -> Iterator[None]:
+    """Let this process, and those that it starts meanwhile, put their temporary files into a scratch folder.
+
+    torch's cache of compiled code stays where it is. Nothing changes if the path is too long for the sockets in it.
+    """
+    with contextlib.ExitStack() as held:
         if len(os.fsencode(folder)) + LONGEST_SOCKET_BYTES <= SOCKET_PATH_LIMIT:
             held.callback(_set_temporary_folder, {name: os.environ.get(name) for name in _SET_FOR_RANKS})
             with contextlib.suppress(KeyError, OSError):  # a user without a name

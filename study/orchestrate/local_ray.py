@@ -1,12 +1,13 @@
 """Start a Ray on this host only, for one study: its folder, its token, and what Ray reads from the environment."""
 
+import atexit
 import importlib.util
 import logging
 import os
 import secrets
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from study.capacity import count_cpus, count_gpus
 from study.orchestrate.discovery.address import ClusterError
 from study.orchestrate.processes.reaper import kill_session
 from study.store.redaction import token_path
-from trainables.scratch import SOCKET_PATH_LIMIT, private_folder, user_folder
+from trainables.scratch import SOCKET_PATH_LIMIT, private_folder, scratch_folder, temporary_files_in, user_folder
 
 LONGEST_SOCKET = "/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 """the longest socket of Ray below its temporary folder"""
@@ -62,16 +63,34 @@ def start_local() -> Any:
 
     make_token()
     folder = None if os.environ.get("RAY_TMPDIR") else str(temporary_folder())
-    return ray.init(
-        address="local",
-        num_cpus=count_cpus(),
-        num_gpus=count_gpus(),
-        include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
-        dashboard_host="127.0.0.1",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=folder,
-    )
+    with _temporary_files_of_servers():
+        return ray.init(
+            address="local",
+            num_cpus=count_cpus(),
+            num_gpus=count_gpus(),
+            include_dashboard=True,  # Ray Train frees a stopped trial's resources through the dashboard's state API
+            dashboard_host="127.0.0.1",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=folder,
+        )
+
+
+@contextmanager
+def _temporary_files_of_servers() -> Iterator[None]:
+    """Let the servers that start meanwhile put their temporary files where they are removed.
+
+    The dashboard is killed and leaves a socket behind. The folder is removed when this process ends, or by the next
+    study if it is killed.
+    """
+    held = ExitStack()
+    try:
+        files: AbstractContextManager[None] = temporary_files_in(held.enter_context(scratch_folder("ray-servers")))
+    except OSError:  # RAY_TMPDIR is set, and TMPDIR cannot be used
+        files = nullcontext()
+    atexit.register(held.close)
+    with files:
+        yield
 
 
 def kill_local() -> None:

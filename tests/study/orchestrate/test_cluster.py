@@ -6,6 +6,7 @@ import py_compile
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,3 +105,13 @@ def test_modules_that_each_process_would_compile_are_kept_compiled(
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ
     subprocess.run([sys.executable, "-c", "import uncompiled_module"], cwd=tmp_path, check=True)
     assert list((tmp_path / "scratch" / "bytecode").rglob("uncompiled_module.*.pyc"))
+
+
+def test_a_local_ray_leaves_no_temporary_file_outside_the_folder_of_studies() -> None:
+    code = "from study.orchestrate.cluster import connect\nwith connect('local'):\n    pass"
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:  # a short path, for Ray's sockets
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_TMPDIR"}
+        subprocess.run([sys.executable, "-c", code], env=environment | {"TMPDIR": folder}, check=True)
+        (of_studies,) = Path(folder).iterdir()
+        assert of_studies.name.startswith("scaling-study-")
+        assert {path.name for path in of_studies.iterdir()} <= {"ray", "lock", "logs", "bytecode"}
