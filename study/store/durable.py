@@ -109,9 +109,12 @@ def is_plain_name(name: str) -> bool:
 
 
 def _partial_path(root: Path) -> Path:
-    """Return a new path in root/.partial whose name contains the writer's pid and host."""
+    """Return a new path in root/.partial whose name contains the writer's pid and host.
+
+    Raises FileNotFoundError if root is gone: who moved it away wants to move it back to the same place.
+    """
     folder = root / ".partial"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     return folder / f"{os.getpid()}-{uuid.uuid4().hex}-{socket.gethostname()}"
 
 

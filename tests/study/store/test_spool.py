@@ -43,6 +43,19 @@ def restore(store: Store, away: Path) -> None:
     away.rename(store.root)
 
 
+def test_a_folder_that_was_moved_away_can_be_moved_back_to_its_place(tmp_path: Path, scratch: Path) -> None:
+    """An attempt to save must not create it anew: `mv` would then put the old folder into the new one."""
+    store, trial = open_store(tmp_path / "out"), Trial()
+    away = Path(f"{store.root}-away")
+    Path(store.root).rename(away)
+    with pytest.raises(StoreError, match="it waits in"):
+        spool.save(store, explained_result(trial), scratch, pauses_s=[0, 0])
+    assert not Path(store.root).exists()
+    away.rename(store.root)
+    assert spool.flush(store, scratch) == [trial.trial_id]
+    assert store.statuses() == {trial.trial_id: "done"}
+
+
 def test_a_result_is_saved_when_the_folder_is_back_within_the_pauses(tmp_path: Path, scratch: Path) -> None:
     store, trial = open_store(tmp_path / "out"), Trial()
     away = make_unwritable(store)
