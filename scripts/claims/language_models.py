@@ -42,7 +42,7 @@ _SERIES: tuple[tuple[str, str, dict[str, int], float], ...] = (
 
 def _scaling_rows() -> list[tuple[str | Cell, ...]]:
     """Return a row per series and number of GPUs."""
-    rows = []
+    rows: list[tuple[str | Cell, ...]] = []
     for label, name, fields, aim in _SERIES:
         for ranks in (1, 2, 4):
             row = one(table(_STUDY, name), world_size=ranks, **fields)

@@ -1,6 +1,6 @@
 """How far the numbers of the card can be trusted, and the reason in a few words."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pandas as pd
 
@@ -27,6 +27,9 @@ FEWEST_GROUPS = 3
 MOST_CAVEATS = 2
 """Maximum caveats that the reason lists; the others are counted."""
 
+PAUSED = "paused_rank"
+"""Finding after which the trial's numbers cannot be used at all."""
+
 FINDING_LABELS = {
     "drift": "speed drifted",
     "change_point": "speed changed midway",
@@ -46,14 +49,16 @@ def trust_in(
 
     others: see `card.card_of`.
 
-    poor: one repeat, an interval that is not resolved or wider than `POOR_INTERVAL`, or scaling better than ideal.
+    poor: one repeat, a paused rank, an interval that is not resolved or wider than `POOR_INTERVAL`, or scaling better
+    than ideal.
     fair: an interval wider than `WIDE_INTERVAL`, fewer than `FEWEST_GROUPS` worker groups, or any caveat about the
     trials of these configurations. good: none of these.
     """
     rows = analysis.configurations.loc[list(configurations)]
     repeats, groups = int(rows["n"].min()), int(rows["groups"].min())
     half_width = shown.half_width if shown else None
-    caveats = _caveats(analysis, [trial for ids in rows["trial_ids"] for trial in ids], others)
+    trial_ids = [trial for ids in rows["trial_ids"] for trial in ids]
+    caveats, is_paused = _caveats(analysis, trial_ids, others), _is_any_paused(analysis, trial_ids)
     if repeats == 1:
         return Trust(POOR, _reason(["1 repeat, so no interval", *caveats]), groups)
     if shown is not None and shown.further_repeats is not None:
@@ -63,7 +68,7 @@ def trust_in(
     is_too_good = shown is not None and shown.name.startswith("efficiency") and (shown.low or 0) > 1 + TOO_GOOD
     if is_too_good:
         reason.append("better than ideal: the reference was slow")
-    if is_too_good or half_width is None or half_width > POOR_INTERVAL:
+    if is_too_good or is_paused or half_width is None or half_width > POOR_INTERVAL:
         return Trust(POOR, _reason([*reason, *caveats]), groups, half_width)
     is_fair = half_width > WIDE_INTERVAL or groups < FEWEST_GROUPS or bool(caveats)
     return Trust(FAIR if is_fair else GOOD, _reason([*reason, *caveats]), groups, half_width)
@@ -91,6 +96,11 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
     return Trust(FAIR if fewest < FEWEST_GROUPS or half_width > RELEVANT_LOSS or caveats else GOOD, reason)
 
 
+def _is_any_paused(analysis: Analysis, trial_ids: Collection[str]) -> bool:
+    """Return True if a rank of one of these trials was paused."""
+    return any(finding.name == PAUSED and {*trial_ids} & {*finding.trial_ids} for finding in analysis.findings)
+
+
 def _count(groups: int) -> str:
     """Return the number of worker groups in plain words: each is a separate start of all processes."""
     return f"{groups} separate start{'' if groups == 1 else 's'}"
@@ -114,6 +124,8 @@ def _caveats(analysis: Analysis, trial_ids: Sequence[str], others: Sequence[Anal
     lines = [*hosts.labels(), *(["several commits"] if commits(analysis) else [])]
     if chosen & set(separate_trials(analysis)):
         lines.insert(0, "ranks exchange nothing: not data-parallel")
+    if _is_any_paused(analysis, chosen):
+        lines.insert(0, "a rank was paused")
     lines += [f"unread field {name}" for name in analysis.unread]
     found = dict.fromkeys(finding.name for finding in analysis.findings if chosen & set(finding.trial_ids))
     lines += [FINDING_LABELS[name] for name in found if name in FINDING_LABELS]

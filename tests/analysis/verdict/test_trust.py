@@ -10,8 +10,10 @@ import pytest
 
 from analysis.compare.communication import slowed_by_trace, trial_breakdown
 from analysis.measure.communication import bucket_rows
+from analysis.predict.inputs import with_models
 from analysis.read.results import load_reduced
 from analysis.study import Analysis, analyse
+from analysis.verdict.card import card_of
 from analysis.verdict.own_code import separate_trials, slowed_traces, without_exchange
 from analysis.verdict.trust import impossible_rates, non_finite_losses, trust
 from tests.support.frames import FIELDS, record, steps, trial_id, write_study, write_trial
@@ -194,6 +196,19 @@ def test_a_pause_of_the_plain_window_names_the_trial(tmp_path: Path) -> None:
     [line] = [line for line in trust(analysis) if "seems to have stopped" in line]
     assert "In 1 trial " in line
     assert f"{trial_id(ONE)}: its plain window took 21.2 s instead of 1.2 s" in line
+
+
+def test_the_card_does_not_trust_a_trial_with_a_paused_rank(tmp_path: Path) -> None:
+    fields = ONE | {"world_size": 2}
+    write_study(tmp_path)
+    for repeat in range(3):
+        more = fields | {"repeat": repeat}
+        frame = steps(more, 0.1, noise=0.002, rng=np.random.default_rng(repeat))
+        frame = paused(frame, 20.0, 1, "forward_s") if repeat == 1 else frame
+        write_trial(tmp_path, record(more), frame)
+    found = card_of(with_models(analyse(load_reduced(tmp_path)))).trust
+    assert found.level == "poor"
+    assert "a rank was paused" in found.reason
 
 
 def test_noise_is_no_pause(tmp_path: Path) -> None:
