@@ -59,8 +59,7 @@ _SYNTHETIC = "--set dataset=synthetic --set image_size=224"
 _LAYOUT = "--set memory_format=channels_last --set gradient_as_bucket_view=false --set sequence_length=128"
 REFERENCES: Mapping[str, Reference] = {
     "gpt2-124m_4xh100_2026-11": Reference(
-        "gpt2-scaling",
-        "run gpt2-scaling --gpus 1,2,4 --case 'weak, 8' --case 'weak, 64' --case strong",
+        "gpt2-scaling", "run gpt2-scaling --gpus 1,2,4 --case 'weak, 8' --case 'weak, 64' --case strong"
     ),
     "resnet50-transformer_2xh100_2026-11": Reference("default-2gpu", "run default --gpus 1,2"),
     "resnet50-vgg19_4xh200_2026-11": Reference(
