@@ -200,6 +200,8 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
         None,
     )
     if series is None:
+        if _accumulates_differently(analysis, row):
+            return line("not predicted: no law covers steps that accumulate different numbers of batches")
         return line("not predicted: no law fits the measured sizes")
     if series.host_bound:
         return line(f"not predicted: host-bound on 1 or 2 {several}")
@@ -233,6 +235,13 @@ def more_ranks(analysis: ReportInputs, subject: Subject) -> CardLine:
         quantities.append(Quantity("held_out_error", error, "1"))
         return line(f"{text}held-out error {percent(error, 1)}", *quantities)
     return line(f"{text}not checked (needs a third size)", *quantities)
+
+
+def _accumulates_differently(analysis: Analysis, row: pd.Series) -> bool:
+    """Return True if accumulation differs within the series of a row of `scaling`."""
+    members = analysis.scaling.loc[analysis.scaling["series"] == row["series"], "configuration"]
+    steps = analysis.configurations.loc[members].get("accumulation_steps")
+    return steps is not None and steps.nunique() > 1
 
 
 def _is_of(series: ScalingSeries, subject: Subject) -> bool:

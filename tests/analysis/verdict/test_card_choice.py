@@ -63,6 +63,17 @@ def test_strong_study_is_answered_by_strong_scaling(tmp_path: Path) -> None:
     assert "sharing a batch of 1,024" in text(card, "scales")
 
 
+def test_strong_scaling_by_accumulation_is_not_predicted_and_the_card_says_why(tmp_path: Path) -> None:
+    trials = [
+        fields
+        for size in (1, 2, 4)
+        for fields in grid(GPU, world_size=[size], batch_per_gpu=[32], accumulation_steps=[4 // size], repeat=range(3))
+    ]
+    analysis = timed(tmp_path, trials)
+    assert only_subject(analysis).scaling is not None
+    assert text(card_of(analysis), "more_gpus").endswith("that accumulate different numbers of batches")
+
+
 def test_emulated_interconnects_count_only_alone(tmp_path: Path) -> None:
     axes: dict[str, Any] = {"world_size": [1, 2], "batch_per_gpu": [32]}
     real = grid(GPU, interconnect=["auto"], repeat=range(3), **axes)
