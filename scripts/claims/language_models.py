@@ -50,7 +50,7 @@ def _scaling_rows() -> list[tuple[str | Cell, ...]]:
                 table(_STUDY, "throughput"),
                 **{key: row[key] for key in ("world_size", "batch_per_gpu", "accumulation_steps")},
             )
-            efficiency = number(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+            efficiency = _efficiency(name, world_size=ranks, **fields)
             rows.append(
                 (
                     label,
@@ -62,6 +62,15 @@ def _scaling_rows() -> list[tuple[str | Cell, ...]]:
                 )
             )
     return rows
+
+
+def _efficiency(name: str, **fields: int) -> Value:
+    row = one(table(_STUDY, name), **fields)
+    return number(row["efficiency"], row["efficiency_low"], row["efficiency_high"])
+
+
+GPT2_ON_FOUR = [(_efficiency(name, world_size=4, **fields), aim) for _, name, fields, aim in _SERIES[:2]]
+"""Scaling efficiency on four GPUs and its goal: weak with 64 sequences per GPU, and strong."""
 
 
 def _growth(name: str) -> Value:

@@ -4,6 +4,7 @@ from functools import partial
 
 from scripts.claims.causes import remainders_met
 from scripts.claims.evidence import largest, slow_links, trace_differences
+from scripts.claims.language_models import GPT2_ON_FOUR
 from scripts.claims.outlook import CRITICAL_BATCHES, accuracy
 from scripts.claims.reliability import TESTED
 from scripts.claims.sources import (
@@ -278,6 +279,12 @@ README: Entries = [
                 ),
                 _met(FAULTS),
                 _evidence("evidence", "what-a-study-survives"),
+            ),
+            (
+                "GPT-2 124M on four H100: efficiency with 64 sequences per GPU; with 524,288 tokens per step",
+                cell("{:3}; {:3}", *(value for value, _ in GPT2_ON_FOUR)),
+                ", ".join("yes" if value.value >= aim else "no" for value, aim in GPT2_ON_FOUR),
+                _evidence("language-models", "how-gpt-2-scales-on-four-h100"),
             ),
             (
                 "ResNet-50 trains at this rate on one H200",
