@@ -360,8 +360,13 @@ def test_emulated_interconnects_are_infeasible_without_gpus(capsys: pytest.Captu
     ],
 )
 def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the message would name results below the working directory
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.err.splitlines() == [line]
