@@ -1,6 +1,6 @@
 """Names for large-batch training recipes, derived from the fields that differ from the plain run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,12 +21,6 @@ _NO_RECIPE_KINDS = ("loading", "layout", "batch", "machine", "timing", "run")
 _NO_RECIPE = ("noise_scale", "reference_batch", "interconnect")
 """Fields that are never part of a recipe."""
 
-_ABSENT: Mapping[str, Any] = {
-    "lr_rule": "none", "warmup": "none", "warmup_epochs": 0.0, "reference_batch": float("nan"), "precision": "",
-    "optimizer": "", "learning_rate": float("nan"), "seed": 0, "repeat": 0,
-}  # fmt: skip
-"""Values of fields that a record lacks, because another program wrote it or it was changed."""
-
 _RULES = {"linear": "linear", "sqrt": "square root"}
 _OPTIMIZERS = {"sgd": "SGD", "nesterov": "Nesterov momentum", "lars": "LARS", "lamb": "LAMB", "adamw": "AdamW"}
 _WORDS = {
@@ -46,16 +40,13 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     """Add the recipe of each run, and return the name of the plain recipe.
 
     Columns: recipe (name of the recipe), recipe_number (plain one first) and rest (all varying fields except the rule;
-    it identifies the reference). Fields that the comparison needs and records lack are
-    added.
+    it identifies the reference).
 
     The plain run has no learning-rate rule. Its other fields have the most frequent values among runs without a rule;
     fp32 wins ties.
     """
-    recorded = _fields(runs)
-    runs = runs.assign(**{name: _filled(runs, name, value) for name, value in _ABSENT.items()})
     excluded = {*declared.of_kind(*_NO_RECIPE_KINDS), *_NO_RECIPE, *RULE}
-    fields = [name for name in recorded if name not in excluded]
+    fields = [name for name in _fields(runs) if name not in excluded]
     varying = [name for name in fields if runs[name].nunique(dropna=False) > 1]
     rest = [" ".join(map(str, values)) for values in runs[varying].to_numpy()]
     ruled = runs["lr_rule"] != "none"
@@ -76,11 +67,6 @@ def with_recipes(runs: pd.DataFrame, declared: Fields) -> tuple[pd.DataFrame, st
     rows = sorted(set(names), key=lambda name: (name != plain_name, name.count(" + "), name))
     runs["recipe_number"] = [rows.index(name) for name in names]
     return runs, plain_name
-
-
-def _filled(runs: pd.DataFrame, name: str, value: Any) -> Any:
-    """Return the column with `value` where a record lacks the field."""
-    return runs[name].where(runs[name].notna(), value) if name in runs else value
 
 
 def _most_frequent(rest: pd.Series, runs: pd.DataFrame) -> str:

@@ -1,17 +1,25 @@
 """Reduce training trials to one row per run: final accuracy, time and epochs to the target."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+_ABSENT: Mapping[str, Any] = {
+    "lr_rule": "none", "warmup": "none", "warmup_epochs": 0.0, "reference_batch": float("nan"), "precision": "",
+    "optimizer": "", "learning_rate": float("nan"), "accumulation_steps": 1, "seed": 0, "repeat": 0,
+}  # fmt: skip
+"""Values of fields that a record lacks, because another program wrote it or it was changed."""
+
 
 def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per done training with at least one epoch: its fields and the results of its last epoch.
 
-    Columns besides the fields: global_batch; train_* and validation_* of the last epoch; epochs_trained, steps_trained,
-    samples_trained, train_s; throughput_samples_per_s (samples / train_s, without validation); concurrent (maximum of
-    concurrent trainings on a host, including itself; NaN if not recorded).
+    Fields that the comparison of trainings needs and records lack are added. Columns besides the fields: global_batch;
+    train_* and validation_* of the last epoch; epochs_trained, steps_trained, samples_trained, train_s;
+    throughput_samples_per_s (samples / train_s, without validation); concurrent (maximum of concurrent trainings on a
+    host, including itself; NaN if not recorded).
     """
     rows = trials[trials["status"] == "done"] if "epochs" in trials else trials.iloc[:0]
     rows = rows[rows["trial_id"].isin(epochs["trial_id"])]
@@ -19,8 +27,8 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
         rows = rows[rows["epochs"].fillna(0) > 0].reset_index(drop=True)
     if rows.empty:
         return rows
-    accumulated = rows["accumulation_steps"].fillna(1).astype(int) if "accumulation_steps" in rows else 1
-    rows = rows.assign(accumulation_steps=accumulated)
+    rows = rows.assign(**{name: _filled(rows, name, value) for name, value in _ABSENT.items()})
+    rows["accumulation_steps"] = rows["accumulation_steps"].astype(int)
     ordered = epochs.sort_values(["trial_id", "epoch"], kind="stable")
     last = ordered.drop_duplicates("trial_id", keep="last").set_index("trial_id").drop(columns=["learning_rate"])
     last = last.rename(columns={"epoch": "epochs_trained", "step": "steps_trained", "samples": "samples_trained"})
@@ -30,6 +38,11 @@ def training_runs(trials: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     rows["throughput_samples_per_s"] = rows["samples_trained"] / rows["train_s"]
     rows["concurrent"] = [_noted(environment, "concurrent") for environment in rows["environment"]]
     return rows
+
+
+def _filled(rows: pd.DataFrame, name: str, value: Any) -> Any:
+    """Return the column with `value` where a record lacks the field."""
+    return rows[name].where(rows[name].notna(), value) if name in rows else value
 
 
 def _noted(environment: Any, name: str) -> float:

@@ -1,6 +1,6 @@
 """How far the numbers of the card can be trusted, and the reason in a few words."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -30,6 +30,8 @@ MOST_CAVEATS = 2
 PAUSED = "paused_rank"
 """Finding after which the trial's numbers cannot be used at all."""
 
+A_RANK_WAS_PAUSED = "a rank was paused"
+
 FINDING_LABELS = {
     "drift": "speed drifted",
     "change_point": "speed changed midway",
@@ -58,7 +60,8 @@ def trust_in(
     repeats, groups = int(rows["n"].min()), int(rows["groups"].min())
     half_width = shown.half_width if shown else None
     trial_ids = [trial for ids in rows["trial_ids"] for trial in ids]
-    caveats, is_paused = _caveats(analysis, trial_ids, others), _is_any_paused(analysis, trial_ids)
+    caveats = _caveats(analysis, trial_ids, others)
+    is_paused = A_RANK_WAS_PAUSED in caveats
     if repeats == 1:
         return Trust(POOR, _reason(["1 repeat, so no interval", *caveats]), groups)
     if shown is not None and shown.further_repeats is not None:
@@ -96,11 +99,6 @@ def trust_in_accuracy(analysis: Analysis, others: Sequence[Analysis] = ()) -> Tr
     return Trust(FAIR if fewest < FEWEST_GROUPS or half_width > RELEVANT_LOSS or caveats else GOOD, reason)
 
 
-def _is_any_paused(analysis: Analysis, trial_ids: Collection[str]) -> bool:
-    """Return True if a rank of one of these trials was paused."""
-    return any(finding.name == PAUSED and {*trial_ids} & {*finding.trial_ids} for finding in analysis.findings)
-
-
 def _count(groups: int) -> str:
     """Return the number of worker groups in plain words: each is a separate start of all processes."""
     return f"{groups} separate start{'' if groups == 1 else 's'}"
@@ -124,10 +122,10 @@ def _caveats(analysis: Analysis, trial_ids: Sequence[str], others: Sequence[Anal
     lines = [*hosts.labels(), *(["several commits"] if commits(analysis) else [])]
     if chosen & set(separate_trials(analysis)):
         lines.insert(0, "ranks exchange nothing: not data-parallel")
-    if _is_any_paused(analysis, chosen):
-        lines.insert(0, "a rank was paused")
-    lines += [f"unread field {name}" for name in analysis.unread]
     found = dict.fromkeys(finding.name for finding in analysis.findings if chosen & set(finding.trial_ids))
+    if PAUSED in found:
+        lines.insert(0, A_RANK_WAS_PAUSED)
+    lines += [f"unread field {name}" for name in analysis.unread]
     lines += [FINDING_LABELS[name] for name in found if name in FINDING_LABELS]
     if chosen & set(flagged_trials(analysis.measured)["trial_id"]):
         lines.append("measurement overhead above 2 %")
