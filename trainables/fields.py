@@ -198,6 +198,13 @@ class TrialFields(DataFields):
         ge=1,
         any_door=True,
     )
+    window_limit_s: float | None = field(
+        None,
+        "timing",
+        "run fewer than `steps` steps per window, but at least 5, if more would take longer than this; none: never",
+        gt=0,
+        allow_inf_nan=False,
+    )
     median_width: float | None = field(
         None,
         "timing",

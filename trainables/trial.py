@@ -16,7 +16,7 @@ from trainables.rules import refuse_invalid
 MAX_SLUG = 100
 """Maximum length of the readable part of a trial's id with a user's own arguments."""
 
-_OF_LANGUAGE_MODELS = ("fused_loss", "attention", "split_graph", "activation_checkpointing")
+_NEWER = ("fused_loss", "attention", "split_graph", "activation_checkpointing", "window_limit_s")
 
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ class Trial(TrialFields):
     def trial_id(self) -> str:
         """A readable slug followed by eight hex digits of a hash over all fields. Do not parse it."""
         fields = self.model_dump()
-        for name in (*OwnCodeFields.model_fields, *_OF_LANGUAGE_MODELS):  # they are newer than many stored trials
+        for name in (*OwnCodeFields.model_fields, *_NEWER):  # they are newer than many stored trials
             if fields[name] == type(self).model_fields[name].default:
                 del fields[name]
         fields["account_steps"] = fields.pop("communication_steps")  # its name when the first results were stored

@@ -67,9 +67,10 @@ def _training(analysis: Analysis) -> list[str]:
 
 def _windows(analysis: Analysis) -> list[str]:
     trials = analysis.results.trials
-    if analysis.configurations.empty or "steps" not in trials:
+    if analysis.configurations.empty or "warmup_steps" not in trials:
         return []
-    steps, warm_up = (trials[name].dropna() for name in ("steps", "warmup_steps"))
+    windows = analysis.results.windows
+    steps, warm_up = windows.loc[windows["window"] == "plain", "steps"], trials["warmup_steps"].dropna()
     if steps.empty or warm_up.empty:
         return []
     least_steps, least_warm_up = (number(float(values.min()), 0) for values in (steps, warm_up))

@@ -179,7 +179,7 @@ def start(names: list[str], budget: str, result: str) -> None:
     for name in names:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
-            gpus = f"--gpus {case.gpus} -q"
+            gpus = f"--gpus {case.gpus}"
             improved, best = f"{folder}/improve", f"{folder}/best"
             _study(f"improve {case.work} {case.naive} {gpus} --trials 40 --budget {budget} --out {improved}")
             _study(f"run {case.work} {case.best} {gpus} --repeats 5 --out {best}")

@@ -75,7 +75,7 @@ REFERENCES: Mapping[str, Reference] = {
 }
 """By name: model, hardware and date."""
 
-_WINDOWS = ("warmup_steps", "steps", "median_width", "communication_steps", "sweep_bytes")
+_WINDOWS = ("warmup_steps", "steps", "window_limit_s", "median_width", "communication_steps", "sweep_bytes")
 """Fields in which a trial may differ from a reference: the lengths of its windows."""
 
 

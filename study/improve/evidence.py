@@ -60,12 +60,19 @@ class Evidence:
             ended_at = max(end, ended_at)
         return total_s
 
-    def expected_s(self, trial_ids: Collection[str], trials: int, groups: int) -> float:
-        """Return how long further trials take in so many new worker groups, if they are like these trials."""
+    def trial_s(self, trial_ids: Collection[str]) -> float:
+        """Return the mean duration of these trials, without the starts of worker groups."""
+        return sum((run := self.runs[name]).duration_s - run.start_s for name in trial_ids) / len(trial_ids)
+
+    def start_s(self, trial_ids: Collection[str]) -> float:
+        """Return the mean duration of the starts of worker groups before these trials; 0 if none started."""
         starts = [run.start_s for name in trial_ids if (run := self.runs[name]).start_s > 0]
-        start_s = sum(starts) / len(starts) if starts else 0.0
-        trial_s = (self.elapsed_s(trial_ids) - sum(starts)) / len(trial_ids)
-        return trials * max(0.0, trial_s) + groups * start_s
+        return sum(starts) / len(starts) if starts else 0.0
+
+    def pause_s(self, trial_ids: Collection[str]) -> float:
+        """Return the mean time between these trials, which may have been interrupted."""
+        pauses_s = self.elapsed_s(trial_ids) - sum(self.runs[name].duration_s for name in trial_ids)
+        return max(0.0, pauses_s / len(trial_ids))
 
 
 class Sample(NamedTuple):

@@ -22,6 +22,7 @@ _SELF_SET = (
     "device",
     "warmup_steps",
     "steps",
+    "window_limit_s",
     "communication_steps",
     "sweep_bytes",
 )

@@ -13,16 +13,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from analysis.statistics import CONFIDENCE
+from study.improve.budget import GROUPS, can_compare_losses, last_round_of, needed
 from study.improve.evidence import Evidence, Ratio, Sample, ratio
 from study.improve.lever import changed_fields, changes_batch
 from study.improve.losses import LossCheck, check_losses
 from study.improve.rounds import SEEDS, Configuration, Round, Settings
 
-GROUPS, FINAL_GROUPS, LEAST_FINAL_GROUPS = 2, 5, 3
-"""Worker groups per round, and of the final comparison; it has fewer if the budget would not allow one lever else."""
-
-LOSS_TRIALS = 1 + SEEDS
-"""Most trials of the final round that only show a loss: with other seeds, and with the batch of the baseline."""
+FINAL_GROUPS, LEAST_FINAL_GROUPS = 5, 3
+"""Worker groups of the final comparison; it has fewer if the budget would not allow one lever else."""
 
 LEVERS_PER_ROUND = 3
 MOST_TRIES = 2
@@ -86,7 +84,7 @@ class Search:
 
     def last_round_of(self, configuration: Configuration) -> Round | None:
         """Return the last finished round that measured a configuration."""
-        return next((done for done in reversed(self.rounds) if configuration in done.configurations), None)
+        return last_round_of(configuration, self.rounds)
 
 
 def replay(settings: Settings, evidence: Evidence) -> Search:
@@ -114,7 +112,8 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
         bounds = dict(candidates)
         tried = _together(settings, found.best, list(bounds), _most_levers(settings, evidence, found))
         if not tried:
-            found.not_tried, found.least = bounds, _needed(settings, evidence, found, 2, LEAST_FINAL_GROUPS)
+            found.not_tried = bounds
+            found.least = needed(settings, evidence, found.rounds, found.best, 2, LEAST_FINAL_GROUPS)
             break
         reference = found.best
         bottleneck = _shares(evidence, found)[1]
@@ -238,24 +237,10 @@ def _fits(
     settings: Settings, evidence: Evidence, found: Search, configurations: int, final_groups: int = FINAL_GROUPS
 ) -> bool:
     """Return True if the budget allows a round of so many configurations (0: none), and the final one after it."""
-    trials, seconds = _needed(settings, evidence, found, configurations, final_groups)
+    trials, seconds = needed(settings, evidence, found.rounds, found.best, configurations, final_groups)
     return (settings.trials is None or trials <= settings.trials) and (
         settings.budget_s is None or seconds <= settings.budget_s
     )
-
-
-def _needed(
-    settings: Settings, evidence: Evidence, found: Search, configurations: int, final_groups: int
-) -> tuple[int, float]:
-    """Return trials and seconds of the rounds so far, one of so many configurations (0: none), and the final one."""
-    used = [name for done in found.rounds for name in done.trial_ids]
-    is_checked = found.rounds[-1].kind == "final" and not configurations
-    losses = LOSS_TRIALS if _can_compare_losses(settings) and not is_checked else 0
-    trials = len(settings.sizes) * (configurations * GROUPS + 2 * final_groups) + losses
-    groups = final_groups + (GROUPS if configurations else 0)
-    if settings.base.door != "factory":
-        groups = trials  # a script needs new processes each time
-    return len(used) + trials, evidence.elapsed_s(used) + evidence.expected_s(used, trials, groups)
 
 
 def _chain(settings: Settings, found: Search, names: Sequence[str]) -> list[Configuration]:
@@ -345,11 +330,6 @@ def _combine(settings: Settings, evidence: Evidence, found: Search, chain: Seque
 # ------------------------------------------------------------------------------------------------------------ final
 
 
-def _can_compare_losses(settings: Settings) -> bool:
-    """Return True if a lever may change the arithmetic. The seed of users' own code cannot be set."""
-    return settings.base.door == "factory" and any(lever.effect == "arithmetic" for lever in settings.levers.values())
-
-
 def without_batch_levers(settings: Settings, configuration: Configuration) -> Configuration:
     """Return the configuration without levers that change how many samples a step has."""
     kept: Configuration = ()
@@ -364,7 +344,7 @@ def _final_round(number: int, settings: Settings, best: Configuration, groups: i
     """Compare the best configuration with the baseline, and its losses with those of other seeds if it changes them."""
     losses: list[tuple[Configuration, int]] = []
     same_batch = without_batch_levers(settings, best)
-    if _can_compare_losses(settings) and any(settings.levers[name].effect == "arithmetic" for name in same_batch):
+    if can_compare_losses(settings) and any(settings.levers[name].effect == "arithmetic" for name in same_batch):
         losses = [((), seed) for seed in range(1, SEEDS + 1)]
         losses += [] if same_batch == best else [(same_batch, 0)]
     return Round(number, "final", [(), best], groups, losses).planned_for(settings)

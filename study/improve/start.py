@@ -14,9 +14,10 @@ from study.cli.configuration import Configuration, resolve
 from study.cli.inputs import script_or_module, workload_spec
 from study.errors import DOES_NOT_FIT, ConfigurationError, clipped, near, shown
 from study.improve import factory_levers, own_code_levers
+from study.improve.budget import GROUPS, LOSS_TRIALS
 from study.improve.lever import Lever, Machine
 from study.improve.rounds import Goal, Settings
-from study.improve.search import GROUPS, LEAST_FINAL_GROUPS, LOSS_TRIALS
+from study.improve.search import LEAST_FINAL_GROUPS
 from study.options import explicit_options
 from study.plan.trials import fit, plan_trials
 from study.store.redaction import secret_in
@@ -30,6 +31,9 @@ GOALS: tuple[str, ...] = get_args(Goal)
 
 DEFAULT_TRIALS = 40
 """Trials of a search without a budget."""
+
+WINDOW_LIMIT_S = 3.0
+"""Longest window of steps. A naive start may take a second per step, and is measured in many worker groups."""
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
 
@@ -125,6 +129,8 @@ def settings_for(asked: Request, nodes: Sequence[NodeCapacity]) -> Settings:
             raise ConfigurationError(f"a value has {found}, and would be stored in the results; pass it in a variable")
     if asked.goal == "efficiency" and base.world_size == 1:
         raise ConfigurationError("--goal efficiency compares N ranks with one; give --gpus 2 or more")
+    if base.door == "factory" and "steps" not in axes:
+        base = base.but(window_limit_s=base.window_limit_s or WINDOW_LIMIT_S)
     known = factory_levers.LEVERS if base.door == "factory" else own_code_levers.LEVERS
     levers = [*own_code_levers.varied_levers(varied), *known]
     machine = Machine(nodes, tuple(storages_in(Path(base.data_dir))) if base.data_dir else ())

@@ -47,7 +47,7 @@ class SimulatedTraining:
     """Runs the rounds of a search by a law, with noise of worker groups, of their configurations, and of runs.
 
     noise: standard deviation of the logarithm of a run's step. Others are multiples of it. fails: status and reason of
-    trials that do not end well. start_s: of each worker group.
+    trials that do not end well. start_s: of each worker group. trial_s: of a trial.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class SimulatedTraining:
         fails: Callable[[Trial], tuple[str, str] | None] = lambda trial: None,
         losses: Callable[[Trial], Sequence[float]] = lambda trial: [2.0] * 20,
         start_s: float = 0.0,
+        trial_s: Callable[[Trial], float] = lambda trial: 10.0,
     ) -> None:
-        self.start_s = start_s
+        self.start_s, self.trial_s = start_s, trial_s
         self.law, self.noise, self.random, self.fails, self.loss = law, noise, random.Random(seed), fails, losses
         self.runs: dict[str, Run] = {}
         self.trials: dict[str, Trial] = {}
@@ -97,9 +98,10 @@ class SimulatedTraining:
         trial = planned.trial
         status, reason = self.fails(trial) or ("done", "")
         throughput = self.throughput(trial) * math.exp(noise) if status == "done" else None
-        self.runs[trial.trial_id] = Run(trial.trial_id, status, throughput, self.now_s, start_s + 10.0, reason, start_s)
+        seconds = start_s + self.trial_s(trial)
+        self.runs[trial.trial_id] = Run(trial.trial_id, status, throughput, self.now_s, seconds, reason, start_s)
         self.trials[trial.trial_id] = trial
-        self.now_s += start_s + 11.0
+        self.now_s += seconds + 1.0
 
     def _shares(self, trial_ids: tuple[str, ...]) -> tuple[dict[str, float], str]:
         parts = self.law(self.trials[trial_ids[0]])

@@ -100,6 +100,7 @@ CHANGED: dict[str, Any] = {
     "deterministic": True,
     "warmup_steps": 4,
     "steps": 21,
+    "window_limit_s": 5.0,
     "median_width": 0.01,
     "seed": 1,
     "interconnect": "socket",

@@ -1,14 +1,22 @@
 """Measure the matmul limit: the rate of a large matrix product, when the device does nothing else.
 
 No model can be faster than its products. A GPU reaches less than its data sheet states, because it lowers its clock at
-full power. The limit therefore lasts some seconds, and is measured on the ranks of the trial.
+full power. The limit therefore lasts some seconds, and is measured on the ranks of the trial. It costs more than many a
+trial, so worker groups that start within `KEPT_S` on the same GPU read it from a file of this user.
 """
 
+import contextlib
+import json
+import math
+import os
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from trainables.clock import unix_s
+from trainables.scratch import open_regular, user_folder
 from trainables.step.precision import Precision
 from trainables.step.timing import clock_for
 
@@ -18,13 +26,15 @@ LIMIT_S = 5.0
 """seconds per number format, half of which are warm-up"""
 ROUND_S = 0.1
 
+KEPT_S = 1800.0
+
 _MEASURED: dict[tuple[torch.device, str], float | None] = {}
 
 
 def matmul_limits(device: torch.device, precision: Precision) -> dict[str, float]:
     """Return FLOP/s by number format: that of the precision's products, and fp8 if the device supports it.
 
-    Call within the settings of the trial. A process measures a format once.
+    Call within the settings of the trial. A process measures a format once, see also `kept`.
     """
     kind = _kind(precision)
     limits = {kind: _limit(device, kind), "fp8": _limit(device, "fp8") if _has_fp8(device) else None}
@@ -64,12 +74,39 @@ def _has_fp8(device: torch.device) -> bool:
 
 def _limit(device: torch.device, kind: str) -> float | None:
     """Return the FLOP/s of products in a number format. None if they fail, which must not cost the trial."""
+
+    def measure() -> float:
+        return matmul_rate(product_in(kind, EDGE, device), 2.0 * EDGE**3, device, LIMIT_S)
+
     if (device, kind) not in _MEASURED:
         try:
-            _MEASURED[device, kind] = matmul_rate(product_in(kind, EDGE, device), 2.0 * EDGE**3, device, LIMIT_S)
+            _MEASURED[device, kind] = kept(user_folder() / _file(device, kind), measure)
         except RuntimeError:  # not supported, or out of memory
             _MEASURED[device, kind] = None
     return _MEASURED[device, kind]
+
+
+def _file(device: torch.device, kind: str) -> str:
+    name = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else device.type
+    return f"matmul-{kind}-{name}-torch-{torch.__version__}.json"
+
+
+def kept(path: Path, measure: Callable[[], float]) -> float:
+    """Return the positive number in a file that is at most `KEPT_S` old; else measure it and write it there."""
+    with contextlib.suppress(OSError, ValueError), open_regular(path, owner=os.getuid()) as file:
+        value = json.load(file)
+        if (
+            isinstance(value, float)
+            and 0 < value < math.inf
+            and 0 <= unix_s() - os.fstat(file.fileno()).st_mtime < KEPT_S
+        ):
+            return value
+    value = measure()
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.getuid()) as file:
+            file.write(json.dumps(value).encode())
+    return value
 
 
 def product_in(kind: str, edge: int, device: torch.device) -> Callable[[], object]:

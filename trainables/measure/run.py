@@ -25,10 +25,12 @@ from trainables.measure.stopping import (
     doubling_lengths,
     interval_is_narrow,
     loaders_kept_up,
+    within,
 )
 from trainables.measure.windows import (
     HOLD_MARGIN_S,
     busy_window,
+    interleaved_blocks,
     issue_window,
     phase_window,
     plain_and_phase_parts,
@@ -77,6 +79,9 @@ class _Windows:
     """batches produced so far: per loader process, and by the prefetch thread; empty if there are neither"""
 
     clock: Clock
+    trial: Trial
+    """The trial; after the warm-up with the number of steps that its windows have."""
+
     steps: list[LabelledStep] = field(default_factory=list)
     observations: list[Any] = field(default_factory=list)
     device_peaks: list[int] | None = None
@@ -84,7 +89,7 @@ class _Windows:
 
     def diagnostic_steps(self, maximum: int) -> int:
         """Return the steps of a diagnostic window: fewer than `maximum` if the trial itself has few steps."""
-        return min(maximum, max(MIN_STEPS, self.context.trial.steps))
+        return min(maximum, max(MIN_STEPS, self.trial.steps))
 
     def add(
         self, window: str, window_s: float | None, window_marks: list[StepMarks], row: Callable[[StepMarks, Clock], Row]
@@ -105,16 +110,22 @@ class _Windows:
 
     def warm_up(self, step: Step) -> Step:
         """Run the untimed steps and return the step as the trial executes it, captured if it is a CUDA graph."""
-        trial, barrier = self.context.trial, self.context.barrier
-        _, warmup = phase_window(step, self.batches, trial.settling_steps, self.clock, barrier)
-        self.add("warmup", None, warmup, phase_row)
+        half = self.trial.settling_steps // 2
+        self._warm_up(step, half)
+        step_s = self._warm_up(step, self.trial.settling_steps - half)
         reset_peak_memory(self.context.devices)  # cuDNN's algorithm search uses workspaces that later steps do not need
-        if not trial.captured:
-            return step
-        captured = self.context.capture(step, next(self.batches))
-        _, warmup = phase_window(captured, self.batches, CAPTURED_WARMUP, self.clock, barrier)
-        self.add("warmup", None, warmup, phase_row)
-        return captured
+        if self.trial.captured:
+            step = self.context.capture(step, next(self.batches))
+            step_s = self._warm_up(step, CAPTURED_WARMUP)
+        if self.trial.window_limit_s:
+            self.trial = self.context.broadcast(within(self.trial, step_s))
+        return step
+
+    def _warm_up(self, step: Step, steps: int) -> float:
+        """Run untimed steps and return the mean seconds of one."""
+        seconds, marks = phase_window(step, self.batches, steps, self.clock, self.context.barrier)
+        self.add("warmup", None, marks, phase_row)
+        return seconds / steps
 
 
 def run(trial: Trial, setup: RankSetup) -> RankOutput:
@@ -145,7 +156,7 @@ def _timed_windows(context: RankContext, setup: RankSetup, communicates: bool) -
     prefetched = torch.zeros(int(uses_prefetch(trial, workload)), dtype=torch.int64)
     batches = endless_batches(trial, workload, context.rank, delivered, prefetched)
     sources = [counts for counts in (delivered, prefetched) if len(counts)]
-    windows = _Windows(context, setup, batches, sources, clock_for(device))
+    windows = _Windows(context, setup, batches, sources, clock_for(device), trial)
     buckets: list[Row] = []
     sizes: list[int] = []
     trace = None
@@ -203,8 +214,8 @@ def _flops(windows: _Windows) -> float | None:
 def _plain_wrapper_windows(windows: _Windows, model: nn.Module) -> dict[str, int | None]:
     """Run the windows of the wrapper without recorder. Returns the columns of their peak memory, in bytes."""
     context, clock, batches = windows.context, windows.clock, windows.batches
-    trial, devices = context.trial, context.devices
     step = windows.warm_up(training_step(context, model))
+    trial, devices = windows.trial, context.devices
     if context.device.type == "cpu" and not windows.delivered and not trial.median_width:
         _plain_and_phase_windows(windows, step)
     else:
@@ -242,7 +253,7 @@ def _plain_and_phase_windows(windows: _Windows, step: Step) -> None:
     """
     context, read_energy = windows.context, windows.setup.read_energy
     windows.energies.append(read_energy(context.devices))
-    parts = plain_and_phase_parts(step, windows.batches, context.trial.steps, windows.clock, context.barrier)
+    parts = plain_and_phase_parts(step, windows.batches, windows.trial.steps, windows.clock, context.barrier)
     windows.energies.append(read_energy(context.devices))
     plain_s = sum(part.seconds for part in parts if part.outputs)
     phases_s = sum(part.seconds for part in parts if part.marks)
@@ -258,7 +269,7 @@ def _plain_window(windows: _Windows, step: Step) -> int:
     for a single block.
     """
     context, read_energy = windows.context, windows.setup.read_energy
-    trial, width = context.trial, context.trial.median_width
+    trial, width = windows.trial, windows.trial.median_width
     windows.clock.synchronize()
     windows.energies.append(read_energy(context.devices))
     if width:
@@ -280,15 +291,6 @@ def _plain_window(windows: _Windows, step: Step) -> int:
     return sum(len(block.outputs) for block in blocks)
 
 
-def interleaved_blocks(steps: int) -> list[tuple[bool, int]]:
-    """Return blocks of steps with (True) and without communication, `steps` of each.
-
-    Their order cancels a linear drift.
-    """
-    blocks = [(True, steps - steps // 2), (False, steps), (True, steps // 2)]
-    return [(communicates, count) for communicates, count in blocks if count]
-
-
 def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
     """Run steps with and without gradient communication.
 
@@ -305,7 +307,7 @@ def _interleaved_window(windows: _Windows, model: nn.Module) -> None:
         step, contexts = _two_graphs(windows, step, no_sync)
     else:
         contexts = {True: contextlib.nullcontext, False: no_sync}
-    for communicates, count in interleaved_blocks(context.trial.communication_steps):
+    for communicates, count in interleaved_blocks(windows.trial.communication_steps):
         block = [contexts[communicates]] * (1 + count)
         _, window_marks = step_window(step, windows.batches, block, windows.clock, context.barrier)
         windows.add("lead_in", None, window_marks[:1], step_row)
@@ -344,7 +346,7 @@ def _recorded_windows(windows: _Windows, sizes: list[int]) -> tuple[list[Row], b
     overwrites. The steps of a graph therefore run one by one, each starting on an idle device.
     """
     context, clock = windows.context, windows.clock
-    trial = context.trial
+    trial = windows.trial
     recorder = BucketRecorder(clock, context.group, context.strategy.gradient_type)
     model = windows.wrap_model(recorder if sizes else None)
     step_context: StepContext = recorder.step if sizes else contextlib.nullcontext

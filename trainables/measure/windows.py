@@ -94,6 +94,15 @@ def steady_blocks(
     return blocks
 
 
+def interleaved_blocks(steps: int) -> list[tuple[bool, int]]:
+    """Return blocks of steps with (True) and without communication, `steps` of each.
+
+    Their order cancels a linear drift.
+    """
+    blocks = [(True, steps - steps // 2), (False, steps), (True, steps // 2)]
+    return [(communicates, count) for communicates, count in blocks if count]
+
+
 def phase_window(
     step: Step,
     batches: Iterator[Any],

@@ -35,7 +35,9 @@ _RESERVED = re.compile(
 )
 """Columns that the analysis adds to the fields of a trial."""
 
-_DECLARED_LIKE_IT = ("reference_batch", "sweep_bytes", "tokens_per_sample", "batch_per_gpu", "cpus_per_rank")
+_DECLARED_LIKE_IT = (
+    "reference_batch", "sweep_bytes", "tokens_per_sample", "batch_per_gpu", "cpus_per_rank", "window_limit_s",
+)  # fmt: skip
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
@@ -88,6 +90,7 @@ class Fields(_Part):
     bucket_mb: Annotated[float, Field(gt=0, le=1e9)] = 25.0
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] = 1.0
     warmup_epochs: Amount = 0.0
+    window_limit_s: Annotated[float, Field(gt=0)] | None = None
     median_width: Annotated[float, Field(gt=0, lt=1)] | None = None
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     tokens_per_sample: Positive | None = None
@@ -288,6 +291,12 @@ class TrialFile(TrialRecord):
         """Largest number of steps of the plain window, which is longer if loader processes feed it."""
         ahead = self.trial.loader_workers * self.trial.prefetch_batches + _DECODED_AHEAD
         return max(self.trial.steps, 10 * ahead)
+
+    @property
+    def fewest_plain_steps(self) -> int:
+        """Smallest number of steps of the plain window of a trial that is done."""
+        trial = self.trial
+        return 1 if self.is_own_code or trial.median_width or trial.window_limit_s else trial.steps
 
     @property
     def is_own_code(self) -> bool:

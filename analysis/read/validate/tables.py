@@ -133,9 +133,7 @@ def _bad_steps(frame: pd.DataFrame, files: Mapping[str, TrialFile]) -> Iterator[
     steps = by_window["step"].transform("size")
     planned = _of_trial(frame, {key: file.most_plain_steps for key, file in files.items()})
     yield plain & (steps > planned), "the plain window has more steps than planned"
-    fewest = {
-        key: 1 if file.is_own_code or file.trial.median_width else file.trial.steps for key, file in files.items()
-    }
+    fewest = {key: file.fewest_plain_steps for key, file in files.items()}
     yield done & plain & (steps < _of_trial(frame, fewest)), "the plain window has fewer steps than planned"
     for name in ("plain", "phases"):
         here = frame[frame["window"] == name]

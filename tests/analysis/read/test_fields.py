@@ -21,7 +21,8 @@ def test_every_field_is_recorded_with_its_default_and_survives_json() -> None:
 def test_the_analysis_reads_kinds_and_orders() -> None:
     assert DECLARED.of_kind("layout") == ("world_size", "nodes")
     assert {*DECLARED.timing} == {
-        "steps", "warmup_steps", "communication_steps", "sweep_bytes", "profile_ranks", "median_width",
+        "steps", "warmup_steps", "communication_steps", "sweep_bytes", "profile_ranks", "window_limit_s",
+        "median_width",
     }  # fmt: skip
     assert DECLARED.compared_in("own") == ("storage", "precision", "parallel", "execution", "interconnect")
     assert DECLARED["parallel"].order[0] == "ddp"

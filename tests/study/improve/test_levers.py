@@ -19,7 +19,7 @@ from study.improve.own_code_levers import LEVERS as OWN_CODE_LEVERS
 from study.improve.own_code_levers import varied_levers
 from study.improve.record import usage
 from study.improve.rounds import Settings
-from study.improve.start import request, seconds_of, settings_for
+from study.improve.start import WINDOW_LIMIT_S, request, seconds_of, settings_for
 from tests.support.improving import CPU_NODE, GPU_NODE, NAIVE, naive_law
 from trainables.trial import Trial
 
@@ -203,9 +203,16 @@ def test_the_baseline_has_the_given_fields_and_the_first_of_several_values(tmp_p
     changed = found.levers["batch_per_gpu 16"].applied(found.base, found.machine)
     assert changed is not None
     assert changed.batch_per_gpu == 16
+    assert (found.base.window_limit_s, "window_limit_s" in usage(found, ())["command"]) == (WINDOW_LIMIT_S, False)
     others = [lever for name, lever in found.levers.items() if name != "batch_per_gpu 16"]
     assert others
     assert all(lever.effect != "arithmetic" for lever in others)
+
+
+def test_windows_are_as_long_as_a_given_number_of_steps() -> None:
+    for given_options in (options(model="mlp", steps="30"), options(model="mlp", set_=["steps=30"])):
+        found = settings_for(request(given_options, None, None, "20m", None, True), [CPU_NODE])
+        assert (found.base.steps, found.base.window_limit_s) == (30, None)
 
 
 def test_the_naive_starts_and_the_fastest_configurations_of_the_benchmark_are_valid() -> None:

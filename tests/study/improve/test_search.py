@@ -173,6 +173,19 @@ def test_a_slow_start_of_a_worker_group_does_not_count_for_every_trial() -> None
     assert found.final.low > 1
 
 
+def test_trials_of_a_slow_baseline_do_not_count_for_what_is_faster() -> None:
+    """A naive start takes 40 s per trial, and everything after the first lever 10 s."""
+
+    def trial_s(trial: Trial) -> float:
+        return 10.0 if trial.loader_workers else 40.0
+
+    training = SimulatedTraining(start_s=15.0, trial_s=trial_s)
+    asked = settings_of(named("loader workers, up to 8", "bf16", "channels_last", "compile"), budget_s=750.0)
+    found = training.search(asked)
+    assert training.evidence().elapsed_s(list(training.runs)) <= 750.0
+    assert kept(found) == ("loader workers, up to 8", "bf16")
+
+
 def test_a_search_without_time_for_one_lever_says_how_much_it_would_need() -> None:
     training = SimulatedTraining(start_s=30.0)
     found = training.search(settings_of(LEVERS, budget_s=300.0))

@@ -17,7 +17,8 @@ from tests.support.gloo import on_ranks
 from tests.support.trials import quick_pair
 from trainables.measure.allreduce_sweep import REPETITIONS, sweep_sizes
 from trainables.measure.communication import BucketRecorder, averaging_hook, bucket_bytes, record_buckets
-from trainables.measure.run import PROFILE_STEPS, interleaved_blocks, run
+from trainables.measure.run import PROFILE_STEPS, run
+from trainables.measure.windows import interleaved_blocks
 from trainables.step.context import RankOutput, RankSetup
 from trainables.step.parallel import ddp
 from trainables.step.timing import CpuClock, no_mark

@@ -1,6 +1,7 @@
 """Windows that end early: the arithmetic of the interval, and the decision on real ranks."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, repeat
@@ -27,6 +28,7 @@ from trainables.measure.stopping import (
     blocks_between_checks,
     doubling_lengths,
     relative_width,
+    within,
 )
 from trainables.measure.windows import plain_blocks, steady_blocks
 from trainables.step.context import RankSetup
@@ -159,6 +161,15 @@ def test_steady_blocks_exclude_the_start_up_cost() -> None:
     assert [len(block.lead_in) for block in blocks] == [1, 0, 1, 0]
 
 
+def test_windows_have_as_many_steps_as_their_limit_allows_but_at_least_five() -> None:
+    trial = Trial(steps=30, communication_steps=10, window_limit_s=3.0)
+    for step_s, steps, communication_steps in ((0.01, 30, 10), (0.25, 12, 10), (0.5, 6, 6), (60.0, 5, 5)):
+        limited = within(trial, step_s)
+        assert (limited.steps, limited.communication_steps) == (steps, communication_steps)
+    assert within(trial.but(window_limit_s=None), 60.0).steps == 30
+    assert within(trial.but(steps=3), 60.0).steps == 3
+
+
 def measured(rank: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
     # ranks measure different times, but only rank 0 decides
     if fields.pop("narrow_on_rank_0_only"):
@@ -185,3 +196,10 @@ def test_a_window_whose_width_is_never_reached_takes_all_steps() -> None:
     assert len([row for row in rows if row["window"] == "plain"]) == PAIR.steps
     assert len([row for row in rows if row["window"] == "lead_in"]) == len(CHECKS)
     assert len([row for row in rows if row["window"] == "phases"]) == PAIR.steps
+
+
+def test_all_ranks_shorten_slow_windows_alike() -> None:
+    trial = PAIR.but(median_width=None, communication_steps=8, window_limit_s=1e-6, sweep_bytes=4)
+    for rows in on_ranks(2, measured, trial.model_dump() | {"narrow_on_rank_0_only": False}):
+        windows = Counter(row["window"] for row in rows)
+        assert windows["plain"] == windows["phases"] == windows["synchronised"] == windows["communication"] == 5
