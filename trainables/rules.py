@@ -4,6 +4,9 @@ A trial that breaks an `invalid` rule cannot be created. A trial that breaks an 
 run: the study reports it as infeasible, with the rule's message as the reason.
 """
 
+import os
+import shutil
+import sys
 from typing import Literal, get_args
 
 from trainables.facts import Kind
@@ -46,6 +49,11 @@ def refuse_invalid(trial: TrialFields) -> None:
 def unmet_requirement(trial: TrialFields) -> str | None:
     """Return the message of the first `infeasible` rule that a trial breaks. None if the trial can run."""
     return next((rule.explain(trial) for rule in RULES["infeasible"] if rule.broken(trial)), None)
+
+
+def has_cpp_compiler() -> bool:
+    """Return True if torch finds the compiler that it uses for CPUs (`torch._inductor.config.cpp.cxx`)."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
 _STEMS = names_with(MODELS, "imagenet_stem")
@@ -340,6 +348,11 @@ _INFEASIBLE: tuple[Rule, ...] = (
         lambda trial: trial.static_graph and trial.accumulation_steps > 1,
         "static_graph records the first backward pass, which does not communicate with accumulation_steps "
         "{accumulation_steps}; use accumulation_steps 1",
+    ),
+    Rule(
+        ("execution", "device"),
+        lambda trial: trial.compiled and trial.device == "cpu" and not has_cpp_compiler(),
+        "execution {execution!r} requires a C++ compiler on CPUs, and none was found; install g++, or set CXX",
     ),
 )
 

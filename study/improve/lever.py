@@ -42,7 +42,8 @@ class Lever:
     """A change that may make a trial faster.
 
     parts: the regions of a step (`analysis.compare.bottleneck.REGIONS`) that it can shrink; empty if unknown. note:
-    what else a user should do or know.
+    what else a user should do or know. is_first: it is tried before others, in a round of its own, because it moves the
+    bottleneck.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Lever:
     effect: Effect
     change: Change
     note: str = ""
+    is_first: bool = False
 
     def applied(self, trial: Trial, machine: Machine) -> Trial | None:
         """Return the changed trial. None if the lever does not apply, or the result is not valid or does not fit."""

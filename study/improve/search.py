@@ -166,7 +166,7 @@ def _applies(settings: Settings, onto: Configuration, name: str) -> bool:
 def _candidates(settings: Settings, evidence: Evidence, found: Search) -> list[tuple[str, float | None]]:
     """Return the levers to try on the best configuration, with their upper bounds, the largest first.
 
-    Values that the user gave come before all others; other levers of unknown bound come last.
+    Values that the user gave come before all others, then levers that are first; those of unknown bound come last.
     """
     shares, bottleneck = _shares(evidence, found)
     candidates = []
@@ -182,9 +182,11 @@ def _candidates(settings: Settings, evidence: Evidence, found: Search) -> list[t
             candidates.append((name, bound))
     tried = {attempt.lever for attempt in found.attempts}
 
-    def order(candidate: tuple[str, float | None]) -> tuple[float, bool]:
+    def order(candidate: tuple[str, float | None]) -> tuple[int, float, bool]:
         name, bound = candidate
-        return -math.inf if not settings.levers[name].parts else 0.0 if bound is None else -bound, name in tried
+        lever = settings.levers[name]
+        group = 0 if not lever.parts else 1 if lever.is_first else 2
+        return group, 0.0 if bound is None else -bound, name in tried
 
     return sorted(candidates, key=order)
 
@@ -203,7 +205,12 @@ def _may_try(settings: Settings, found: Search, name: str, bottleneck: str | Non
 
 
 def _together(settings: Settings, best: Configuration, names: Sequence[str], most: int) -> list[str]:
-    """Return the first levers that change different fields, since only one of several for the same field can win."""
+    """Return the first levers that change different fields, since only one of several for the same field can win.
+
+    A lever that `is_first` is alone.
+    """
+    if most and settings.levers[names[0]].is_first:
+        return [names[0]]
     before, chosen, taken = settings.trial(best), list[str](), set[str]()
     for name in names:
         after = settings.trial((*best, name))

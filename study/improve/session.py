@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -262,5 +263,6 @@ def attempt_line(attempt: Attempt) -> str:
     if attempt.status != "done":
         return f"{attempt.lever}: {attempt.status.replace('_', ' ')}: {attempt.reason}"
     value, low, high = (number(part, 2) for part in attempt.gain)
-    bound = f", at most {number(attempt.bound, 2)}x expected" if attempt.bound else ""
+    is_bounded = attempt.bound is not None and math.isfinite(attempt.bound)
+    bound = f", at most {number(attempt.bound, 2)}x expected" if is_bounded else ""
     return f"{attempt.lever}: {value}x [{low}, {high}]{bound}{': a gain' if attempt.is_gain else ''}"

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.support.gloo import on_ranks
+from tests.support.system import needs
 from trainables.registry import PRECISIONS, load
 from trainables.step import precision as formats
 from trainables.step.process import rehearse, settings_for
@@ -181,6 +182,7 @@ def _attends(query: torch.Tensor) -> torch.Tensor:
     return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
 
 
+@needs("g++")
 def test_compiled_code_that_is_stored_for_other_kernels_of_attention_is_not_reused() -> None:
     kernels = {}
     for attention in ("auto", "math"):

@@ -352,6 +352,16 @@ def test_only_batches_from_a_loader_can_be_copied_ahead() -> None:
     assert unmet_requirement(Trial.model_validate(fields | users)) is None
 
 
+@pytest.mark.parametrize(("compiler", "is_found"), [(sys.executable, True), ("no-such-compiler", False)])
+def test_compilation_for_cpus_is_infeasible_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, compiler: str, is_found: bool
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    reason = unmet_requirement(Trial(execution="compile"))
+    assert reason is None if is_found else "C++ compiler" in str(reason)
+    assert unmet_requirement(Trial(execution="eager")) is None
+
+
 def test_data_parallel_is_infeasible_for_models_that_carry_state() -> None:
     fields = {"parallel": "dp", "device": "cuda"}
     assert "'mlstm64'" in (unmet_requirement(Trial.model_construct(model="mlstm64", **fields)) or "")  # type: ignore[arg-type]

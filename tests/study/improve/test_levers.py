@@ -60,6 +60,17 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("data in shared memory", NAIVE, {"storage_place": "shared_memory"}),
     ("warm page cache", NAIVE, {"page_cache": "warm"}),
     ("augment on GPU", NAIVE | {"augment": "cpu"}, {"augment": "device"}),
+    (
+        "usual settings", NAIVE,
+        {"precision": "bf16", "memory_format": "channels_last", "loader_workers": 8, "copy_ahead": True,
+         "pin_memory": True, "non_blocking": True},
+    ),
+    (
+        "usual settings, same arithmetic", NAIVE,
+        {"memory_format": "channels_last", "loader_workers": 8, "copy_ahead": True, "pin_memory": True,
+         "non_blocking": True},
+    ),
+    ("usual settings", NAIVE | {"device": "cpu"}, None),
     ("bf16 gradients", TWO_GPUS, {"parallel": "ddp_bf16"}),
     ("bf16 gradients", NAIVE, None),
     ("ZeRO-1", TWO_GPUS, {"parallel": "zero1"}),
@@ -80,7 +91,7 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("batch 2x (bound)", SCRIPT | {"bindings": "batch_per_gpu=--batch"}, {"batch_per_gpu": 64}),
     ("batch 2x (bound)", SCRIPT, None),
     ("more loader workers (bound)", SCRIPT | {"bindings": "loader_workers=--workers"}, {"loader_workers": 2}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "fields", "change"), CHANGES)

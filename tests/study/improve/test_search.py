@@ -80,6 +80,33 @@ def test_a_lever_that_lost_alone_is_tried_again_after_the_bottleneck_has_moved()
     assert kept(found) == ("bf16", "channels_last")
 
 
+def law_with_hidden_loading(trial: Trial) -> dict[str, float]:
+    """Loading takes 0.9 of compute and hides behind it, as with a naive ResNet-50 on an H100."""
+    load_s = 0.09 / max(1, trial.loader_workers)
+    compute_s = 0.1 * (0.4 if trial.precision == "bf16" else 1.0)
+    return {"load": max(0.0, load_s - compute_s), "compute": compute_s}
+
+
+def test_settings_that_only_gain_together_are_tried_together_first() -> None:
+    levers = named("bf16", "loader workers, up to 8", "usual settings")
+    found = SimulatedTraining(law_with_hidden_loading).search(settings_of(levers))
+    assert [attempt.lever for attempt in found.attempts] == ["usual settings"]
+    assert kept(found) == ("usual settings",)
+    assert found.final.value == pytest.approx(2.5, rel=0.03)
+
+
+def test_losses_are_compared_over_steps_that_all_trials_have() -> None:
+    """A slow window has fewer steps, and the loss falls."""
+
+    def losses(trial: Trial) -> list[float]:
+        return [3.0 - 0.1 * step + 0.01 * trial.seed for step in range(30 if trial.precision == "bf16" else 8)]
+
+    found = SimulatedTraining(losses=losses).search(settings_of(named("bf16")))
+    assert kept(found) == ("bf16",)
+    assert found.losses is not None
+    assert found.losses.difference == pytest.approx(0.0)
+
+
 def test_levers_that_gain_alone_but_not_together_are_not_both_kept() -> None:
     asked = settings_of(named("loader workers, up to 8", "decode on GPU, ahead"), trials=60)
     found = SimulatedTraining().search(asked)

@@ -1,5 +1,7 @@
 """Each named study is a complete grid that fits its machine."""
 
+import sys
+
 import pytest
 
 from study.capacity import NodeCapacity
@@ -61,7 +63,8 @@ def test_everything_can_run_on_two_gpus() -> None:
     assert {trial.dataset for trial in trials} == without_files
 
 
-def test_trials_that_require_gpus_are_infeasible_on_cpus_with_a_reason() -> None:
+def test_trials_that_require_gpus_are_infeasible_on_cpus_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
     rows = plan_trials(STUDIES["everything"](CPU_HOST), CPU_HOST)
     reasons = {row.case: row.reason for row in rows if row.status != "pending"}
     assert {case: reason.partition(" requires GPUs")[0] for case, reason in reasons.items()} == {
