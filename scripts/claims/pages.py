@@ -3,6 +3,7 @@
 from scripts.claims import (
     causes,
     evidence,
+    improve,
     language_models,
     others,
     outlook,
@@ -21,6 +22,7 @@ ENTRIES = [
         others,
         evidence,
         reliability,
+        improve,
         causes,
         outlook,
         resnet50,

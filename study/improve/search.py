@@ -234,10 +234,8 @@ def _shares(evidence: Evidence, found: Search) -> tuple[dict[str, float], str | 
 def _most_levers(settings: Settings, evidence: Evidence, found: Search) -> int:
     """Return how many levers the next round may have."""
     counts = range(LEVERS_PER_ROUND, 0, -1)
-    most = next((n for n in counts if _fits(settings, evidence, found, n + 1)), 0)
-    if most or found.attempts:
-        return most
-    return next((n for n in counts if _fits(settings, evidence, found, n + 1, LEAST_FINAL_GROUPS)), 0)
+    options = itertools.product((FINAL_GROUPS, LEAST_FINAL_GROUPS), counts)
+    return next((n for groups, n in options if _fits(settings, evidence, found, n + 1, groups)), 0)
 
 
 def _fits(

@@ -1,0 +1,36 @@
+"""Figures of docs/improve.md: searches from naive starts."""
+
+from typing import Any
+
+from scripts.claims.sources import Entries, figure, number, on_page, samples
+
+says, stated, _ = on_page("docs/improve.md")
+
+
+def _record(folder: str) -> dict[str, Any]:
+    """Return the record of the only search of a results folder."""
+    (sample,) = samples(folder)
+    return dict(sample["record"])
+
+
+UNET = _record("improve-start")
+
+ENTRIES: Entries = [
+    stated("windows of models and workloads last at most 3 s", "a limit"),
+    says(
+        "a U-Net through the factory: {} instead of {} samples/s",
+        number(UNET["chosen"]["throughput_samples_per_s"]),
+        number(UNET["baseline"]["throughput_samples_per_s"]),
+    ),
+    says("{} times", number(*UNET["gain"])),
+    says(
+        "after {} trials and\n  {} minutes",
+        figure("improve-start", "unet: trials"),
+        figure("improve-start", "unet: time"),
+    ),
+    says("That is {} of the configuration", figure("improve-start", "unet: of the fastest configuration known")),
+    says(
+        "missed the goal, with {} of the fastest",
+        figure("improve-start-first", "resnet50: of the fastest configuration known"),
+    ),
+]
