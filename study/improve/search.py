@@ -10,7 +10,7 @@ the bottleneck has moved. The final round compares the result with the baseline 
 import itertools
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from analysis.statistics import CONFIDENCE
 from study.improve.budget import GROUPS, can_compare_losses, last_round_of, needed
@@ -30,6 +30,10 @@ LEAST_BOUND = 1.005
 
 LEAST_GAIN = 1.005
 """A smaller gain that is not significant is not measured again."""
+
+CLEAR_GAIN = 1.2
+"""A gain whose 95 % interval is above this is not corrected for the number of comparisons, and one of this size is
+measured again even if its interval contains 1: that of two groups is wide. The final comparison verifies both anyway."""
 
 UNKNOWN = Ratio(math.nan, math.nan, math.nan)
 
@@ -132,6 +136,8 @@ def _steps(settings: Settings, evidence: Evidence, found: Search) -> Generator[R
                 else attempt
                 for attempt in attempts
             ]
+        elif promising:  # without time to measure it again, the final comparison decides
+            attempts = [replace(attempt, is_gain=attempt.is_gain or attempt.is_promising) for attempt in attempts]
         found.attempts += attempts
         winners = sorted((a for a in attempts if a.is_gain), key=lambda attempt: -attempt.gain.value)
         if not winners:
@@ -301,8 +307,8 @@ def _attempt(
         gain,
         on_one,
         on_all,
-        is_gain=corrected.low > 1 and on_all.value >= 1,
-        is_promising=gain.low > 1 and gain.value >= LEAST_GAIN and on_all.value >= 1,
+        is_gain=(corrected.low > 1 or gain.low > CLEAR_GAIN) and on_all.value >= 1,
+        is_promising=(gain.low > 1 and gain.value >= LEAST_GAIN or gain.value >= CLEAR_GAIN) and on_all.value >= 1,
         status=status,
         reason=reason,
     )
