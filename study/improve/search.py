@@ -33,7 +33,7 @@ LEAST_GAIN = 1.005
 
 CLEAR_GAIN = 1.2
 """A gain whose 95 % interval is above this is not corrected for the number of comparisons, and one of this size is
-measured again even if its interval contains 1: that of two groups is wide. The final comparison verifies both anyway."""
+measured again even if its interval contains 1, as that of two groups is wide. The final comparison verifies both."""
 
 UNKNOWN = Ratio(math.nan, math.nan, math.nan)
 
