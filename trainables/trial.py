@@ -13,6 +13,9 @@ from trainables.field_facts import OwnCodeFields
 from trainables.fields import TrialFields
 from trainables.rules import refuse_invalid
 
+MIN_LIMITED_STEPS = 5
+"""Fewest steps of a window that `window_limit_s` shortens."""
+
 MAX_SLUG = 100
 """Maximum length of the readable part of a trial's id with a user's own arguments."""
 
@@ -60,6 +63,13 @@ class Trial(TrialFields):
         bound = [f"{flag}={getattr(self, name)}" for name, flag in self.bound_fields.items()]
         variables = [entry for entry in shlex.split(self.script_env) if not _SECRET.search(entry.partition("=")[0])]
         return " ".join([self.script_flags, self.function_config, *bound, *variables])
+
+    def shortened(self, step_s: float) -> "Trial":
+        """Return this trial with as many steps per window as `window_limit_s` allows for steps of this duration."""
+        if self.window_limit_s is None:
+            return self
+        most = max(MIN_LIMITED_STEPS, int(self.window_limit_s / step_s))
+        return self.but(steps=min(self.steps, most), communication_steps=min(self.communication_steps, most))
 
     def but(self, **changes: Any) -> "Trial":
         """Return a validated copy of this trial with changed fields."""

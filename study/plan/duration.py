@@ -79,7 +79,7 @@ def trial_s(trial: Trial) -> float:
         images = DATASETS[trial.dataset].training_images or 50_000
         steps = -(-images // trial.global_batch)
         return fixed_s + VALIDATION * trial.epochs * steps * step_s(trial)
-    return fixed_s + _timed_steps(trial) * step_s(trial)
+    return fixed_s + _timed_steps(trial.shortened(step_s(trial))) * step_s(trial)
 
 
 def _timed_steps(trial: Trial) -> int:

@@ -352,6 +352,15 @@ def test_only_batches_from_a_loader_can_be_copied_ahead() -> None:
     assert unmet_requirement(Trial.model_validate(fields | users)) is None
 
 
+def test_windows_have_as_many_steps_as_their_limit_allows_but_at_least_five() -> None:
+    trial = Trial(steps=30, communication_steps=10, window_limit_s=3.0)
+    for step_s, steps, communication_steps in ((0.01, 30, 10), (0.25, 12, 10), (0.5, 6, 6), (60.0, 5, 5)):
+        limited = trial.shortened(step_s)
+        assert (limited.steps, limited.communication_steps) == (steps, communication_steps)
+    assert trial.but(window_limit_s=None).shortened(60.0).steps == 30
+    assert trial.but(steps=3).shortened(60.0).steps == 3
+
+
 @pytest.mark.parametrize(("compiler", "is_found"), [(sys.executable, True), ("no-such-compiler", False)])
 def test_compilation_for_cpus_is_infeasible_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, compiler: str, is_found: bool

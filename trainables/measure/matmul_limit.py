@@ -27,6 +27,7 @@ LIMIT_S = 5.0
 ROUND_S = 0.1
 
 KEPT_S = 1800.0
+"""for how long a limit is read from its file"""
 
 _MEASURED: dict[tuple[torch.device, str], float | None] = {}
 
@@ -94,12 +95,8 @@ def _file(device: torch.device, kind: str) -> str:
 def kept(path: Path, measure: Callable[[], float]) -> float:
     """Return the positive number in a file that is at most `KEPT_S` old; else measure it and write it there."""
     with contextlib.suppress(OSError, ValueError), open_regular(path, owner=os.getuid()) as file:
-        value = json.load(file)
-        if (
-            isinstance(value, float)
-            and 0 < value < math.inf
-            and 0 <= unix_s() - os.fstat(file.fileno()).st_mtime < KEPT_S
-        ):
+        value, age_s = json.load(file), unix_s() - os.fstat(file.fileno()).st_mtime
+        if isinstance(value, float) and 0 < value < math.inf and 0 <= age_s < KEPT_S:
             return value
     value = measure()
     with contextlib.suppress(OSError):

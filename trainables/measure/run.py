@@ -25,7 +25,6 @@ from trainables.measure.stopping import (
     doubling_lengths,
     interval_is_narrow,
     loaders_kept_up,
-    within,
 )
 from trainables.measure.windows import (
     HOLD_MARGIN_S,
@@ -118,7 +117,7 @@ class _Windows:
             step = self.context.capture(step, next(self.batches))
             step_s = self._warm_up(step, CAPTURED_WARMUP)
         if self.trial.window_limit_s:
-            self.trial = self.context.broadcast(within(self.trial, step_s))
+            self.trial = self.context.broadcast(self.trial.shortened(step_s))
         return step
 
     def _warm_up(self, step: Step, steps: int) -> float:

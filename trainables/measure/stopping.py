@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from scipy.special import stdtrit
 
-from trainables.trial import Trial
-
 CHECKS = (5, 7, 10, 14, 20)
 """numbers of blocks after which the interval is checked; few, because each check widens it"""
 
@@ -29,18 +27,8 @@ CONFIDENCE = 0.95
 MAX_CORRELATION = 0.8
 """A few blocks cannot establish a higher correlation. It makes the interval three times as wide."""
 
-MIN_LIMITED_STEPS = 5
-
 MIN_PRODUCED = 0.9
 """share of the consumed batches that loaders must have produced within a window; see `Trial.window_steps`"""
-
-
-def within(trial: Trial, step_s: float) -> Trial:
-    """Return the trial with as many steps per window as `window_limit_s` allows, at least `MIN_LIMITED_STEPS`."""
-    if trial.window_limit_s is None:
-        return trial
-    most = max(MIN_LIMITED_STEPS, int(trial.window_limit_s / step_s))
-    return trial.but(steps=min(trial.steps, most), communication_steps=min(trial.communication_steps, most))
 
 
 def block_lengths(min_steps: int, max_steps: int) -> list[int]:

@@ -57,3 +57,9 @@ def test_weights_and_operations_of_a_model_are_those_of_the_registry(name: str) 
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in build().parameters())
     assert weights / 1e6 == pytest.approx(facts.million_weights, rel=0.01)
+
+
+def test_a_limit_of_windows_shortens_slow_trials_only() -> None:
+    slow, fast = Trial(model="resnet50", image_size=224, steps=200), Trial(model="mlp", steps=200)
+    assert trial_s(slow.but(window_limit_s=3.0)) < 0.2 * trial_s(slow)
+    assert trial_s(fast.but(window_limit_s=60.0)) == trial_s(fast)

@@ -28,7 +28,6 @@ from trainables.measure.stopping import (
     blocks_between_checks,
     doubling_lengths,
     relative_width,
-    within,
 )
 from trainables.measure.windows import plain_blocks, steady_blocks
 from trainables.step.context import RankSetup
@@ -159,15 +158,6 @@ def test_steady_blocks_exclude_the_start_up_cost() -> None:
     losses = [[float(output.loss) for output in [*block.lead_in, *block.outputs]] for block in blocks]
     assert losses == [[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11]], "steps come in the order in which they ran"
     assert [len(block.lead_in) for block in blocks] == [1, 0, 1, 0]
-
-
-def test_windows_have_as_many_steps_as_their_limit_allows_but_at_least_five() -> None:
-    trial = Trial(steps=30, communication_steps=10, window_limit_s=3.0)
-    for step_s, steps, communication_steps in ((0.01, 30, 10), (0.25, 12, 10), (0.5, 6, 6), (60.0, 5, 5)):
-        limited = within(trial, step_s)
-        assert (limited.steps, limited.communication_steps) == (steps, communication_steps)
-    assert within(trial.but(window_limit_s=None), 60.0).steps == 30
-    assert within(trial.but(steps=3), 60.0).steps == 3
 
 
 def measured(rank: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
