@@ -121,6 +121,8 @@ def _why(settings: Settings, found: Search, attempt: Attempt, is_kept: bool) -> 
         return f"only slows one rank down, to {attempt.on_one.value:.2f}x"
     if attempt.gain.high < 1:
         return "slower" if settings.goal == "throughput" else "scales worse"
+    if attempt.gain.low > 1:
+        return "not significant after the correction for the number of comparisons"
     return "no significant gain"
 
 

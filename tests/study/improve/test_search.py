@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from study.improve.evidence import Ratio
 from study.improve.factory_levers import LEVERS
 from study.improve.lever import Lever
-from study.improve.search import Search, replay
+from study.improve.record import lever_rows
+from study.improve.search import UNKNOWN, Attempt, Search, replay
 from tests.support.improving import CPU_NODE, NAIVE, SimulatedTraining, null_lever, settings_of
 from trainables.trial import Trial
 
@@ -281,3 +283,19 @@ def test_each_lever_runs_in_the_same_groups_as_its_reference_in_reverse_order() 
     first, second = ([planned.configuration for planned in block] for block in levers.blocks)
     assert first == second[::-1]
     assert first[0] == ()
+
+
+def test_a_gain_that_only_the_correction_rejects_is_not_called_insignificant() -> None:
+    attempt = Attempt(
+        "bf16",
+        (),
+        None,
+        None,
+        Ratio(1.04, 1.01, 1.07),
+        UNKNOWN,
+        Ratio(1.04, 1.01, 1.07),
+        is_gain=False,
+        is_promising=True,
+    )
+    [row] = lever_rows(settings_of(named("bf16")), Search(attempts=[attempt]))
+    assert (row["is_kept"], row["why"]) == (False, "not significant after the correction for the number of comparisons")
