@@ -1,22 +1,14 @@
 """Figures of docs/improve.md: searches from naive starts."""
 
 import json
-from typing import Any
 
 from scripts.claims.sources import RESULTS, Entries, figure, number, on_page, samples, unit_number
 
 says, stated, _ = on_page("docs/improve.md")
 
-
-def _record(folder: str) -> dict[str, Any]:
-    """Return the record of the only search of a results folder."""
-    (sample,) = samples(folder)
-    return dict(sample["record"])
-
-
 NOTHING = "levers that do nothing: kept"
 
-UNET = _record("improve-start")
+UNET = samples("improve-start")[0]["record"]
 
 _STUDY = json.loads((RESULTS / "improve-resnet50" / "study.json").read_text())
 USUAL = next(row for row in _STUDY["improve"]["levers"] if row["lever"] == "usual settings")

@@ -109,9 +109,7 @@ class _Windows:
 
     def warm_up(self, step: Step) -> Step:
         """Run the untimed steps and return the step as the trial executes it, captured if it is a CUDA graph."""
-        half = self.trial.settling_steps // 2
-        self._warm_up(step, half)
-        step_s = self._warm_up(step, self.trial.settling_steps - half)
+        step_s = self._warm_up(step, self.trial.settling_steps)
         reset_peak_memory(self.context.devices)  # cuDNN's algorithm search uses workspaces that later steps do not need
         if self.trial.captured:
             step = self.context.capture(step, next(self.batches))
@@ -121,10 +119,11 @@ class _Windows:
         return step
 
     def _warm_up(self, step: Step, steps: int) -> float:
-        """Run untimed steps and return the mean seconds of one."""
-        seconds, marks = phase_window(step, self.batches, steps, self.clock, self.context.barrier)
+        """Run at least two untimed steps and return the mean seconds of one in their second half."""
+        _, marks = phase_window(step, self.batches, steps, self.clock, self.context.barrier)
         self.add("warmup", None, marks, phase_row)
-        return seconds / steps
+        half = steps // 2
+        return self.clock.seconds(marks[half - 1].end, marks[-1].end) / (steps - half)
 
 
 def run(trial: Trial, setup: RankSetup) -> RankOutput:
