@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from study.orchestrate.processes.fork_server import RANK_MODULES
 from study.orchestrate.protocol import Job, KeeperProxy, Payload
-from study.orchestrate.rank import RANK_MODULES, RankFunctions, TrialRank, serve
+from study.orchestrate.rank import RankFunctions, TrialRank, serve
 from study.orchestrate.twin.in_process import CallInLoop
 from study.orchestrate.twin.local_ranks import LocalProcesses
 from study.orchestrate.twin.simulated_ranks import simulated_payload
@@ -39,8 +40,11 @@ class ThreadRanks:
     def prepare(self) -> None:
         pass
 
-    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
-        proxy = KeeperProxy(CallInLoop(keeper, asyncio.get_running_loop()), group_name)
+    def renews(self, layout: Layout) -> bool:
+        return False
+
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
+        proxy = KeeperProxy(CallInLoop(keeper, asyncio.get_running_loop()), name)
         meeting = Meeting(len(layout.node_ids))
         functions = RankFunctions(meeting, lambda device, group: None, simulated_measure)
 

@@ -30,7 +30,7 @@ import torch
 from analysis.measure.measures import summarise
 from benchmarks.harness.common import figure, kept_samples, ratio_interval, write_summary
 from scripts.make_photos import SOURCES, make_photos
-from study.orchestrate.rank import await_forkserver, start_forkserver
+from study.orchestrate.processes.fork_server import await_forkserver, start_forkserver
 from study.store.tables import packed, unpacked
 from trainables.batch import to_device
 from trainables.build import build_workload

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import INTERNAL, NO_CLUSTER, OUTPUT_CLOSED, USAGE, lines_of
+from study.orchestrate.processes.guard import end_with_parent
 from study.orchestrate.processes.output import ray_output_in
 from study.store.redaction import redacted, redacted_line, redacted_log
 from trainables.messages import type_and_line
@@ -192,9 +193,6 @@ def move_to_session(log: Path, log_dir: str) -> None:
 
 # ------------------------------------------------------------------------------- a parent that outlives Ray's aborts
 
-_PR_SET_PDEATHSIG = 1
-"""Linux, include/uapi/linux/prctl.h"""
-
 _LOST_GCS = "Failed to connect to GCS"
 """Ray, src/ray/rpc/gcs/gcs_rpc_client.h"""
 
@@ -267,12 +265,7 @@ def leave_report_to_parent(exit_code: int) -> None:
 
 def _end_with(parent: int) -> None:
     """Let the kernel kill this process when its parent ends. Let Ctrl-C arrive once."""
-    import ctypes  # here, because other commands start faster without it
-
-    with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(INTERNAL)
+    end_with_parent(parent)
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
 

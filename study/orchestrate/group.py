@@ -1,8 +1,9 @@
 """A live worker group from the keeper's side: jobs, failures of ranks, and the verdict on an unfinished job.
 
 A backend starts and kills ranks: Ray Train (`study/orchestrate/worker_group.py`) or local threads and processes
-(`study/orchestrate/twin`). Any failure ends the group, because ranks that wait in a collective for a failed rank can
-only be ended from outside.
+(`study/orchestrate/twin`). One launch of a backend can serve several groups, each with fresh processes
+(`study/orchestrate/processes/ranks.py`). Any failure ends the launch, because ranks that wait in a collective for a
+failed rank can only be ended from outside.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_out_of_memory
@@ -25,11 +27,15 @@ class RankBackend(Protocol):
     def prepare(self) -> None:
         """Prepare this process. Called once, before the keeper's first group."""
 
-    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
-        """Return a function that runs a group's ranks until all have ended, and raises the error that ended them.
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
+        """Return a function that runs a launch until its ranks have ended, and raises the error that ended them.
 
-        Called in the keeper's event loop, but the function runs in its own thread. Ranks call `keeper` back.
+        Called in the keeper's event loop, but the function runs in its own thread. Ranks call `keeper` back. `name` is
+        that of the launch and of its first group.
         """
+
+    def renews(self, layout: Layout) -> bool:
+        """Return True if a launch serves group after group: its ranks ask the keeper for each (`next_group`)."""
 
     def kill(self, process: Any) -> None:
         """Kill a rank. No error if it has ended."""
@@ -46,6 +52,14 @@ def logs_of(failures: Sequence[Failure]) -> str:
     return "\n".join(f"rank {failure.rank} on node {failure.node_id}\n{failure.traceback}" for failure in failures)
 
 
+@dataclass(frozen=True)
+class GroupPlan:
+    """A worker group that the ranks of a launch start."""
+
+    name: str
+    layout: Layout
+
+
 class GroupError(Exception):
     """A worker group that could not be started."""
 
@@ -54,28 +68,21 @@ class GroupError(Exception):
         self.log = log
 
 
-class WorkerGroup:
-    """Ranks that one call of a backend's launcher runs in a thread of the keeper, and their state."""
+class Launch:
+    """One call of a backend's launcher in a thread of the keeper. Its ranks form one worker group after another."""
 
-    def __init__(self, name: str, layout: Layout, block: Any, backend: RankBackend):
-        self.name, self.layout, self.key, self.backend = name, layout, (layout, block), backend
-        self.jobs: asyncio.Queue[Job | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
+    def __init__(self, name: str, layout: Layout, backend: RankBackend):
+        self.name, self.layout, self.backend = name, layout, backend
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: BaseException | None = None
-        self.environment: Environment | None = None
-        self.processes: dict[int, RankProcess] = {}
-        self.progress = asyncio.Event()
-        """set by each rank that makes progress while the group starts"""
-        self.job_id = ""
-        self.failures: list[Failure] = []
-        self.stacks: list[Calls | None] = []
-        self.killed = False
-        self.requested_at = unix_s()
+        self.handles: dict[int, Any] = {}
+        """of the ranks that have reported, for `RankBackend.kill`"""
+        self._groups: list[GroupPlan] = []
+        self._is_closing = False
+        self._changed = asyncio.Condition()
 
     def start(self, keeper: Any) -> None:
-        """Start the ranks, which then request jobs from the keeper. Must be called in the keeper's event loop."""
+        """Start the ranks. Must be called in the keeper's event loop."""
         loop = asyncio.get_running_loop()
         run_ranks = self.backend.launcher(keeper, self.name, self.layout)
 
@@ -87,12 +94,77 @@ class WorkerGroup:
             with contextlib.suppress(RuntimeError):  # the keeper has ended, and nobody asks any more
                 loop.call_soon_threadsafe(self.ended.set_result, None)
 
-        threading.Thread(target=run, name=f"worker group {self.name}", daemon=True).start()
+        threading.Thread(target=run, name=f"launch {self.name}", daemon=True).start()
+
+    def fits(self, layout: Layout) -> bool:
+        """Return True if another group with this layout can follow on the same ranks."""
+        same_ranks = (layout.kind, layout.node_ids) == (self.layout.kind, self.layout.node_ids)
+        return same_ranks and self.backend.renews(layout) and not self.ended.done()
+
+    async def next_group(self, number: int) -> GroupPlan | None:
+        """Wait for the group with this number, from 0. None ends the launch."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_closing or number < len(self._groups))
+        return self._groups[number] if number < len(self._groups) else None
+
+    async def add(self, plan: GroupPlan) -> None:
+        async with self._changed:
+            self._groups.append(plan)
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Let the ranks end after their current group."""
+        async with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    def kill(self) -> None:
+        for handle in self.handles.values():
+            self.backend.kill(handle)
+
+
+class WorkerGroup:
+    """Ranks with fresh processes, and their state."""
+
+    def __init__(self, name: str, layout: Layout, block: Any, launch: Launch):
+        self.name, self.layout, self.key, self.launch = name, layout, (layout, block), launch
+        self.jobs: asyncio.Queue[Job | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """done when the launch has ended, or the processes of all ranks have ended without an error"""
+        self.address: asyncio.Future[str] = loop.create_future()
+        """at which the ranks meet"""
+        self.environment: Environment | None = None
+        self.processes: dict[int, RankProcess] = {}
+        self.progress = asyncio.Event()
+        """set by each rank that makes progress while the group starts"""
+        self.job_id = ""
+        self.failures: list[Failure] = []
+        self.stacks: list[Calls | None] = []
+        self.killed = False
+        self.requested_at = unix_s()
+        self._running = set(range(len(layout.node_ids)))
+        launch.ended.add_done_callback(lambda _: self._end())
+
+    @property
+    def error(self) -> BaseException | None:
+        """The backend's error that ended the launch."""
+        return self.launch.error
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def rank_ended(self, rank: int) -> None:
+        """Note that the process of a rank has ended without an error."""
+        self._running.discard(rank)
+        if not self._running:
+            self._end()
 
     def kill(self) -> None:
         self.killed = self.killed or not self.ended.done()
-        for process in self.processes.values():
-            self.backend.kill(process.handle)
+        self.launch.kill()
 
     def _absent_ranks(self) -> list[int]:
         """Return the ranks of a starting group whose processes have not reported to the keeper yet."""
@@ -104,7 +176,9 @@ class WorkerGroup:
         """Collect the call stacks of all ranks, if all have reported."""
         if not self._absent_ranks():
             processes = [process for _, process in sorted(self.processes.items())]
-            self.stacks = list(await asyncio.gather(*(self.backend.calls_of(process.handle) for process in processes)))
+            self.stacks = list(
+                await asyncio.gather(*(self.launch.backend.calls_of(process.handle) for process in processes))
+            )
 
     def verdict(self, timed_out: str = "") -> tuple[str, str, str]:
         """Return status, one-line reason and log of the job that this group did not finish.
@@ -148,7 +222,7 @@ class WorkerGroup:
     def _death(self) -> tuple[str, str]:
         for rank, error in self._dead_ranks().items():
             cause = cause_of(error) or error
-            out_of_memory = is_out_of_memory(cause) or self.backend.ran_out_of_memory(cause)
+            out_of_memory = is_out_of_memory(cause) or self.launch.backend.ran_out_of_memory(cause)
             return (
                 "out_of_memory" if out_of_memory else "failed",
                 f"{self.rank_and_host(rank)} died: {first_line(error)}",

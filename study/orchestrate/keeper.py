@@ -14,7 +14,7 @@ from typing import Any
 
 from study.orchestrate.activity import BUILDING, GROUP_STARTING, OWN_CODE, Activity
 from study.orchestrate.activity import REPEAT_S as ACTIVITY_REPEAT_S
-from study.orchestrate.group import GroupError, RankBackend, WorkerGroup, logs_of
+from study.orchestrate.group import GroupError, GroupPlan, Launch, RankBackend, WorkerGroup, logs_of
 from study.orchestrate.metrics import REPEAT_S, Efficiencies, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload, RankProcess
 from study.plan.placement import Layout, members
@@ -152,7 +152,7 @@ class Keeper:
     async def prepare(self, layout: Layout, block: Any) -> None:
         """Start a group for this layout and block if none is live. Does not wait for it."""
         if self.slots[0].group is None:
-            self._start(self.slots[0], layout, block)
+            await self._start(self.slots[0], layout, block)
 
     async def trials_out_of_memory(self) -> list[Trial]:
         """Return every trial so far that ran out of memory."""
@@ -208,7 +208,27 @@ class Keeper:
         """Called by each rank while its group starts. Restarts the time limit of the start."""
         if group := self._live(name):
             group.processes[process.rank] = process
+            group.launch.handles[process.rank] = process.handle
             group.progress.set()
+
+    async def next_group(self, launch: str, number: int) -> GroupPlan | None:
+        """Called by each rank of a launch that serves several groups. Wait for the next one; None ends the launch."""
+        found = next(
+            (slot.group.launch for slot in self.slots if slot.group and slot.group.launch.name == launch), None
+        )
+        return await found.next_group(number) if found else None
+
+    async def meet(self, name: str, address: str | None) -> str | None:
+        """Called by each rank of a group. Return the address of rank 0, which passes it; the others wait for it."""
+        group = self._live(name)
+        if group and address and not group.address.done():
+            group.address.set_result(address)
+        return await group.address if group else None
+
+    async def rank_ended(self, name: str, rank: int) -> None:
+        """Called by each rank of a launch that serves several groups, when its process has ended without an error."""
+        if group := self._live(name):
+            group.rank_ended(rank)
 
     async def opened(self, name: str, environment: Environment) -> None:
         """Called by rank 0 when all ranks of its group are connected."""
@@ -271,9 +291,11 @@ class Keeper:
 
     async def _group_for(self, layout: Layout, block: Any, slot: _Slot) -> WorkerGroup:
         key = (slot.layout_of(layout), block)
-        if slot.group is not None and (slot.group.key != key or slot.group.ended.done()):
-            await self._end(slot, kill=False)
-        group = slot.group or self._start(slot, layout, block)
+        group = slot.group
+        if group is None or group.key != key or group.ended.done():
+            if group is not None and not await self._vacate(group, slot.layout_of(layout)):
+                await self._end(slot, kill=False)
+            group = await self._start(slot, layout, block)
         in_time = await _any_of({group.ready, group.ended}, group.progress, self.start_timeout_s)
         if group.ready.done():
             await self._refuse_shared_gpus(slot, group)
@@ -284,12 +306,24 @@ class Keeper:
         _, reason, log = group.verdict("" if in_time else f"no progress within {self.start_timeout_s:g} s")
         raise GroupError(f"worker group of {len(layout.node_ids)} ranks did not start: {reason}", log)
 
-    def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
+    async def _start(self, slot: _Slot, layout: Layout, block: Any) -> WorkerGroup:
         self.opened_groups += 1
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{self.opened_groups}"
-        slot.group = WorkerGroup(name, slot.layout_of(layout), block, self.backend)
-        slot.group.start(self)
+        layout = slot.layout_of(layout)
+        launch = slot.group.launch if slot.group is not None else Launch(name, layout, self.backend)
+        if slot.group is None:
+            launch.start(self)
+        slot.group = WorkerGroup(name, layout, block, launch)
+        await launch.add(GroupPlan(name, layout))
         return slot.group
+
+    async def _vacate(self, group: WorkerGroup, layout: Layout) -> bool:
+        """End the processes of a group. Return True if its launch can serve another one with this layout."""
+        if not group.launch.fits(layout):
+            return False
+        await group.jobs.put(None)
+        await asyncio.wait({group.ended}, timeout=CLOSE_TIMEOUT_S)
+        return group.ended.done() and group.launch.fits(layout)
 
     async def _refuse_shared_gpus(self, slot: _Slot, group: WorkerGroup) -> None:
         """Raise GroupError if another live group also holds a GPU of this group."""
@@ -309,9 +343,10 @@ class Keeper:
             group.kill()
         else:
             await group.jobs.put(None)
+        await group.launch.close()
         for wait_s in (CLOSE_TIMEOUT_S, CLOSE_TIMEOUT_S):
-            await asyncio.wait({group.ended}, timeout=wait_s)
-            if group.ended.done():
+            await asyncio.wait({group.launch.ended}, timeout=wait_s)
+            if group.launch.ended.done():
                 break
             group.kill()
         if slot.group is group:

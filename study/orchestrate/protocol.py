@@ -244,8 +244,8 @@ class KnownTrials:
 
 @dataclass(frozen=True)
 class KeeperProxy:
-    """The keeper's methods for the ranks of one worker group. Any rank may call `starting` and `failed`, only rank 0
-    the others.
+    """The keeper's methods for the ranks of one worker group. Any rank may call `starting`, `meet` and `failed`, only
+    rank 0 the others.
 
     `call(method, *arguments)` calls a method of the keeper and returns its answer. Calls about a job require a proxy
     from `for_job`, whose `load` and `save` are the `Checkpoints` of `trainables.train.train`.
@@ -261,6 +261,10 @@ class KeeperProxy:
     def starting(self, process: RankProcess) -> None:
         """Report that this rank makes progress while its group starts."""
         self.call("rank_starting", self.group, process)
+
+    def meet(self, address: str | None) -> str | None:
+        """Return the address at which the ranks of the group connect. Rank 0 passes it; the others wait for it."""
+        return self.call("meet", self.group, address)
 
     def opened(self, environment: Environment) -> None:
         """Report that all ranks of the group are connected."""

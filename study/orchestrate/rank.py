@@ -6,16 +6,12 @@ uses gloo, so that waiting ranks sleep and NCCL only carries gradients.
 
 import gc
 import itertools
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +20,7 @@ import torch.distributed as dist
 
 from study.orchestrate.failures import describe_failure
 from study.orchestrate.measure import TrialRank, measure
+from study.orchestrate.processes.fork_server import RANK_MODULES, await_forkserver, start_forkserver
 from study.orchestrate.protocol import Environment, Job, KeeperProxy, Payload, RankFacts, RankProcess
 from study.plan.placement import Layout, ProcessKind, members
 from study.store.environment import (
@@ -37,13 +34,6 @@ from study.store.environment import (
 )
 from trainables.clock import unix_s
 from trainables.step.process import rehearse, release_memory
-
-PROJECT_ROOT = str(Path(__file__).resolve().parent.parent.parent)
-LOADER_MODULES = ["torch", "pyarrow.dataset", "trainables.batch"]
-"""Modules that every loader process needs for its first batch. Preloading them saves seconds per start."""
-
-RANK_MODULES = [*LOADER_MODULES, "torch._dynamo"]
-"""Modules that a rank would otherwise import in its first trial. Creating a DDP wrapper imports torch._dynamo."""
 
 JOB_TIMEOUT = timedelta(days=30)
 """Maximum time for which an idle rank waits for the next job. It sleeps meanwhile."""
@@ -182,26 +172,6 @@ def _serve_jobs(
         functions.collectives.gather_object(payload, payloads, dst=0, group=group.control)
         if payloads is not None:
             of_job.finished(payloads)
-
-
-def start_forkserver(modules: Sequence[str]) -> None:
-    """Start the fork server of this rank's loader processes, with torch and `modules` imported for a fast start.
-
-    A loader process imports `__main__` again. In a Ray worker this is Ray's start script and takes seconds. Removing
-    its file name prevents the import.
-    """
-    vars(sys.modules["__main__"]).pop("__file__", None)
-    # the server is a new interpreter, which finds this project only through its environment
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH")]))
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*LOADER_MODULES, *modules])
-    multiprocessing.forkserver.ensure_running()
-
-
-def await_forkserver() -> None:
-    """Wait until the fork server has imported its modules, so that loader processes start without delay."""
-    process = multiprocessing.get_context("forkserver").Process(target=int)
-    process.start()
-    process.join()
 
 
 def _environment(all_facts: Sequence[RankFacts], kind: ProcessKind) -> Environment:

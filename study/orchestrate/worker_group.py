@@ -1,15 +1,16 @@
-"""Warm worker groups under Ray Train: one TorchTrainer run whose ranks serve trial after trial.
+"""Warm worker groups under Ray Train: one TorchTrainer run whose ranks serve group after group, trial after trial.
 
 A cold TorchTrainer needs many seconds to start processes, import torch and connect ranks before its first step. A
-worker group pays this cost once. The keeper (`study/orchestrate/keeper.py`) opens a group
-(`study/orchestrate/group.py`), gives it one job at a time, and closes it. Ranks request the next job from the keeper
-(`study/orchestrate/rank.py`).
+launch pays this cost once. The keeper (`study/orchestrate/keeper.py`) opens a group (`study/orchestrate/group.py`),
+gives it one job at a time, and closes it. Ranks request the next job from the keeper (`study/orchestrate/rank.py`).
+In each group, each of Train's workers runs its rank in a fresh process (`study/orchestrate/processes/ranks.py`). A
+script or train function runs in processes that its rank starts, or in the worker itself, and has a launch per group.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,12 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from study.orchestrate.failures import RankDeathError
+from study.orchestrate.processes.fork_server import RANK_MODULES, start_forkserver
 from study.orchestrate.processes.guard import guard_this_process
+from study.orchestrate.processes.ranks import Place, calls_of_rank, host_rank
 from study.orchestrate.protocol import KeeperProxy
-from study.orchestrate.stuck import Calls, calls
-from study.plan.placement import Layout
+from study.orchestrate.stuck import Calls
+from study.plan.placement import Layout, ProcessKind
 from trainables.scratch import own_temporary_folder, scratch_folder
 
 ANSWER_TIMEOUT_S = 5.0
@@ -40,23 +43,56 @@ class CallKeeper:
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """Serve the keeper's trials on this rank. This is the training loop that TorchTrainer runs."""
+    """Serve the keeper's groups as one rank. This is the training loop that TorchTrainer runs."""
+    guard_this_process()
+    # Ray Train sets it; a script would inherit it, unlike from torchrun
+    os.environ.pop("ACCELERATE_TORCH_DEVICE", None)
+    layout: Layout = config["layout"]
+    call = CallKeeper(config["keeper"])
+    actor = ray.get_runtime_context().current_actor
+    with own_temporary_folder():
+        if layout.kind.door != "factory":
+            _serve_here(layout, KeeperProxy(call, config["name"]), actor)
+            return
+        start_forkserver([*RANK_MODULES, *layout.modules, *(layout.loader_modules or ())])
+        host_rank(_place(layout), config["name"], call, lambda process: actor)
+
+
+def _place(layout: Layout) -> Place:
+    """Return the place of this worker of Ray Train."""
+    train = ray.train.get_context()
+    variables = {
+        "RANK": train.get_world_rank(),
+        "WORLD_SIZE": train.get_world_size(),
+        "LOCAL_RANK": train.get_local_rank(),
+        "LOCAL_WORLD_SIZE": train.get_local_world_size(),
+        "NODE_RANK": train.get_node_rank(),
+    }  # those that Ray Train sets for torch
+    return Place(
+        rank=train.get_world_rank(),
+        node_id=ray.get_runtime_context().get_node_id(),
+        address=ray.util.get_node_ip_address(),
+        gpu=None if layout.kind.device == "cpu" else visible_index(ray.get_gpu_ids(), os.environ),
+        variables={name: str(value) for name, value in variables.items()},
+    )
+
+
+def visible_index(gpu_ids: Sequence[Any], environment: Mapping[str, str]) -> int:
+    """Return the index of a process's first GPU among those that its environment shows."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(str(gpu_ids[0])) if visible else int(gpu_ids[0])
+
+
+def _serve_here(layout: Layout, keeper: KeeperProxy, actor: Any) -> None:
+    """Serve one group in this process."""
     import torch
     from ray.train.torch import get_device
 
     from study.orchestrate.rank import serve
 
-    guard_this_process()
-    layout: Layout = config["layout"]
-    os.environ.pop(
-        "ACCELERATE_TORCH_DEVICE", None
-    )  # Ray Train sets it; a script would inherit it, unlike from torchrun
-    context = ray.get_runtime_context()
     device = get_device() if layout.kind.device == "cuda" else torch.device("cpu")
-    keeper = KeeperProxy(CallKeeper(config["keeper"]), config["name"])
-    address = ray.util.get_node_ip_address()
-    with own_temporary_folder():
-        serve(layout, context.get_node_id(), context.current_actor, device, keeper, address=address)
+    node_id, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    serve(layout, node_id, actor, device, keeper, address=address)
 
 
 def free_leaked_resources() -> None:
@@ -90,10 +126,13 @@ class RayRanks:
         os.environ["TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"] = "5"
         free_leaked_resources()
 
-    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
         """See `RankBackend`. Ranks call this process as an actor, not its Python object `keeper`."""
         actor = ray.get_runtime_context().current_actor
-        return lambda: _fit(actor, group_name, layout)
+        return lambda: _fit(actor, name, layout)
+
+    def renews(self, layout: Layout) -> bool:
+        return layout.kind.door == "factory"
 
     def kill(self, process: Any) -> None:
         with contextlib.suppress(Exception):  # the rank has already ended
@@ -101,7 +140,7 @@ class RayRanks:
 
     async def calls_of(self, process: Any) -> Calls | None:
         with contextlib.suppress(Exception):  # stopped, ended or unreachable
-            answer = asyncio.wrap_future(process.execute.remote(calls).future())
+            answer = asyncio.wrap_future(process.execute.remote(calls_of_rank).future())
             return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
         return None
 
@@ -110,11 +149,63 @@ class RayRanks:
         return isinstance(error, ray.exceptions.OutOfMemoryError)
 
 
-def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
-    """Run a group's ranks under a TorchTrainer until all have ended."""
+def _fit(keeper: Any, name: str, layout: Layout) -> None:
+    """Run a launch's ranks under a TorchTrainer until all have ended."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
     from ray.train.v2.api.config import LoggingConfig
+
+    kind = layout.kind
+    on_gpu = kind.device == "cuda"
+    # Train saves a few files of its own per run, which nobody needs afterwards
+    with scratch_folder("train") as storage, _name_deaths():
+        TorchTrainer(
+            train_loop,
+            train_loop_config={"keeper": keeper, "layout": layout, "name": name},
+            torch_config=_torch_config(kind),
+            scaling_config=ScalingConfig(
+                num_workers=len(layout.node_ids),
+                use_gpu=on_gpu,
+                resources_per_worker={"CPU": kind.cpus_per_rank} | ({"GPU": 1} if on_gpu else {}),
+                label_selector=[{"ray.io/node-id": node_id} for node_id in layout.node_ids],
+            ),
+            run_config=RunConfig(
+                name=name,
+                storage_path=storage,
+                # the keeper handles failed ranks; do not wait for missing resources forever
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": kind.environment()},
+                logging_config=LoggingConfig(log_level="WARNING"),
+            ),
+        ).fit()
+
+
+def _torch_config(kind: ProcessKind) -> Any:
+    """Return what Train's workers set up before `train_loop`."""
+    from ray.train.backend import Backend, BackendConfig
+
+    if kind.door == "factory":
+        # processes that the workers start import torch and connect; the workers need not
+
+        class SharedDevices(Backend):
+            share_cuda_visible_devices = True
+
+        class NoProcessGroup(BackendConfig):
+            backend = "none"
+
+            @property
+            def backend_cls(self) -> type[Backend]:
+                return SharedDevices
+
+            def to_dict(self) -> dict[str, Any]:
+                return {}
+
+        return NoProcessGroup()
+
+    from ray.train.torch import TorchConfig
+
+    if kind.door != "script":
+        return TorchConfig(backend="nccl" if kind.device == "cuda" else "gloo")
 
     class NoDeviceConfig(TorchConfig):
         """Does not select a CUDA device in the ranks, which would take 0.5 GB of a script's GPU."""
@@ -123,32 +214,7 @@ def _fit(keeper: Any, group_name: str, layout: Layout) -> None:
         def train_func_context(self) -> Any:
             return contextlib.nullcontext
 
-    kind = layout.kind
-    on_gpu = kind.device == "cuda"
-    torch_config = (
-        NoDeviceConfig(backend="gloo") if kind.door == "script" else TorchConfig(backend="nccl" if on_gpu else "gloo")
-    )
-    # Train saves a few files of its own per run, which nobody needs afterwards
-    with scratch_folder("train") as storage, _name_deaths():
-        TorchTrainer(
-            train_loop,
-            train_loop_config={"keeper": keeper, "layout": layout, "name": group_name},
-            torch_config=torch_config,
-            scaling_config=ScalingConfig(
-                num_workers=len(layout.node_ids),
-                use_gpu=on_gpu,
-                resources_per_worker={"CPU": kind.cpus_per_rank} | ({"GPU": 1} if on_gpu else {}),
-                label_selector=[{"ray.io/node-id": node_id} for node_id in layout.node_ids],
-            ),
-            run_config=RunConfig(
-                name=group_name,
-                storage_path=storage,
-                # the keeper handles failed ranks; do not wait for missing resources forever
-                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-                worker_runtime_env={"env_vars": kind.environment()},
-                logging_config=LoggingConfig(log_level="WARNING"),
-            ),
-        ).fit()
+    return NoDeviceConfig(backend="gloo")
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def test_the_example_is_a_workload_of_fewer_than_forty_lines() -> None:
 
 
 def train_the_example(rank: int, workers: int) -> RankOutput:
-    from study.orchestrate.rank import start_forkserver
+    from study.orchestrate.processes.fork_server import start_forkserver
 
     start_forkserver([])
     trial = Trial(

@@ -14,6 +14,9 @@ from pathlib import Path
 
 MOST_PROCESSES = 1000
 """of a rank: far more than loader processes and compilers need, and few enough for other programs on the host"""
+PR_SET_PDEATHSIG = 1
+"""Linux, include/uapi/linux/prctl.h"""
+
 POLL_S = 1.0
 COUNT_POLLS = 10
 """polls after which the processes of a rank are counted in any case"""
@@ -26,6 +29,16 @@ def guard_this_process(most: int = MOST_PROCESSES) -> None:
     if os.getpgrp() == os.getpid():
         command = [sys.executable, "-P", __file__, str(os.getpid()), str(most)]
         os.posix_spawn(sys.executable, command, os.environ, setsid=True)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends. Exits if that has happened."""
+    import ctypes  # here, because commands that start no process start faster without it
+
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def watch(group: int, most: int) -> None:

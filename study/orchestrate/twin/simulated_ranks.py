@@ -58,9 +58,12 @@ class SimulatedRanks:
     def prepare(self) -> None:
         pass
 
-    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
-        proxy = KeeperProxy(CallInLoop(keeper, asyncio.get_running_loop()), group_name)
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
+        proxy = KeeperProxy(CallInLoop(keeper, asyncio.get_running_loop()), name)
         return lambda: self._run(proxy, layout)
+
+    def renews(self, layout: Layout) -> bool:
+        return False
 
     def _run(self, keeper: KeeperProxy, layout: Layout) -> None:
         over = threading.Event()

@@ -32,8 +32,11 @@ class ManualRanks:
     def prepare(self) -> None:
         pass
 
-    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
-        self.started.append(group_name)
+    def renews(self, layout: Layout) -> bool:
+        return False
+
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
+        self.started.append(name)
 
         def run() -> None:
             self.over.wait()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Sampler, TensorDataset
 
 from study.capacity import NodeCapacity
-from study.orchestrate.rank import LOADER_MODULES
+from study.orchestrate.processes.fork_server import LOADER_MODULES
 from study.plan.placement import layouts
 from tests.support.gloo import preload_loader_processes
 from tests.support.hosts import ROOT

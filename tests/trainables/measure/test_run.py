@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from analysis.read.schema import STEPS_SCHEMA
-from study.orchestrate.rank import start_forkserver
+from study.orchestrate.processes.fork_server import start_forkserver
 from tests.support.gloo import on_ranks, preload_loader_processes
 from tests.support.trials import quick_pair
 from trainables.batch import byte_size, to_device
