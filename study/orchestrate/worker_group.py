@@ -3,8 +3,8 @@
 A cold TorchTrainer needs many seconds to start processes, import torch and connect ranks before its first step. A
 launch pays this cost once. The keeper (`study/orchestrate/keeper.py`) opens a group (`study/orchestrate/group.py`),
 gives it one job at a time, and closes it. Ranks request the next job from the keeper (`study/orchestrate/rank.py`).
-In each group, each of Train's workers runs its rank in a fresh process (`study/orchestrate/processes/ranks.py`). A
-script or train function runs in processes that its rank starts, or in the worker itself, and has a launch per group.
+In each group, each of Train's workers runs its rank in a fresh process (`study/orchestrate/processes/ranks.py`). Only a
+train function or loop runs in the worker itself, because it may call Ray Train, and needs a launch per group.
 """
 
 import asyncio
@@ -51,11 +51,16 @@ def train_loop(config: dict[str, Any]) -> None:
     call = CallKeeper(config["keeper"])
     actor = ray.get_runtime_context().current_actor
     with own_temporary_folder():
-        if layout.kind.door != "factory":
+        if not _forks(layout.kind):
             _serve_here(layout, KeeperProxy(call, config["name"]), actor)
             return
         start_forkserver([*RANK_MODULES, *layout.modules, *(layout.loader_modules or ())])
         host_rank(_place(layout), config["name"], call, lambda process: actor)
+
+
+def _forks(kind: ProcessKind) -> bool:
+    """Return True if ranks run in processes of their own."""
+    return kind.door in ("factory", "script")
 
 
 def _place(layout: Layout) -> Place:
@@ -132,7 +137,7 @@ class RayRanks:
         return lambda: _fit(actor, name, layout)
 
     def renews(self, layout: Layout) -> bool:
-        return layout.kind.door == "factory"
+        return _forks(layout.kind)
 
     def kill(self, process: Any) -> None:
         with contextlib.suppress(Exception):  # the rank has already ended
@@ -184,37 +189,27 @@ def _torch_config(kind: ProcessKind) -> Any:
     """Return what Train's workers set up before `train_loop`."""
     from ray.train.backend import Backend, BackendConfig
 
-    if kind.door == "factory":
-        # processes that the workers start import torch and connect; the workers need not
+    if not _forks(kind):
+        from ray.train.torch import TorchConfig
 
-        class SharedDevices(Backend):
-            share_cuda_visible_devices = True
-
-        class NoProcessGroup(BackendConfig):
-            backend = "none"
-
-            @property
-            def backend_cls(self) -> type[Backend]:
-                return SharedDevices
-
-            def to_dict(self) -> dict[str, Any]:
-                return {}
-
-        return NoProcessGroup()
-
-    from ray.train.torch import TorchConfig
-
-    if kind.door != "script":
         return TorchConfig(backend="nccl" if kind.device == "cuda" else "gloo")
 
-    class NoDeviceConfig(TorchConfig):
-        """Does not select a CUDA device in the ranks, which would take 0.5 GB of a script's GPU."""
+    # the workers start processes, which import torch and connect; the workers themselves need not
+
+    class SharedDevices(Backend):
+        share_cuda_visible_devices = True
+
+    class NoProcessGroup(BackendConfig):
+        backend = "none"
 
         @property
-        def train_func_context(self) -> Any:
-            return contextlib.nullcontext
+        def backend_cls(self) -> type[Backend]:
+            return SharedDevices
 
-    return NoDeviceConfig(backend="gloo")
+        def to_dict(self) -> dict[str, Any]:
+            return {}
+
+    return NoProcessGroup()
 
 
 @contextlib.contextmanager

@@ -48,7 +48,10 @@ sys.exit(supervised(with_short_pauses, sys.argv[1:]))
 """,
 )
 """The same command, which gives up saving a result after 7 s instead of 138 s."""
-RANK = r"ray::.*TrainWorker"
+WORKER = "ray::.*TrainWorker"
+"""pattern of the command line of a worker of Ray Train, which starts the processes of a rank"""
+RANK = "^rank 1$"
+"""pattern of the name of a process of the rank on the second host"""
 STEPPING = Path("/tmp/stepping")
 """folder on a host, in which each of its ranks creates a file in every step"""
 Records = dict[str, dict[str, Any]]
@@ -208,8 +211,9 @@ def start_node(host: Host, role: list[str], env: dict[str, str] | None = None) -
 
 
 def processes(host: Host, pattern: str) -> list[int]:
-    """Return the ids, in the host's own namespace, of processes whose command line matches."""
-    return [int(pid) for pid in host.run(["pgrep", "-f", pattern], check=False).stdout.split()]
+    """Return the ids, in the host's own namespace, of processes whose command line matches, or name if it is `RANK`."""
+    by_command = [] if pattern == RANK else ["-f"]
+    return [int(pid) for pid in host.run(["pgrep", *by_command, pattern], check=False).stdout.split()]
 
 
 def send(host: Host, pattern: str, number: signal.Signals) -> None:
@@ -243,6 +247,11 @@ def await_step(cluster: Cluster) -> None:
 def kill_rank(cluster: Cluster) -> None:
     await_step(cluster)
     send(cluster.hosts[1], RANK, signal.SIGKILL)
+
+
+def kill_worker(cluster: Cluster) -> None:
+    await_step(cluster)
+    send(cluster.hosts[1], WORKER, signal.SIGKILL)
 
 
 def kill_starting_rank(cluster: Cluster) -> None:
@@ -323,6 +332,7 @@ class Fault:
 ON_HOST2 = r"host2 \([0-9a-f]{8}\)|10\.77\.0\.3"
 FAULTS = {
     "rank killed": Fault(kill_rank, ON_HOST2),
+    "worker of Ray Train killed": Fault(kill_worker, ON_HOST2),
     "rank killed while its group starts": Fault(kill_starting_rank, ON_HOST2),
     "rank hangs": Fault(hang_rank, rf"trial-timeout.*\brank 1\b.*({ON_HOST2})"),
     "link cut for 30 s": Fault(cut_link, ON_HOST2),

@@ -66,6 +66,11 @@ def dies(trial: Trial) -> Workload:
     return _workload(lambda: _on_last_rank(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
+def leaves(trial: Trial) -> Workload:
+    """End the process at once, as if all were well."""
+    return _workload(lambda: _on_last_rank(lambda: os._exit(0)))
+
+
 def forks(trial: Trial) -> Workload:
     """Start processes that start processes, until the system refuses. Their ids are in the file FORKS in `data_dir`."""
 

@@ -112,23 +112,23 @@ def listeners() -> dict[str, set[tuple[str, int]]]:
                 continue
             for connection in process.net_connections("inet"):
                 if connection.status == psutil.CONN_LISTEN:
-                    found.setdefault(kind_of(command, process.pid), set()).add(
-                        (connection.laddr.ip, connection.laddr.port)
-                    )
+                    found.setdefault(kind_of(command, process), set()).add((connection.laddr.ip, connection.laddr.port))
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
 
 
-def kind_of(command: str, pid: int) -> str:
+def kind_of(command: str, process: psutil.Process) -> str:
     known = {
         "gcs_server": "gcs", "raylet/raylet": "raylet", "dashboard/dashboard.py": "dashboard",
         "dashboard/agent.py": "agent",
         "runtime_env/agent": "agent", "monitor.py": "monitor", "default_worker": "worker", "ray-dashboard": "dashboard",
-        "TrainWorker": "rank", "prometheus": "prometheus", "forkserver": "loaders", "resource_tracker": "loaders",
+        "TrainWorker": "worker", "prometheus": "prometheus", "forkserver": "loaders", "resource_tracker": "loaders",
     }  # fmt: skip
-    if pid == psutil.Process().pid:
+    if process.pid == psutil.Process().pid:
         return "driver"
+    if process.name().startswith("rank "):
+        return "rank"
     named = next((name for part, name in known.items() if part in command), None)
     return named or ("worker" if command.startswith("ray::") else command[:80])
 

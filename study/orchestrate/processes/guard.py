@@ -11,10 +11,11 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 MOST_PROCESSES = 1000
 """of a rank: far more than loader processes and compilers need, and few enough for other programs on the host"""
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 """Linux, include/uapi/linux/prctl.h"""
 
 POLL_S = 1.0
@@ -33,12 +34,21 @@ def guard_this_process(most: int = MOST_PROCESSES) -> None:
 
 def end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends. Exits if that has happened."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def name_this_process(name: str) -> None:
+    """Let `ps -o comm` and `top` show this process with a name of up to 15 characters."""
+    _prctl(PR_SET_NAME, name.encode())
+
+
+def _prctl(option: int, value: Any) -> None:
     import ctypes  # here, because commands that start no process start faster without it
 
     with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def watch(group: int, most: int) -> None:

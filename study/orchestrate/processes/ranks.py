@@ -23,17 +23,17 @@ from typing import Any
 from study.orchestrate.failures import first_line
 from study.orchestrate.group import GroupPlan
 from study.orchestrate.processes.fork_server import ServerOfParent
-from study.orchestrate.processes.guard import end_with_parent, guard_this_process
+from study.orchestrate.processes.guard import end_with_parent, guard_this_process, name_this_process
 from study.orchestrate.protocol import KeeperProxy, Payload
 from study.orchestrate.stuck import Calls, calls
 from study.plan.placement import Layout
 
 ANSWER_TIMEOUT_S = 4.0
 CONNECT_TIMEOUT = timedelta(minutes=30)
-"""torch's default for gloo"""
+"""torch's default for gloo, as Ray Train's for NCCL"""
 
-RAISED = "raised"
-"""message of a rank's process about an exception that ends it, instead of a method of the keeper"""
+ENDED = "ended"
+"""last message of a rank's process, instead of a method of the keeper: it ends, with an exception or None"""
 
 _questions: dict[int, Connection] = {}
 """for each process of a rank that runs now, by its pid"""
@@ -109,17 +109,17 @@ def _run_process(place: Place, plan: GroupPlan, call: Callable[..., Any], handle
     answers.close()
     assert process.pid is not None
     _questions[process.pid] = questions
-    raised: list[BaseException] = []
+    end: list[BaseException | None] = []
     # the process may be killed while it waits for the keeper, so that this thread must not wait for the keeper itself
-    forwarding = threading.Thread(target=_forward, args=(ours, call, handle_of(process), raised), daemon=True)
+    forwarding = threading.Thread(target=_forward, args=(ours, call, handle_of(process), end), daemon=True)
     forwarding.start()
     process.join()
     del _questions[process.pid]
     questions.close()
-    if process.exitcode == 0:
-        return
     forwarding.join(ANSWER_TIMEOUT_S)
-    raise raised[0] if raised else ChildProcessError(_end_of(process.exitcode or 0))
+    error = end[0] if end else ChildProcessError(_end_of(process.exitcode or 0))
+    if error is not None:
+        raise error
 
 
 def _end_of(exit_code: int) -> str:
@@ -133,13 +133,13 @@ def _end_of(exit_code: int) -> str:
     return f"its process was killed by signal {-exit_code}"
 
 
-def _forward(pipe: Connection, call: Callable[..., Any], handle: Any, raised: list[BaseException]) -> None:
+def _forward(pipe: Connection, call: Callable[..., Any], handle: Any, end: list[BaseException | None]) -> None:
     """Pass the calls of a rank's process to the keeper until it ends, or until the keeper does not answer any more."""
     with contextlib.closing(pipe), contextlib.suppress(EOFError, OSError):
         while True:
             method, arguments = pipe.recv()
-            if method == RAISED:
-                raised += arguments
+            if method == ENDED:
+                end.append(arguments)
                 return
             if method == "rank_starting":
                 group, process = arguments
@@ -150,6 +150,7 @@ def _forward(pipe: Connection, call: Callable[..., Any], handle: Any, raised: li
 def _rank_process(place: Place, plan: GroupPlan, server: ServerOfParent, keeper: Connection, questions: Any) -> None:
     """Be the process of a rank in one group."""
     end_with_parent(server.pid)
+    name_this_process(f"rank {place.rank}")
     guard_this_process()
     server.share()
     os.environ.update(plan.layout.kind.environment() | dict(place.variables))
@@ -158,8 +159,9 @@ def _rank_process(place: Place, plan: GroupPlan, server: ServerOfParent, keeper:
     try:
         _serve(place, plan.layout, KeeperProxy(call, plan.name))
     except BaseException as error:
-        call.pipe.send((RAISED, [_portable(error)]))
+        call.pipe.send((ENDED, _portable(error)))
         raise SystemExit(1) from error
+    call.pipe.send((ENDED, None))
 
 
 def _answer(questions: Connection) -> None:
@@ -188,16 +190,17 @@ def _serve(place: Place, layout: Layout, keeper: KeeperProxy) -> None:
     from study.orchestrate.rank import RankFunctions, serve
 
     device = torch.device("cpu") if place.gpu is None else torch.device("cuda", place.gpu)
-    if place.gpu is None:
-        torch.set_num_threads(layout.kind.cpus_per_rank)
-    else:
+    uses_gpu = place.gpu is not None and layout.kind.door != "script"
+    if uses_gpu:
         torch.cuda.set_device(device)
-    _connect(place, len(layout.node_ids), keeper)
+    elif place.gpu is None:
+        torch.set_num_threads(layout.kind.cpus_per_rank)
+    _connect(place, len(layout.node_ids), "nccl" if uses_gpu else "gloo", keeper)
     functions = RankFunctions() if place.measure is None else RankFunctions(measure=place.measure)
     serve(layout, place.node_id, None, device, keeper, functions, place.address)
 
 
-def _connect(place: Place, ranks: int, keeper: KeeperProxy) -> None:
+def _connect(place: Place, ranks: int, backend: str, keeper: KeeperProxy) -> None:
     """Create the default process group. Rank 0 listens on a free port and tells the others through the keeper."""
     import torch.distributed as dist
 
@@ -207,5 +210,4 @@ def _connect(place: Place, ranks: int, keeper: KeeperProxy) -> None:
     else:
         host, _, port = (keeper.meet(None) or "").rpartition(":")
         store = dist.TCPStore(host, int(port), is_master=False)
-    backend = "gloo" if place.gpu is None else "nccl"
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=ranks, timeout=CONNECT_TIMEOUT)

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,35 @@ def test_warm_and_cold_trials_have_equal_losses_and_a_profiled_trial_has_its_own
     assert "backward" in {event.get("name") for event in events}
 
 
+@dataclass(frozen=True)
+class CountedLaunches(LocalProcesses):
+    """Real ranks that record the names of their launches."""
+
+    launches: list[str] = field(default_factory=list)
+
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
+        self.launches.append(name)
+        return super().launcher(keeper, name, layout)
+
+
+def test_a_repeat_runs_in_fresh_processes_of_the_same_launch_until_a_rank_ends_unasked(tmp_path: Path) -> None:
+    repeats = [quick_trial(world_size=2, loader_workers=1, repeat=repeat) for repeat in range(4)]
+    leaving = workload_trial("leaves", world_size=2, repeat=1)
+    ranks = CountedLaunches()
+    ran = Run(tmp_path, [[repeats[0]], [repeats[1], leaving], [repeats[2]], [repeats[3]]], ranks=ranks)
+    assert ran.statuses([*repeats, leaving]) == ["done"] * 4 + ["failed"]
+    assert "its process ended with status 0" in ran.of(leaving, "reason")
+    pids = [rank["pid"] for trial in repeats for rank in ran.of(trial, "environment")["ranks"]]
+    assert len(set(pids)) == 2 * len(repeats)
+    groups = [ran.of(trial, "worker_group") for trial in repeats]
+    assert len(set(groups)) == len(repeats)
+    assert ranks.launches[1:] == [groups[0], groups[2]], "the first one checked the workload"
+    starts = [rank["process_began_at"] for trial in repeats for rank in ran.of(trial, "environment")["startup"]]
+    asked = [ran.of(trial, "environment")["group"]["asked_at"] for trial in repeats]
+    assert starts[2] > ran.of(repeats[0], "environment")["group"]["opened_at"]
+    assert asked == sorted(asked)
+
+
 def test_a_real_rank_without_memory_prunes_the_same_and_larger_batches_only(tmp_path: Path) -> None:
     small, large, larger = (
         workload_trial("needs_too_much_memory", world_size=1, batch_per_gpu=batch)
@@ -399,7 +429,7 @@ def test_a_workload_that_cannot_work_ends_the_study_before_its_first_trial(tmp_p
 class DyingRanks(LocalProcesses):
     """Ranks that die while their group starts."""
 
-    def launcher(self, keeper: Any, group_name: str, layout: Layout) -> Callable[[], None]:
+    def launcher(self, keeper: Any, name: str, layout: Layout) -> Callable[[], None]:
         def die() -> None:
             raise RankDeathError("process 7 on node host2 (0123abcd) died")
 
