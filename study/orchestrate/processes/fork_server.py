@@ -21,6 +21,11 @@ RANK_MODULES = [*LOADER_MODULES, "torch._dynamo", "study.orchestrate.rank"]
 """Modules that a rank would otherwise import in its first trial. Creating a DDP wrapper imports torch._dynamo."""
 
 
+def _server() -> multiprocessing.forkserver.ForkServer:
+    """Return the object that Python's functions use. Those of the module would start another server after `share`."""
+    return multiprocessing.forkserver._forkserver
+
+
 def start_forkserver(modules: Sequence[str]) -> None:
     """Start the fork server of this process, with torch and `modules` imported for a fast start.
 
@@ -30,8 +35,8 @@ def start_forkserver(modules: Sequence[str]) -> None:
     vars(sys.modules["__main__"]).pop("__file__", None)
     # the server is a new interpreter, which finds this project only through its environment
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PROJECT_ROOT, os.environ.get("PYTHONPATH")]))
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*LOADER_MODULES, *modules])
-    multiprocessing.forkserver.ensure_running()
+    _server().set_forkserver_preload([*LOADER_MODULES, *modules])
+    _server().ensure_running()
 
 
 def await_forkserver() -> None:
@@ -55,13 +60,11 @@ class ServerOfParent:
     @classmethod
     def running(cls) -> Self:
         """Return the server of this process, after starting it if necessary."""
-        multiprocessing.forkserver.ensure_running()
-        server = vars(multiprocessing.forkserver._forkserver)
+        _server().ensure_running()
+        values = vars(_server())
         names = ("_forkserver_address", "_forkserver_authkey")
-        return cls(server["_forkserver_pid"], {name: server[name] for name in names if name in server})
+        return cls(values["_forkserver_pid"], {name: values[name] for name in names if name in values})
 
     def share(self) -> None:
         """Let this process, which was forked from the server, start its own processes from it."""
-        server: Any = multiprocessing.forkserver._forkserver
-        vars(server).update(self.values)
-        server.ensure_running = lambda: None
+        vars(_server()).update(self.values | {"ensure_running": lambda: None})
