@@ -95,8 +95,10 @@ class Progress:
         console: Console | None = None,
         planned: Sequence[Trial] = (),
         expected: Expected | None = None,
+        ending: str = ENDING,
     ) -> None:
         self.study_name = study_name
+        self.ending = ending
         self.varying = varying_fields(planned or trials)
         self.total = len(trials)
         self.remaining = RemainingTime(trials, expected)
@@ -145,7 +147,7 @@ class Progress:
             self.activity.pop(event.trial.trial_id, None)
             self._show_end(event, event.trial)
             if not self.remaining.trials:
-                self._log(ENDING)
+                self._log(self.ending)
 
     def on_activity(self, activity: Activity) -> None:
         """Update the display with what the running trials are doing."""
@@ -165,7 +167,7 @@ class Progress:
 
     def _between_trials(self) -> str:
         if not self.remaining.trials:
-            return ENDING
+            return self.ending
         return CHECKING if GROUP_STARTING not in self.activity.values() and self.activity else self.doing
 
     def _log(self, line: str) -> None:

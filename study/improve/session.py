@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from analysis.duration import duration
 from analysis.text import number
@@ -30,7 +31,7 @@ from study.improve.record import record_of
 from study.improve.rounds import Round, Settings
 from study.improve.search import Attempt, Search, replay
 from study.improve.start import Request, settings_for
-from study.orchestrate.cluster import Cluster, connect
+from study.orchestrate.cluster import Cluster, SharedKeeper, connect
 from study.orchestrate.discovery.address import Target
 from study.orchestrate.processes.watch import ClusterLost
 from study.orchestrate.protocol import KnownTrials
@@ -142,19 +143,26 @@ def _connected(
 def _search(session: Session, cluster: Cluster, quiet: bool) -> bool:
     """Run rounds until the search has ended. Return True if Ctrl-C or a signal interrupted it."""
     configuration = session.asked.configuration
+    stack = contextlib.ExitStack()
+    shared = SharedKeeper(stack)
 
     def run(blocks: Sequence[Sequence[Trial]], store: Store) -> bool:
         return run_shown(
-            Progress(configuration.study, [trial for block in blocks for trial in block], quiet=quiet),
+            Progress(configuration.study, [*chain(*blocks)], quiet=quiet, ending="ending the round"),
             blocks,
             store,
             cluster,
             isolate=configuration.isolate,
             trial_timeout_s=configuration.trial_timeout_s,
             known=KnownTrials.of(store.records()),
+            shared=shared,
         )
 
-    return search_rounds(session, run, print_nothing if quiet else print_to_stderr)
+    try:
+        return search_rounds(session, run, print_nothing if quiet else print_to_stderr)
+    finally:
+        with waiting("ending the worker group", quiet):
+            stack.close()
 
 
 def search_rounds(session: Session, run: RunBlocks, say: Callable[[str], None]) -> bool:

@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,16 @@ class Cluster:
     log_dir: str
     is_local: bool = False
     """True if this process started Ray, on this host only."""
+
+
+@dataclass
+class SharedKeeper:
+    """A keeper for several runs of trials on one cluster, so that the ranks of one run serve the next one too."""
+
+    stack: ExitStack
+    """closes the keeper"""
+    actor: Any = None
+    """None before the first run"""
 
 
 def find_cluster(address: str | None, say: Say) -> Target:

@@ -11,13 +11,13 @@ import contextlib
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from study.orchestrate.failures import RankDeathError, cause_of, first_line, is_out_of_memory
-from study.orchestrate.protocol import Environment, Failure, Job, RankProcess
+from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload, RankProcess
 from study.orchestrate.stuck import Calls, calls_as_text, culprits, wait_for_each_other
-from study.plan.placement import Layout
+from study.plan.placement import Layout, members
 from trainables.clock import unix_s
 
 
@@ -249,3 +249,38 @@ class WorkerGroup:
         if self.error is not None:
             parts.append("Ray Train\n" + "".join(traceback.format_exception(self.error)))
         return "\n".join(parts)
+
+
+def outcome_of(payloads: Sequence[Payload], group: WorkerGroup) -> Outcome:
+    """Return the outcome of a job whose ranks all returned, even if a script failed.
+
+    Its duration is the longest span by one rank's clock: clocks may differ.
+    """
+    span_s = max(payload.ended_at - payload.started_at for payload in payloads)
+    outcome = Outcome(
+        "done",
+        payloads[0].started_at,
+        span_s,
+        worker_group=group.name,
+        environment=group.environment,
+        payloads=payloads,
+    )
+    if group.environment is None or all(payload.failure is None for payload in payloads):
+        return outcome
+    ranks = members([rank["node_id"] for rank in group.environment.ranks], len(payloads))
+    failures = [
+        replace(payload.failure, rank=rank)
+        for payload, rank in zip(payloads, ranks, strict=True)
+        if payload.failure is not None
+    ]
+    status, reason = group.verdict_of(failures)
+    return replace(outcome, status=status, reason=reason, log=logs_of(failures), payloads=())
+
+
+def shared_gpus(environment: Environment | None, others: Sequence[Environment | None]) -> list[str]:
+    """Return the UUIDs of GPUs that ranks of a group and of other groups hold. None is a group that still starts."""
+
+    def uuids(group: Environment | None) -> set[str]:
+        return {rank["gpu_uuid"] for rank in group.ranks if rank["gpu_uuid"]} if group else set()
+
+    return sorted(uuids(environment) & set().union(*map(uuids, others)))

@@ -8,16 +8,16 @@ It runs on the driver's host, because checkpoints of training trials pass throug
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from study.orchestrate.activity import BUILDING, GROUP_STARTING, OWN_CODE, Activity
 from study.orchestrate.activity import REPEAT_S as ACTIVITY_REPEAT_S
-from study.orchestrate.group import GroupError, GroupPlan, Launch, RankBackend, WorkerGroup, logs_of
+from study.orchestrate.group import GroupError, GroupPlan, Launch, RankBackend, WorkerGroup, outcome_of, shared_gpus
 from study.orchestrate.metrics import REPEAT_S, Efficiencies, MakeGauge, Metrics
 from study.orchestrate.protocol import Environment, Failure, Job, Outcome, Payload, RankProcess
-from study.plan.placement import Layout, members
+from study.plan.placement import Layout
 from study.store import checkpoints
 from study.store.store import Store
 from trainables.clock import unix_s
@@ -90,6 +90,7 @@ class Keeper:
             self.free_slots.put_nowait(slot)
         self.running: dict[str, RunningJob] = {}
         self.opened_groups = 0
+        self.restarts = 0
         self.closing = False
         self.changed = asyncio.Event()
         self.metrics = Metrics(study_name, counts, make_gauge)
@@ -123,7 +124,7 @@ class Keeper:
         return replace(outcome, concurrent=running.concurrent)
 
     async def _measure(self, running: RunningJob, layout: Layout, block: Any, timeout_s: float, slot: _Slot) -> Outcome:
-        group = await self._group_for(layout, block, slot)
+        group = await self._group_for(layout, (self.restarts, block), slot)
         group.job_id, group.failures = running.job.id, []
         running.activity = BUILDING if running.job.trial.door == "factory" else OWN_CODE
         self._notify()
@@ -132,7 +133,7 @@ class Keeper:
         grace_s = SCRIPT_GRACE_S if running.job.trial.script else 0.0
         in_time = await _any_of({running.result, group.ended}, running.epoch_reported, timeout_s + grace_s)
         if running.result.done():
-            outcome = _outcome_of(running.result.result(), group)
+            outcome = outcome_of(running.result.result(), group)
             if outcome.status == "out_of_memory":
                 self.out_of_memory.append(running.job.trial)
             return outcome
@@ -149,10 +150,17 @@ class Keeper:
         duration_s = unix_s() - dispatched_at
         return Outcome(status, dispatched_at, duration_s, reason, log, group.name, group.environment)
 
+    async def restart(self, out_of_memory: Sequence[Trial], counts: Mapping[str, int]) -> None:
+        """Begin another run of trials. Its groups have new processes; see the class for the arguments."""
+        self.out_of_memory = list(out_of_memory)
+        self.restarts += 1
+        self.efficiencies = Efficiencies()
+        self.metrics.restart(counts)
+
     async def prepare(self, layout: Layout, block: Any) -> None:
         """Start a group for this layout and block if none is live. Does not wait for it."""
         if self.slots[0].group is None:
-            await self._start(self.slots[0], layout, block)
+            await self._start(self.slots[0], layout, (self.restarts, block))
 
     async def trials_out_of_memory(self) -> list[Trial]:
         """Return every trial so far that ran out of memory."""
@@ -234,7 +242,7 @@ class Keeper:
         """Called by rank 0 when all ranks of its group are connected."""
         if group := self._live(name):
             times = {"asked_at": group.requested_at, "opened_at": unix_s()}
-            group.environment = replace(environment, group=times)
+            group.environment = replace(environment, group=times, launch=group.launch.name)
             group.ready.set_result(None)
 
     async def next_job(self, name: str) -> Job | None:
@@ -353,15 +361,6 @@ class Keeper:
             slot.group = None
 
 
-def shared_gpus(environment: Environment | None, others: Sequence[Environment | None]) -> list[str]:
-    """Return the UUIDs of GPUs that ranks of a group and of other groups hold. None is a group that still starts."""
-
-    def uuids(group: Environment | None) -> set[str]:
-        return {rank["gpu_uuid"] for rank in group.ranks if rank["gpu_uuid"]} if group else set()
-
-    return sorted(uuids(environment) & set().union(*map(uuids, others)))
-
-
 async def _any_of(awaited: Collection[asyncio.Future[Any]], progress: asyncio.Event, timeout_s: float) -> bool:
     """Wait until one of these is done. Return False if none is within `timeout_s`, which each progress restarts."""
     while True:
@@ -371,29 +370,3 @@ async def _any_of(awaited: Collection[asyncio.Future[Any]], progress: asyncio.Ev
         news.cancel()
         if done != {news}:
             return bool(done)
-
-
-def _outcome_of(payloads: Sequence[Payload], group: WorkerGroup) -> Outcome:
-    """Return the outcome of a job whose ranks all returned, even if a script failed.
-
-    Its duration is the longest span by one rank's clock: clocks may differ.
-    """
-    span_s = max(payload.ended_at - payload.started_at for payload in payloads)
-    outcome = Outcome(
-        "done",
-        payloads[0].started_at,
-        span_s,
-        worker_group=group.name,
-        environment=group.environment,
-        payloads=payloads,
-    )
-    if group.environment is None or all(payload.failure is None for payload in payloads):
-        return outcome
-    ranks = members([rank["node_id"] for rank in group.environment.ranks], len(payloads))
-    failures = [
-        replace(payload.failure, rank=rank)
-        for payload, rank in zip(payloads, ranks, strict=True)
-        if payload.failure is not None
-    ]
-    status, reason = group.verdict_of(failures)
-    return replace(outcome, status=status, reason=reason, log=logs_of(failures), payloads=())

@@ -63,8 +63,12 @@ class Metrics:
         self.make_gauge = make_gauge
         self.gauges: dict[str, Any] = {}
         self.values: dict[tuple[str, str, str], float] = {}
-        self.counts = dict.fromkeys((*STATUSES, LEFT), 0) | dict(counts)
         self.current: str | None = None
+        self.restart(counts)
+
+    def restart(self, counts: Mapping[str, int]) -> None:
+        """Publish other counts, for another run of trials."""
+        self.counts = dict.fromkeys((*STATUSES, LEFT), 0) | dict(counts)
         for status in self.counts:
             self._publish_count(status)
 

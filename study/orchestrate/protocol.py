@@ -157,6 +157,8 @@ class Environment:
     """Times of the phases of each rank's start; see `study.orchestrate.rank.serve`."""
     group: dict[str, float] = field(default_factory=dict)
     """Times when the group was requested and when all its ranks were connected."""
+    launch: str = ""
+    """Name of the first group of the same launch, whose ranks' processes were forked from the same servers."""
 
     def record(self) -> JSON:
         """Return the environment in the format of trial.json."""

@@ -23,7 +23,7 @@ from ray.util.metrics import Gauge
 
 from study.errors import NO_CLUSTER
 from study.orchestrate.activity import OnActivity, watched
-from study.orchestrate.cluster import Cluster, alive_nodes
+from study.orchestrate.cluster import Cluster, SharedKeeper, alive_nodes
 from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
     Grid,
@@ -84,12 +84,14 @@ def run_trials(
     on_event: OnEvent = ignore,
     on_activity: OnActivity | None = None,
     known: KnownTrials | None = None,
+    shared: SharedKeeper | None = None,
 ) -> bool:
     """Run all trials and store each when it ends. Return True if Ctrl-C ended the run early.
 
     The trials of a block run in order and may share a warm worker group, unless `isolate` is True. If `max_concurrent`
     is above 1, training trials on one rank run last, as many at a time as fit. `known` has the trials in the store;
-    None reads them. `on_activity` gets what the running trials are doing, when that changes.
+    None reads them. `on_activity` gets what the running trials are doing, when that changes. `shared` keeps the ranks
+    alive for another call; `max_concurrent` must be 1 then.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
@@ -100,7 +102,9 @@ def run_trials(
         for grid in grids_of(rest, cluster.nodes, isolate, max_concurrent):
             if known.unusable:
                 break
-            tune_grid(study_name, grid, store, cluster, options, observer, known, on_activity=on_activity)
+            tune_grid(
+                study_name, grid, store, cluster, options, observer, known, on_activity=on_activity, shared=shared
+            )
 
     try:
         try:
@@ -139,6 +143,7 @@ def tune_grid(
     known: KnownTrials | None = None,
     ranks: RankBackend = RAY_RANKS,
     on_activity: OnActivity | None = None,
+    shared: SharedKeeper | None = None,
 ) -> tune.ResultGrid:
     """Run a grid on `ranks` and return Tune's result grid.
 
@@ -149,7 +154,7 @@ def tune_grid(
     with (
         _losses_named(cluster),
         scratch_folder("tune") as state_dir,
-        _live_keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks) as keeper,
+        _keeper(study_name, grid, store, cluster, known or KnownTrials(), ranks, shared) as keeper,
         watched(lambda known: ray.get(keeper.next_activity.remote(known)), on_activity),
     ):
         driver = TrialDriver.of(grid.trials, cluster.nodes, RayKeeper(keeper), store, options, alive_nodes)
@@ -273,6 +278,29 @@ class RayKeeper:
     def _call_with_retries(method: Any, *arguments: Any) -> Any:
         """Call the keeper and return its answer, even if it must first restart after it was killed."""
         return ray.get(method.options(max_task_retries=-1).remote(*arguments))
+
+
+@contextlib.contextmanager
+def _keeper(
+    study_name: str,
+    grid: Grid,
+    store: Store,
+    cluster: Cluster,
+    known: KnownTrials,
+    ranks: RankBackend,
+    shared: SharedKeeper | None,
+) -> Iterator[Any]:
+    """Yield a keeper on the driver's host, and close it at the end. A shared one stays open."""
+    if shared is None:
+        with _live_keeper(study_name, grid, store, cluster, known, ranks) as keeper:
+            yield keeper
+        return
+    if shared.actor is None:
+        shared.actor = shared.stack.enter_context(_live_keeper(study_name, grid, store, cluster, known, ranks))
+    else:
+        left = counts(known.statuses, [trial.trial_id for trial in grid.trials])
+        ray.get(shared.actor.restart.options(max_task_retries=-1).remote(known.out_of_memory, left))
+    yield shared.actor
 
 
 @contextlib.contextmanager

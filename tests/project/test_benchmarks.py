@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.all import NEED_ROOT, SMALL
 from benchmarks.cost.clock import PARTS, start_times
+from benchmarks.cost.start import components
 from benchmarks.harness.common import abba_ratio
 from benchmarks.harness.sides import BlockRates
 from benchmarks.truth.stopping import generated, replayed, resampled
@@ -54,6 +55,15 @@ def test_the_parts_of_the_start_add_up_to_the_total() -> None:
     known = start_times(times, first)
     assert known["imported"] == 108.25, "that of the slowest rank"
     assert sum(known[ends] - known[begins] for _, begins, ends in PARTS) == 13.0
+
+
+def test_the_spread_between_launches_is_separated_from_that_between_their_groups() -> None:
+    noise = np.random.default_rng(3)
+    of_launches = noise.normal(0, 0.03, (400, 1))
+    between, within = components((of_launches + noise.normal(0, 0.01, (400, 5))).tolist())
+    assert (between, within) == (pytest.approx(0.03, rel=0.1), pytest.approx(0.01, rel=0.1))
+    between, within = components(noise.normal(0, 0.01, (400, 5)).tolist())
+    assert between < 0.003 and within == pytest.approx(0.01, rel=0.1)
 
 
 def test_a_replay_of_steady_steps_stops_early_with_a_valid_interval() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from study.capacity import NodeCapacity
 from study.orchestrate.activity import OnActivity, watched
-from study.orchestrate.cluster import Cluster
+from study.orchestrate.cluster import Cluster, SharedKeeper
 from study.orchestrate.driver import (
     CHECKPOINT_EVERY_S,
     Grid,
@@ -74,10 +74,11 @@ def run_trials(
     on_activity: OnActivity | None = None,
     known: KnownTrials | None = None,
     make_gauge: MakeGauge = LocalGauge,
+    shared: SharedKeeper | None = None,
 ) -> bool:
     """Run all trials on `ranks`. Return True if Ctrl-C ended the run early.
 
-    Works like `study.orchestrate.tune.run_trials`, except that errors of the driver itself are raised.
+    Works like `study.orchestrate.tune.run_trials`, but errors of the driver itself are raised, and `shared` is ignored.
     """
     known = KnownTrials.of(store.records()) if known is None else known
     options = RunOptions(isolate, trial_timeout_s, checkpoint_every_s)
