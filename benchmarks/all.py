@@ -40,6 +40,7 @@ SMALL: dict[str, str] = {
     "speed.resnet50_modes": "--device cpu --small --seconds 60",
     "cost.scaling_out": "--small",
     "speed.small_batch": "--device cpu --small --seconds 60",
+    "cost.start": "--small",
     "truth.stopping": "--small --steps 100",
     "speed.storage": "--small --data-dir {results}/photos --make 64 --rounds 1"
     " --cases 'jpeg pil,lmdb torchvision,arrow_jpeg pil,arrow_raw'",
