@@ -43,7 +43,7 @@ class Lever:
 
     parts: the regions of a step (`analysis.compare.bottleneck.REGIONS`) that it can shrink; empty if unknown. note:
     what else a user should do or know. is_first: it is tried before others, in a round of its own, because it moves the
-    bottleneck.
+    bottleneck. if_no_memory_for: name of another lever; this one is tried only after that one ran out of memory.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Lever:
     change: Change
     note: str = ""
     is_first: bool = False
+    if_no_memory_for: str = ""
 
     def applied(self, trial: Trial, machine: Machine) -> Trial | None:
         """Return the changed trial. None if the lever does not apply, or the result is not valid or does not fit."""

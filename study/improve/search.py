@@ -175,10 +175,12 @@ def _candidates(settings: Settings, evidence: Evidence, found: Search) -> list[t
     Values that the user gave come before all others, then levers that are first; those of unknown bound come last.
     """
     shares, bottleneck = _shares(evidence, found)
+    no_memory_for = {"", *(attempt.lever for attempt in found.attempts if attempt.status == "out_of_memory")}
     candidates = []
     for name, lever in settings.levers.items():
         if (
             name in found.best
+            or lever.if_no_memory_for not in no_memory_for
             or not _applies(settings, found.best, name)
             or not _may_try(settings, found, name, bottleneck)
         ):

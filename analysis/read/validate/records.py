@@ -88,6 +88,7 @@ class Fields(_Part):
     repeat: Count = 0
     seed: Count = 0
     bucket_mb: Annotated[float, Field(gt=0, le=1e9)] = 25.0
+    first_bucket_mb: Annotated[float, Field(gt=0, le=1e9)] | None = None
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] = 1.0
     warmup_epochs: Amount = 0.0
     window_limit_s: Annotated[float, Field(gt=0)] | None = None

@@ -29,6 +29,8 @@ CPUS = Machine([CPU_NODE])
 SHARES = {"load": 0.5, "transfer": 0.1, "host": 0.0, "wire": 0.0, "wait": 0.0, "idle": 0.0, "compute": 0.4}
 TWO_GPUS = {"model": "vgg19", "dataset": "synthetic", "image_size": 224, "device": "cuda", "world_size": 2,
             "cpus_per_rank": 16}  # fmt: skip
+GPT2 = {"model": "gpt2", "dataset": "token_sample", "device": "cuda", "cpus_per_rank": 16}
+TRAINING = {"model": "mlp", "epochs": 5}
 SCRIPT = {"script": "/train.py", "device": "cuda", "world_size": 2, "cpus_per_rank": 4}
 
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
@@ -78,6 +80,19 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("accumulation 2x", TWO_GPUS, {"accumulation_steps": 2}),
     ("buckets 4x", TWO_GPUS, {"bucket_mb": 100.0}),
     ("buckets 1/4", TWO_GPUS, {"bucket_mb": 6.25}),
+    ("first bucket 1 MiB", TWO_GPUS, {"first_bucket_mb": 1.0}),
+    ("first bucket 1 MiB", TWO_GPUS | {"bucket_mb": 1.0}, None),
+    ("first bucket 1 MiB", NAIVE, None),
+    ("selective checkpointing, batch 2x", GPT2, {"activation_checkpointing": "selective", "batch_per_gpu": 64}),
+    ("full checkpointing, batch 2x", GPT2, {"activation_checkpointing": "full", "batch_per_gpu": 64}),
+    ("selective checkpointing, batch 2x", NAIVE, None),
+    ("selective checkpointing, batch 2x", GPT2 | {"activation_checkpointing": "full"}, None),
+    ("data on the device", TRAINING | {"loader_workers": 2}, {"resident_data": True, "loader_workers": 0}),
+    ("data on the device", TRAINING | {"epochs": 0}, None),
+    ("data on the device", TRAINING | {"resident_data": True}, None),
+    ("batch 2x", TRAINING, {"batch_per_gpu": 64, "lr_rule": "linear", "reference_batch": 32}),
+    ("batch 2x", TRAINING | {"lr_rule": "sqrt", "batch_per_gpu": 256}, {"batch_per_gpu": 512}),
+    ("batch 2x", TRAINING | {"optimizer": "adamw"}, {"batch_per_gpu": 64, "lr_rule": "sqrt", "reference_batch": 32}),
     ("gradient views", TWO_GPUS | {"gradient_as_bucket_view": False}, {"gradient_as_bucket_view": True}),
     ("static graph", TWO_GPUS, {"static_graph": True}),
     ("static graph", TWO_GPUS | {"accumulation_steps": 2}, None),

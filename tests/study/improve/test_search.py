@@ -136,6 +136,25 @@ def test_a_lever_whose_trials_fail_is_a_result(status: str) -> None:
     assert "bf16" not in kept(found)
 
 
+def test_checkpointing_is_tried_only_if_the_larger_batch_runs_out_of_memory() -> None:
+    """Full checkpointing computes a third more, but most of this law's step does not depend on the batch."""
+
+    def law(trial: Trial) -> dict[str, float]:
+        again = {"none": 1.0, "selective": 1.1, "full": 4 / 3}[trial.activation_checkpointing]
+        return {"host": 0.3, "compute": 0.1 * again * trial.batch_per_gpu / 8}
+
+    def fails(trial: Trial) -> tuple[str, str] | None:
+        return ("out_of_memory", "no room") if trial.batch_per_gpu > most[trial.activation_checkpointing] else None
+
+    base = {"model": "gpt2", "dataset": "token_sample", "device": "cuda", "batch_per_gpu": 8}
+    names = ("batch 2x", "selective checkpointing, batch 2x", "full checkpointing, batch 2x")
+    for fits, expected in zip(("none", "selective", "full"), names, strict=True):
+        most = {kind: 16 if kind == fits else 8 for kind in ("none", "selective", "full")}
+        found = SimulatedTraining(law, fails=fails).search(settings_of(named(*names), base=base))
+        assert [attempt.lever for attempt in found.attempts] == list(names[: names.index(expected) + 1])
+        assert kept(found) == (expected,)
+
+
 def test_a_baseline_that_fails_ends_the_search() -> None:
     found = SimulatedTraining(fails=lambda trial: ("failed", "no such file")).search(settings_of(named("bf16")))
     assert found.problem == "no such file"
