@@ -186,6 +186,7 @@ class _Probe(_Part):
     samples_per_step: Annotated[int | float, Field(ge=0, le=2**30)] | None = None
     tokens_per_step: Amount | None = None
     micro_batches: Annotated[int, Field(ge=0, le=2**16)] | None = None
+    losses: Annotated[list[float | None], Field(max_length=MAX_STEPS)] = []
     nulls: dict[str, Text | None] | None = None
 
 
