@@ -313,13 +313,14 @@ class Instruments:
     def _note_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Copy the number from which a backward pass starts; it is read when the loop has ended.
 
-        A copy, because a CUDA graph or torch.compile may write the next loss to the same memory.
+        A copy, because a CUDA graph or torch.compile may write the next loss to the same memory. Reading a distributed
+        tensor would communicate.
         """
 
         @functools.wraps(original)
         def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             is_pass = kwargs.get("accumulate_grad", False) and threading.get_ident() == self.thread
-            if is_pass and len(roots) == 1 and roots[0].numel() == 1:
+            if is_pass and len(roots) == 1 and roots[0].numel() == 1 and not hasattr(roots[0], "full_tensor"):
                 unscaled = self._unscaled.get(id(roots[0]))
                 self._current.losses.append(roots[0].detach().clone() if unscaled is None else unscaled)
             return original(roots, *args, **kwargs)

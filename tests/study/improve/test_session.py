@@ -1,7 +1,9 @@
 """Searches with a real store and simulated ranks: rounds, resume, the record, the card and the report."""
 
+import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,19 @@ def test_with_the_goal_efficiency_the_card_has_the_gains_on_one_rank_and_on_all(
     assert row.gain_on_one is not None and row.gain_on_all is not None
     assert (row.gain_on_one.value, row.gain_on_all.value) == pytest.approx((SPEED_UP, SPEED_UP), rel=0.02)
     assert row.why == "speeds up one rank and all ranks alike"
+
+
+def test_the_loss_of_a_script_is_the_mean_over_its_ranks(tmp_path: Path) -> None:
+    """As the probe reports it; null on a rank is a loss that is not finite."""
+
+    def play_script(job: Job, keeper: KeeperProxy) -> Sequence[Payload]:
+        losses = [[2.0, 1.0, 0.5], [4.0, None, 1.5]]
+        return [
+            replace(payload, evidence=replace(payload.evidence, probe={"losses": losses[rank]}))
+            for rank, payload in enumerate(play(job, keeper))
+        ]
+
+    trial = quick_trial(world_size=2)
+    store = Store.open(str(tmp_path), name="s", question="", configuration={}, versions={}, command="")
+    run_trials("s", [[trial]], store, local_cluster(NODES), ranks=SimulatedRanks(play_script))
+    assert Observer(str(tmp_path)).evidence().losses(trial.trial_id) == pytest.approx([3.0, math.nan, 1.0], nan_ok=True)
